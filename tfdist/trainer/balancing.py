@@ -60,7 +60,7 @@ class MeasuredBalancing(Balancing):
         self._allocation = ChangingAllocation(
             state.step, [(each.step, each.counts) for each in self._speeds.allocations]
         )
-        self._seen: list[np.ndarray] = []  # seconds per step of each local replica, by call
+        self._step_seconds: list[np.ndarray] = []  # seconds per step of each local replica, by call
         self._steps = 0
         self._is_first = True  # which has costs of its own, such as memory that is allocated
         super().__init__(self._allocation)
@@ -79,35 +79,35 @@ class MeasuredBalancing(Balancing):
         if self._is_first or step <= self._speeds.allocations[-1].step:
             self._is_first = step <= self._speeds.allocations[-1].step  # then so is the next call, with other rows
             return
-        self._seen.append(busy / steps)
+        self._step_seconds.append(busy / steps)
         self._steps += steps
         if self._steps >= self._speeds.steps:
             self._decide()
-            self._seen, self._steps = [], 0
+            self._step_seconds, self._steps = [], 0
 
     def _decide(self) -> None:
-        own = [median(times) for times in np.stack(self._seen).T.tolist()]
+        own = [median(times) for times in np.stack(self._step_seconds).T.tolist()]
         group, speeds = self._strategy.group, self._speeds
-        with self._allocation.paused() as free:
-            everyone: Any = group.gather("balance/times", [free, own], LONG_SECONDS)
+        with self._allocation.paused() as first_free_step:
+            everyone: Any = group.gather("balance/times", [first_free_step, own], LONG_SECONDS)
             times = [seconds for _, of_rank in everyone for seconds in of_rank]
             if not all(times):
                 return  # a device without a clock
             speeds.observe(times)
             proposed = speeds.propose() if group.rank == 0 else None
-            found: Any = group.broadcast("balance/allocation", proposed, LONG_SECONDS)
-            if found is None:
+            counts: Any = group.broadcast("balance/allocation", proposed, LONG_SECONDS)
+            if counts is None:
                 speeds.keep()
                 return
             begins = max(first for first, _ in everyone)
             if self._strategy.is_chief:
-                _log.info("%s", _changed(speeds, found, begins))
-            self._allocation.change(begins, found)
-        speeds.change(begins, found)
+                _log.info("%s", _describe_change(speeds, counts, begins))
+            self._allocation.change(begins, counts)
+        speeds.change(begins, counts)
         self._is_first = True
 
 
-def _changed(speeds: ReplicaSpeeds, counts: list[int], step: int) -> str:
+def _describe_change(speeds: ReplicaSpeeds, counts: list[int], step: int) -> str:
     before, medians = speeds.counts, speeds.allocations[-1].medians()
     shown = range(len(counts)) if len(counts) <= 8 else (medians.index(max(medians)), medians.index(min(medians)))
     changes = [f"{before[i]} to {counts[i]} for replica {i} ({1e3 * medians[i]:.3g} ms)" for i in shown]

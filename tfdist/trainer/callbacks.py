@@ -72,10 +72,10 @@ class Callbacks:
         """Returns whether a callback of any process requests a stop; all processes must call it at the same step."""
         if not self._any:
             return False
-        mine = bool(self._model.stop_training)
+        own = bool(self._model.stop_training)
         # No deadline: a callback may take long, even on the chief only. Detecting one that never returns is up to the
         # watchdog.
-        everyone = self._group.gather(f"callbacks/stop/{step}", mine, deadline=float("inf"))
+        everyone = self._group.gather(f"callbacks/stop/{step}", own, deadline=float("inf"))
         self._model.stop_training = any(everyone)
         return self._model.stop_training
 
@@ -154,16 +154,16 @@ def check_callback_weights(callbacks: Sequence[keras.callbacks.Callback], progra
     """
     averages = _averages(program)
     for callback in callbacks if averages else []:
-        found = _kept(callback, _is_local(program))
-        if found:
-            received, remedy = found
+        incompatible = _incompatible(callback, _is_local(program))
+        if incompatible:
+            received, remedy = incompatible
             raise InputError(
                 f"A callback cannot keep the weights that are evaluated with {averages}, which are averages. Received: "
                 f"{received}. Use {remedy}."
             )
 
 
-def _kept(callback: keras.callbacks.Callback, is_local: bool) -> tuple[str, str] | None:
+def _incompatible(callback: keras.callbacks.Callback, is_local: bool) -> tuple[str, str] | None:
     """Returns a callback that would keep other weights, as in a message, and the remedy; None for any other."""
     name, best = type(callback).__name__, "Checkpoints(best=...) with trainer.load_best()"
     match callback:

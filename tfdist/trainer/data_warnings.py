@@ -32,7 +32,7 @@ _EVALUATION = "evaluation is not finite"  # a situation that is seen in the data
 def check_form(model: keras.Model, element_spec: Any) -> None:
     """Raises `InputError` for text as inputs, and for labels that do not fit the loss, before the model is built."""
     _check_text(model, element_spec[0])
-    wrong = [found.text for found in data_check.findings_of_form(model, element_spec) if found.is_error]
+    wrong = [finding.text for finding in data_check.findings_of_form(model, element_spec) if finding.is_error]
     if wrong:
         raise InputError(wrong[0])
 
@@ -59,11 +59,11 @@ def dependence_of(
 ) -> RowDependence:
     """Returns what of a model depends on several rows of a batch, and what replicas communicate in partitioned steps."""
     parts, is_explained = strategy.micro_batches or settings.micro_steps, listener() is not None
-    spec = tf.nest.map_structure(_of_batches, tuple(element_spec))
+    spec = tf.nest.map_structure(_batched, tuple(element_spec))
     may_be_called = strategy.trains_whole_model and not strategy.layouts.shards_tensors
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_OF_KERAS)  # said of examples, or of the first step
-        found = row_dependence(
+        dependence = row_dependence(
             model,
             spec,
             is_divided=strategy.replicas * parts > 1 or is_explained,
@@ -72,14 +72,14 @@ def dependence_of(
         )
     by_xla = settings.jit_compile or strategy.compiles_replicas or not strategy.compiles_loops
     is_divided_otherwise = not may_be_called or strategy.sums_gradients or settings.sync.exchanges_weights or parts > 1
-    if found.reasons and not (by_xla or is_divided_otherwise):
-        found = found._replace(communication=steps.communication(spec))
-    if tell := listener():
-        follows = "a Trainer cannot check this, and warns" if found.error else _REFUSED
-        follows = found.communication.otherwise if found.is_partitioned else follows
+    if dependence.reasons and not (by_xla or is_divided_otherwise):
+        dependence = dependence._replace(communication=steps.communication(spec))
+    if explain := listener():
+        follows = "a Trainer cannot check this, and warns" if dependence.error else _REFUSED
+        follows = dependence.communication.otherwise if dependence.is_partitioned else follows
         step, trained = f"A step of {model.name}", model.trainable_variables
-        tell(Explanation(step, found.values, found.error, follows, trained, found.calls))
-    return found
+        explain(Explanation(step, dependence.values, dependence.error, follows, trained, dependence.calls))
+    return dependence
 
 
 def check_examples(
@@ -107,23 +107,25 @@ def check_examples(
         check_evaluation(strategy, model, data.element_spec, evaluation.element_spec)
     # Read on every process, because reading may advance what shuffles the data.
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
-    found = data_check.findings(model, train) if strategy.is_chief else []
-    wrong = [finding.text for finding in found if finding.is_error]
+    findings = data_check.findings(model, train) if strategy.is_chief else []
+    wrong = [finding.text for finding in findings if finding.is_error]
     parts = strategy.micro_batches or settings.micro_steps
-    if found or not strategy.is_chief:
+    if findings or not strategy.is_chief:
         warnings.filterwarnings("ignore", message=_OF_KERAS)
     if settings.sync.exchanges_weights and parts == 1:
         # Replicas that train locally keep state of their own, of which exchanges take means.
         dependence = _without_state(dependence)
     wrong += _refusals(dependence, model, strategy.replicas, parts)
     if test is not None and strategy.is_chief:
-        later = data_check.findings(model, test)
-        wrong += [f"Evaluation data: {finding.text}" for finding in later if finding.is_error]
+        test_findings = data_check.findings(model, test)
+        wrong += [f"Evaluation data: {finding.text}" for finding in test_findings if finding.is_error]
     _refuse(strategy, "data/refusal", wrong)
-    places = data_check.not_finite(test) if test is not None and strategy.is_chief else []
-    of_evaluation = [(_values(places, "what an evaluation finds is NaN, or wrong"), _EVALUATION)] if places else []
+    locations = data_check.not_finite(test) if test is not None and strategy.is_chief else []
+    of_evaluation = (
+        [(_message(locations, "what an evaluation finds is NaN, or wrong"), _EVALUATION)] if locations else []
+    )
     unknown = _warnings(dependence, strategy.replicas, parts) if strategy.is_chief else []
-    return [(text, "") for text in (*(finding.text for finding in found), *unknown)] + of_evaluation
+    return [(text, "") for text in (*(finding.text for finding in findings), *unknown)] + of_evaluation
 
 
 def check_evaluated_alone(strategy: Strategy, model: keras.Model, dependence: RowDependence) -> None:
@@ -147,26 +149,26 @@ def _refuse(strategy: Strategy, name: str, wrong: list[str]) -> None:
             raise InputError(refusal[0])
 
 
-def _without_state(found: RowDependence) -> RowDependence:
-    return found._replace(values=[value for value in found.values if value.kind != "variable"])
+def _without_state(dependence: RowDependence) -> RowDependence:
+    return dependence._replace(values=[value for value in dependence.values if value.kind != "variable"])
 
 
-def _of_batches(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
+def _batched(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
     """Returns the spec of examples in a batch of any size."""
     return None if spec is None else tf.TensorSpec([None, *spec.shape], spec.dtype)
 
 
-def _refusals(found: RowDependence, model: keras.Model, replicas: int, parts: int) -> list[str]:
+def _refusals(dependence: RowDependence, model: keras.Model, replicas: int, parts: int) -> list[str]:
     """Returns errors about results that depend on several rows together."""
     divided = replicas_and_micro_steps(replicas, parts)
-    if found.is_partitioned:
-        batches = [name for name, coupling in found.metrics.items() if coupling == "batches"]
+    if dependence.is_partitioned:
+        batches = [name for name, coupling in dependence.metrics.items() if coupling == "batches"]
         return [_of_metric(name, "batches", replicas, parts) for name in batches]
-    if losses := found.uncombined("loss"):
+    if losses := dependence.uncombined("loss"):
         return [str(not_means(losses, replicas, parts))]
-    if found.metrics:
-        return [_of_metric(name, coupling, replicas, parts) for name, coupling in found.metrics.items()]
-    if state := found.uncombined("variable"):
+    if dependence.metrics:
+        return [_of_metric(name, coupling, replicas, parts) for name, coupling in dependence.metrics.items()]
+    if state := dependence.uncombined("variable"):
         return [
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them where "
             "its step cannot be partitioned, as with micro-steps, XLA and stages. Received: "
@@ -176,7 +178,7 @@ def _refusals(found: RowDependence, model: keras.Model, replicas: int, parts: in
         "The outputs for a row must not depend on the other rows where a step cannot be partitioned, as with micro-steps, "
         f"XLA, stages and local training. Received: the output of {output}, with {divided}. Leave these out, or use "
         "tfdist.gather_rows in a layer."
-        for output in found.uncombined("output")
+        for output in dependence.uncombined("output")
     ]
 
 
@@ -198,12 +200,12 @@ def _of_metric(name: str, coupling: Coupling, replicas: int, parts: int) -> str:
     )
 
 
-def _warnings(found: RowDependence, replicas: int, parts: int) -> list[str]:
+def _warnings(dependence: RowDependence, replicas: int, parts: int) -> list[str]:
     """Returns a warning if several replicas or micro-steps share a batch whose rows could not be compared."""
-    if not found.error or replicas * parts == 1:
+    if not dependence.error or replicas * parts == 1:
         return []
     return [
-        f"Whether rows of a batch depend on each other could not be checked: {found.error}. Training with "
+        f"Whether rows of a batch depend on each other could not be checked: {dependence.error}. Training with "
         f"{replicas_and_micro_steps(replicas, parts)} has the result of one device only if losses, metrics, outputs and the "
         "state of layers are those of single rows, or means over rows."
     ]
@@ -224,12 +226,12 @@ def warn_of_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:
     """Logs a warning, on the chief, about an evaluation whose loss is not finite, unless its data explains it already."""
     if math.isfinite(loss):
         return
-    places = data_check.not_finite(_sample(data))  # read on every process, as above
+    locations = data_check.not_finite(_sample(data))  # read on every process, as above
     if not strategy.is_chief:
         return
     cause = f"the evaluation loss is {loss:g}, so the evaluation is meaningless"
-    if places:
-        text = _values(places, cause)
+    if locations:
+        text = _message(locations, cause)
     else:
         text = f"{cause[0].upper()}{cause[1:]}. Check the evaluation data for NaN, inf and very large values."
     warn_once(text, situation=_EVALUATION)
@@ -245,8 +247,10 @@ def where_not_finite(data: Examples, batch_size: int, seed: int, first: int) -> 
         return data_check.not_finite(data_check.as_arrays(next(iter(batches))))
 
 
-def _values(places: list[str], result: str) -> str:
-    return f"The evaluation data has NaN or inf in {' and in '.join(places)}: {result}. Remove or replace these values."
+def _message(locations: list[str], result: str) -> str:
+    return (
+        f"The evaluation data has NaN or inf in {' and in '.join(locations)}: {result}. Remove or replace these values."
+    )
 
 
 def _sample(data: Examples) -> Any:

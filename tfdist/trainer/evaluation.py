@@ -133,8 +133,8 @@ class Evaluates:
         verbose = _checked_verbosity(verbose)
         examples = input_examples(x, steps, batch_size or BATCH_SIZE)
         check_same_data(self.strategy, examples, "data to predict for")
-        size = batch_size or examples.batch_size or BATCH_SIZE
-        most = min(examples.size, (steps or examples.size) * (examples.batch_size or size))
+        rows = batch_size or examples.batch_size or BATCH_SIZE
+        limit = min(examples.size, (steps or examples.size) * (examples.batch_size or rows))
         if self._predictor is None:
             if self._program is None:
                 self._build_model(examples)
@@ -142,8 +142,8 @@ class Evaluates:
             self._predictor = Predictor(self.model, self.strategy, self._settings.seed, is_partitioned=partitions)
         averaged = self._program.evaluated_weights(self.step) if self._program else contextlib.nullcontext()
         with averaged, explained_reading(examples):
-            batches = self._predictor.predict(examples, size, most)
-            return concatenated(_shown(batches, -(-most // size), verbose if self.strategy.is_chief else 0))
+            batches = self._predictor.predict(examples, rows, limit)
+            return concatenated(_with_progress(batches, -(-limit // rows), verbose if self.strategy.is_chief else 0))
 
     def _build_model(self, examples: Examples) -> None:
         """Creates the model's variables, unless it was built, and makes them equal on all replicas."""
@@ -163,7 +163,7 @@ def _checked_verbosity(verbose: int | str) -> int:
     return int(verbose) if verbose != _AUTO else 1 if sys.stdout.isatty() else 2
 
 
-def _shown(batches: Iterator[Any], count: int, verbose: int) -> Iterator[Any]:
+def _with_progress(batches: Iterator[Any], count: int, verbose: int) -> Iterator[Any]:
     bar = keras.utils.Progbar(count, verbose=verbose) if verbose else None
     for number, batch in enumerate(batches, 1):
         yield batch

@@ -23,7 +23,7 @@ from tfdist.gradients.bucket import BUCKET_ORDERS
 from tfdist.gradients.compression import check as check_compression
 from tfdist.trainer.options import Checks, Reporting, Schedule
 
-_OF_KERAS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")  # which Keras's fit calls
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")  # which Keras's fit calls
 _BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # what Keras resolves by the shape of the labels
 
 
@@ -39,9 +39,9 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
     for each in tf.nest.flatten(loss):
         if isinstance(each, str):
             _check_known("loss", each, keras.losses.get, _BY_LABELS)
-    for given in metrics:
-        _check_type("metrics", given, list | tuple | dict | None, "a list or a dict", '["accuracy"]')
-        for each in tf.nest.flatten(given):
+    for names in metrics:
+        _check_type("metrics", names, list | tuple | dict | None, "a list or a dict", '["accuracy"]')
+        for each in tf.nest.flatten(names):
             if isinstance(each, str):
                 _check_known("metrics", each, keras.metrics.get, _BY_LABELS)
     for name, least in {"seed": 0, "accumulate_steps": 1, "max_skipped_steps": 1}.items():
@@ -65,7 +65,7 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
 
 
 def _check_steps(model: keras.Model) -> None:
-    own = [name for name in _OF_KERAS if keras_internals.is_overridden(model, name)]
+    own = [name for name in _STEPS if keras_internals.is_overridden(model, name)]
     if own:
         raise InputError(
             f"A Trainer computes its model's steps itself. Received: a {type(model).__name__} with its own {', '.join(own)}. "
@@ -102,15 +102,15 @@ def checked_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
     Raises:
       InputError: one of them is something else.
     """
-    found = [] if callbacks is None else tf.nest.flatten(callbacks)
-    for each in found:
+    as_list = [] if callbacks is None else tf.nest.flatten(callbacks)
+    for each in as_list:
         if isinstance(each, type) and issubclass(each, keras.callbacks.Callback):
             raise InputError(
                 f"Callbacks must be objects. Received: the class {each.__name__}. Write {each.__name__}(...)."
             )
         example = "[keras.callbacks.TerminateOnNaN()]"
         _check_type("callbacks", each, keras.callbacks.Callback, "Keras callbacks", example)
-    return found
+    return as_list
 
 
 def check_targets(has_loss: bool, spec: Any, what: str) -> None:
@@ -238,16 +238,16 @@ def fit_arguments(
     steps, epochs = _length(steps, epochs, initial_epoch)
     with about_evaluation():
         if isinstance(validation_data, Iterator):
-            validation_data = _read(validation_data, validation_steps)
+            validation_data = _read_batches(validation_data, validation_steps)
         validation_data = test_examples(validation_data)
     data = fit_data(x, y, sample_weight, validation_data, validation_split, steps_per_epoch, validation_steps)
     batch_size = batch_size or data.train.batch_size or BATCH_SIZE
     validation_batch_size = validation_batch_size or (data.test and data.test.batch_size) or batch_size
     train = data.train if shuffle else data.train.in_order()
-    train = _counted(train, steps_per_epoch, batch_size)
+    train = _with_epoch_size(train, steps_per_epoch, batch_size)
     if class_weight:
         train = with_class_weight(train, class_weight, one_hot)
-    test = data.test and _first(data.test, validation_steps, validation_batch_size)
+    test = data.test and _limited(data.test, validation_steps, validation_batch_size)
     data = DataSet(data.name, train, test, data.input_shape, data.classes)
     return FitArguments(data, batch_size, steps, epochs, Epochs(initial_epoch, validation_freq, validation_batch_size))
 
@@ -264,46 +264,46 @@ def evaluation_arguments(
     batch_size = checked_count("batch_size", batch_size)
     examples = as_examples(test_examples(all_data(x, y, sample_weight)), steps)
     batch_size = batch_size or examples.batch_size or BATCH_SIZE
-    return _first(examples, steps, batch_size), batch_size
+    return _limited(examples, steps, batch_size), batch_size
 
 
-def _read(batches: Iterator[Any], steps: int | None) -> Any:
+def _read_batches(batches: Iterator[Any], steps: int | None) -> Any:
     """Reads the first batches of a generator, which has to be evaluated several times."""
     if steps is None:
         raise InputError("A generator needs `validation_steps`. Received: a generator without it.")
-    found = list(itertools.islice(batches, steps))
-    if not found:
+    read = list(itertools.islice(batches, steps))
+    if not read:
         raise InputError("A data set must have examples. Received: a generator without a batch.")
-    return tf.nest.map_structure(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *found)
+    return tf.nest.map_structure(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *read)
 
 
-def _counted(examples: Examples, steps: int | None, batch_size: int) -> Examples:
+def _with_epoch_size(examples: Examples, steps: int | None, batch_size: int) -> Examples:
     """Returns examples of which `steps` batches count as an epoch; all of them if `steps` is None."""
     return examples if steps is None else PartialEpochs(examples, steps * batch_size)
 
 
-def _first(examples: Examples, steps: int | None, batch_size: int) -> Examples:
+def _limited(examples: Examples, steps: int | None, batch_size: int) -> Examples:
     """Returns the first `steps` batches of examples, at most all; all of them if `steps` is None."""
     size = min(examples.size, examples.rows or examples.size)
-    wanted = size if steps is None else min(size, steps * batch_size)
-    return examples if wanted == examples.size else PartialEpochs(examples, wanted)
+    count = size if steps is None else min(size, steps * batch_size)
+    return examples if count == examples.size else PartialEpochs(examples, count)
 
 
 def _length(steps: int | None, epochs: int | None, initial_epoch: int) -> tuple[int, int]:
     """Returns the length of a run in steps and in epochs, one of which is 0; by default one epoch."""
     if steps is None and epochs is None:
         epochs = initial_epoch + 1
-    found = steps or 0, epochs or 0
-    if not all(map(_is_whole, found)) or bool(steps) == bool(epochs) or min(found) < 0:
+    lengths = steps or 0, epochs or 0
+    if not all(map(_is_whole, lengths)) or bool(steps) == bool(epochs) or min(lengths) < 0:
         raise InputError(
             f"Give either `steps` or `epochs`, a positive integer. Received: steps={steps}, epochs={epochs}."
         )
-    if not is_integer(initial_epoch) or initial_epoch < 0 or 0 < found[1] <= initial_epoch:
+    if not is_integer(initial_epoch) or initial_epoch < 0 or 0 < lengths[1] <= initial_epoch:
         raise InputError(
             "`initial_epoch` must be an integer of at least 0 and less than `epochs`, the number of the last epoch. "
             f"Received: initial_epoch={initial_epoch}, epochs={epochs}."
         )
-    return int(found[0]), int(found[1] and found[1] - initial_epoch)
+    return int(lengths[0]), int(lengths[1] and lengths[1] - initial_epoch)
 
 
 def _check_arrays(x: Any, y: Any) -> None:

@@ -159,25 +159,25 @@ def inspections(
     """
     checks, reporting = options.checks, options.reporting
     choice, summed = run_view.steps.compression.choice, run_view.steps.sums_gradients
-    found: list[Inspection] = []
+    chosen: list[Inspection] = []
     if run_view.steps.needs_all_reduce_table:
-        found.append(AutoAllReduce(run_view, reporting.record_all_reduce_table))
+        chosen.append(AutoAllReduce(run_view, reporting.record_all_reduce_table))
     if choice and summed:
-        found.append(Auto(run_view, choice))
+        chosen.append(Auto(run_view, choice))
     if checks.compression_check_every and summed:
-        found.append(CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error))
+        chosen.append(CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error))
     # Its probe steps have a flush.
     if checks.measure_every and summed and not without_flush_of(run_view.steps.strategy):
-        found.append(Exposure(run_view, checks.measure_every))
+        chosen.append(Exposure(run_view, checks.measure_every))
     if checks.check_sync_every and checks.check_sync == "gradients":
-        found.append(GradientNorms(run_view, checks.check_sync_every))
+        chosen.append(GradientNorms(run_view, checks.check_sync_every))
     elif checks.check_sync_every:
-        found.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated))
+        chosen.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated))
     if reporting.profile.boundaries and (pipeline := pipeline_of(run_view.steps.strategy)):
-        found.append(
+        chosen.append(
             PipelineTimeline(run_view, pipeline, min(reporting.profile.boundaries), reporting.record_timelines)
         )
-    return found
+    return chosen
 
 
 _log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class FitLoop:
         self,
         program: Program,
         state: TrainState,
-        given: FitArguments,
+        arguments: FitArguments,
         batches: BatchSchedule,
         *,
         callbacks: Sequence[keras.callbacks.Callback],
@@ -202,16 +202,16 @@ class FitLoop:
         """Prepares the loop; every process must create it."""
         self._program, self._strategy, self._model = program, program.strategy, program.model
         self._state = state
-        self._data = data = given.data
+        self._data = data = arguments.data
         self._source, self._test = data.train, data.test
         self._batches, self._position = batches, batches.position
         self._batch_size = batch_size = batches.position.batch_size
-        self._end = end = batches.end(given.steps, given.epochs, self._source.size)
-        self._schedule, self._epochs, reporting = options.schedule, given.numbered, options.reporting
+        self._end = end = batches.end(arguments.steps, arguments.epochs, self._source.size)
+        self._schedule, self._epochs, reporting = options.schedule, arguments.numbered, options.reporting
         self._first_epoch = batches.epochs_from // self._source.size
         self._reporting, self._saving, self._watchdog = reporting, saving, watchdog
         self._balancing = balancing
-        self._note = ProgressFile()
+        self._progress_file = ProgressFile()
         self._callbacks = Callbacks(
             callbacks,
             self._model,
@@ -234,13 +234,13 @@ class FitLoop:
         if self._batches.rate != 1 and self._strategy.is_chief:
             _log.info("%s", self._batches)
         program = self._program
-        of_data = self._reporting.findings
-        if of_data is None:
+        data_warnings = self._reporting.findings
+        if data_warnings is None:
             options = program.settings, program.dependence
-            of_data = check_examples(self._strategy, self._model, self._source, self._test, *options)
+            data_warnings = check_examples(self._strategy, self._model, self._source, self._test, *options)
         if program.metrics.count_all_rows and self._strategy.is_chief:
             _log.info("A step %s", program.dependence.description)
-        warn_of_run(self._facts, of_data)
+        warn_of_run(self._facts, data_warnings)
         first = self._position.examples_before(state.step)
         to_skip = first if self._source.can_be_read_again else first - state.read_before
         pipeline = Pipeline(
@@ -249,7 +249,7 @@ class FitLoop:
         iterator = self._strategy.distribute(pipeline.numbered)
         self._iterator = iterator
         self._reporting.reporter.start(self._plan(first))
-        self._note.note(state.step)
+        self._progress_file.note(state.step)
         self._program.steps.end = self._end
         self._program.drain()  # discards what earlier calls of the model added to its layers' metrics
         state.callbacks.start(self._callbacks.callbacks, self._model.optimizer)
@@ -257,16 +257,16 @@ class FitLoop:
         state.callbacks.train_begun()
         # Not earlier: a callback may have assigned weights or a learning rate.
         self._program.exchanges.begin(state.step, self._batch_size)
-        over = self._was_stopped()
+        over = self._was_stopped_before()
         with (
             contextlib.closing(self._reporting.profile),
-            contextlib.closing(self._note),
+            contextlib.closing(self._progress_file),
             self._program.exchanges.training(),
         ):
             # A resumed run that had reached its last step within an epoch still has to end that epoch.
             while not over and (state.step < self._end or state.progress.epoch):
                 with explained_reading(self._source):
-                    over = self._one_epoch()
+                    over = self._run_epoch()
             # Of the end, not of the step: a longer run, which resumes from this step, would not evaluate here.
             if self._test is not None and self._schedule.evaluates_at_end(
                 state.step, self._end, self._batches.begun_at
@@ -295,7 +295,7 @@ class FitLoop:
         rows = {} if is_known else describe(self._program, self._data, plan, reporting.strategy_reason, allocation)
         return dataclasses.replace(plan, description={**rows, **reporting.description})
 
-    def _was_stopped(self) -> bool:
+    def _was_stopped_before(self) -> bool:
         """Returns whether the resumed run was already over. Any one process may know; all have to agree."""
         callbacks = self._state.callbacks
         if not callbacks.resumes:
@@ -308,19 +308,19 @@ class FitLoop:
             )
         return over
 
-    def _one_epoch(self) -> bool:
+    def _run_epoch(self) -> bool:
         """Trains until the end of the epoch or of the run; returns whether to stop."""
         state = self._state
         of_stream = self._position.epoch(state.step, self._source.size)
-        epoch, whole = self._number(of_stream), self._position.end_of_epoch(of_stream, self._source.size)
-        end = min(self._end, whole)
+        epoch, epoch_end = self._number(of_stream), self._position.end_of_epoch(of_stream, self._source.size)
+        end = min(self._end, epoch_end)
         self._callbacks.on_epoch_begin(epoch)
         state.callbacks.epoch_begun(again=bool(state.progress.epoch))
         stopped = False
         while state.step < end and not stopped:
-            stopped = self._one_call(end)
+            stopped = self._run_call(end)
             # The end of an epoch is saved after its callbacks, below: a resumed run does not repeat them.
-            if state.step < whole:
+            if state.step < epoch_end:
                 self._saving.at(state.step, is_last=stopped or state.step == self._end)
         logs, state.progress.epoch = state.progress.epoch.results(self._program.metrics), RunningMetrics()
         self._saving.evaluated(state.step, logs)
@@ -329,8 +329,8 @@ class FitLoop:
         self._program.average_statistics(self._state.step)
         self._epoch_logs = logs
         self._recorder.history.end_epoch(epoch, self._callbacks.on_epoch_end(epoch, logs))
-        stopped = self._stopped()
-        if state.step == whole:
+        stopped = self._should_stop()
+        if state.step == epoch_end:
             self._saving.at(state.step, is_last=stopped or state.step == self._end)
         return stopped
 
@@ -338,7 +338,7 @@ class FitLoop:
         """Returns the number of an epoch for callbacks, given its number in the stream of examples."""
         return of_stream - self._first_epoch + self._epochs.initial
 
-    def _one_call(self, epoch_end: int) -> bool:
+    def _run_call(self, epoch_end: int) -> bool:
         """Calls the compiled loop once, and does what is due after it; returns whether to stop."""
         state, begin = self._state, self._state.step
         self._inspect()
@@ -349,7 +349,7 @@ class FitLoop:
         self._saving.begin(begin + count)
         self._watchdog.begin(begin, begin + count)
         result = self._train(count, log)
-        self._note.note(state.step)
+        self._progress_file.note(state.step)
         logs = state.progress.epoch.results(self._program.metrics)
         self._reporting.reporter.progress(
             state.step, logs | self._timer.fields() | self._program.cost | self._inspected
@@ -361,18 +361,18 @@ class FitLoop:
         self._watchdog.reached(state.step)
         self._callbacks.on_train_batch_end(state.step - 1, logs)
         # Before the evaluation, in which the watchdog would not notice a missing rank.
-        stopped = self._stopped()
+        stopped = self._should_stop()
         if self._test is not None and self._schedule.eval_every and state.step % self._schedule.eval_every == 0:
             self._evaluate()
-            stopped = self._stopped()
+            stopped = self._should_stop()
         return stopped
 
     def _steps_of_call(self, epoch_end: int) -> int:
         """Returns the number of steps until something else has to happen."""
         step = self._state.step
-        looks = [i.next(step + 1) for i in self._inspections]
-        looks += [self._saving.next(step), self._program.exchanges.next(step), self._balancing.next(step)]
-        borders = [look for look in looks if look is not None]
+        next_steps = [inspection.next(step + 1) for inspection in self._inspections]
+        next_steps += [self._saving.next(step), self._program.exchanges.next(step), self._balancing.next(step)]
+        borders = [next_step for next_step in next_steps if next_step is not None]
         return self._schedule.until(step, self._end, [epoch_end, *self._reporting.profile.boundaries, *borders])
 
     def _train(self, count: int, with_norm: bool) -> LoopResult:
@@ -383,7 +383,7 @@ class FitLoop:
             contextlib.nullcontext() if is_compiled else self._reporting.reporter.busy("compiling the training step"),
             self._timer.call(count),
             must_fit(self._source.element_spec),
-            _naming(state.step, self._position.examples_before(state.step)),
+            _annotated_errors(state.step, self._position.examples_before(state.step)),
         ):
             loop = self._program.exchanges.loop(self._program.steps, self._batch_size, self._batches.rate, state.step)
             result = loop(self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(with_norm))
@@ -419,10 +419,10 @@ class FitLoop:
         state.step += len(losses) - 1
         state.progress.add(losses[:-1], counted[:-1], program.drain())
         first, variables = self._position.examples_before(state.step), self._model.trainable_variables
-        places = where_not_finite(self._source, self._batch_size, program.settings.seed, first)
-        raise not_finite(state.step, losses[-1], result, variables, program.loss_scale, places)
+        locations = where_not_finite(self._source, self._batch_size, program.settings.seed, first)
+        raise not_finite(state.step, losses[-1], result, variables, program.loss_scale, locations)
 
-    def _stopped(self) -> bool:
+    def _should_stop(self) -> bool:
         """Returns whether a callback of any rank requests a stop; the watchdog covers the wait for the other ranks."""
         step = self._state.step
         self._watchdog.begin(step, step)
@@ -467,7 +467,7 @@ class FitLoop:
 
 
 @contextlib.contextmanager
-def _naming(step: int, examples: int) -> Iterator[None]:
+def _annotated_errors(step: int, examples: int) -> Iterator[None]:
     """Adds the step as a note to any exception, for error reports; names the end of data that should have none."""
     try:
         yield

@@ -88,7 +88,7 @@ def own_code() -> dict[str, str]:
 
     Installed packages are left out: their versions are compared instead.
     """
-    found = {}
+    hashes = {}
     libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
     for name, module in sorted(sys.modules.items()):
         # `getattr` would trigger the import of a lazily loaded module.
@@ -96,8 +96,8 @@ def own_code() -> dict[str, str]:
         installed = file.startswith(libraries) or {"site-packages", "dist-packages"} & set(file.split("/"))
         if file.endswith(".py") and (name.partition(".")[0] == "tfdist" or not installed):
             with contextlib.suppress(OSError):  # the file was deleted or is in an archive
-                found[f"{pathlib.Path(file).name} (module {name})"] = _hash(file)
-    return found
+                hashes[f"{pathlib.Path(file).name} (module {name})"] = _hash(file)
+    return hashes
 
 
 def described(model: keras.Model) -> dict[str, str]:
@@ -226,10 +226,10 @@ class Program(NamedTuple):
 
     def exchange(self, step: int) -> Mapping[str, float]:
         """Exchanges what is due once `step` updates have been done; returns fields for training records."""
-        found = self.exchanges.at(step)
+        fields = self.exchanges.at(step)
         if self.exchanges.is_local_step(step):
             self.average_statistics(step)  # where local training begins, replicas agree on the statistics, too
-        return found
+        return fields
 
     def _is_local(self, step: int) -> bool:
         """Returns whether, after this number of updates, replicas have statistics of their own with which they train."""

@@ -42,7 +42,7 @@ class SlowRank:
 
     def __init__(self) -> None:
         """Initializes without records."""
-        self._found: list[_Slow] = []
+        self._records: list[_Slow] = []
 
     def observe(self, own_seconds: Sequence[float | None], step_seconds: float, step: int) -> str | None:
         """Returns a warning if the slowest rank of this record and of those before it is the same, else None.
@@ -52,23 +52,23 @@ class SlowRank:
           step_seconds: wall time of a step.
           step: updates done so far.
         """
-        found = _slowest(own_seconds, step_seconds, step)
-        if found is None:
-            self._found = []
+        slowest = _slowest(own_seconds, step_seconds, step)
+        if slowest is None:
+            self._records = []
             return None
-        self._found = [*(one for one in self._found if one.rank == found.rank), found]
+        self._records = [*(record for record in self._records if record.rank == slowest.rank), slowest]
         if not self._is_persistent():
             return None
-        ratio, cost = median(one.ratio for one in self._found), median(one.cost for one in self._found)
+        ratio, cost = median(record.ratio for record in self._records), median(record.cost for record in self._records)
         return (
-            f"Rank {found.rank} takes {ratio:.1f} times as long as the others for its input and gradients, and they wait for "
+            f"Rank {slowest.rank} takes {ratio:.1f} times as long as the others for its input and gradients, and they wait for "
             f"it during {100 * cost:.0f}% of each step. --balance=measured allocates it fewer rows."
         )
 
     def _is_persistent(self) -> bool:
-        steps = self._found[-1].step - self._found[0].step
-        seconds = steps * median(one.step_seconds for one in self._found)
-        return len(self._found) >= _RECORDS and steps >= _STEPS and seconds >= _SECONDS
+        steps = self._records[-1].step - self._records[0].step
+        seconds = steps * median(record.step_seconds for record in self._records)
+        return len(self._records) >= _RECORDS and steps >= _STEPS and seconds >= _SECONDS
 
 
 def _slowest(own_seconds: Sequence[float | None], step_seconds: float, step: int) -> _Slow | None:
@@ -181,12 +181,12 @@ class Recorder:
         self._write(record)
         self._advise(record)
         if self._state.speeds is None:  # otherwise, rows are allocated by speed
-            self._name_slow_rank(everyone, timings.get("step_seconds", 0.0))
+            self._warn_of_slow_rank(everyone, timings.get("step_seconds", 0.0))
 
-    def _name_slow_rank(self, own_seconds: Sequence[Any], step_seconds: float) -> None:
-        found = self._slow_rank.observe(own_seconds, step_seconds, self._state.step)
-        if found and self._program.strategy.is_chief:
-            warn_once(with_argument_names(found), situation="slow rank")
+    def _warn_of_slow_rank(self, own_seconds: Sequence[Any], step_seconds: float) -> None:
+        warning = self._slow_rank.observe(own_seconds, step_seconds, self._state.step)
+        if warning and self._program.strategy.is_chief:
+            warn_once(with_argument_names(warning), situation="slow rank")
 
     def evaluation(self, results: Mapping[str, float]) -> None:
         """Records the results of an evaluation."""
@@ -194,8 +194,8 @@ class Recorder:
 
     def _header(self, kind: str) -> dict[str, Any]:
         step = self._state.step
-        seen = self._batches.position.examples_before(step) / self._examples
-        return {"schema": 1, "kind": kind, "step": step, "epoch": seen, "time": time.time()}
+        epoch = self._batches.position.examples_before(step) / self._examples
+        return {"schema": 1, "kind": kind, "step": step, "epoch": epoch, "time": time.time()}
 
     def _write(self, record: dict[str, Any]) -> None:
         self.history.records.append(record)
@@ -203,7 +203,7 @@ class Recorder:
 
     def _advise(self, record: dict[str, Any]) -> None:
         steps = self._program.steps
-        found = None if self._advised else advice(record, steps.compresses, steps.has_small_gradients)
-        if found and self._program.strategy.is_chief:
-            _log.info("%s", found)
-        self._advised = self._advised or found is not None
+        text = None if self._advised else advice(record, steps.compresses, steps.has_small_gradients)
+        if text and self._program.strategy.is_chief:
+            _log.info("%s", text)
+        self._advised = self._advised or text is not None

@@ -48,7 +48,7 @@ def saved(program: Program, state: TrainState, batches: BatchSchedule, copied: b
 def fit(
     program: Program,
     state: TrainState,
-    given: FitArguments,
+    arguments: FitArguments,
     batches: BatchSchedule,
     *,
     callbacks: Sequence[keras.callbacks.Callback],
@@ -59,8 +59,8 @@ def fit(
     check_no_swap(callbacks, program)
     check_callback_weights(callbacks, program)
     strategy, settings, checkpoints = program.strategy, program.settings, options.checkpoints
-    train = owned_by_clients(settings.sync, given.data.train, given.batch_size, settings.seed)
-    data = dataclasses.replace(given.data, train=train)
+    train = owned_by_clients(settings.sync, arguments.data.train, arguments.batch_size, settings.seed)
+    data = dataclasses.replace(arguments.data, train=train)
     copied = checkpoints is None or checkpoints.in_background
     best = check_monitored(callbacks, checkpoints.best if checkpoints else "", program, data.test is not None)
     state.best = (
@@ -80,7 +80,7 @@ def fit(
         loop = FitLoop(
             program,
             state,
-            given._replace(data=data),
+            arguments._replace(data=data),
             batches,
             callbacks=callbacks,
             options=options,

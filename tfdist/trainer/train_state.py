@@ -132,10 +132,10 @@ class ReplicaSpeeds:
         if len(current.seconds) < _OBSERVATIONS:
             return None
         lines = self.lines()
-        found = fastest_allocation(sum(current.counts), lines)
-        if self.expected(found) > (1 - LEAST_GAIN) * max(current.medians()):
+        counts = fastest_allocation(sum(current.counts), lines)
+        if self.expected(counts) > (1 - LEAST_GAIN) * max(current.medians()):
             return None
-        return found
+        return counts
 
     def keep(self) -> None:
         """Notes the decision to keep the allocation, after which it is observed less often."""
@@ -175,11 +175,11 @@ def _line(current: tuple[int, float], others: Sequence[tuple[int, float]]) -> Li
     """Returns the line through the current point and the one that is farthest from it, or through the origin."""
     count, seconds = current
     proportional = Line(0.0, max(seconds, 1e-9) / count)
-    there, then = max(others, key=lambda point: abs(point[0] - count), default=current)
-    if abs(there - count) < max(1, 0.1 * count):  # noise would determine the slope
+    other_count, other_seconds = max(others, key=lambda point: abs(point[0] - count), default=current)
+    if abs(other_count - count) < max(1, 0.1 * count):  # noise would determine the slope
         return proportional
     # A slope near 0 would move all rows at once.
-    slope = max((then - seconds) / (there - count), proportional.per_row / 4)
+    slope = max((other_seconds - seconds) / (other_count - count), proportional.per_row / 4)
     fixed = seconds - slope * count
     return Line(fixed, slope) if fixed > 0 else proportional
 

@@ -75,16 +75,16 @@ def compile_model(
     check_created_in_scope(strategy, "model", model.variables)
     if isinstance(optimizer, keras.Optimizer):
         check_created_in_scope(strategy, "optimizer", optimizer.variables)
-    optimizer, taken = without_loss_scale(keras.optimizers.get(optimizer))
+    optimizer, optimizer_scale = without_loss_scale(keras.optimizers.get(optimizer))
     check_not_wrapped(optimizer)
     check_optimizer(optimizer, settings.clip)
     average_weights(optimizer, ema)
-    given = {name: compiled.pop(name) or None for name in ("metrics", "weighted_metrics")}
-    metrics = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    metric_lists = {name: compiled.pop(name) or None for name in ("metrics", "weighted_metrics")}
+    metrics = {name: list(value) if isinstance(value, tuple) else value for name, value in metric_lists.items()}
     model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compiled)
     if not strategy.trains_whole_model:
         check_own_gradients(optimizer)
-    loss_scale = settings.loss_scale or taken or default_loss_scale(full_model(model))
+    loss_scale = settings.loss_scale or optimizer_scale or default_loss_scale(full_model(model))
     found = dataclasses.replace(settings, loss_scale=loss_scale)
     check_loss_scale(found)
     if pipeline := without_flush_of(strategy):
@@ -241,8 +241,8 @@ class Trainer(Evaluates):
             max_skipped_steps=max_skipped_steps,
             sync=sync,
         )
-        given = {"metrics": metrics, "weighted_metrics": weighted_metrics, "loss": loss, "loss_weights": loss_weights}
-        self._settings = compile_model(model, self.strategy, optimizer, settings, ema, **given)
+        kwargs = {"metrics": metrics, "weighted_metrics": weighted_metrics, "loss": loss, "loss_weights": loss_weights}
+        self._settings = compile_model(model, self.strategy, optimizer, settings, ema, **kwargs)
         self._optimizer = model.optimizer
         self._store = StateStore(self.strategy)
         self._store.variables(self._settings.scale_state())
@@ -332,7 +332,7 @@ class Trainer(Evaluates):
         length |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
         with long_timeout("its data") as deadline:
             self.strategy.group.agree("fit/length", {name: str(n) for name, n in length.items()}, "", deadline)
-        given = fit_arguments(
+        arguments = fit_arguments(
             x,
             y,
             batch_size,
@@ -353,9 +353,9 @@ class Trainer(Evaluates):
         schedule = schedule or Schedule()
         strategy, sync = self.strategy, self._settings.sync
         check_arguments(strategy.name, strategy.declaration, sync, elastic_batch=schedule.elastic_batch)
-        data, size = given.data, given.data.train.size
+        data, size = arguments.data, arguments.data.train.size
         check_targets_of(self._has_loss, data)
-        batches = self.batch_schedule(size, batch_size=given.batch_size, elastic_batch=schedule.elastic_batch)
+        batches = self.batch_schedule(size, batch_size=arguments.batch_size, elastic_batch=schedule.elastic_batch)
         if self._program:
             check_unchanged(self.model, self._program.trained, self._optimizer)
         check_data(self.strategy, data)
@@ -363,7 +363,7 @@ class Trainer(Evaluates):
             return saved_fit.fit(
                 self.build(data.train),
                 self.train_state,
-                given,
+                arguments,
                 batches,
                 callbacks=callbacks,
                 options=FitOptions(schedule, checks or Checks(), reporting, checkpoints),
@@ -411,9 +411,9 @@ class Trainer(Evaluates):
         """
         parts = self.strategy.batch_parts
         batch_size = examples_per_step(self._settings.sync, size, batch_size, parts)
-        found = self.train_state.batch_schedule(size, batch_size, parts, elastic_batch)
-        self.strategy.check_batch_size(found.position.batch_size, self._settings.micro_steps)
-        return found
+        schedule = self.train_state.batch_schedule(size, batch_size, parts, elastic_batch)
+        self.strategy.check_batch_size(schedule.position.batch_size, self._settings.micro_steps)
+        return schedule
 
     @names_arguments
     def build(self, data: Any) -> Program:
