@@ -115,10 +115,10 @@ class MeshLayouts(TensorLayouts):
           tensor: the tensor, or the result.
           keeps_rows: whether the result has the rows in their order, or a range of them.
         """
-        made = self._in_rows(tensor) if keeps_rows and tensor.shape.rank is not None else self.replicated(tensor)
+        result = self._in_rows(tensor) if keeps_rows and tensor.shape.rank is not None else self.replicated(tensor)
         # The layout of a Relayout is fixed, and DTensor refuses some operations that require another one. It lays out an
         # identity as they require; of one alone, it refuses what a transpose and a sharded layer both use.
-        return tf.identity(tf.identity(made))
+        return tf.identity(tf.identity(result))
 
     def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """See base class."""
@@ -182,8 +182,8 @@ def parted(devices: Devices, gradient: tf.Tensor, placement: Placement) -> tf.Te
 
 def placement_of(variable: keras.Variable) -> Placement:
     """Returns the placement of a variable; replicated, if it had a value from the start."""
-    found = keras_internals.layout_of(variable)
-    return found or Placement.same(Layout.replicated(len(variable.shape)))
+    placement = keras_internals.layout_of(variable)
+    return placement or Placement.same(Layout.replicated(len(variable.shape)))
 
 
 def update_at_once(
@@ -213,7 +213,7 @@ def update_at_once(
     before = [(v, devices.relayout(keras_internals.value_of(v), placement_of(v).slots)) for v in on_devices]
     gradients = [devices.relayout(g, placement_of(v).slots) for g, v in zip(gradients, variables, strict=True)]
     with (
-        keras_internals.updates_without_effects(),
+        keras_internals.stateless_updates(),
         keras.StatelessScope(state_mapping=[*before, *on_host]) as scope,
     ):
         optimizer.apply(gradients, list(variables))

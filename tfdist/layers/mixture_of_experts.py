@@ -84,30 +84,30 @@ def routes(probabilities: tf.Tensor, real: tf.Tensor, choices: int, capacity: in
       overflow: "drop": the choice of a full expert is dropped. "spill": the token is sent to the least loaded expert in
         its group.
     """
-    left, taken, places = probabilities, tf.zeros_like(probabilities[:, 0, :]), []
+    remaining, used, slots = probabilities, tf.zeros_like(probabilities[:, 0, :]), []
     overflowed, total = [], tf.zeros_like(real)
     for _ in range(choices):
-        chosen = _chosen(left)
-        left = left * (1 - chosen) - chosen  # below every probability, even 0
+        chosen = _chosen(remaining)
+        remaining = remaining * (1 - chosen) - chosen  # below every probability, even 0
         total = total + tf.reduce_sum(probabilities * chosen, axis=-1)
         chosen = chosen * tf.expand_dims(real, -1)
-        position = tf.cumsum(chosen, axis=1, exclusive=True) + tf.expand_dims(taken, 1)
+        position = tf.cumsum(chosen, axis=1, exclusive=True) + tf.expand_dims(used, 1)
         kept = chosen * tf.cast(position < capacity, chosen.dtype)
-        taken = taken + tf.reduce_sum(kept, axis=1)
-        places.append(_placed(kept, position, capacity))
+        used = used + tf.reduce_sum(kept, axis=1)
+        slots.append(_placed(kept, position, capacity))
         overflowed.append(tf.reduce_sum(chosen - kept, axis=-1))
     if overflow == "spill":
         for i, tokens in enumerate(overflowed):
-            spilled = _spilled(tokens, taken, capacity)
-            taken = taken + tf.reduce_sum(spilled, axis=[1, 3])
-            places.append(spilled)
+            spilled = _spilled(tokens, used, capacity)
+            used = used + tf.reduce_sum(spilled, axis=[1, 3])
+            slots.append(spilled)
             overflowed[i] = tokens - tf.reduce_sum(spilled, axis=[2, 3])
-    dispatch = tf.stop_gradient(tf.add_n(places))
+    dispatch = tf.stop_gradient(tf.add_n(slots))
     # A spilled token may have two slots of one expert, which share its weight.
     weights = tf.math.divide_no_nan(probabilities, tf.reduce_sum(dispatch, axis=-1))
     if choices > 1:
         weights = weights / tf.expand_dims(total, -1)
-    return Routes(dispatch, weights, tf.reduce_sum(taken, axis=0), tf.add_n([tf.reduce_sum(x) for x in overflowed]))
+    return Routes(dispatch, weights, tf.reduce_sum(used, axis=0), tf.add_n([tf.reduce_sum(x) for x in overflowed]))
 
 
 def balance_loss(probabilities: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
@@ -160,8 +160,8 @@ def _spilled(tokens: tf.Tensor, taken: tf.Tensor, capacity: int) -> tf.Tensor:
     order = tf.cumsum(flat, axis=1, exclusive=True)
     turn = tf.cumsum(tokens, axis=1, exclusive=True)
     same = tf.cast(tf.equal(tf.expand_dims(turn, 2), tf.expand_dims(order, 1)), taken.dtype)
-    found = same * tf.expand_dims(tokens, 2) * tf.expand_dims(flat, 1)  # [groups, tokens, capacity * experts]
-    shaped = tf.reshape(found, [-1 if groups is None else groups, tokens.shape[1], capacity, experts])
+    assigned = same * tf.expand_dims(tokens, 2) * tf.expand_dims(flat, 1)  # [groups, tokens, capacity * experts]
+    shaped = tf.reshape(assigned, [-1 if groups is None else groups, tokens.shape[1], capacity, experts])
     return tf.transpose(shaped, [0, 1, 3, 2])
 
 
@@ -281,18 +281,18 @@ class MixtureOfExperts(keras.layers.Layer):
         logits = tf.einsum("gsm,me->gse", tf.cast(tokens, precision), tf.cast(self.router, precision))
         probabilities = tf.nn.softmax(logits)
         real = tf.ones_like(logits[:, :, 0]) if mask is None else tf.cast(mask, precision)
-        places = self.capacity(inputs.shape[1], training)
-        found = routes(probabilities, real, self.choices, places, self.overflow)
+        capacity = self.capacity(inputs.shape[1], training)
+        routing = routes(probabilities, real, self.choices, capacity, self.overflow)
         if self.balance_weight:
             self.add_loss(self.balance_weight * balance_loss(probabilities, real))
         if self.z_weight:
             self.add_loss(self.z_weight * z_loss(logits, real))
-        self.load.update_state(found.load, found.dropped)
+        self.load.update_state(routing.load, routing.dropped)
         # Replicated before it is sharded over experts; otherwise the engine would shard the routing and gather within
         # it.
-        whole = constrain(found.dispatch, "batch * * *", f"the routes of {self.path}")
+        whole = constrain(routing.dispatch, "batch * * *", f"the routes of {self.path}")
         dispatch = tf.cast(constrain(whole, "batch * experts? *", f"the routes of {self.path}"), inputs.dtype)
-        weights = tf.cast(constrain(found.weights, "batch * *", f"the weights of {self.path}"), inputs.dtype)
+        weights = tf.cast(constrain(routing.weights, "batch * *", f"the weights of {self.path}"), inputs.dtype)
         weights = constrain(weights, "batch * experts?", f"the weights of {self.path}")
         sent = tf.einsum("gsec,gsm->egcm", dispatch, tokens)
         computed = self._at_rows(self._at_experts(self._computed(self._at_experts(self._at_rows(sent)))))

@@ -34,47 +34,47 @@ class _First(NamedTuple):
 
 def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        given = keras.tree.flatten((args, kwargs))
-        if any(isinstance(value, keras.KerasTensor) for value in given):
+        arguments = keras.tree.flatten((args, kwargs))
+        if any(isinstance(value, keras.KerasTensor) for value in arguments):
             return call(*args, **kwargs)
-        places = [i for i, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
+        indices = [i for i, value in enumerate(arguments) if tf.is_tensor(value) and value.dtype.is_floating]
         weights = list(layer.trainable_variables)
         state = (*layer.non_trainable_variables, *layer.metrics_variables)
         before = [(variable, keras_internals.uncast_value(variable)) for variable in state]
         surroundings = keras_internals.capture_call_context(layer)
         first: list[_First] = []
 
-        def forward(tensors: Sequence[tf.Tensor], held: Sequence[tf.Tensor]) -> Any:
-            filled = list(given)
-            for place, tensor in zip(places, tensors, strict=True):
-                filled[place] = tensor
-                keras_internals.set_mask_and_logits(tensor, keras_internals.mask_and_logits(given[place])[0], None)
+        def forward(tensors: Sequence[tf.Tensor], stored: Sequence[tf.Tensor]) -> Any:
+            filled = list(arguments)
+            for index, tensor in zip(indices, tensors, strict=True):
+                filled[index] = tensor
+                keras_internals.set_mask_and_logits(tensor, keras_internals.mask_and_logits(arguments[index])[0], None)
             own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-            values = [_computed(variable, x, tensors) for variable, x in zip(weights, held, strict=True)]
+            values = [_computed(variable, x, tensors) for variable, x in zip(weights, stored, strict=True)]
             scope = keras_internals.RecordedScope(
                 [*zip(weights, values, strict=True), *before],
-                sources=zip(weights, held, strict=True),
+                sources=zip(weights, stored, strict=True),
                 read=lambda variable: _read(variable, tensors),
             )
             with surroundings(), scope:
                 outputs = call(*own_args, **own_kwargs)
-            found = [x for x in keras.tree.flatten(outputs) if tf.is_tensor(x)]
-            masks, logits = zip(*map(keras_internals.mask_and_logits, found), strict=True) if found else ((), ())
+            leaves = [x for x in keras.tree.flatten(outputs) if tf.is_tensor(x)]
+            masks, logits = zip(*map(keras_internals.mask_and_logits, leaves), strict=True) if leaves else ((), ())
             adders = keras_internals.adders_of(layer, scope.losses)
             first.append(_First(outputs, masks, [x is not None for x in logits], scope.assigned, adders))
-            return found, [x for x in logits if x is not None], list(scope.losses)
+            return leaves, [x for x in logits if x is not None], list(scope.losses)
 
-        tensors, held = [given[place] for place in places], [keras_internals.source_value(v) for v in weights]
-        found, logits, losses = _again(forward, tensors, held)
+        tensors, stored = [arguments[index] for index in indices], [keras_internals.source_value(v) for v in weights]
+        leaves, logits, losses = _again(forward, tensors, stored)
         for variable, value in first[0].assigned:
             variable.assign(value)
         for adder, loss in zip(first[0].adders, losses, strict=True):
             adder.add_loss(loss)
-        behind = iter(logits)
-        for output, mask, has_logits in zip(found, first[0].masks, first[0].has_logits, strict=True):
-            keras_internals.set_mask_and_logits(output, mask, next(behind) if has_logits else None)
-        made = iter(found)
-        return keras.tree.map_structure(lambda x: next(made) if tf.is_tensor(x) else x, first[0].outputs)
+        remaining_logits = iter(logits)
+        for output, mask, has_logits in zip(leaves, first[0].masks, first[0].has_logits, strict=True):
+            keras_internals.set_mask_and_logits(output, mask, next(remaining_logits) if has_logits else None)
+        remaining_outputs = iter(leaves)
+        return keras.tree.map_structure(lambda x: next(remaining_outputs) if tf.is_tensor(x) else x, first[0].outputs)
 
     return wrapped
 
@@ -110,9 +110,9 @@ def _again(forward: Callable[..., Any], tensors: Sequence[tf.Tensor], held: Sequ
                 inputs = waiting(both, next(x for x in upstream if x.dtype.is_floating))
                 tape.watch([*inputs, *others])
                 again = forward(inputs[: len(tensors)], inputs[len(tensors) :])
-            found = tape.gradient(keras.tree.flatten(again), [*inputs, *others], list(upstream))
-            own = found[: len(inputs)]
-            return (own, found[len(inputs) :]) if variables is not None else own
+            gradients = tape.gradient(keras.tree.flatten(again), [*inputs, *others], list(upstream))
+            own = gradients[: len(inputs)]
+            return (own, gradients[len(inputs) :]) if variables is not None else own
 
         return outputs, gradient
 
@@ -167,10 +167,10 @@ def _matched(layers: list[keras.Layer], which: str) -> list[keras.Layer]:
         raise InputError(
             f"--recompute must be none, full or a regular expression. Received: {which!r}: {error}."
         ) from error
-    found = [layer for layer in layers if pattern.fullmatch(keras_internals.path_of(layer))]
-    if not found:
+    matching = [layer for layer in layers if pattern.fullmatch(keras_internals.path_of(layer))]
+    if not matching:
         paths = ", ".join(keras_internals.path_of(layer) for layer in layers[:4])
         raise InputError(
             f"--recompute must match the whole path of a layer. Received: {which!r}, with layers such as {paths}."
         )
-    return found
+    return matching

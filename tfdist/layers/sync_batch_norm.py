@@ -42,8 +42,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         count, mean, m2 = _local_statistics(inputs, mask, self._reduction_axes)
         channels = mean.shape[0]
-        mine = tf.concat([tf.expand_dims(count, 0), mean, m2], axis=0)
-        everyone = collectives.all_gather(collectives.current(), mine, name=f"{self.path}/moments")
+        own = tf.concat([tf.expand_dims(count, 0), mean, m2], axis=0)
+        everyone = collectives.all_gather(collectives.current(), own, name=f"{self.path}/moments")
         counts, means, m2s = tf.split(everyone, [1, channels, channels], axis=1)
         total = tf.reduce_sum(counts)
         mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, axis=0), total)

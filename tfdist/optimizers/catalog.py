@@ -42,10 +42,10 @@ def create_optimizer(
     known = _classes(keras.optimizers, keras.Optimizer, without=("Optimizer", "LossScaleOptimizer", "MultiOptimizer"))
     known |= {"lars": LARS} | ({"sgd": MomentumCorrectedSGD} if momentum_correction else {})
     offered = {"learning_rate": learning_rate, "momentum_correction": momentum_correction}
-    made = call_own(flag, _find(spec.name, known, flag), spec, **offered)
-    if not isinstance(made, keras.Optimizer):
-        raise InputError(f"{flag}={text} must make a keras.Optimizer. Received: {type(made).__name__}.")
-    return made
+    optimizer = call_own(flag, _find(spec.name, known, flag), spec, **offered)
+    if not isinstance(optimizer, keras.Optimizer):
+        raise InputError(f"{flag}={text} must make a keras.Optimizer. Received: {type(optimizer).__name__}.")
+    return optimizer
 
 
 def create_loss(text: str) -> keras.Loss:
@@ -59,10 +59,10 @@ def create_loss(text: str) -> keras.Loss:
     """
     spec = parse(text)
     known = _classes(keras.losses, keras.Loss, without=("Loss",))
-    made = call_own("--loss", _find(_SHORT.get(spec.name, spec.name), known, "--loss"), spec)
-    if not isinstance(made, keras.Loss):
-        raise InputError(f"--loss={text} must make a keras.Loss. Received: {type(made).__name__}.")
-    return made
+    loss = call_own("--loss", _find(_SHORT.get(spec.name, spec.name), known, "--loss"), spec)
+    if not isinstance(loss, keras.Loss):
+        raise InputError(f"--loss={text} must make a keras.Loss. Received: {type(loss).__name__}.")
+    return loss
 
 
 def create_metrics(text: str) -> list[str]:
@@ -77,15 +77,15 @@ def create_metrics(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         try:
-            found = name in _BY_LABELS or keras.metrics.get(name)
+            is_known = name in _BY_LABELS or keras.metrics.get(name)
         except ValueError:
-            found = None
+            is_known = None
         except TypeError as error:
             raise InputError(
                 f"--metrics takes metrics that need no arguments. Received: {name} ({error}). "
                 "Pass such a metric to tfdist.Trainer, in a program."
             ) from error
-        if not found:
+        if not is_known:
             known = _classes(keras.metrics, keras.Metric, without=("Metric",))
             raise InputError(f"--metrics={name} is not known.{nearest(name, (*_BY_LABELS, *known))}")
     return names
@@ -100,9 +100,9 @@ def _find(name: str, known: Mapping[str, Any], flag: str) -> Any:
 
 
 def _classes(module: Any, base: type, without: tuple[str, ...]) -> dict[str, type]:
-    found = inspect.getmembers(module, lambda x: inspect.isclass(x) and issubclass(x, base))
+    members = inspect.getmembers(module, lambda x: inspect.isclass(x) and issubclass(x, base))
     spell = str.lower if base is keras.Optimizer else _snake
-    return {spell(name): value for name, value in found if name not in without}
+    return {spell(name): value for name, value in members if name not in without}
 
 
 def _snake(name: str) -> str:

@@ -110,8 +110,8 @@ class LARS(keras.optimizers.Optimizer):
             return
         super().build(variables)
         paths = [getattr(variable, "path", variable.name) for variable in variables]
-        self.decayed = [not _found(self.undecayed, path) for path in paths]
-        self.adapted = [not _found(self.unadapted, path) for path in paths]
+        self.decayed = [not _matches(self.undecayed, path) for path in paths]
+        self.adapted = [not _matches(self.unadapted, path) for path in paths]
         self.momentums = self.add_optimizer_variables(variables, "momentum") if self.momentum else []
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
@@ -172,16 +172,16 @@ def _check(holds: bool, rule: str, received: Any) -> None:
 
 
 def _expressions(patterns: str | Sequence[str]) -> tuple[str, ...]:
-    found = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    for pattern in found:
+    expressions = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for pattern in expressions:
         try:
             re.compile(pattern)
         except re.error as error:
             raise InputError(
                 f"LARS: excluded names must be regular expressions. Received: {pattern} ({error})."
             ) from error
-    return found
+    return expressions
 
 
-def _found(patterns: Sequence[str], path: str) -> bool:
+def _matches(patterns: Sequence[str], path: str) -> bool:
     return any(re.search(pattern, path) for pattern in patterns)

@@ -77,7 +77,7 @@ class ElasticExchanges(PeriodicExchanges):
         """See base class."""
         super().__init__(sync, model, strategy, reducer, store)
         self._center = TemporaryValues(self._weights, strategy, self._center_of)
-        self._take_over = strategy.compiled(lambda: strategy.run(self._taken_over))
+        self._compiled_assign_center = strategy.compiled(lambda: strategy.run(self._assign_center))
 
     def _make_exchange(self, *args: Any) -> Exchange:
         """See base class."""
@@ -90,7 +90,7 @@ class ElasticExchanges(PeriodicExchanges):
             super().begin(step, batch_size)
             return
         self._batch_size = batch_size
-        self._take_over()
+        self._compiled_assign_center()
 
     def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
         """See base class; before the first step, all replicas have the center."""
@@ -101,7 +101,7 @@ class ElasticExchanges(PeriodicExchanges):
         agree = in_agreement(own, self._strategy.collectives)
         return [tf.where(agree, w, x) for w, x in zip(own, self._global_weights.values(), strict=True)]
 
-    def _taken_over(self) -> tf.Tensor:
+    def _assign_center(self) -> tf.Tensor:
         """Assigns the weights to the center if all replicas have equal ones. A replica function."""
         self._global_weights.assign(self._center_of(self._exchange.local_weights()))
         return tf.constant(True)
@@ -110,7 +110,7 @@ class ElasticExchanges(PeriodicExchanges):
         """See base class; `center`: the global weights are evaluated, instead of the mean of the replicas' weights."""
         return {**super().to_json(), "center": True}
 
-    def _continues(self, saved: Mapping[str, Any]) -> bool:
+    def _can_resume(self, saved: Mapping[str, Any]) -> bool:
         """See base class; here, replicas need not have the global weights."""
         return not saved.get("since")
 
@@ -125,6 +125,6 @@ def in_agreement(tensors: Sequence[tf.Tensor], collectives: Collectives) -> tf.T
         odd = 2 * tf.range(tf.size(bits, tf.int64)) + 1
         total = total * 1_000_003 + tf.reduce_sum(bits * odd)  # integers wrap, so that their order does not matter
     parts = [tf.math.floormod(total, 2**24), tf.math.floormod(total // 2**24, 2**24)]
-    mine = tf.cast(tf.stack(parts), tf.float32)  # exactly
-    [most, least] = collectives.all_reduce([mine, -mine], "max", name="elastic/agreement")
-    return tf.reduce_all(tf.equal(most, -least))
+    own = tf.cast(tf.stack(parts), tf.float32)  # exactly
+    [maximum, minimum] = collectives.all_reduce([own, -own], "max", name="elastic/agreement")
+    return tf.reduce_all(tf.equal(maximum, -minimum))

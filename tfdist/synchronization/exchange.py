@@ -111,18 +111,18 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
     """
     if not text:
         return None
-    found = create_optimizer(text, parse(text).args["learning_rate"], flag="--sync: outer")
-    if keras_internals.begins_at_weights(found):
+    optimizer = create_optimizer(text, parse(text).args["learning_rate"], flag="--sync: outer")
+    if keras_internals.begins_at_weights(optimizer):
         raise InputError(
             "The state of an outer optimizer cannot begin as a copy of the weights, which it receives later. Received: "
             f"outer={text}. Use another one, such as adam."
         )
-    if found.gradient_accumulation_steps:
+    if optimizer.gradient_accumulation_steps:
         raise InputError(
             f"An outer optimizer must update the weights in each exchange. Received: outer={text}. Leave out "
             "gradient_accumulation_steps, and use a longer period."
         )
-    return found
+    return optimizer
 
 
 class ExchangeResult(NamedTuple):
@@ -251,9 +251,9 @@ def updated(global_weights: GlobalWeights, totals: Sequence[tf.Tensor]) -> tuple
     """Updates the global weights by the sum of all replicas' messages; returns them, and what is known of the exchange."""
     *changes, rows, squares = totals
     mean = [tf.math.divide_no_nan(change, tf.cast(rows, change.dtype)) for change in changes]
-    found = global_weights.update(mean)
+    weights = global_weights.update(mean)
     spread = tf.math.divide_no_nan(squares, rows) - square_norm(mean)
-    return found, ExchangeResult(tf.sqrt(tf.maximum(spread, 0)) / tf.sqrt(square_norm(found)), rows)
+    return weights, ExchangeResult(tf.sqrt(tf.maximum(spread, 0)) / tf.sqrt(square_norm(weights)), rows)
 
 
 def weighted_mean(
@@ -280,9 +280,9 @@ def replica_mean(
     """
 
     def means(own: list[tf.Tensor]) -> list[tf.Tensor]:
-        mine = tf.cast(rows(), keras.config.floatx())
-        [total] = strategy.collectives.all_reduce([mine], name="replica_mean/rows")
-        weight = tf.where(total > 0, mine / tf.maximum(total, 1), 1 / strategy.replicas)
+        own_rows = tf.cast(rows(), keras.config.floatx())
+        [total] = strategy.collectives.all_reduce([own_rows], name="replica_mean/rows")
+        weight = tf.where(total > 0, own_rows / tf.maximum(total, 1), 1 / strategy.replicas)
         return weighted_mean(own, weight, tf.ones_like(weight), strategy.collectives)
 
     return TemporaryValues(variables, strategy, means, differ=lambda: strategy.replicas > 1)

@@ -28,7 +28,7 @@ from tfdist.synchronization.exchange import (
 from tfdist.synchronization.interface import Exchanges
 
 
-def check_resumed(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_like_ours: bool) -> None:
+def check_resumed(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_compatible: bool) -> None:
     """Checks that replicas which have trained locally can continue with a method.
 
     Their weights differ from each other and from the global ones, in a way that depends on the method: another one would
@@ -38,13 +38,13 @@ def check_resumed(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_lik
       sync: how replicas are kept in agreement from now on.
       saved: what `Exchanges.to_json` returned; empty for an unknown run.
       step: number of updates done.
-      is_like_ours: whether the method can continue what is saved, if replicas train locally in the next step.
+      is_compatible: whether the method can continue what is saved, if replicas train locally in the next step.
 
     Raises:
       InputError: they cannot.
     """
     have_trained_locally = saved.get("last_exchange") is not None or bool(saved.get("since"))
-    if not have_trained_locally or (is_like_ours and step >= sync.first_local_step):
+    if not have_trained_locally or (is_compatible and step >= sync.first_local_step):
         return
     raise InputError(
         f"A run must resume with the same method of exchanging weights. Received: sync={sync} at step {step} of a run whose "
@@ -101,9 +101,9 @@ class PeriodicExchanges(Exchanges):
             return {}
         assert self._last is not None
         share = self._batch_size * (step - self._last) / self._strategy.replicas
-        found = self._exchanged(tf.constant(share, keras.config.floatx()))
+        result = self._run_exchange(tf.constant(share, keras.config.floatx()))
         self._last = step
-        return {"replica_divergence": float(found.divergence)}
+        return {"replica_divergence": float(result.divergence)}
 
     def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
         """See base class; right after an exchange, only averages of weights may differ between replicas."""
@@ -138,14 +138,14 @@ class PeriodicExchanges(Exchanges):
         Raises:
           InputError: the run exchanged fragments, with a delay or with a center, or trained locally in a step of the warmup.
         """
-        check_resumed(self._sync, saved, step, is_like_ours=self._continues(saved))
+        check_resumed(self._sync, saved, step, is_compatible=self._can_resume(saved))
         self._last = saved.get("last_exchange")
 
-    def _continues(self, saved: Mapping[str, Any]) -> bool:
+    def _can_resume(self, saved: Mapping[str, Any]) -> bool:
         """Returns whether an exchange left the replicas of a run with the global weights; see `to_json`."""
         return not saved.get("since") and not saved.get("center")
 
-    def _exchanged(self, share: tf.Tensor) -> ExchangeResult:
+    def _run_exchange(self, share: tf.Tensor) -> ExchangeResult:
         """Exchanges the weights; the first time, processes compare the calls that they will make."""
         if self._compiled is None:
             self._compiled = tf.function(self._exchange_all, autograph=False).get_concrete_function(
@@ -153,8 +153,8 @@ class PeriodicExchanges(Exchanges):
             )
             assert self._exchange.recording is not None
             agree_on_plan(self._strategy.peers, self._exchange.recording.calls)
-        found = self._compiled(share)
-        return ExchangeResult(*(self._strategy.local(value)[0] for value in found))
+        result = self._compiled(share)
+        return ExchangeResult(*(self._strategy.local(value)[0] for value in result))
 
 
 class HierarchicalExchanges(PeriodicExchanges):
@@ -191,7 +191,7 @@ class HierarchicalExchanges(PeriodicExchanges):
         self._levels = list(zip(sync.periods, sync.group_sizes, strict=False))
         states = [State(f"exchange/rows_before/{size}", (), tf.float64, per_replica=True) for size in sync.group_sizes]
         self._rows_before = store.variables(states)
-        self._of_level: dict[int | None, Any] = {}
+        self._compiled_levels: dict[int | None, Any] = {}
 
     def next(self, step: int) -> int | None:
         """See base class."""
@@ -205,12 +205,12 @@ class HierarchicalExchanges(PeriodicExchanges):
         if step % self._sync.period and due and self._last is not None:
             period, _ = self._levels[due[-1]]
             share = self._batch_size * period / self._strategy.replicas
-            self._at_level(due[-1])(tf.constant(share, keras.config.floatx()))
+            self._exchange_of_level(due[-1])(tf.constant(share, keras.config.floatx()))
             return {}
-        found = super().at(step)
+        fields = super().at(step)
         if self._last == step:
-            self._at_level(None)(tf.constant(0, keras.config.floatx()))
-        return found
+            self._exchange_of_level(None)(tf.constant(0, keras.config.floatx()))
+        return fields
 
     @property
     def payload_per_step(self) -> float:
@@ -218,17 +218,17 @@ class HierarchicalExchanges(PeriodicExchanges):
         [(period, _), *_] = self._levels
         return super().payload_per_step * self._sync.period / period
 
-    def _at_level(self, level: int | None) -> Any:
+    def _exchange_of_level(self, level: int | None) -> Any:
         """Returns what is compiled for the exchange of a level; None for what is left after an exchange of all."""
-        if level not in self._of_level:
+        if level not in self._compiled_levels:
             function = self._begin_levels if level is None else functools.partial(self._exchange_group, level)
 
             def run(share: tf.Tensor) -> Any:
                 return self._strategy.run(function, share)
 
             spec = tf.TensorSpec([], keras.config.floatx())
-            self._of_level[level] = tf.function(run, autograph=False).get_concrete_function(spec)
-        return self._of_level[level]
+            self._compiled_levels[level] = tf.function(run, autograph=False).get_concrete_function(spec)
+        return self._compiled_levels[level]
 
     def _begin_levels(self, share: tf.Tensor) -> None:
         """Counts the rows of all levels from here on. A replica function."""

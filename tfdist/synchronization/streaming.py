@@ -47,20 +47,20 @@ class BackgroundCall(Generic[_T]):
     one from ending.
     """
 
-    def __init__(self, function: Callable[[], _T], begun: threading.Event, *, in_background: bool):
+    def __init__(self, function: Callable[[], _T], started: threading.Event, *, in_background: bool):
         """Calls the function.
 
         Args:
           function: takes no arguments.
-          begun: set by the function once it may run alongside other calls.
+          started: set by the function once it may run alongside other calls.
           in_background: whether to call it in a thread, and to return when it has begun.
         """
-        self._function, self._begun = function, begun
+        self._function, self._started = function, started
         self._future: concurrent.futures.Future[_T] = concurrent.futures.Future()
         if in_background:
-            begun.clear()
+            started.clear()
             threading.Thread(target=self._run, name="tfdist-exchange", daemon=True).start()
-            begun.wait()
+            started.wait()
         else:
             self._run()
 
@@ -77,10 +77,10 @@ class BackgroundCall(Generic[_T]):
         try:
             result = self._function()
         except BaseException as error:
-            self._begun.set()
+            self._started.set()
             self._future.set_exception(error)
         else:
-            self._begun.set()
+            self._started.set()
             self._future.set_result(result)
 
 
@@ -151,7 +151,7 @@ class Fragment:
           expected_rows: scalar of dtype floatx; rows that a replica with an equal share has had since the last exchange.
         """
         rows = tf.cast(self.rows(), expected_rows.dtype) / expected_rows
-        own = self._own()
+        own = self._local_weights()
         message = message_of(self.global_weights.values(), own, rows)
         with self._strategy.own_copies(self.own_variables):
             assign(self.own_variables, own if self.own_variables else [])
@@ -169,19 +169,21 @@ class Fragment:
     def use(self) -> None:
         """Replaces the replica's weights by those with which it continues."""
         global_weights = self.global_weights.values()
-        own = self._own()
+        own = self._local_weights()
         if self._mixing is None:
             sent = [tf.convert_to_tensor(variable.value) for variable in self.own_variables]
-            found = constrained(self.weights, [x + (w - s) for x, w, s in zip(global_weights, own, sent, strict=True)])
+            weights = constrained(
+                self.weights, [x + (w - s) for x, w, s in zip(global_weights, own, sent, strict=True)]
+            )
         elif self._mixing:
             mixed = [self._mixing * w + (1 - self._mixing) * x for x, w in zip(global_weights, own, strict=True)]
-            found = constrained(self.weights, mixed)
+            weights = constrained(self.weights, mixed)
         else:
-            found = global_weights
+            weights = global_weights
         with self._strategy.own_copies(self.weights):
-            assign(self.weights, found)
+            assign(self.weights, weights)
 
-    def _own(self) -> list[tf.Tensor]:
+    def _local_weights(self) -> list[tf.Tensor]:
         return [tf.convert_to_tensor(variable.value) for variable in self.weights]
 
 
@@ -217,8 +219,8 @@ _ENDING_SECONDS = 5.0  # after an error, for an exchange that the other processe
 
 
 @dataclasses.dataclass
-class _Sent:
-    """A fragment that was sent and is not used yet.
+class _InFlight:
+    """A fragment whose exchange has begun and whose result is not used yet.
 
     Attributes:
       fragment: its number.
@@ -276,10 +278,10 @@ class StreamingExchanges(Exchanges):
             for f in self._fragments
         ]
         self._compiled: dict[Callable[..., Any], Any] = {}
-        self._begun = threading.Event()
+        self._started = threading.Event()
         self._batch_size = 0
         self._since: list[int] = []  # of each fragment, the step when it was sent; empty before local training begins
-        self._sent: _Sent | None = None
+        self._in_flight: _InFlight | None = None
 
     def is_local_step(self, step: int) -> bool:
         """See base class."""
@@ -316,20 +318,20 @@ class StreamingExchanges(Exchanges):
         if not self.is_local_step(step) or not self._since:
             self.begin(step, self._batch_size)
             return {}
-        found: dict[str, float] = {}
-        found |= self._used_if_due(step)
+        fields: dict[str, float] = {}
+        fields |= self._use_if_due(step)
         for number in self._numbers:
             if self._next_sent(number, step - 1) == step:
                 self._send(number, step)
-                found |= self._used_if_due(step)
-        return found
+                fields |= self._use_if_due(step)
+        return fields
 
     def settle(self) -> None:
         """See base class; what was received is then in the global weights."""
-        if self._sent and self._sent.call:
-            found = self._sent.call.result()
-            self._sent.divergence = float(self._strategy.local(found.divergence)[0])
-            self._sent.call = None
+        if self._in_flight and self._in_flight.call:
+            result = self._in_flight.call.result()
+            self._in_flight.divergence = float(self._strategy.local(result.divergence)[0])
+            self._in_flight.call = None
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -337,8 +339,8 @@ class StreamingExchanges(Exchanges):
         try:
             yield
         except BaseException:
-            if self._sent and self._sent.call:
-                self._sent.call.wait(_ENDING_SECONDS)
+            if self._in_flight and self._in_flight.call:
+                self._in_flight.call.wait(_ENDING_SECONDS)
             raise
         self.settle()
 
@@ -362,9 +364,9 @@ class StreamingExchanges(Exchanges):
     def to_json(self) -> dict[str, Any]:
         """See base class."""
         self.settle()
-        sent = self._sent
-        found = [sent.fragment, sent.step, repr(sent.divergence)] if sent else []  # as a text, since JSON has no NaN
-        return {"since": list(self._since), "sent": found}
+        sent = self._in_flight
+        entry = [sent.fragment, sent.step, repr(sent.divergence)] if sent else []  # as a text, since JSON has no NaN
+        return {"since": list(self._since), "sent": entry}
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
         """See base class.
@@ -373,13 +375,13 @@ class StreamingExchanges(Exchanges):
           InputError: the run was exchanging in another way.
         """
         since = list(saved.get("since", []))
-        has_ours = saved.get("last_exchange") is None and len(since) in (0, self._sync.fragment_count)
-        check_resumed(self._sync, saved, step, is_like_ours=has_ours)
+        is_compatible = saved.get("last_exchange") is None and len(since) in (0, self._sync.fragment_count)
+        check_resumed(self._sync, saved, step, is_compatible=is_compatible)
         self._since = since
-        self._sent = None
+        self._in_flight = None
         if saved.get("sent"):
             fragment, sent_at, divergence = saved["sent"]
-            self._sent = _Sent(fragment, sent_at, divergence=float(divergence))
+            self._in_flight = _InFlight(fragment, sent_at, divergence=float(divergence))
 
     def _send(self, number: int, step: int) -> None:
         """Sends a fragment; the first time, processes compare the calls that they will make."""
@@ -391,18 +393,18 @@ class StreamingExchanges(Exchanges):
         if is_first:
             assert fragment.recording is not None
             agree_on_plan(self._strategy.peers, fragment.recording.calls)
-        call = BackgroundCall(lambda: exchange(message), self._begun, in_background=self._sync.overlap)
-        self._sent = _Sent(number, step, call)
+        call = BackgroundCall(lambda: exchange(message), self._started, in_background=self._sync.overlap)
+        self._in_flight = _InFlight(number, step, call)
         self._since[number] = step
 
-    def _used_if_due(self, step: int) -> dict[str, float]:
+    def _use_if_due(self, step: int) -> dict[str, float]:
         """Waits for the fragment that was sent, and uses it, if it is to be used at this step."""
-        if self._sent is None or step < self._sent.step + self._delays[self._sent.fragment]:
+        if self._in_flight is None or step < self._in_flight.step + self._delays[self._in_flight.fragment]:
             return {}
         self.settle()
-        sent, self._sent = self._sent, None
-        self._on_replicas(self._fragments[sent.fragment].use)
-        return {"replica_divergence": sent.divergence}
+        fragment, self._in_flight = self._in_flight, None
+        self._on_replicas(self._fragments[fragment.fragment].use)
+        return {"replica_divergence": fragment.divergence}
 
     def _on_replicas(self, function: Callable[..., Any], *args: Any) -> Any:
         return self._compiled_for(function, *args)(*args)
@@ -418,9 +420,9 @@ class StreamingExchanges(Exchanges):
           before: called first while the function is traced, outside of replicas.
         """
 
-        def run(*given: Any) -> Any:
+        def run(*run_args: Any) -> Any:
             before()
-            return self._strategy.run(function, *given)
+            return self._strategy.run(function, *run_args)
 
         if function not in self._compiled:
             self._compiled[function] = tf.function(run, autograph=False).get_concrete_function(*args)
@@ -434,7 +436,7 @@ class StreamingExchanges(Exchanges):
         """
 
         def signal() -> np.bool_:
-            self._begun.set()
+            self._started.set()
             return np.bool_(True)
 
         tf.numpy_function(signal, [], tf.bool)
