@@ -210,7 +210,7 @@ def test_a_run_may_resume_with_another_period_or_a_center(other, mirrored3, tmp_
     resuming.build((X, Y))
     assert resuming.resume(tmp_path) == 3
     fit(resuming, 3)
-    for copy in resuming.program.exchanges.variables:  # the global weights
+    for copy in resuming.program.synchronizer.variables:  # the global weights
         first, *others = of_replicas(mirrored3, copy)
         assert all((first == one).all() for one in others)
 

@@ -166,7 +166,7 @@ def test_evaluations_and_checkpoints_change_nothing(mirrored3, tmp_path):
 def test_an_error_of_an_exchange_ends_the_run(mirrored3, monkeypatch):
     trainer = trainer_of(mirrored3, "local_sgd(period=3, overlap=True)")
     trainer.build((X, Y))
-    exchanges, compiled = trainer.program.exchanges, trainer.program.exchanges._compiled_for
+    exchanges, compiled = trainer.program.synchronizer, trainer.program.synchronizer._compiled_for
 
     def failing(function, *args, **options):
         found = compiled(function, *args, **options)

@@ -34,7 +34,7 @@ from tfdist.distribution.strategy import Read, Strategy
 from tfdist.distribution.tf_distribute import without_numbers
 from tfdist.errors import InputError
 from tfdist.step.state_store import StateArray, StateStore
-from tfdist.synchronization import Exchanges
+from tfdist.synchronization import WeightSynchronizer
 
 _MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE, _EXCHANGES = (
     "model/",
@@ -76,7 +76,7 @@ class RunVariables:
         strategy: Strategy,
         store: StateStore,
         callbacks: CallbackStates,
-        exchanges: Exchanges,
+        exchanges: WeightSynchronizer,
     ):
         """Collects the variables of a model.
 

@@ -11,25 +11,25 @@ from tfdist.step.compression import Compression
 from tfdist.step.reduction import Reduction
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import synchronized_layers
-from tfdist.synchronization.elastic_averaging import ElasticExchanges
+from tfdist.synchronization.elastic_averaging import ElasticSynchronizer
 from tfdist.synchronization.exchange import specs_of
-from tfdist.synchronization.federated import FederatedRounds, round_specs
-from tfdist.synchronization.interface import Exchanges
-from tfdist.synchronization.periodic import HierarchicalExchanges, PeriodicExchanges
-from tfdist.synchronization.streaming import StreamingExchanges
+from tfdist.synchronization.federated import FederatedSynchronizer, round_specs
+from tfdist.synchronization.interface import WeightSynchronizer
+from tfdist.synchronization.periodic import HierarchicalSynchronizer, PeriodicSynchronizer
+from tfdist.synchronization.streaming import StreamingSynchronizer
 
-_KINDS: Mapping[type[Sync], Callable[..., Exchanges]] = {
-    LocalSGD: PeriodicExchanges,
-    PostLocalSGD: PeriodicExchanges,
-    HierarchicalLocalSGD: HierarchicalExchanges,
-    DiLoCo: PeriodicExchanges,
-    EASGD: ElasticExchanges,
+_KINDS: Mapping[type[Sync], Callable[..., WeightSynchronizer]] = {
+    LocalSGD: PeriodicSynchronizer,
+    PostLocalSGD: PeriodicSynchronizer,
+    HierarchicalLocalSGD: HierarchicalSynchronizer,
+    DiLoCo: PeriodicSynchronizer,
+    EASGD: ElasticSynchronizer,
 }
 
 
-def make_exchanges(
+def make_synchronizer(
     sync: Sync, model: keras.Model, strategy: Strategy, compression: Compression, store: StateStore
-) -> Exchanges:
+) -> WeightSynchronizer:
     """Creates the exchanges of a compiled and built model; every process must call it.
 
     Raises:
@@ -37,7 +37,7 @@ def make_exchanges(
         fragments.
     """
     if not sync.exchanges_weights:
-        return Exchanges()
+        return WeightSynchronizer()
     if not strategy.can_train_locally:
         raise InputError(
             f"Replicas of strategy {strategy.name} cannot train locally, as its engine compiles whole steps. Received: "
@@ -53,8 +53,8 @@ def make_exchanges(
     if isinstance(sync, FedAvg):
         specs = round_specs(weights)
         reduction = Reduction(compression.reducer(specs, {}, ()), specs, store, "exchange/")
-        return FederatedRounds(sync, model, strategy, reduction)
+        return FederatedSynchronizer(sync, model, strategy, reduction)
     if isinstance(sync, LocalSGD) and not sync.is_blocking:
-        return StreamingExchanges(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), store)
+        return StreamingSynchronizer(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), store)
     reducer = compression.reducer(specs_of(weights), {}, ())
     return _KINDS[type(sync)](sync, model, strategy, reducer, store)

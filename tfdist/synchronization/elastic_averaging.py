@@ -32,7 +32,7 @@ from tfdist.gradients import Reducer
 from tfdist.step.averaged_values import TemporaryValues
 from tfdist.step.state_store import StateStore
 from tfdist.synchronization.exchange import Exchange, ExchangeResult, constrained, square_norm
-from tfdist.synchronization.periodic import PeriodicExchanges
+from tfdist.synchronization.periodic import PeriodicSynchronizer
 
 _INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes of a floating-point number
 
@@ -63,8 +63,8 @@ class ElasticExchange(Exchange):
         return moved, ExchangeResult(tf.sqrt(spread) / tf.sqrt(square_norm(mean)), rows)
 
 
-class ElasticExchanges(PeriodicExchanges):
-    """Exchanges of elastic averaging; the center is what is evaluated and exported, also right after an exchange.
+class ElasticSynchronizer(PeriodicSynchronizer):
+    """Elastic averaging; the center is evaluated and exported, also right after an exchange.
 
     Replicas never agree on their own. If all have equal weights, bit for bit, then the program has set them, or none has
     trained yet: these weights are then the center, too. One replica always agrees with itself, which says nothing:

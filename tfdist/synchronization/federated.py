@@ -29,7 +29,7 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.exchange import GlobalWeights, InitialState
-from tfdist.synchronization.interface import Exchanges
+from tfdist.synchronization.interface import WeightSynchronizer
 
 
 class Counts(NamedTuple):
@@ -335,7 +335,7 @@ def _at_update(optimizer: keras.Optimizer, number: tf.Tensor) -> Iterator[None]:
         yield
 
 
-class FederatedRounds(Exchanges):
+class FederatedSynchronizer(WeightSynchronizer):
     """Replaces steps by rounds, each of which exchanges weights; between rounds, replicas agree."""
 
     def __init__(self, sync: FedAvg, model: keras.Model, strategy: Strategy, reduction: Reduction):

@@ -1,4 +1,4 @@
-"""The contract `Exchanges`: what happens between replicas outside of steps. The base class exchanges nothing."""
+"""The contract `WeightSynchronizer`: what happens between replicas outside of steps. The base class exchanges nothing."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from tfdist.step.compiled_loop import Loop
 from tfdist.step.compiled_steps import Steps
 
 
-class Exchanges:
-    """Exchanges of weights at certain steps; this base class is for steps that sum gradients themselves.
+class WeightSynchronizer:
+    """Exchanges weights at certain steps; this base class is for steps that sum gradients themselves.
 
     Every process makes the same calls at the same steps.
 

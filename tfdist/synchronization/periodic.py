@@ -25,7 +25,7 @@ from tfdist.synchronization.exchange import (
     replica_mean,
     specs_of,
 )
-from tfdist.synchronization.interface import Exchanges
+from tfdist.synchronization.interface import WeightSynchronizer
 
 
 def check_resumed(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_compatible: bool) -> None:
@@ -36,7 +36,7 @@ def check_resumed(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_com
 
     Args:
       sync: how replicas are kept in agreement from now on.
-      saved: what `Exchanges.to_json` returned; empty for an unknown run.
+      saved: what `WeightSynchronizer.to_json` returned; empty for an unknown run.
       step: number of updates done.
       is_compatible: whether the method can continue what is saved, if replicas train locally in the next step.
 
@@ -52,7 +52,7 @@ def check_resumed(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_com
     )
 
 
-class PeriodicExchanges(Exchanges):
+class PeriodicSynchronizer(WeightSynchronizer):
     """Exchanges the weights every `period` steps; see `Exchange`."""
 
     has_local_weights = True
@@ -157,13 +157,12 @@ class PeriodicExchanges(Exchanges):
         return ExchangeResult(*(self._strategy.local(value)[0] for value in result))
 
 
-class HierarchicalExchanges(PeriodicExchanges):
-    """Exchanges of several levels: of those that are due at a step, only the one of the largest groups.
+class HierarchicalSynchronizer(PeriodicSynchronizer):
+    """Exchanges weights on several levels: of the exchanges that are due at a step, only the one of the largest groups.
 
     In an exchange of a group G, w_r' = sum over s in G of n_s w_s / sum over s in G of n_s, with n_s the rows of replica s
     since the last exchange of that level; the global weights change with the last level only. Cost: an all-reduce of P + 2
-    numbers inside each group. What a replica did not send in one exchange (error
-    feedback) is sent in the next, of whatever level.
+    numbers inside each group. The error of one exchange (error feedback) is sent in the next one, of any level.
     """
 
     def __init__(

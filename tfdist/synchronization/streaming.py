@@ -34,7 +34,7 @@ from tfdist.synchronization.exchange import (
     specs_of,
     updated,
 )
-from tfdist.synchronization.interface import Exchanges
+from tfdist.synchronization.interface import WeightSynchronizer
 from tfdist.synchronization.periodic import check_resumed
 
 _T = TypeVar("_T")
@@ -235,7 +235,7 @@ class _InFlight:
     divergence: float = 0.0
 
 
-class StreamingExchanges(Exchanges):
+class StreamingSynchronizer(WeightSynchronizer):
     """Exchanges each fragment every `period` steps, at an offset of its own, counted from the first local step.
 
     What is sent at one step is used some steps later, before another fragment is sent: at most one is on its way. See

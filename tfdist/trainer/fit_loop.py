@@ -256,12 +256,12 @@ class FitLoop:
         self._callbacks.on_train_begin()
         state.callbacks.train_begun()
         # Not earlier: a callback may have assigned weights or a learning rate.
-        self._program.exchanges.begin(state.step, self._batch_size)
+        self._program.synchronizer.begin(state.step, self._batch_size)
         over = self._was_stopped_before()
         with (
             contextlib.closing(self._reporting.profile),
             contextlib.closing(self._progress_file),
-            self._program.exchanges.training(),
+            self._program.synchronizer.training(),
         ):
             # A resumed run that had reached its last step within an epoch still has to end that epoch.
             while not over and (state.step < self._end or state.progress.epoch):
@@ -371,7 +371,7 @@ class FitLoop:
         """Returns the number of steps until something else has to happen."""
         step = self._state.step
         next_steps = [inspection.next(step + 1) for inspection in self._inspections]
-        next_steps += [self._saving.next(step), self._program.exchanges.next(step), self._balancing.next(step)]
+        next_steps += [self._saving.next(step), self._program.synchronizer.next(step), self._balancing.next(step)]
         borders = [next_step for next_step in next_steps if next_step is not None]
         return self._schedule.until(step, self._end, [epoch_end, *self._reporting.profile.boundaries, *borders])
 
@@ -385,7 +385,9 @@ class FitLoop:
             must_fit(self._source.element_spec),
             _annotated_errors(state.step, self._position.examples_before(state.step)),
         ):
-            loop = self._program.exchanges.loop(self._program.steps, self._batch_size, self._batches.rate, state.step)
+            loop = self._program.synchronizer.loop(
+                self._program.steps, self._batch_size, self._batches.rate, state.step
+            )
             result = loop(self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(with_norm))
             losses, counted = result.losses.numpy(), result.counted.numpy()
             if bool(result.may_continue):

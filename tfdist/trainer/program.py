@@ -36,8 +36,8 @@ from tfdist.step.row_dependence import RowDependence
 from tfdist.step.settings import Settings, cost_of
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_micro_steps, check_trains, trained_ids
-from tfdist.synchronization import Exchanges
-from tfdist.synchronization.catalog import make_exchanges
+from tfdist.synchronization import WeightSynchronizer
+from tfdist.synchronization.catalog import make_synchronizer
 from tfdist.trainer.data_warnings import check_evaluation, check_form, dependence_of, warn_of_evaluation
 
 # Checks before training that ranks have the same code, versions, model and optimizer, and names what differs.
@@ -161,7 +161,7 @@ class Program(NamedTuple):
       averaged_weights: context in which the model has the moving average of its weights, if there is one.
       evaluator: evaluates the model.
       trained: ids of the variables that are trained.
-      exchanges: exchanges of weights between steps.
+      synchronizer: exchanges weights between steps.
       dependence: what of the model depends on several rows of a batch.
     """
 
@@ -177,7 +177,7 @@ class Program(NamedTuple):
     averaged_weights: TemporaryValues
     evaluator: Evaluator
     trained: list[int]
-    exchanges: Exchanges
+    synchronizer: WeightSynchronizer
     dependence: RowDependence
 
     @property
@@ -189,14 +189,14 @@ class Program(NamedTuple):
         """Takes over the values of a checkpoint at a step, whose variables have been restored."""
         self.steps.go_on(saved["compression"])
         self.steps.resume_all_reduce_table(saved["all_reduce_table"], saved["replicas"])
-        self.exchanges.restore(saved["exchanges"], step)
-        if saved["exchanges"] and not self.exchanges.has_local_weights:
+        self.synchronizer.restore(saved["exchanges"], step)
+        if saved["exchanges"] and not self.synchronizer.has_local_weights:
             self.statistics.assign()  # a step without exchanges expects equal ones, if it computes with them
 
     def run_variables(self, callbacks: CallbackStates) -> RunVariables:
         """Returns all variables of a run with these callbacks, once no exchange changes them."""
-        self.exchanges.settle()
-        return RunVariables(self.model, self.strategy, self.store, callbacks, self.exchanges)
+        self.synchronizer.settle()
+        return RunVariables(self.model, self.strategy, self.store, callbacks, self.synchronizer)
 
     def accepting(self, examples: Examples) -> "Program":
         """Returns this program; raises `InputError` for examples to evaluate that do not fit the model."""
@@ -216,7 +216,7 @@ class Program(NamedTuple):
         """Context in which all replicas have the weights to evaluate at a step; every process must enter it."""
         self.average_statistics(step)
         statistics = self.statistics() if self._is_local(step) else contextlib.nullcontext()
-        with self.exchanges.averaged(step), statistics, self.averaged_weights():
+        with self.synchronizer.averaged(step), statistics, self.averaged_weights():
             yield
 
     def average_statistics(self, step: int) -> None:
@@ -226,19 +226,19 @@ class Program(NamedTuple):
 
     def exchange(self, step: int) -> Mapping[str, float]:
         """Exchanges what is due once `step` updates have been done; returns fields for training records."""
-        fields = self.exchanges.at(step)
-        if self.exchanges.is_local_step(step):
+        fields = self.synchronizer.at(step)
+        if self.synchronizer.is_local_step(step):
             self.average_statistics(step)  # where local training begins, replicas agree on the statistics, too
         return fields
 
     def _is_local(self, step: int) -> bool:
         """Returns whether, after this number of updates, replicas have statistics of their own with which they train."""
-        return self.exchanges.is_local_step(step - 1)
+        return self.synchronizer.is_local_step(step - 1)
 
     @property
     def cost(self) -> dict[str, float]:
         """What a step sends; see `Steps.cost`."""
-        return cost_of(self.exchanges.payload_per_step, self.steps.gradient_bytes) or self.steps.cost
+        return cost_of(self.synchronizer.payload_per_step, self.steps.gradient_bytes) or self.steps.cost
 
     @property
     def loss_scale(self) -> float | None:
@@ -297,7 +297,7 @@ def build(
     steps = Steps(model, strategy, settings, compression, store, recorded)
     trained = trained_ids(model)
     averaged = averaged_weights(model, strategy)
-    exchanges = make_exchanges(settings.sync, model, strategy, compression, store)
+    synchronizer = make_synchronizer(settings.sync, model, strategy, compression, store)
     dependence = dependence_of(strategy, model, element_spec, settings, steps)
     recorded.count_all_rows = dependence.is_partitioned and strategy.replicas > 1
     return Program(
@@ -313,6 +313,6 @@ def build(
         averaged,
         evaluator,
         trained,
-        exchanges,
+        synchronizer,
         dependence,
     )

@@ -38,7 +38,7 @@ def saved(program: Program, state: TrainState, batches: BatchSchedule, copied: b
         "replicas": program.strategy.replicas,
         "strategy": program.strategy.name,
         "order": variables.order,
-        "exchanges": program.exchanges.to_json(),
+        "exchanges": program.synchronizer.to_json(),
         "callbacks": callbacks,
     }
     best = [state.best.best.step] if state.best and state.best.best else []
