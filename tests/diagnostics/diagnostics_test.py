@@ -110,7 +110,7 @@ def test_what_was_kept_is_sent_when_compression_is_given_up(mirrored2):
     first = step(compressed)
     kept = compressed.state["sequential/dense/kernel/error"].values
     assert np.any(kept)
-    compressed.program.steps.fall_back([spec.name for spec in compressed.program.steps.compressible()])
+    compressed.program.steps.use_exact_sums([spec.name for spec in compressed.program.steps.compressible()])
     second, *_ = step(compressed)
     assert not np.any(compressed.state["sequential/dense/kernel/error"].values)
 
@@ -173,7 +173,7 @@ def test_one_s_own_code_that_auto_chose_goes_on(mirrored2):
     own = "tfdist.gradients.compression.methods.casts:FP16"
     trainer = make(mirrored2, f"auto(allow='{own}; int8')")
     trainer.build(tfdist.data.ArraySource(DATA))
-    trainer.program.steps.go_on({"sequential/dense/kernel": own})
+    trainer.program.steps.restore_methods({"sequential/dense/kernel": own})
     assert trainer.program.steps.overrides == {"sequential/dense/kernel": own}
 
 

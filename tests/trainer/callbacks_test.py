@@ -8,7 +8,7 @@ from tfdist.strategies.single import Single
 import tfdist
 from tfdist.cluster.environment import Cluster
 from tfdist.errors import InputError
-from tfdist.trainer.callbacks import Callbacks, chosen, validation_logs
+from tfdist.trainer.callbacks import Callbacks, callbacks_of_process, validation_logs
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((16, 3)).astype("float32")
@@ -155,14 +155,14 @@ class Spread(OtherRank):
 
 def test_the_chief_reads_no_variables_that_span_processes(tmp_path):
     saves = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras")
-    assert chosen([saves], OtherRank(OtherStops(0))) == []
+    assert callbacks_of_process([saves], OtherRank(OtherStops(0))) == []
     with pytest.raises(InputError, match="the chief cannot read weights alone. Received: ModelCheckpoint"):
-        chosen([saves], Spread(OtherStops(0)))
+        callbacks_of_process([saves], Spread(OtherStops(0)))
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     with pytest.raises(InputError, match="the chief cannot read weights alone. Received: BackupAndRestore"):
-        chosen([backup], Spread(OtherStops(0)), restores=True)
+        callbacks_of_process([backup], Spread(OtherStops(0)), restores=True)
     logs = keras.callbacks.CSVLogger(tmp_path / "logs.csv")
-    assert chosen([logs], Spread(OtherStops(0))) == []
+    assert callbacks_of_process([logs], Spread(OtherStops(0))) == []
 
 
 def test_names_of_validation_logs():

@@ -5,13 +5,13 @@ to choose the all-reduce algorithm and the compression method.
 """
 
 from tfdist.diagnostics.auto_all_reduce import AutoAllReduce
-from tfdist.diagnostics.auto_compression import Auto
+from tfdist.diagnostics.auto_compression import AutoCompression
 from tfdist.diagnostics.interface import Inspection, RunView
 from tfdist.diagnostics.pipeline_timeline import Exposure, PipelineTimeline, advice
 from tfdist.diagnostics.replica_divergence import CompressionErrorMonitor, GradientNorms, ReplicaDivergence
 
 __all__ = [
-    "Auto",
+    "AutoCompression",
     "AutoAllReduce",
     "Exposure",
     "GradientNorms",

@@ -36,7 +36,7 @@ class Cost(NamedTuple):
     calls: list[RecordedCall]
 
 
-class Auto(Inspection):
+class AutoCompression(Inspection):
     """Measures once and chooses a method for each gradient."""
 
     def __init__(self, run_view: RunView, choice: Choice):
@@ -55,7 +55,7 @@ class Auto(Inspection):
         costs = {spec.name: self._costs(spec) for spec in steps.compressible()}
         choice = {name: fastest(link, candidates) for name, candidates in costs.items()}
         choice = steps.strategy.peers.broadcast("auto", choice, LONG_SECONDS)
-        steps.choose(choice, self._candidates)
+        steps.choose_methods(choice, self._candidates)
         if steps.strategy.is_chief:
             _log_choice(link, costs, choice)
         return {}

@@ -207,7 +207,7 @@ class CompressionErrorMonitor(Periodic):
                 "From step %d on, the gradient of %s is reduced without compression: the compression error was %.3g of "
                 "its norm, more than --compression_max_error=%g.", step, name, error, self._max_error
             )  # fmt: skip
-        self._steps.fall_back(list(too_large))
+        self._steps.use_exact_sums(list(too_large))
 
 
 def errors_of(reducer: Reducer, specs: Sequence[tf.TensorSpec], watched: Sequence[str]) -> Observe:

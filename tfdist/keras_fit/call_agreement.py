@@ -13,7 +13,7 @@ from tfdist import keras_internals
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, PeerLostError
-from tfdist.trainer.callbacks import chosen
+from tfdist.trainer.callbacks import callbacks_of_process
 
 _BATCH_EVENTS = ("on_batch_begin", "on_batch_end")
 _TRAIN_EVENTS = (*_BATCH_EVENTS, "on_train_batch_begin", "on_train_batch_end")
@@ -177,7 +177,7 @@ def synchronized_callbacks(
     first = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: average())
     last = (_StopTogetherAfterBatches if each_batch else _StopTogether)(strategy.group, deadline)
     restored = [_BroadcastRestored(strategy)] if strategy.cluster.size > 1 else []
-    return [first, *chosen(callbacks, strategy, restores=True), *restored, last]
+    return [first, *callbacks_of_process(callbacks, strategy, restores=True), *restored, last]
 
 
 class _BroadcastRestored(keras.callbacks.Callback):

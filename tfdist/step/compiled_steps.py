@@ -90,7 +90,7 @@ class Steps:
         self._current, loop = self._loops[key]
         return loop
 
-    def other_loop(self, key: Any, create: Callable[[Settings, StateStore, ModelMetrics], tuple[Step, Loop]]) -> Loop:
+    def custom_loop(self, key: Any, create: Callable[[Settings, StateStore, ModelMetrics], tuple[Step, Loop]]) -> Loop:
         """Returns a loop of other steps, which is created once for each key."""
         if key not in self._loops:
             self._loops[key] = create(replace(self._settings, sparse=frozenset()), self._store, self._metrics)
@@ -156,7 +156,7 @@ class Steps:
         """Returns what replicas communicate in a partitioned step; see `GradientSource.communication`."""
         return self._source(None, takes_rows=False).communication(spec)
 
-    def choose(self, methods: Mapping[str, str], candidates: Sequence[str]) -> None:
+    def choose_methods(self, methods: Mapping[str, str], candidates: Sequence[str]) -> None:
         """Switches these gradients to other methods; every process must do the same at the same step.
 
         The choice is part of the state: for each gradient, `compression/choice` has the index of its method among the
@@ -171,7 +171,7 @@ class Steps:
         variable = self._choice_variable()
         self.strategy.run(lambda: variable.assign(numbers))
 
-    def go_on(self, overrides: Mapping[str, str]) -> None:
+    def restore_methods(self, overrides: Mapping[str, str]) -> None:
         """Restores the methods of a resumed run; user code that only its checkpoint names is not run."""
         self.overrides = {name: methods for name, methods in overrides.items() if self.compression.names(methods)}
         unknown = sorted({methods for name, methods in overrides.items() if name not in self.overrides})
@@ -212,7 +212,7 @@ class Steps:
         )
         return variable
 
-    def fall_back(self, names: Sequence[str]) -> None:
+    def use_exact_sums(self, names: Sequence[str]) -> None:
         """Switches these gradients to exact sums, the first of which includes the error stored by error feedback."""
         state_names = {state.name for state in self.reducer().state(self.specs)}
         self.overrides |= {name: f"none(feedback={f'{name}/error' in state_names})" for name in names}

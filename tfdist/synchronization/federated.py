@@ -354,7 +354,7 @@ class FederatedSynchronizer(WeightSynchronizer):
             loop = RoundLoop(step, source, self._state, self._strategy, batch_size)
             return step, tf.function(loop.run, autograph=False, reduce_retracing=True)
 
-        return steps.other_loop(("rounds", batch_size), create)
+        return steps.custom_loop(("rounds", batch_size), create)
 
     @property
     def payload_per_step(self) -> float:

@@ -125,7 +125,7 @@ def balancing(balance: Balance, strategy: Strategy, state: TrainState, batch_siz
     return Balancing(FixedAllocation(apportion(batch_size, balance.weights)) if balance.kind == WEIGHTS else EVEN)
 
 
-def balance_on(text: str, strategy: Strategy) -> Balance:
+def checked_balance(text: str, strategy: Strategy) -> Balance:
     """Returns the value of a flag or argument, checked for a strategy.
 
     Raises:

@@ -47,7 +47,7 @@ class Callbacks:
         self._group = strategy.group
         # Also if only some processes have callbacks, as in `callbacks=[...] if rank == 0 else []`.
         self._any = any(strategy.group.gather("callbacks/any", bool(callbacks), deadline=float("inf")))
-        self.callbacks = chosen(callbacks, strategy)
+        self.callbacks = callbacks_of_process(callbacks, strategy)
         self._epoch = _EpochLogs()
         self._list = keras.callbacks.CallbackList(
             [*self.callbacks, self._epoch], model=model, reports_evaluations=True, is_chief=strategy.is_chief, **params
@@ -80,7 +80,7 @@ class Callbacks:
         return self._model.stop_training
 
 
-def chosen(
+def callbacks_of_process(
     callbacks: Sequence[keras.callbacks.Callback], strategy: Strategy, restores: bool = False
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that run on this process: those that write files run on the chief only.
@@ -124,7 +124,7 @@ def _refuse_reads_on_the_chief(callbacks: Sequence[keras.callbacks.Callback]) ->
         )
 
 
-def evaluated(
+def run_evaluation(
     callbacks: Callbacks | keras.callbacks.CallbackList, batches: int, evaluate: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
     """Evaluates, and calls the methods of callbacks for it, for all batches as one: they are one call of a compiled loop."""

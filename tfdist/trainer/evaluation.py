@@ -17,7 +17,7 @@ from tfdist.step.data_mismatch import must_fit
 from tfdist.step.prediction import Predictor, concatenated
 from tfdist.step.settings import Settings
 from tfdist.step.validation import check_same_data
-from tfdist.trainer.callbacks import check_no_swap, chosen, evaluated
+from tfdist.trainer.callbacks import callbacks_of_process, check_no_swap, run_evaluation
 from tfdist.trainer.data_warnings import check_evaluated_alone
 from tfdist.trainer.fit_arguments import (
     BATCH_SIZE,
@@ -31,7 +31,7 @@ from tfdist.trainer.program import Program
 _AUTO = "auto"
 
 
-class Evaluates:
+class EvaluationMixin:
     """`evaluate` and `predict` of a trainer, whose model need not have been trained.
 
     Attributes:
@@ -91,19 +91,19 @@ class Evaluates:
             raise InputError(
                 f"Trainer.evaluate returns a dict of results by name. Received: return_dict={return_dict!r}. Leave it out."
             )
-        callbacks = chosen(checked_callbacks(callbacks), self.strategy)
+        callbacks = callbacks_of_process(checked_callbacks(callbacks), self.strategy)
         examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
         check_targets(self._has_loss, examples.element_spec, "data to evaluate")
         check_same_data(self.strategy, examples, "data to evaluate")
         count = -(-examples.size // batch_size)
         bar = keras.utils.Progbar(count, verbose=2 if verbose and self.strategy.is_chief else 0)  # starts its clock
-        program = self.build(examples).accepting(examples)
+        program = self.build(examples).for_evaluation(examples)
         if not (self._is_evaluation_checked or program.steps.has_loop):  # `fit` checks its own examples
             check_evaluated_alone(self.strategy, self.model, program.dependence)
             self._is_evaluation_checked = True
         check_no_swap(callbacks, program)
         listed = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=1, steps=count, verbose=0)
-        results = evaluated(listed, count, functools.partial(program.evaluate, examples, batch_size, self.step))
+        results = run_evaluation(listed, count, functools.partial(program.evaluate, examples, batch_size, self.step))
         bar.update(count, results.items())
         return results
 

@@ -18,8 +18,8 @@ from tfdist.data import DataSet, Examples, Pipeline, explained_reading, steps_in
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.data.row_partition import EVEN, RowAllocation
 from tfdist.diagnostics import (
-    Auto,
     AutoAllReduce,
+    AutoCompression,
     CompressionErrorMonitor,
     Exposure,
     GradientNorms,
@@ -42,7 +42,7 @@ from tfdist.step.data_mismatch import must_fit
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.step.settings import Settings
 from tfdist.trainer.balancing import Balancing
-from tfdist.trainer.callbacks import Callbacks, evaluated, validation_logs
+from tfdist.trainer.callbacks import Callbacks, run_evaluation, validation_logs
 from tfdist.trainer.data_warnings import check_examples, where_not_finite
 from tfdist.trainer.fit_arguments import FitArguments
 from tfdist.trainer.options import FitOptions
@@ -163,7 +163,7 @@ def inspections(
     if run_view.steps.needs_all_reduce_table:
         chosen.append(AutoAllReduce(run_view, reporting.record_all_reduce_table))
     if choice and summed:
-        chosen.append(Auto(run_view, choice))
+        chosen.append(AutoCompression(run_view, choice))
     if checks.compression_check_every and summed:
         chosen.append(CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error))
     # Its probe steps have a flush.
@@ -460,7 +460,7 @@ class FitLoop:
         assert self._test is not None
         step, size = self._state.step, self._epochs.validation_batch_size
         evaluate = functools.partial(self._program.evaluate, self._test, size, step)
-        results = evaluated(self._callbacks, steps_in_epochs(1, self._test.size, size), evaluate)
+        results = run_evaluation(self._callbacks, steps_in_epochs(1, self._test.size, size), evaluate)
         self._recorder.evaluation(results)
         logs = validation_logs(results)
         self._callbacks.on_evaluation(step, logs)

@@ -187,7 +187,7 @@ class Program(NamedTuple):
 
     def resume(self, saved: Mapping[str, Any], step: int) -> None:
         """Takes over the values of a checkpoint at a step, whose variables have been restored."""
-        self.steps.go_on(saved["compression"])
+        self.steps.restore_methods(saved["compression"])
         self.steps.resume_all_reduce_table(saved["all_reduce_table"], saved["replicas"])
         self.synchronizer.restore(saved["exchanges"], step)
         if saved["exchanges"] and not self.synchronizer.has_local_weights:
@@ -198,7 +198,7 @@ class Program(NamedTuple):
         self.synchronizer.settle()
         return RunVariables(self.model, self.strategy, self.store, callbacks, self.synchronizer)
 
-    def accepting(self, examples: Examples) -> "Program":
+    def for_evaluation(self, examples: Examples) -> "Program":
         """Returns this program; raises `InputError` for examples to evaluate that do not fit the model."""
         check_evaluation(self.strategy, self.model, self.element_spec, examples.element_spec)
         return self

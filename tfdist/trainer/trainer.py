@@ -47,8 +47,8 @@ from tfdist.step.validation import (
 from tfdist.storage import AnyPath, path_of, storage_of
 from tfdist.synchronization.federated import check_loss_scale, examples_per_step
 from tfdist.trainer import saved_fit
-from tfdist.trainer.balancing import balance_on
-from tfdist.trainer.evaluation import Evaluates
+from tfdist.trainer.balancing import checked_balance
+from tfdist.trainer.evaluation import EvaluationMixin
 from tfdist.trainer.fit_arguments import check_fit, check_targets_of, check_trainer, fit_arguments
 from tfdist.trainer.options import Checks, FitOptions, Reporting, Schedule
 from tfdist.trainer.program import Program, build, loss_scale
@@ -151,7 +151,7 @@ def reported(reporting: Reporting, verbose: int | str, is_chief: bool) -> Iterat
     reporter.close("")
 
 
-class Trainer(Evaluates):
+class Trainer(EvaluationMixin):
     """Trains a Keras model under the strategy whose scope is open.
 
     The model, the optimizer and the metrics are ordinary Keras objects, created in the same scope. tfdist reduces
@@ -230,7 +230,7 @@ class Trainer(Evaluates):
             balance=balance,
             shard="optimizer" if self.strategy.optimizer_shards.parts > 1 else "none",
         )
-        self._balance = balance_on(balance, self.strategy)
+        self._balance = checked_balance(balance, self.strategy)
         settings = Settings(
             batch_size=0,
             seed=seed,
