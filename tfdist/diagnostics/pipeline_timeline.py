@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class PipelineTimeline(Inspection):
-    """Measures the timeline of one step, and compares it with the one that follows from the durations of its actions."""
+    """Measures the timeline of one step, and compares it with the one predicted from the durations of its actions."""
 
     def __init__(self, run_view: RunView, pipeline: HasStages, step: int, record: Record):
         """Initializes the inspection; `record` gets timelines by title, on the chief."""
@@ -76,7 +76,7 @@ def measure_steady_state(run_view: RunView, strategy: HasStages, step: int) -> t
     """Computes steps of a pipeline without a flush, without updates; every process must call it.
 
     Returns:
-      The timelines of the first replica in the midst of training, for as long as a step takes: measured and expected.
+      The timelines of the first replica in the steady state, of the length of a step: measured and expected.
     """
     count, clock = steps_until_steady(strategy.schedule), ActionClock()
     compute = run_view.steps.timed_steps(run_view.batch_size, clock, count)

@@ -20,7 +20,7 @@ from tfdist.distribution.strategy import State
 from tfdist.errors import DesyncError
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
 
-# Computes what is observed from the tensors, the state and the result of a call, its collectives and its name.
+# (tensors, state, result, collectives, name) of a call of the reducer -> observations.
 Observe = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], Reduced, Collectives, str], list[Any]]
 
 

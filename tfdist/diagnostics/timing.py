@@ -24,7 +24,7 @@ def median_seconds(strategy: Strategy, function: Callable[[], tf.Tensor]) -> flo
 
 
 class TimingRounds:
-    """Calls that take turns. All processes make the same calls in the same order.
+    """Times functions in turns. All processes make the same calls in the same order.
 
     Attributes:
       times: seconds on this process, by name, in the order of the rounds.
@@ -34,9 +34,9 @@ class TimingRounds:
         """Initializes the rounds; calls nothing yet.
 
         Args:
-          calls: what is timed, by name.
-          together: waits until all processes have called it.
-          kept: a name that is timed in all rounds, however slow it is.
+          calls: functions to time, by name.
+          together: a barrier: returns when all processes have called it.
+          kept: name of a function that is never dropped.
         """
         self._calls, self._together, self._kept = calls, together, kept
         self._running = list(calls)

@@ -18,7 +18,7 @@ from tfdist.errors import InputError
 
 
 def rematerialize(layer: keras.Layer) -> None:
-    """Makes a layer store only its inputs, and what its variables are computed from, for the backward pass."""
+    """Lets a layer store only its inputs, and the stored parts of its variables, for the backward pass."""
     keras_internals.wrap_call(layer, _rematerialized)
 
 

@@ -6,7 +6,7 @@ from tfdist.errors import InputError
 
 
 def average_weights(optimizer: keras.Optimizer, momentum: float) -> None:
-    """Makes an optimizer average the weights, as Keras's `use_ema` does, without ever overwriting them.
+    """Lets an optimizer average the weights, as Keras's `use_ema` does, and never overwrite them.
 
     After update t with weights w_t, the average is
 

@@ -19,7 +19,7 @@ MEAN_DTYPE = tf.float64
 
 
 def weighted_terms(values: Sequence[tf.Tensor | keras.Variable], weight: tf.Tensor) -> list[tf.Tensor]:
-    """Returns what is summed to compute weighted means: each value times its weight, and the weight, of `MEAN_DTYPE`.
+    """Returns the summands of weighted means, of `MEAN_DTYPE`: each value times its weight, and the weight.
 
     Args:
       values: tensors or variables of floating dtypes.
@@ -34,7 +34,7 @@ def means_of(sums: Sequence[tf.Tensor], values: Sequence[tf.Tensor | keras.Varia
 
     Args:
       sums: sums of all `weighted_terms`.
-      values: what the caller has computed itself.
+      values: the caller's own values.
     """
     *totals, weight = sums
     means = []

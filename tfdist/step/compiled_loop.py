@@ -95,7 +95,7 @@ class _StepResult(NamedTuple):
 
 
 class LoopReport(NamedTuple):
-    """What one step of a loop reports, or all of them.
+    """The report of one step of a loop, or of all steps.
 
     Attributes:
       values: tensors; stacked over the steps.
@@ -155,7 +155,7 @@ def not_finite(
       result: result of the call of the loop that ended with it.
       variables: trainable variables.
       scale: loss scale; None without loss scaling.
-      locations: where the data has NaN or inf, as far as it was looked at.
+      locations: where the data that was checked has NaN or inf.
     """
     of_data = (
         f"The data has NaN or inf in {' and in '.join(locations)}: remove or replace these values." if locations else ""
@@ -314,15 +314,15 @@ def run_loop(
     strategy: Strategy,
     continues: Callable[[Any], tf.Tensor] | None = None,
 ) -> tuple[Any, LoopReport]:
-    """Runs steps one after the other, in a compiled function; returns what the last one carries, and all reports as one.
+    """Runs steps one after the other, in a compiled function; returns the last state, and all reports as one.
 
     Args:
-      step: function (number of steps done, what is carried from step to step).
-      start: what the first step is given.
+      step: function (number of steps done, state) -> (state, report).
+      start: the initial state.
       steps: maximum number of steps.
       specs: shapes and dtypes of the values that a step reports.
       strategy: strategy on which they run.
-      continues: returns whether another step follows one that carries this; None if it always does.
+      continues: returns whether another step follows, given the state; None if it always does.
     """
 
     def body(done: tf.Tensor, state: Any, reports: LoopReport) -> tuple[tf.Tensor, Any, LoopReport]:

@@ -131,7 +131,7 @@ class Steps:
     def _source(
         self, batch_size: int | None, *collectives: Collectives, takes_rows: bool = True, **options: Any
     ) -> Any:
-        """Returns what computes gradients; `takes_rows`: whether the reducer accepts rows."""
+        """Returns the source of the gradients; `takes_rows`: whether the reducer accepts rows."""
         kind = GradientSource if self.strategy.trains_whole_model else PipelinedGradients
         sparse = self._settings.sparse if takes_rows else frozenset()
         settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
@@ -153,7 +153,7 @@ class Steps:
         return self._current is not None and self._current.sends_rows
 
     def communication(self, spec: Any) -> Communication:
-        """Returns what replicas communicate in a partitioned step; see `GradientSource.communication`."""
+        """Returns the communication of a partitioned step; see `GradientSource.communication`."""
         return self._source(None, takes_rows=False).communication(spec)
 
     def choose_methods(self, methods: Mapping[str, str], candidates: Sequence[str]) -> None:
@@ -245,7 +245,7 @@ class Steps:
 
     @property
     def idle_compression(self) -> str:
-        """What to say if a method was named and every gradient is too small for it; else ""."""
+        """A warning if a method was named and every gradient is too small for it; else ""."""
         methods = self.compression.methods
         if not isinstance(methods, str) or methods in ("none", "auto") or not self.has_small_gradients:
             return ""
@@ -268,7 +268,7 @@ class Steps:
           batch_size: rows of the global batch.
           reducer: replaces the current reducer.
           collectives: replaces the strategy's collectives.
-          read: returns what else to return, such as what the reducer has observed; called while the step is traced.
+          read: returns further results, such as the observations of the reducer; called while the step is traced.
           **options: further arguments of the source, such as the `clock` of `PipelinedGradients`.
 
         Returns:
@@ -299,7 +299,7 @@ class Steps:
 
     @property
     def cost(self) -> dict[str, float]:
-        """What a step sends: `payload_bytes`, of these `message_bytes`, and the `compression_ratio` of gradients.
+        """The communication of a step: `payload_bytes`, of these `message_bytes`, and the `compression_ratio` of gradients.
 
         Empty before the first step, and if the engine itself sums the gradients.
         """

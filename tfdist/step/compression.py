@@ -14,7 +14,7 @@ from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, c
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """How gradients are summed over replicas.
+    """Options of the sum of gradients over replicas.
 
     Attributes:
       methods: as in `--compression`, or a custom reducer.
@@ -64,7 +64,7 @@ class Compression:
         )
 
     def payload_bytes(self, sent: Recording) -> int:
-        """Returns how many of the bytes that a replica has sent were for gradients."""
+        """Returns the number of bytes that a replica has sent for gradients."""
         return sent.payload_bytes
 
 

@@ -21,10 +21,10 @@ _PROBABILITIES = {**dict.fromkeys((_SPARSE, *_CATEGORICAL), "softmax"), **dict.f
 
 
 class Finding(NamedTuple):
-    """What a rule has found.
+    """The result of a rule.
 
     Attributes:
-      text: what was found, why it matters, and what to do.
+      text: the problem, its effect and the remedy.
       is_error: whether training is certainly wrong; otherwise it is only suspicious.
     """
 
@@ -36,7 +36,7 @@ class Labels(NamedTuple):
     """The labels of one output, with the loss that takes them.
 
     Attributes:
-      name: how messages call them.
+      name: name in messages.
       shape: shape of one example's labels; None for an unknown dim.
       dtype: name of their dtype.
       values: [rows, ...], the labels of some examples; None if only their form is known.
@@ -200,7 +200,7 @@ class Inputs(NamedTuple):
     """One array of inputs, or of sample weights.
 
     Attributes:
-      name: how messages call it.
+      name: name in messages.
       values: [rows, ...], those of some examples.
       scales: whether the model may scale it: it has a layer or an operation for that, or its code is not known.
     """
@@ -254,7 +254,7 @@ INPUT_RULES: tuple[Callable[[Inputs], Finding | None], ...] = (_inputs_not_finit
 
 
 def input_findings(inputs: Inputs) -> Iterator[Finding]:
-    """Yields what the rules find."""
+    """Yields the results of the rules."""
     yield from (found for rule in INPUT_RULES if (found := rule(inputs)))
 
 
@@ -269,7 +269,7 @@ _SCALING = (
 
 
 def findings_of_form(model: keras.Model, element_spec: Any) -> list[Finding]:
-    """Returns what is wrong with the shapes and dtypes of labels, before the model is built.
+    """Returns the problems of the shapes and dtypes of labels, before the model is built.
 
     Args:
       model: compiled model.
@@ -286,7 +286,7 @@ def findings_of_form(model: keras.Model, element_spec: Any) -> list[Finding]:
 
 
 def findings(model: keras.Model, examples: Any) -> list[Finding]:
-    """Returns what is wrong with, or suspicious about, some examples.
+    """Returns the problems, certain or possible, of some examples.
 
     Args:
       model: compiled and built model.

@@ -51,7 +51,7 @@ class MicroStepState:
         return [*specs, tf.TensorSpec([], MEAN_DTYPE)] if specs else []
 
     def begin(self, *, is_unrolled: bool) -> None:
-        """Notes the state before the first micro-step; `is_unrolled`: whether one graph has all micro-steps."""
+        """Stores the state before the first micro-step; `is_unrolled`: whether one graph has all micro-steps."""
         self._assigned = {} if is_unrolled else None
         self._before = [tf.identity(variable) for variable in (*self._means, *self._others)]
 
@@ -74,11 +74,11 @@ class MicroStepState:
         self._assigned |= {id(variable): (variable, value) for variable, value in scope.assigned}
 
     def end(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what `set_means` takes, to be summed over micro-steps, when a micro-step of this number of rows ends."""
+        """Returns the summands for `set_means` at the end of a micro-step of this number of rows."""
         return weighted_terms(self._means, rows) if self._means else []
 
     def set_means(self, sums: Sequence[tf.Tensor]) -> None:
-        """Assigns the means, and what is left to assign, after the last micro-step."""
+        """Assigns the means, and the values of unrolled micro-steps, after the last micro-step."""
         with self._assigning_later():
             assign(self._means, means_of(sums, self._means) if self._means else [])
         for variable, value in (self._assigned or {}).values():
@@ -86,7 +86,7 @@ class MicroStepState:
 
 
 class LocalGradients(NamedTuple):
-    """What a replica contributes to a step.
+    """The contribution of a replica to a step.
 
     Attributes:
       gradients: of each variable; a tensor, or rows if the reducer accepts them.
@@ -98,7 +98,7 @@ class LocalGradients(NamedTuple):
 
 
 class GradientSource:
-    """Computes the gradients of one model, and updates its metrics.
+    """Computes the gradients of one model and updates its metrics.
 
     Attributes:
       model: the model.
@@ -109,7 +109,7 @@ class GradientSource:
       variables: the trainable variables.
       seeds: states of the random layers.
       scale: state of the loss scale; empty without loss scaling.
-      is_local: whether each replica trains by itself.
+      is_local: whether each replica trains on its own rows and weights.
       without_gradient: for each trace, the indices of the variables for which this replica has no gradient.
       has_own_time: whether the time of the computation is this replica's own, instead of one that contains waiting.
       keeps_gradients: whether nothing is sent to sum gradients.
@@ -169,7 +169,7 @@ class GradientSource:
         return self.metrics.count_all_rows
 
     def communication(self, spec: Any) -> Communication:
-        """Returns what replicas communicate if the step is partitioned; `spec`: structure of `tf.TensorSpec` of a batch."""
+        """Returns the communication of a partitioned step; `spec`: structure of `tf.TensorSpec` of a batch."""
         return communication(self.model, self.metrics.variables, self._of_one_device, spec)
 
     def unused(self) -> frozenset[int]:

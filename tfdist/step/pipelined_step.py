@@ -30,7 +30,7 @@ from tfdist.step.side_effects import fed_back
 
 
 class MicroBatch(NamedTuple):
-    """What the forward pass of a stage is given for a micro-batch.
+    """The arguments of the forward pass of a stage for a micro-batch.
 
     Attributes:
       rows: (x, y) or (x, y, sample_weight).
@@ -157,14 +157,14 @@ class PipelinedGradients(GradientSource):
         received: Sequence[tf.Tensor],
         values: contextlib.AbstractContextManager[Any] | None = None,
     ) -> tuple[Sequence[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Returns what a stage sends for a micro-batch, and its shares of the loss; updates metrics in the last stage.
+        """Returns the tensors that a stage sends for a micro-batch, and its loss shares; the last stage updates metrics.
 
         The loss is that to differentiate and, as another tensor if it differs, that to record.
 
         Args:
           graph: the stage.
           micro_batch: the micro-batch.
-          received: what the stage before has sent.
+          received: tensors from the previous stage.
           values: context in which variables have other values.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(micro_batch.rows)

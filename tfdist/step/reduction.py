@@ -20,7 +20,7 @@ class Computed(NamedTuple):
       gradients: reduced and clipped, equal on every replica.
       state: the reducer's new state, to be stored if the step is applied.
       scale: new state of the loss scale, whether the step is applied or not; empty without loss scaling.
-      before: moving statistics, metrics and whatever else the forward pass assigns, before the step; to be restored if the
+      before: values before the step of all variables that the forward pass assigns; to be restored if the
         step is not applied.
       loss: scalar; loss of the global batch, equal on every replica.
       finite: scalar bool; whether the loss and every gradient are finite, the same on every replica.

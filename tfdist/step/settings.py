@@ -1,4 +1,4 @@
-"""Options of a training step, stable names of the tensors that replicas reduce, and what a step sends."""
+"""Options of a training step, stable names of the tensors that replicas reduce, and the bytes that a step sends."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Settings:
 
 
 def named_specs(variables: Sequence[keras.Variable], *scalars: str) -> list[tf.TensorSpec]:
-    """Returns names, shapes and dtypes of what is reduced: a tensor per variable, and scalars of dtype floatx.
+    """Returns names, shapes and dtypes of the reduced tensors: one per variable, and scalars of dtype floatx.
 
     The name of a tensor is the path of its variable. Keras allows several variables to have one path, as in a model that
     contains two models with a layer of the same name: all but the first get a number, as in checkpoints.
@@ -76,7 +76,7 @@ def sent_as_rows(model: keras.Model) -> frozenset[str]:
 
 
 def cost_of(summed_bytes: float, exact_bytes: int, message_bytes: int = 0) -> dict[str, float]:
-    """Returns what a step sends, as fields of a record; empty if that is nothing, or not known.
+    """Returns the bytes that a step sends, as fields of a record; empty if they are unknown or zero.
 
     Args:
       summed_bytes: bytes that a replica sends per step for the sum of gradients.

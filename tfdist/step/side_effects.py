@@ -1,4 +1,4 @@
-"""What a step changes besides the weights: state that layers assign, and variables that no replica may assign."""
+"""Side effects of a step: state that layers assign, and variables that no replica may assign."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple

@@ -4,7 +4,7 @@ With x the center and w_r the weights of replica r, an exchange computes, from t
 
     w_r' = w_r - alpha (w_r - x),        x' = x + alpha * sum over r of (w_r - x)
 
-so that replicas and center attract each other, and each replica explores around the center. With alpha = 0.9 / N, the
+so that replicas and center move towards each other, and each replica explores around the center. With alpha = 0.9 / N, the
 default, the center moves 0.9 of its distance to the mean. What a replica does in its own steps is its optimizer's:
 plain SGD makes it EASGD, Nesterov momentum EAMSGD. Rows do not weight the differences, as in the paper: what the center
 receives from a replica is what the replica gives, so that an exchange keeps the sum of the center and all replicas.

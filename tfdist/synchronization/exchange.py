@@ -1,4 +1,4 @@
-"""One exchange: the mean of what replicas have changed updates the global weights, from which they start again.
+"""One exchange: the mean change of the replicas updates the global weights, with which they continue.
 
 With x the global weights, w_r the weights of replica r and n_r the rows that it has trained on since the last exchange,
 
@@ -138,7 +138,7 @@ class ExchangeResult(NamedTuple):
 
 
 def specs_of(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
-    """Returns names, shapes and dtypes of what an exchange reduces: a change per variable, and two scalars."""
+    """Returns names, shapes and dtypes of the message of an exchange: a change per variable, and two scalars."""
     return named_specs(weights, "exchange/rows", "exchange/squares")
 
 
@@ -202,7 +202,7 @@ class Exchange:
         return result
 
     def _message(self, own: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what a replica with these weights sends; see `message_of`."""
+        """Returns the message of a replica with these weights; see `message_of`."""
         return message_of(self._global_weights.values(), own, rows)
 
     def _updated(self, own: Sequence[tf.Tensor], totals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], ExchangeResult]:
@@ -236,7 +236,7 @@ class Exchange:
 
 
 def message_of(global_weights: Sequence[tf.Tensor], own: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-    """Returns what a replica sends: its changes, weighted by its rows, and two scalars; see `specs_of`.
+    """Returns the message of a replica: its changes, weighted by its rows, and two scalars; see `specs_of`.
 
     Args:
       global_weights: global weights.
@@ -248,7 +248,7 @@ def message_of(global_weights: Sequence[tf.Tensor], own: Sequence[tf.Tensor], ro
 
 
 def updated(global_weights: GlobalWeights, totals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], ExchangeResult]:
-    """Updates the global weights by the sum of all replicas' messages; returns them, and what is known of the exchange."""
+    """Updates the global weights by the sum of all replicas' messages; returns them, and the result of the exchange."""
     *changes, rows, squares = totals
     mean = [tf.math.divide_no_nan(change, tf.cast(rows, change.dtype)) for change in changes]
     weights = global_weights.update(mean)
@@ -292,7 +292,7 @@ class InitialState:
     """The state with which an optimizer begins, to reset it; memory: one number per variable."""
 
     def __init__(self, optimizer: keras.Optimizer):
-        """Notes the values, before the first update.
+        """Stores the values, before the first update.
 
         Args:
           optimizer: built optimizer.

@@ -115,7 +115,7 @@ class RoundState:
         self._assign_statistics(self._initial_statistics)
 
     def end_client(self, examples: tf.Tensor) -> None:
-        """Adds what a client with this number of examples has learned."""
+        """Adds the changes of a client with this number of examples."""
         for total, x, w in zip(self.changes, self.global_weights.values(), self.weights, strict=True):
             total.assign_add(tf.cast(examples, total.dtype) * (x - tf.convert_to_tensor(w.value)))
         of_client = zip(self.statistics_sums, self.statistics, self._initial_statistics, strict=True)
@@ -162,7 +162,7 @@ class RoundState:
         self._reduction.assign(result.reducer_state)
 
     def undo(self, number: tf.Tensor) -> None:
-        """Restores everything from before the round; `number`: number of the round."""
+        """Restores the state before the round; `number`: number of the round."""
         self._assign_weights(self.global_weights.values(), number)
         self._assign_statistics(self._initial_statistics)
 
@@ -358,7 +358,7 @@ class FederatedSynchronizer(WeightSynchronizer):
 
     @property
     def payload_per_step(self) -> float:
-        """See base class; what is sent in a round."""
+        """See base class; the payload of a round."""
         return self._state.recording.payload_bytes if self._state.recording else 0
 
 

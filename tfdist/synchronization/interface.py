@@ -1,4 +1,4 @@
-"""The contract `WeightSynchronizer`: what happens between replicas outside of steps. The base class exchanges nothing."""
+"""The interface `WeightSynchronizer` of exchanges between replicas outside of steps. The base class exchanges nothing."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class WeightSynchronizer:
         """
 
     def at(self, step: int) -> Mapping[str, float]:
-        """Exchanges what is due once `step` updates have been done; returns fields for training records."""
+        """Runs the exchanges that are due after `step` updates; returns fields for training records."""
         return {}
 
     def settle(self) -> None:
@@ -73,8 +73,8 @@ class WeightSynchronizer:
         return 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what is not in variables, for a checkpoint."""
+        """Returns the state besides variables as JSON, for a checkpoint."""
         return {}
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
-        """Takes over what `to_json` returned, after the variables have been restored; empty for an unknown run."""
+        """Restores the result of `to_json`, after the variables; empty for an unknown run."""

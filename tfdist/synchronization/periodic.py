@@ -32,10 +32,10 @@ def check_resumed(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_com
     """Checks that replicas which have trained locally can continue with a method.
 
     Their weights differ from each other and from the global ones, in a way that depends on the method: another one would
-    take them for equal, or lose what was sent and is not used yet.
+    take them for equal, or lose the result of a pending exchange.
 
     Args:
-      sync: how replicas are kept in agreement from now on.
+      sync: how replicas are synchronized from now on.
       saved: what `WeightSynchronizer.to_json` returned; empty for an unknown run.
       step: number of updates done.
       is_compatible: whether the method can continue what is saved, if replicas train locally in the next step.
@@ -72,7 +72,7 @@ class PeriodicSynchronizer(WeightSynchronizer):
         self._last: int | None = None  # step of the last exchange; None before local training begins
 
     def _make_exchange(self, *args: Any) -> Exchange:
-        """Creates what happens in an exchange, from the positional arguments of `Exchange`."""
+        """Creates the exchange from the positional arguments of `Exchange`."""
         state = self._sync.state if isinstance(self._sync, Averaging) else "local"
         return Exchange(*args, optimizer_state=state, statistics=self._statistics)
 
@@ -86,7 +86,7 @@ class PeriodicSynchronizer(WeightSynchronizer):
         return first if step < first else first + ((step - first) // period + 1) * period
 
     def begin(self, step: int, batch_size: int) -> None:
-        """See base class; in agreement, replicas' weights are the global ones, even if the program has changed them."""
+        """See base class; after an exchange, replicas' weights are the global ones, even if the program has changed them."""
         self._batch_size = batch_size
         if self.is_local_step(step) and self._last in (None, step):
             self._last = step
@@ -115,7 +115,7 @@ class PeriodicSynchronizer(WeightSynchronizer):
         return tf.convert_to_tensor(self._exchange.rows)
 
     def _take_over_global_weights(self) -> None:
-        """Makes the weights of all replicas the global ones."""
+        """Assigns the weights, which are equal on all replicas, to the global ones."""
         self._strategy.run(lambda: self._global_weights.take_over(self._weights))
 
     def _exchange_all(self, rows: tf.Tensor) -> Any:
@@ -218,7 +218,7 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
         return super().payload_per_step * self._sync.period / period
 
     def _exchange_of_level(self, level: int | None) -> Any:
-        """Returns what is compiled for the exchange of a level; None for what is left after an exchange of all."""
+        """Returns the compiled exchange of a level; for None, the function that follows an exchange of all replicas."""
         if level not in self._compiled_levels:
             function = self._begin_levels if level is None else functools.partial(self._exchange_group, level)
 
@@ -230,7 +230,7 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
         return self._compiled_levels[level]
 
     def _begin_levels(self, share: tf.Tensor) -> None:
-        """Counts the rows of all levels from here on. A replica function."""
+        """Starts counting the rows of all levels. A replica function."""
         for before in self._rows_before:
             before.assign(self._exchange.rows)
 

@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class BackgroundCall(Generic[_T]):
-    """A call of a function; its result, or its error, is taken by another thread.
+    """A call of a function, whose result or error another thread gets.
 
     The thread is a daemon, unlike those of `concurrent.futures`: a call that waits for a lost process must not keep this
     one from ending.
@@ -53,7 +53,7 @@ class BackgroundCall(Generic[_T]):
         Args:
           function: takes no arguments.
           started: set by the function once it may run alongside other calls.
-          in_background: whether to call it in a thread, and to return when it has begun.
+          in_background: whether to call it in a thread, and to return when it has started.
         """
         self._function, self._started = function, started
         self._future: concurrent.futures.Future[_T] = concurrent.futures.Future()
@@ -73,7 +73,7 @@ class BackgroundCall(Generic[_T]):
         concurrent.futures.wait([self._future], seconds)
 
     def _run(self) -> None:
-        # `begun` is set before the future: whoever waits for the result may then start the next call, which shares it.
+        # `started` is set before the future: a caller that waits for the result may then start the next call, which shares it.
         try:
             result = self._function()
         except BaseException as error:
@@ -84,7 +84,7 @@ class BackgroundCall(Generic[_T]):
             self._future.set_result(result)
 
 
-# A fragment of the weights that is exchanged by itself, in three parts: what is sent, the exchange, and its use.
+# A fragment of the weights is exchanged separately, in three parts: the message, the exchange, and the use of its result.
 # With the notation of `exchange`, of the weights of one fragment, sent at step t and used at step u = t + delay:
 #
 #     d = sum over r of n_r (x - w_r(t)) / sum over r of n_r,        x' = outer(x, d)
@@ -145,7 +145,7 @@ class Fragment:
         self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
 
     def prepare(self, expected_rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what the replica sends.
+        """Returns the message of the replica.
 
         Args:
           expected_rows: scalar of dtype floatx; rows that a replica with an equal share has had since the last exchange.
@@ -167,7 +167,7 @@ class Fragment:
         return result
 
     def use(self) -> None:
-        """Replaces the replica's weights by those with which it continues."""
+        """Updates the replica's weights with the result of the exchange."""
         global_weights = self.global_weights.values()
         own = self._local_weights()
         if self._mixing is None:
@@ -238,7 +238,7 @@ class _InFlight:
 class StreamingSynchronizer(WeightSynchronizer):
     """Exchanges each fragment every `period` steps, at an offset of its own, counted from the first local step.
 
-    What is sent at one step is used some steps later, before another fragment is sent: at most one is on its way. See
+    The result of an exchange is used some steps later, before another fragment is sent: at most one is in flight. See
     `LocalSGD.offsets` and `LocalSGD.delays`.
     """
 
@@ -429,7 +429,7 @@ class StreamingSynchronizer(WeightSynchronizer):
         return self._compiled[function]
 
     def _signal(self) -> None:
-        """Adds an operation that tells the main thread that an exchange has begun.
+        """Adds an operation that signals the start of an exchange to the main thread.
 
         TensorFlow numbers the collectives of a call when it begins, and matches them by number between processes. The main
         thread must not begin a call at the same time, as some processes would number it first, and others last.

@@ -21,7 +21,7 @@ WRITE_FILES = (
 
 
 class _EpochLogs(keras.callbacks.Callback):
-    """Keeps the logs of the last epoch; the last callback, so that those before it may have changed them."""
+    """Stores the logs of the last epoch; it is the last callback, so that the others may have changed them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Callbacks:
         return self._epoch.logs
 
     def on_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
-        """Tells the callbacks that have `on_evaluation` the results of an evaluation, under their `val_` names."""
+        """Calls `on_evaluation` of the callbacks that have it, with the results under their `val_` names."""
         for callback in self.callbacks:
             if callable(getattr(callback, "on_evaluation", None)):
                 callback.on_evaluation(step, dict(logs))
@@ -73,8 +73,7 @@ class Callbacks:
         if not self._any:
             return False
         own = bool(self._model.stop_training)
-        # No deadline: a callback may take long, even on the chief only. Detecting one that never returns is up to the
-        # watchdog.
+        # No deadline: a callback may take long, even on the chief only. The watchdog detects one that never returns.
         everyone = self._group.gather(f"callbacks/stop/{step}", own, deadline=float("inf"))
         self._model.stop_training = any(everyone)
         return self._model.stop_training

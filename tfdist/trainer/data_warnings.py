@@ -1,4 +1,4 @@
-"""Reports what is wrong with, or suspicious about, a run's data: the same on every process, said by the chief."""
+"""Errors and warnings about the data of a run: the same on every process, logged by the chief."""
 
 import math
 import warnings
@@ -57,12 +57,12 @@ def _check_text(model: keras.Model, x: Any) -> None:
 def dependence_of(
     strategy: Strategy, model: keras.Model, element_spec: Any, settings: Settings, steps: Steps
 ) -> RowDependence:
-    """Returns what of a model depends on several rows of a batch, and what replicas communicate in partitioned steps."""
+    """Returns the dependence of a model on several rows of a batch, and the communication of partitioned steps."""
     parts, is_explained = strategy.micro_batches or settings.micro_steps, listener() is not None
     spec = tf.nest.map_structure(_batched, tuple(element_spec))
     may_be_called = strategy.trains_whole_model and not strategy.layouts.shards_tensors
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_OF_KERAS)  # said of examples, or of the first step
+        warnings.filterwarnings("ignore", message=_OF_KERAS)  # repeated for examples, or for the first step
         dependence = row_dependence(
             model,
             spec,
@@ -105,7 +105,7 @@ def check_examples(
     """
     if evaluation is not None:
         check_evaluation(strategy, model, data.element_spec, evaluation.element_spec)
-    # Read on every process, because reading may advance what shuffles the data.
+    # Read on every process, because reading may advance a random generator.
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
     findings = data_check.findings(model, train) if strategy.is_chief else []
     wrong = [finding.text for finding in findings if finding.is_error]

@@ -168,7 +168,7 @@ BATCH_SIZE = 32  # as in Keras
 
 
 class Epochs(NamedTuple):
-    """How the epochs of a call of `fit` are numbered and validated.
+    """Numbers of the epochs of a call of `fit`, and which of them are validated.
 
     Attributes:
       initial: number of the first epoch.
@@ -188,7 +188,7 @@ class Epochs(NamedTuple):
 
 
 class FitArguments(NamedTuple):
-    """The data of a call of `fit` and how it is used.
+    """The data of a call of `fit` and its use.
 
     Attributes:
       data: examples for training and validation.

@@ -339,7 +339,7 @@ class FitLoop:
         return of_stream - self._first_epoch + self._epochs.initial
 
     def _run_call(self, epoch_end: int) -> bool:
-        """Calls the compiled loop once, and does what is due after it; returns whether to stop."""
+        """Calls the compiled loop once, and then records, evaluates and calls callbacks; returns whether to stop."""
         state, begin = self._state, self._state.step
         self._inspect()
         count = self._steps_of_call(epoch_end)
@@ -368,7 +368,7 @@ class FitLoop:
         return stopped
 
     def _steps_of_call(self, epoch_end: int) -> int:
-        """Returns the number of steps until something else has to happen."""
+        """Returns the number of steps of the next call of the compiled loop."""
         step = self._state.step
         next_steps = [inspection.next(step + 1) for inspection in self._inspections]
         next_steps += [self._saving.next(step), self._program.synchronizer.next(step), self._balancing.next(step)]
@@ -406,7 +406,7 @@ class FitLoop:
         return result
 
     def _warn_of_skipped(self, skipped: np.ndarray, count: int) -> None:
-        """Names replicas that skipped steps because of overflow, while others did not."""
+        """Warns of replicas that skipped steps because of overflow while others did not."""
         if not skipped.any() or not self._strategy.is_chief:
             return
         named = ", ".join(f"replica {i} skipped {number}" for i, number in enumerate(skipped) if number)
@@ -433,7 +433,7 @@ class FitLoop:
         return stopped
 
     def _log_reasons(self) -> None:
-        """Logs why callbacks have stopped the run, for those that say so."""
+        """Logs the reasons for which callbacks have stopped the run."""
         reasons = [getattr(callback, "reason", "") for callback in self._callbacks.callbacks]
         for reason in reasons if self._strategy.is_chief else []:
             if not isinstance(reason, str) or not reason:  # an attribute of a user's own

@@ -1,4 +1,4 @@
-"""`Program`: a built model with what is compiled for it; checks that all processes build the same."""
+"""`Program`: a built model with its compiled functions; checks that all processes build the same one."""
 
 import contextlib
 import functools
@@ -103,8 +103,7 @@ def own_code() -> dict[str, str]:
 def described(model: keras.Model) -> dict[str, str]:
     """Describes a model and its optimizer: the dtype and shape of each variable, and the plain settings of each layer.
 
-    Names are given without the counters that Keras appends to them, which depend on what the process has created
-    before.
+    Names are without the counters that Keras appends, which depend on the objects that the process has created before.
     """
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
@@ -146,7 +145,7 @@ def _listed(value: Any) -> Iterable[Any]:
 
 
 class Program(NamedTuple):
-    """A compiled and built model, equal on all replicas, and what is compiled for it on its strategy.
+    """A compiled and built model, equal on all replicas, with its compiled functions.
 
     Attributes:
       model: the model.
@@ -186,7 +185,7 @@ class Program(NamedTuple):
         return self.metrics.count_all_rows and bool(self.dependence.uncombined("output"))
 
     def resume(self, saved: Mapping[str, Any], step: int) -> None:
-        """Takes over the values of a checkpoint at a step, whose variables have been restored."""
+        """Restores the values of a checkpoint at a step; its variables are restored before."""
         self.steps.restore_methods(saved["compression"])
         self.steps.resume_all_reduce_table(saved["all_reduce_table"], saved["replicas"])
         self.synchronizer.restore(saved["exchanges"], step)
@@ -225,7 +224,7 @@ class Program(NamedTuple):
             self.statistics.assign()
 
     def exchange(self, step: int) -> Mapping[str, float]:
-        """Exchanges what is due once `step` updates have been done; returns fields for training records."""
+        """Runs the exchanges that are due after `step` updates; returns fields for training records."""
         fields = self.synchronizer.at(step)
         if self.synchronizer.is_local_step(step):
             self.average_statistics(step)  # where local training begins, replicas agree on the statistics, too
@@ -237,7 +236,7 @@ class Program(NamedTuple):
 
     @property
     def cost(self) -> dict[str, float]:
-        """What a step sends; see `Steps.cost`."""
+        """The communication of a step; see `Steps.cost`."""
         return cost_of(self.synchronizer.payload_per_step, self.steps.gradient_bytes) or self.steps.cost
 
     @property

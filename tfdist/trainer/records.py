@@ -28,7 +28,7 @@ _SECONDS = 10.0  # and this long, too: on a busy machine, a process is slow for 
 
 
 class _Slow(NamedTuple):
-    """What a record says about the slowest rank."""
+    """The slowest rank of a record."""
 
     step: int
     step_seconds: float
@@ -38,7 +38,7 @@ class _Slow(NamedTuple):
 
 
 class SlowRank:
-    """Names a rank that is slow for several records in a row, so that noise is not reported."""
+    """Detects a rank that is slow for several records in a row; noise is not reported."""
 
     def __init__(self) -> None:
         """Initializes without records."""
@@ -98,7 +98,7 @@ class History:
         self.history: dict[str, list[Any]] = {}
 
     def __repr__(self) -> str:
-        """Names what there is, with the last values."""
+        """Returns the epochs and the last values."""
         last = "".join(f", {name} {_short(values[-1])}" for name, values in self.history.items())
         return f"<History of epochs {self.epoch[0]} to {self.epoch[-1]}{last}>" if self.epoch else "<History: empty>"
 
@@ -131,7 +131,7 @@ _log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Makes the records of one run.
+    """Creates the records of one run.
 
     Attributes:
       history: the records so far.

@@ -22,13 +22,13 @@ ONE_DEVICE = "one device"  # a situation of which `tfdist verify` has its own te
 
 
 class RunFacts(NamedTuple):
-    """What is known of a run before its first step.
+    """The facts of a run before its first step.
 
     Attributes:
       program: what is trained.
       data: the data.
       batches: its batches.
-      step: updates done so far.
+      step: number of updates done.
       end: step at which it ends.
       options: options of the run.
     """
@@ -164,7 +164,7 @@ _PERIODS: tuple[tuple[str, Callable[[RunFacts], int], str], ...] = (
 
 def _exceeds_run(name: str, steps: Callable[[RunFacts], int], effect: str, run: RunFacts) -> str | None:
     every = steps(run)
-    # Counted from the beginning of the run, so that a resumed run is not told what has already happened.
+    # Counted from the beginning of the run, so that a resumed run is not warned of earlier steps.
     if not every or run.end // every > run.batches.begun_at // every:
         return None
     return f"--{name}={every} is longer than the run, which ends at step {run.end}: {effect}. Lower --{name}, or train longer."

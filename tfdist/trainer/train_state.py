@@ -138,7 +138,7 @@ class ReplicaSpeeds:
         return counts
 
     def keep(self) -> None:
-        """Notes the decision to keep the allocation, after which it is observed less often."""
+        """Records that the allocation is kept; the next observations are longer."""
         self._unchanged += len(self.allocations[-1].seconds) >= _OBSERVATIONS
 
     def change(self, step: int, counts: Sequence[int]) -> None:
@@ -250,7 +250,7 @@ class TrainState:
         return begun.from_step(parts, self.step, batch_size, elastic_batch)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Takes over the values of a checkpoint, whose variables have been restored."""
+        """Restores the values of a checkpoint; its variables are restored before."""
         self.resumed_from = str(checkpoint.path)
         self.step, self._batches = checkpoint.step, BatchSchedule.from_json(checkpoint.values["batch_schedule"])
         self._begun_at, self._position, self._size = self._batches.begun_at, None, None

@@ -249,7 +249,7 @@ class Trainer(EvaluationMixin):
         self._program: Program | None = None
 
     def __repr__(self) -> str:
-        """Names model, strategy, replicas and step."""
+        """Returns model, strategy, replicas and step."""
         return f"<Trainer of {self.model.name!r} on {self.strategy!r}, step {self.step}>"
 
     @names_arguments
