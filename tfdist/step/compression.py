@@ -1,5 +1,6 @@
 """Summation of a trainer's gradients over replicas: the options of compression, and the reducer that they determine."""
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Compression:
         """Whether `reducer` supports gradients as rows, which a custom reducer may not."""
         return not isinstance(self.methods, Reducer)
 
-    @property
+    @functools.cached_property
     def choice(self) -> Choice | None:
         """When and among which methods to choose by measurement, for `auto`; None otherwise."""
         return None if isinstance(self.methods, Reducer) else parse_choice(self.methods)

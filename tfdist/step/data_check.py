@@ -5,7 +5,7 @@ arrays and files of the library.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -253,9 +253,11 @@ def _not_scaled(inputs: Inputs) -> Finding | None:
 INPUT_RULES: tuple[Callable[[Inputs], Finding | None], ...] = (_inputs_not_finite, _not_scaled)
 
 
-def input_findings(inputs: Inputs) -> Iterator[Finding]:
-    """Yields the results of the rules."""
-    yield from (found for rule in INPUT_RULES if (found := rule(inputs)))
+T = TypeVar("T")
+
+
+def _apply(rules: Sequence[Callable[[T], Finding | None]], subject: T) -> list[Finding]:
+    return [finding for rule in rules if (finding := rule(subject))]
 
 
 _SCALING = (
@@ -282,7 +284,7 @@ def findings_of_form(model: keras.Model, element_spec: Any) -> list[Finding]:
         found = [_labels(name, spec, loss, outputs[0]) for (name, spec), loss in zip(specs, losses, strict=True)]
     else:  # which loss takes which labels is known once the losses are built
         found = [_labels(name, spec, None, None) for name, spec in specs]
-    return [finding for labels in found for finding in _applied(labels)]
+    return [finding for labels in found for finding in _apply(LABEL_RULES, labels)]
 
 
 def findings(model: keras.Model, examples: Any) -> list[Finding]:
@@ -294,11 +296,11 @@ def findings(model: keras.Model, examples: Any) -> list[Finding]:
     """
     x, y, *weights = examples
     scales = _may_scale(model)
-    found = [finding for name, array in _flat(x, "x") for finding in input_findings(Inputs(name, array, scales))]
+    found = [finding for name, array in _flat(x, "x") for finding in _apply(INPUT_RULES, Inputs(name, array, scales))]
     for name, array in _flat(weights[0], "sample_weight") if weights else ():
-        found += input_findings(Inputs(name, array, True))
+        found += _apply(INPUT_RULES, Inputs(name, array, True))
     for labels in _labels_of(model, y, weights[0] if weights else None):
-        found += _applied(labels)
+        found += _apply(LABEL_RULES, labels)
     return found
 
 
@@ -308,10 +310,6 @@ def not_finite(examples: Any) -> list[str]:
     arrays = [each for name, part in named for each in _flat(part, name)]
     locations = [where_not_finite(Inputs(name, array, True)) for name, array in arrays]
     return [location for location in locations if location]
-
-
-def _applied(labels: Labels) -> Iterator[Finding]:
-    yield from (found for rule in LABEL_RULES if (found := rule(labels)))
 
 
 def _labels_of(model: keras.Model, y: Any, weights: Any) -> Iterator[Labels]:

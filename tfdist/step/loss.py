@@ -17,8 +17,6 @@ from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 from tfdist.errors.numbers import count_of
 
-_NO_LOSS = "A model needs a loss to be trained. Received: none. Pass `loss=` or use `add_loss` in a layer."
-
 
 class Term(NamedTuple):
     """One replica's part of one loss.
@@ -106,9 +104,14 @@ def training_loss(
       batch_size: rows of the global batch.
     """
     losses = keras_internals.data_losses(model), keras_internals.weight_losses(model)
-    summands = shares_of_losses(*losses, parts, totals, floating(rows) / floating(batch_size))
+    return _total(shares_of_losses(*losses, parts, totals, floating(rows) / floating(batch_size)))
+
+
+def _total(summands: list[tf.Tensor]) -> tf.Tensor:
     if not summands:
-        raise InputError(_NO_LOSS)
+        raise InputError(
+            "A model needs a loss to be trained. Received: none. Pass `loss=` or use `add_loss` in a layer."
+        )
     return sum(summands[1:], start=summands[0])
 
 
@@ -185,10 +188,7 @@ def mean_over_rows(
     own_rows, all_rows = floating(rows), floating(batch_size)
     summands = _of_data(keras_internals.data_losses(model), parts, totals, tf.math.divide_no_nan(own_rows, all_rows))
     summands = [tf.math.divide_no_nan(summand * all_rows, own_rows) for summand in summands]
-    summands += [tf.reduce_sum(loss) for loss in keras_internals.weight_losses(model)]
-    if not summands:
-        raise InputError(_NO_LOSS)
-    return sum(summands[1:], start=summands[0])
+    return _total([*summands, *(tf.reduce_sum(loss) for loss in keras_internals.weight_losses(model))])
 
 
 def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor, batch_size: int | tf.Tensor) -> tf.Tensor:
