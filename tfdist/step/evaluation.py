@@ -16,7 +16,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step import loss, randomness
-from tfdist.step.metrics import ModelMetrics, Totals, scalars_weighted
+from tfdist.step.metrics import ModelMetrics, scalars_weighted
 from tfdist.step.partitioned_step import partitioned
 from tfdist.step.side_effects import assign, restore_unless, selected
 
@@ -57,13 +57,9 @@ class Evaluator:
         pipeline = EvaluationPipeline(data, batch_size)
         iterator = self._strategy.distribute(pipeline.dataset)
         sums = self._summed(iterator, pipeline.steps, data.size % batch_size > 0)
-        totals = Totals()
-        totals.add(self._drain())
-        regularization = self._strategy.parts.regularization(self._model)
-        results = {
-            "loss": loss.evaluation_loss(self._model, sums, regularization),
-            **totals.results(self._metrics),
-        }
+        metric_sums, regularization = self._drain(), self._strategy.parts.regularization(self._model)
+        results = {"loss": loss.evaluation_loss(self._model, sums, regularization)}
+        results |= self._metrics.results(metric_sums) if metric_sums else {}
         names = [mean.name for mean in self._metrics.losses]
         return results | dict(zip(names, loss.evaluation_losses(sums) if names else (), strict=True))
 

@@ -52,9 +52,7 @@ class GlobalWeights:
         """
         self._strategy, self._weights = strategy, list(weights)
         with strategy.scope():
-            self.copies = [
-                keras.Variable("zeros", shape=v.shape, dtype=v.dtype, trainable=False, name=_name(v)) for v in weights
-            ]
+            self.copies = [zeros_like(variable, "global") for variable in weights]
             self._optimizer = outer_optimizer(outer)
             if self._optimizer is not None:
                 self._optimizer.build(self.copies)
@@ -67,7 +65,7 @@ class GlobalWeights:
 
     def values(self) -> list[tf.Tensor]:
         """Returns the global weights. In a replica function."""
-        return [tf.convert_to_tensor(copy.value) for copy in self.copies]
+        return tensors_of(self.copies)
 
     def assign(self, values: Sequence[tf.Tensor]) -> None:
         """Assigns values that are equal on all replicas. In a replica function."""
@@ -75,7 +73,7 @@ class GlobalWeights:
 
     def take_over(self, weights: Sequence[keras.Variable]) -> None:
         """Assigns the replicas' weights, which are equal on all of them. In a replica function."""
-        self.assign([tf.convert_to_tensor(variable.value) for variable in weights])
+        self.assign(tensors_of(weights))
 
     def update(self, changes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Updates the global weights and returns them. In a replica function.
@@ -98,8 +96,15 @@ def constrained(weights: Sequence[keras.Variable], values: Sequence[tf.Tensor]) 
     return [x if v.constraint is None else tf.convert_to_tensor(v.constraint(x)) for v, x in pairs]
 
 
-def _name(variable: keras.Variable) -> str:
-    return f"global_{variable.path.replace('/', '_')}"
+def zeros_like(variable: keras.Variable, prefix: str) -> keras.Variable:
+    """Creates a variable of the same shape and dtype that is not trained; `prefix`: of its name."""
+    name = f"{prefix}_{variable.path.replace('/', '_')}"
+    return keras.Variable("zeros", shape=variable.shape, dtype=variable.dtype, trainable=False, name=name)
+
+
+def tensors_of(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    """Returns this replica's values of variables. In a replica function."""
+    return [tf.convert_to_tensor(variable.value) for variable in variables]
 
 
 def outer_optimizer(text: str) -> keras.Optimizer | None:
@@ -211,18 +216,17 @@ class Exchange:
 
     def local_weights(self) -> list[tf.Tensor]:
         """Returns this replica's weights. In a replica function."""
-        return [tf.convert_to_tensor(variable.value) for variable in self._weights]
+        return tensors_of(self._weights)
 
     def new_state(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
         """Returns the optimizer's state after an exchange, unless it stays local, and statistics. In a replica function."""
-        statistics = [tf.convert_to_tensor(variable.value) for variable in self._statistics]
-        means = means_over_replicas(statistics, rows, collectives, name="exchange/statistics")
+        means = means_over_replicas(tensors_of(self._statistics), rows, collectives, name="exchange/statistics")
         return [*self._new_slots(rows, all_rows, collectives), *means]
 
     def _new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
         if self._initial_slots is not None:
             return self._initial_slots.tensors()
-        own = [tf.convert_to_tensor(slot.value) for slot in self._slots]
+        own = tensors_of(self._slots)
         return weighted_mean(own, rows, all_rows, collectives) if own else []
 
     def assign(

@@ -32,7 +32,9 @@ from tfdist.synchronization.exchange import (
     message_of,
     replica_mean,
     specs_of,
+    tensors_of,
     updated,
+    zeros_like,
 )
 from tfdist.synchronization.interface import WeightSynchronizer
 from tfdist.synchronization.periodic import check_resumed
@@ -128,12 +130,7 @@ class Fragment:
         self.own_variables: list[keras.Variable] = []
         if mixing is None:
             with strategy.scope():
-                self.own_variables = [
-                    keras.Variable(
-                        "zeros", shape=v.shape, dtype=v.dtype, trainable=False, name=f"sent_{v.path.replace('/', '_')}"
-                    )
-                    for v in weights
-                ]
+                self.own_variables = [zeros_like(variable, "sent") for variable in weights]
 
     def rows(self) -> tf.Tensor:
         """Returns the number of rows on which the replica has trained since the fragment was sent."""
@@ -151,7 +148,7 @@ class Fragment:
           expected_rows: scalar of dtype floatx; rows that a replica with an equal share has had since the last exchange.
         """
         rows = tf.cast(self.rows(), expected_rows.dtype) / expected_rows
-        own = self._local_weights()
+        own = tensors_of(self.weights)
         message = message_of(self.global_weights.values(), own, rows)
         with self._strategy.own_copies(self.own_variables):
             assign(self.own_variables, own if self.own_variables else [])
@@ -169,9 +166,9 @@ class Fragment:
     def use(self) -> None:
         """Updates the replica's weights with the result of the exchange."""
         global_weights = self.global_weights.values()
-        own = self._local_weights()
+        own = tensors_of(self.weights)
         if self._mixing is None:
-            sent = [tf.convert_to_tensor(variable.value) for variable in self.own_variables]
+            sent = tensors_of(self.own_variables)
             weights = constrained(
                 self.weights, [x + (w - s) for x, w, s in zip(global_weights, own, sent, strict=True)]
             )
@@ -182,9 +179,6 @@ class Fragment:
             weights = global_weights
         with self._strategy.own_copies(self.weights):
             assign(self.weights, weights)
-
-    def _local_weights(self) -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(variable.value) for variable in self.weights]
 
 
 def fragments_of(weights: Sequence[keras.Variable], count: int) -> list[list[keras.Variable]]:

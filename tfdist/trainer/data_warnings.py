@@ -59,7 +59,7 @@ def dependence_of(
 ) -> RowDependence:
     """Returns the dependence of a model on several rows of a batch, and the communication of partitioned steps."""
     parts, is_explained = strategy.micro_batches or settings.micro_steps, listener() is not None
-    spec = tf.nest.map_structure(_batched, tuple(element_spec))
+    spec = tf.nest.map_structure(batched, tuple(element_spec))
     may_be_called = strategy.trains_whole_model and not strategy.layouts.shards_tensors
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_OF_KERAS)  # repeated for examples, or for the first step
@@ -153,7 +153,7 @@ def _without_state(dependence: RowDependence) -> RowDependence:
     return dependence._replace(values=[value for value in dependence.values if value.kind != "variable"])
 
 
-def _batched(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
+def batched(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
     """Returns the spec of examples in a batch of any size."""
     return None if spec is None else tf.TensorSpec([None, *spec.shape], spec.dtype)
 
@@ -215,11 +215,10 @@ def check_evaluation(strategy: Strategy, model: keras.Model, training_spec: Any,
     """Raises `InputError` for data to evaluate that has another form than the training data, and does not fit the model."""
     if element_spec[:2] == training_spec[:2]:
         return
-    batch = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), element_spec)
     with about_evaluation():
         check_form(model, element_spec)
         with strategy.scope(), must_fit(element_spec):
-            keras_internals.check_fits(model, batch)
+            keras_internals.check_fits(model, tf.nest.map_structure(batched, element_spec))
 
 
 def warn_of_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:

@@ -156,10 +156,15 @@ class EvaluationMixin:
         self.strategy.synchronize(self.model.variables)
 
 
-def _checked_verbosity(verbose: int | str) -> int:
-    """Returns 0, 1 or 2; for auto, 1 (a progress bar) in a terminal, else 2 (one line)."""
+def check_verbose(verbose: int | str) -> None:
+    """Raises `InputError` for an unknown value of `verbose`."""
     if verbose not in (_AUTO, 0, 1, 2):
         raise InputError(f"`verbose` must be one of 'auto', 0, 1 and 2. Received: {verbose!r}.")
+
+
+def _checked_verbosity(verbose: int | str) -> int:
+    """Returns 0, 1 or 2; for auto, 1 (a progress bar) in a terminal, else 2 (one line)."""
+    check_verbose(verbose)
     return int(verbose) if verbose != _AUTO else 1 if sys.stdout.isatty() else 2
 
 

@@ -38,7 +38,7 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_micro_steps, check_trains, trained_ids
 from tfdist.synchronization import WeightSynchronizer
 from tfdist.synchronization.catalog import make_synchronizer
-from tfdist.trainer.data_warnings import check_evaluation, check_form, dependence_of, warn_of_evaluation
+from tfdist.trainer.data_warnings import batched, check_evaluation, check_form, dependence_of, warn_of_evaluation
 
 # Checks before training that ranks have the same code, versions, model and optimizer, and names what differs.
 # A rank with a different model would wait forever in a collective that no other rank enters or, worse, sum tensors that do not
@@ -266,11 +266,10 @@ def build(
       InputError: the model does not fit the data, or differs between processes.
     """
     check_form(model, element_spec)
-    batched = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), element_spec)
     with strategy.raise_on_all_members("build"):
         with strategy.scope():
             with must_fit(element_spec), strategy.optimizer_shards.built_later(model):
-                keras_internals.build(model, batched)
+                keras_internals.build(model, tf.nest.map_structure(batched, element_spec))
             check_trains(model)
         strategy.optimizer_shards.build(model)
     with strategy.scope():

@@ -48,7 +48,7 @@ from tfdist.storage import AnyPath, path_of, storage_of
 from tfdist.synchronization.federated import check_loss_scale, examples_per_step
 from tfdist.trainer import saved_fit
 from tfdist.trainer.balancing import checked_balance
-from tfdist.trainer.evaluation import EvaluationMixin
+from tfdist.trainer.evaluation import EvaluationMixin, check_verbose
 from tfdist.trainer.fit_arguments import check_fit, check_targets_of, check_trainer, fit_arguments
 from tfdist.trainer.options import Checks, FitOptions, Reporting, Schedule
 from tfdist.trainer.program import Program, build, loss_scale
@@ -109,20 +109,13 @@ def takes_one_hot(model: keras.Model) -> bool | None:
 def save_model(model: keras.Model, path: AnyPath) -> None:
     """Writes a model that Keras alone can load; the path never has an incomplete one. See `Trainer.save`."""
     with storage_of(path).staged(path_of(path)) as local, keras_internals.weights_in_file():
-        _save(model, str(local))
-
-
-def _save(model: keras.Model, path: str) -> None:
-    if synchronized_layers(model):
-        model = with_batch_norm(model, "local")  # compiled with an optimizer like that of the given model
-    if "tfdist" in str(keras.saving.serialize_keras_object(getattr(model, "optimizer", None))):
-        with keras_internals.not_compiled(model):
-            model.save(path)
-    else:
-        model.save(path)
-
-
-_VERBOSE = ("auto", 0, 1, 2)
+        if synchronized_layers(model):
+            model = with_batch_norm(model, "local")  # compiled with an optimizer like that of the argument
+        if "tfdist" in str(keras.saving.serialize_keras_object(getattr(model, "optimizer", None))):
+            with keras_internals.not_compiled(model):
+                model.save(str(local))
+        else:
+            model.save(str(local))
 
 
 @contextlib.contextmanager
@@ -137,8 +130,7 @@ def reported(reporting: Reporting, verbose: int | str, is_chief: bool) -> Iterat
     Raises:
       InputError: `verbose` is something else.
     """
-    if verbose not in _VERBOSE:
-        raise InputError(f"`verbose` must be one of 'auto', 0, 1 and 2. Received: {verbose!r}.")
+    check_verbose(verbose)
     if not verbose or not is_chief or listener() or type(reporting.reporter) is not Reporter:
         yield reporting
         return
