@@ -83,7 +83,7 @@ def measure_steady_state(run_view: RunView, strategy: HasStages, step: int) -> t
     batch, number = run_view.batch(step), tf.constant(step, tf.int64)
     times = _last_of(lambda: compute(batch, number), strategy)
     order = endless_order(strategy.schedule, count)
-    rows = [row[len(row) - len(found) :] for row, found in zip(order.actions, times, strict=True)]
+    rows = [row[len(row) - len(of_process) :] for row, of_process in zip(order.actions, times, strict=True)]
     measured = _timeline(dataclasses.replace(order, actions=tuple(rows)), times)
     expected = expected_timeline(order, measured)
     micro_batches = strategy.micro_batches
@@ -105,7 +105,7 @@ def expected_timeline(schedule: Schedule, measured: Timeline) -> Timeline:
     for row in measured.spans:
         for span in row:
             durations.setdefault((span.action.kind, span.action.stage), []).append(span.end - span.start)
-    medians = {key: statistics.median(found) for key, found in durations.items()}
+    medians = {key: statistics.median(seconds) for key, seconds in durations.items()}
     forward, backward, input_gradient, weight = (
         [medians.get((kind, stage), 0.0) for stage in range(schedule.stages)] for kind in KINDS
     )

@@ -82,5 +82,5 @@ def medians_of_slowest(everyone: Sequence[Mapping[str, Sequence[float]]]) -> dic
     Args:
       everyone: `TimingRounds.times` of each process.
     """
-    rounds = {name: zip(*(found[name] for found in everyone), strict=True) for name in everyone[0]}
+    rounds = {name: zip(*(times[name] for times in everyone), strict=True) for name in everyone[0]}
     return {name: statistics.median(max(each) for each in rounds[name]) for name in rounds}

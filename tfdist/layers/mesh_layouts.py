@@ -72,10 +72,10 @@ class MeshLayouts(TensorLayouts):
         if not self._gathers_all:
             yield
             return
-        held = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
-        values = [self.computed_from(variable, part, ()) for variable, part in zip(variables, held, strict=True)]
+        stored = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
+        values = [self.computed_from(variable, part, ()) for variable, part in zip(variables, stored, strict=True)]
         own = zip(variables, values, strict=True)
-        with keras_internals.RecordedScope(own, zip(variables, held, strict=True)) as scope:
+        with keras_internals.RecordedScope(own, zip(variables, stored, strict=True)) as scope:
             yield
         for variable, value in scope.assigned:
             variable.assign(value)
@@ -176,8 +176,8 @@ class MeshLayouts(TensorLayouts):
 
 def parted(devices: Devices, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
     """Lays out a gradient as stored, via its computed layout, so that the backward pass keeps the latter."""
-    whole = devices.relayout(gradient, placement.computed)
-    return whole if placement.gradient == placement.computed else devices.relayout(whole, placement.gradient)
+    computed = devices.relayout(gradient, placement.computed)
+    return computed if placement.gradient == placement.computed else devices.relayout(computed, placement.gradient)
 
 
 def placement_of(variable: keras.Variable) -> Placement:

@@ -92,10 +92,10 @@ def routes(probabilities: tf.Tensor, real: tf.Tensor, choices: int, capacity: in
         total = total + tf.reduce_sum(probabilities * chosen, axis=-1)
         chosen = chosen * tf.expand_dims(real, -1)
         position = tf.cumsum(chosen, axis=1, exclusive=True) + tf.expand_dims(used, 1)
-        kept = chosen * tf.cast(position < capacity, chosen.dtype)
-        used = used + tf.reduce_sum(kept, axis=1)
-        slots.append(_placed(kept, position, capacity))
-        overflowed.append(tf.reduce_sum(chosen - kept, axis=-1))
+        assigned = chosen * tf.cast(position < capacity, chosen.dtype)
+        used = used + tf.reduce_sum(assigned, axis=1)
+        slots.append(_placed(assigned, position, capacity))
+        overflowed.append(tf.reduce_sum(chosen - assigned, axis=-1))
     if overflow == "spill":
         for i, tokens in enumerate(overflowed):
             spilled = _spilled(tokens, used, capacity)
@@ -139,27 +139,27 @@ def _mean_of_tokens(values: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
     return tf.math.divide_no_nan(total, tf.reduce_sum(real, axis=1, keepdims=True))
 
 
-def _placed(kept: tf.Tensor, position: tf.Tensor, capacity: int) -> tf.Tensor:
+def _placed(assigned: tf.Tensor, position: tf.Tensor, capacity: int) -> tf.Tensor:
     """Returns [groups, tokens, experts, capacity]: 1 at the slot of each token that was not dropped."""
-    place = tf.cast(tf.reduce_sum(position * kept, axis=-1), tf.int32)
-    return tf.einsum("gse,gsc->gsec", kept, tf.one_hot(place, capacity, dtype=kept.dtype))
+    slot = tf.cast(tf.reduce_sum(position * assigned, axis=-1), tf.int32)
+    return tf.einsum("gse,gsc->gsec", assigned, tf.one_hot(slot, capacity, dtype=assigned.dtype))
 
 
-def _spilled(tokens: tf.Tensor, taken: tf.Tensor, capacity: int) -> tf.Tensor:
+def _spilled(tokens: tf.Tensor, used: tf.Tensor, capacity: int) -> tf.Tensor:
     """Assigns slots to overflowed tokens: the i-th of a group gets its i-th free slot, from the least loaded expert on.
 
     Args:
       tokens: [groups, tokens]; 1 for overflowed tokens.
-      taken: [groups, experts]; number of slots taken, which are the first ones of each expert.
+      used: [groups, experts]; number of slots taken, which are the first ones of each expert.
       capacity: capacity of each expert.
     """
-    groups, experts = taken.shape
-    number = tf.reshape(tf.range(capacity, dtype=taken.dtype), [1, capacity, 1])
-    free = tf.cast(number >= tf.expand_dims(taken, 1), taken.dtype)  # [groups, capacity, experts]
+    groups, experts = used.shape
+    number = tf.reshape(tf.range(capacity, dtype=used.dtype), [1, capacity, 1])
+    free = tf.cast(number >= tf.expand_dims(used, 1), used.dtype)  # [groups, capacity, experts]
     flat = tf.reshape(free, [-1 if groups is None else groups, capacity * experts])
     order = tf.cumsum(flat, axis=1, exclusive=True)
     turn = tf.cumsum(tokens, axis=1, exclusive=True)
-    same = tf.cast(tf.equal(tf.expand_dims(turn, 2), tf.expand_dims(order, 1)), taken.dtype)
+    same = tf.cast(tf.equal(tf.expand_dims(turn, 2), tf.expand_dims(order, 1)), used.dtype)
     assigned = same * tf.expand_dims(tokens, 2) * tf.expand_dims(flat, 1)  # [groups, tokens, capacity * experts]
     shaped = tf.reshape(assigned, [-1 if groups is None else groups, tokens.shape[1], capacity, experts])
     return tf.transpose(shaped, [0, 1, 3, 2])
@@ -290,8 +290,8 @@ class MixtureOfExperts(keras.layers.Layer):
         self.load.update_state(routing.load, routing.dropped)
         # Replicated before it is sharded over experts; otherwise the engine would shard the routing and gather within
         # it.
-        whole = constrain(routing.dispatch, "batch * * *", f"the routes of {self.path}")
-        dispatch = tf.cast(constrain(whole, "batch * experts? *", f"the routes of {self.path}"), inputs.dtype)
+        replicated = constrain(routing.dispatch, "batch * * *", f"the routes of {self.path}")
+        dispatch = tf.cast(constrain(replicated, "batch * experts? *", f"the routes of {self.path}"), inputs.dtype)
         weights = tf.cast(constrain(routing.weights, "batch * *", f"the weights of {self.path}"), inputs.dtype)
         weights = constrain(weights, "batch * experts?", f"the weights of {self.path}")
         sent = tf.einsum("gsec,gsm->egcm", dispatch, tokens)

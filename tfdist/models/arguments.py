@@ -35,13 +35,13 @@ def rate(model: str, name: str, value: Any) -> float:
 
 def shape(model: str, value: Any, dims: Sequence[str] = ()) -> tuple[int, ...]:
     """Returns the static shape of one example; `dims`: names of the dims of the model's input, empty for any."""
-    found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
-    if not all(map(_is_positive, found)) or (dims and len(found) != len(dims)):
+    dim_sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
+    if not all(map(_is_positive, dim_sizes)) or (dims and len(dim_sizes) != len(dims)):
         rule = f"be ({', '.join(dims)}{',' if len(dims) == 1 else ''})" if dims else "have known sizes only"
         raise InputError(
             f"{model}: an example's shape must {rule}. Received: {value!r}. Use a model that fits the data."
         )
-    return tuple(map(int, found))
+    return tuple(map(int, dim_sizes))
 
 
 def _is_positive(value: Any) -> bool:

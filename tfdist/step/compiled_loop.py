@@ -181,10 +181,10 @@ def _describe_weights(step: int, result: LoopResult) -> str:
         return "The weights are those before that step."
     before = step - (len(result.losses) - 1) + counts
     stages = [_stage_names(np.flatnonzero(updates == count)) for count in counts]
-    left = ", ".join(f"those of {names} before step {number}" for names, number in zip(stages, before, strict=True))
+    weights = ", ".join(f"those of {names} before step {number}" for names, number in zip(stages, before, strict=True))
     return (
         f"Loss or gradients of {stages[0]} are not finite, and without a flush, others are updated before that is known: the "
-        f"weights are {left}. Resume from a checkpoint."
+        f"weights are {weights}. Resume from a checkpoint."
     )
 
 
@@ -287,7 +287,7 @@ def _run_step(
     updated = [variable for i, variable in enumerate(step.variables) if i not in unused]
     gradient_finite = run_if(
         finite,
-        lambda: strategy.run(lambda whole: step.apply(whole, unused), computed),
+        lambda: strategy.run(lambda result: step.apply(result, unused), computed),
         lambda: strategy.run(step.skip, computed),
         [strategy.local(gradient)[0] for gradient in computed.gradients],
     )

@@ -230,7 +230,7 @@ def _inputs_not_finite(inputs: Inputs) -> Finding | None:
     if not location:
         return None
     rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
-    kinds = [name for name, found in (("NaN", np.isnan(values)), ("inf", np.isinf(values))) if found.any()]
+    kinds = [name for name, is_kind in (("NaN", np.isnan(values)), ("inf", np.isinf(values))) if is_kind.any()]
     return Finding(
         f"There is {' and '.join(kinds)} in {location}, in {rows} of the {len(values)} examples checked: the loss and "
         "the weights become NaN. Remove these examples, or replace the values, for example by the column's mean."
@@ -281,10 +281,10 @@ def findings_of_form(model: keras.Model, element_spec: Any) -> list[Finding]:
     losses = keras_internals.user_losses(model)
     outputs = getattr(model, "outputs", None) or []
     if len(specs) == len(losses) == len(outputs) == 1:
-        found = [_labels(name, spec, loss, outputs[0]) for (name, spec), loss in zip(specs, losses, strict=True)]
+        all_labels = [_labels(name, spec, loss, outputs[0]) for (name, spec), loss in zip(specs, losses, strict=True)]
     else:  # which loss takes which labels is known once the losses are built
-        found = [_labels(name, spec, None, None) for name, spec in specs]
-    return [finding for labels in found for finding in _apply(LABEL_RULES, labels)]
+        all_labels = [_labels(name, spec, None, None) for name, spec in specs]
+    return [finding for labels in all_labels for finding in _apply(LABEL_RULES, labels)]
 
 
 def findings(model: keras.Model, examples: Any) -> list[Finding]:
@@ -296,12 +296,12 @@ def findings(model: keras.Model, examples: Any) -> list[Finding]:
     """
     x, y, *weights = examples
     scales = _may_scale(model)
-    found = [finding for name, array in _flat(x, "x") for finding in _apply(INPUT_RULES, Inputs(name, array, scales))]
+    results = [finding for name, array in _flat(x, "x") for finding in _apply(INPUT_RULES, Inputs(name, array, scales))]
     for name, array in _flat(weights[0], "sample_weight") if weights else ():
-        found += _apply(INPUT_RULES, Inputs(name, array, True))
+        results += _apply(INPUT_RULES, Inputs(name, array, True))
     for labels in _labels_of(model, y, weights[0] if weights else None):
-        found += _apply(LABEL_RULES, labels)
-    return found
+        results += _apply(LABEL_RULES, labels)
+    return results
 
 
 def not_finite(examples: Any) -> list[str]:

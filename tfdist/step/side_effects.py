@@ -99,8 +99,8 @@ class SideEffects:
         """
         self._model, self._strategy = model, strategy
         self._own = [*keras_internals.moving_statistics(model), *metrics]
-        whole = statistics_of_all_replicas(model)
-        self._of_rows = [i for i, variable in enumerate(self._own) if id(variable) not in whole]
+        of_all_rows = statistics_of_all_replicas(model)
+        self._of_rows = [i for i, variable in enumerate(self._own) if id(variable) not in of_all_rows]
         left_out = {id(variable) for variable in (*self._own, *randomness.seed_states(model))}
         others = model.variables if strategy.layouts.holds_variables else []
         self._others = [v for v in others if id(v) not in left_out and v.path not in sparse]

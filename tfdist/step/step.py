@@ -128,13 +128,13 @@ class Step:
         """Undoes the side effects of the forward pass in `compute`. A replica function."""
         self._side_effects.undo(computed.before)
 
-    def gated(self, computed: Computed, going: tf.Tensor) -> Computed:
-        """Returns `computed`, marked as not to be applied if `going`, a scalar bool, is False. A replica function."""
+    def gated(self, computed: Computed, condition: tf.Tensor) -> Computed:
+        """Returns `computed`, marked as not to be applied if `condition`, a scalar bool, is False. A replica function."""
         scale = [
-            tf.where(going, new, tf.convert_to_tensor(old))
+            tf.where(condition, new, tf.convert_to_tensor(old))
             for new, old in zip(computed.scale, self._scale, strict=True)
         ]
-        return computed._replace(finite=tf.logical_and(computed.finite, going), scale=scale)
+        return computed._replace(finite=tf.logical_and(computed.finite, condition), scale=scale)
 
     def may_continue(self, finite: tf.Tensor, scale: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns whether the run may continue after this step, a scalar bool, given `Computed.finite` and `scale`."""

@@ -388,10 +388,10 @@ def examples_per_step(sync: Sync, size: int, batch_size: int, replicas: int) -> 
     Raises:
       InputError: there are more replicas than examples in a round.
     """
-    found = sync.examples_per_step(size, batch_size)
-    if sync.trains_clients and found < replicas:
+    examples = sync.examples_per_step(size, batch_size)
+    if sync.trains_clients and examples < replicas:
         raise InputError(
             "A round must have an example for each replica. Received: "
             f"sync={sync}, {size} examples and {replicas} replicas. Use a larger fraction, or fewer replicas."
         )
-    return found
+    return examples

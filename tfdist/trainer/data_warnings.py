@@ -138,8 +138,8 @@ def check_evaluated_alone(strategy: Strategy, model: keras.Model, dependence: Ro
     parts = strategy.micro_batches or 1
     if strategy.replicas * parts == 1:
         return
-    found = _without_state(dependence)  # which only training assigns
-    _refuse(strategy, "evaluation/refusal", _refusals(found, model, strategy.replicas, parts))
+    stateless = _without_state(dependence)  # which only training assigns
+    _refuse(strategy, "evaluation/refusal", _refusals(stateless, model, strategy.replicas, parts))
 
 
 def _refuse(strategy: Strategy, name: str, wrong: list[str]) -> None:

@@ -49,7 +49,9 @@ class RunFacts(NamedTuple):
 
 def _one_device(strategy: Strategy) -> str | None:
     # A launcher may start a single process, for example an elastic job that has lost all others.
-    remedy = next((found.with_one_device for found in DECLARATIONS if found.name == strategy.name), "")
+    remedy = next(
+        (declaration.with_one_device for declaration in DECLARATIONS if declaration.name == strategy.name), ""
+    )
     if not remedy or strategy.devices_in_total > 1 or strategy.cluster.source != Cluster().source:
         return None
     return f"Strategy {strategy.name} has one device here, so nothing is distributed. {remedy}"

@@ -246,8 +246,8 @@ class TrainState:
         if self._size not in (None, size):  # other data, which begins with an epoch of its own
             epochs = -(-position.examples_before(begun_at) // size)
             position = StreamPosition(batch_size, begun_at, epochs * size)
-        begun = self._batches or BatchSchedule.initial(position, begun_at, size, batch_size, parts)
-        return begun.from_step(parts, self.step, batch_size, elastic_batch)
+        schedule = self._batches or BatchSchedule.initial(position, begun_at, size, batch_size, parts)
+        return schedule.from_step(parts, self.step, batch_size, elastic_batch)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Restores the values of a checkpoint; its variables are restored before."""

@@ -85,16 +85,16 @@ def compile_model(
     if not strategy.trains_whole_model:
         check_own_gradients(optimizer)
     loss_scale = settings.loss_scale or optimizer_scale or default_loss_scale(full_model(model))
-    found = dataclasses.replace(settings, loss_scale=loss_scale)
-    check_loss_scale(found)
+    with_scale = dataclasses.replace(settings, loss_scale=loss_scale)
+    check_loss_scale(with_scale)
     if pipeline := without_flush_of(strategy):
         check_without_flush(
             pipeline.schedule.name,
-            clip_norm=found.clip.norm,
-            loss_scale=str(found.loss_scale or ""),
+            clip_norm=with_scale.clip.norm,
+            loss_scale=str(with_scale.loss_scale or ""),
             shared=next((variable.path for variable, _ in model.cut.shared), ""),
         )
-    return found
+    return with_scale
 
 
 def takes_one_hot(model: keras.Model) -> bool | None:
@@ -481,6 +481,6 @@ class Trainer(EvaluationMixin):
         saved as ordinary BatchNorm, its equal in inference. The optimizer is saved too, unless a layer was replaced in
         this way or Keras does not know it: one of tfdist, or one with a warmup. With `ema`, it saves the average.
         """
-        with self.averaged_weights(), self.strategy.parts.full_model(self.model) as whole:
+        with self.averaged_weights(), self.strategy.parts.full_model(self.model) as model:
             if self.strategy.is_chief:
-                save_model(whole, path)
+                save_model(model, path)
