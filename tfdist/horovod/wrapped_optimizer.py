@@ -105,7 +105,9 @@ class Distributed:
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
         """Reduces, then updates the variables; with `backward_passes_per_step` k, only on every k-th call."""
-        variables = keras_internals.trained_variables(self) if trainable_variables is None else list(trainable_variables)
+        variables = (
+            keras_internals.trained_variables(self) if trainable_variables is None else list(trainable_variables)
+        )
         base = super().apply  # type: ignore[misc]
         if self.accumulation.passes == 1:
             base(self.reduction(grads, variables, self.local), variables)

@@ -19,8 +19,8 @@ from tfdist.gradients.compression import (
     Codec,
     check,
     choose_methods,
-    create_reducer,
     create,
+    create_reducer,
     parse_choice,
 )
 from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer

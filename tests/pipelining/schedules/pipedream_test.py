@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tfdist.errors import InputError
 from tfdist.pipelining.schedule import FORWARD, Schedule
-from tfdist.pipelining.schedule_catalog import make_schedule, pipedream, steady_state, steps_until_steady, endless_order
+from tfdist.pipelining.schedule_catalog import endless_order, make_schedule, pipedream, steady_state, steps_until_steady
 from tfdist.pipelining.schedule_simulation import check_schedule, simulate
 from tfdist.pipelining.timeline import Span, Timeline
 
