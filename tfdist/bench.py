@@ -15,7 +15,14 @@ from tfdist.cli.output import TEXT, Output
 from tfdist.config.all_reduce import AUTO
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
-from tfdist.planning.benchmark_config import ALL, BenchConfig, parse_algorithms, parse_operations, parse_sizes
+from tfdist.planning.benchmark_config import (
+    ALL,
+    BenchConfig,
+    parse_algorithms,
+    parse_operations,
+    parse_sizes,
+    too_few_replicas,
+)
 
 if TYPE_CHECKING:
     from tfdist.distribution.strategy import Strategy
@@ -85,11 +92,7 @@ def _check_strategy(strategy: "Strategy", config: BenchConfig) -> None:
     from tfdist.planning.benchmark_timing import check_dtype
 
     if strategy.replicas < 2:
-        raise InputError(
-            "A benchmark of collectives needs a strategy with collectives and at least two replicas. Received: "
-            f"--strategy={config.strategy}, {strategy.replicas} replicas. Use --strategy=mirrored --devices=2, "
-            "`tfdist launch` or horovodrun."
-        )
+        raise too_few_replicas(f"--strategy={config.strategy}, {strategy.replicas} replicas")
     names = ("all_reduce",) if config.all_reduce else parse_operations(config.operations)
     check_dtype(strategy.collectives, names, tf.as_dtype(config.dtype))
 

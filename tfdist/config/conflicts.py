@@ -244,7 +244,7 @@ def _check_rules(config: Any) -> None:
 def _check_refusals(config: Any, strategy: Declaration) -> None:
     for refusal in strategy.refuses:
         value = getattr(config, refusal.flag, refusal.accepted)
-        if refusal.refused(value) if refusal.refused else value != refusal.accepted:
+        if refusal.refused(value) if refusal.refused else value not in (refusal.accepted, ""):
             raise _refused(refusal.rule, config, (refusal.flag, "strategy"))
 
 

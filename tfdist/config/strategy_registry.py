@@ -63,7 +63,7 @@ class Refusal:
 
     Attributes:
       flag: name of the flag.
-      accepted: the value.
+      accepted: the value. A flag without a value, as `--all_reduce` of `tfdist bench` by default, is accepted, too.
       rule: why, and what to do instead, as a sentence.
       refused: returns whether a value is refused; None if all but `accepted` are.
     """

@@ -7,7 +7,7 @@ from tfdist.config.all_reduce import ALGORITHMS
 from tfdist.config.conflicts import check_strategy, flag_text
 from tfdist.config.fields import OUTPUT, check_fields, flag_field
 from tfdist.config.search import UNITS_HELP, parse_byte_size
-from tfdist.config.strategy_registry import declared
+from tfdist.config.strategy_registry import declared, taking
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
@@ -75,6 +75,14 @@ def _same(name: str) -> Any:
     return dataclasses.field(default=_TRAIN_FIELDS[name].default, metadata=_TRAIN_FIELDS[name].metadata)
 
 
+def too_few_replicas(received: str) -> InputError:
+    """Returns the error for a strategy without replicas that communicate by its collectives."""
+    return InputError(
+        "A benchmark of collectives needs a strategy with collectives and at least two replicas. Received: "
+        f"{received}. Use --strategy=mirrored --devices=2, `tfdist launch` or horovodrun."
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchConfig:
     """Configuration of a benchmark; `tfdist bench --help` lists its fields.
@@ -130,6 +138,8 @@ class BenchConfig:
                 "Only all_reduce has algorithms: leave out --operations or --all_reduce. Received: "
                 f"{flag_text('operations', self.operations)} {flag_text('all_reduce', self.all_reduce)}."
             )
+        if self.strategy in taking("mesh_shape"):
+            raise too_few_replicas(flag_text("strategy", self.strategy))
         names = {field.name for field in dataclasses.fields(self)} & _TRAIN_FIELDS.keys() - {"all_reduce"}
         TrainConfig(**{name: getattr(self, name) for name in names})
         check_strategy(self, declared(self.strategy))
