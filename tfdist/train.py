@@ -3,13 +3,10 @@
 import contextlib
 import sys
 
-from tfdist.checkpoint import in_memory
-from tfdist.cli import command, early_checks, flags, resume, search, tensorflow_import
+from tfdist.cli import command, flags
 from tfdist.cli.output import TEXT, Output
-from tfdist.cluster.terminal import showing
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
-from tfdist.reporting.logger_catalog import check_installed
 
 
 def main(config: TrainConfig, output: Output = TEXT) -> int:
@@ -18,6 +15,12 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         raise InputError(
             "--json prints the configuration of a run and needs --dry_run; a run writes metrics.jsonl. Received: --json alone."
         )
+    # Imported late, so that help is printed without delay.
+    from tfdist.checkpoint import in_memory
+    from tfdist.cli import early_checks, resume, search, tensorflow_import
+    from tfdist.cluster.terminal import showing
+    from tfdist.reporting.logger_catalog import check_installed
+
     place = early_checks.find_place(config)
     early_checks.check_data(config, place)
     if config.find:
