@@ -73,8 +73,9 @@ class Sides:
         subprocess.run(command, check=True, capture_output=True)
 
     def _read(self) -> None:
-        for _ in Checkpoint.open(self._path).arrays():
-            pass
+        checkpoint = Checkpoint.open(self._path)
+        for name in checkpoint.tensors:
+            checkpoint.read(name)
 
     def _hash(self) -> None:
         each = [piece.memory for part in self.parts for piece in files.pieces(0, part.values.nbytes, part.values)]

@@ -18,7 +18,7 @@ import keras
 from tfdist import data, keras_internals, models
 from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.best import Best
-from tfdist.checkpoint.format import Checkpoint, Holder, NoLock, clean_partial, lock, unlocked
+from tfdist.checkpoint.format import Checkpoint, Holder, NoLock, clean_partial, lock
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.replication import check_can_transfer, hosts, share
 from tfdist.cli import flags, open_strategy, resume
@@ -338,7 +338,7 @@ def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
         return stack.enter_context(lock(directory.path))
     except NoLock as error:
         last = one_line(_lock_of(directory))
-        holder = stack.enter_context(unlocked(directory.path))
+        holder = stack.enter_context(lock(directory.path, exclusive=False))
         _log.warning(
             "%s The run continues without a lock, so another run could write there. %s",
             error,

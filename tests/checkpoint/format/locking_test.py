@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.waiting import read_line
-from tfdist.checkpoint.format import NoLock, lock, unlocked
+from tfdist.checkpoint.format import NoLock, lock
 from tfdist.errors import InputError
 
 HOLD = """
@@ -99,7 +99,7 @@ def test_a_full_disk_is_no_reason_to_end(tmp_path):
     with contextlib.ExitStack() as stack:
         with full_disk():
             holder = stack.enter_context(lock(tmp_path))
-        assert not holder.is_written_down
+        assert not holder.is_written
         assert (tmp_path / "lock").read_text() == ""
         with pytest.raises(InputError, match="which another process is using"), lock(tmp_path):
             pass
@@ -111,12 +111,12 @@ def test_a_full_disk_is_no_reason_to_end(tmp_path):
 
 
 def test_where_files_cannot_be_locked_the_words_are_there(tmp_path):
-    with unlocked(tmp_path) as holder:
-        assert holder.is_written_down
+    with lock(tmp_path, exclusive=False) as holder:
+        assert holder.is_written
         assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
         with lock(tmp_path):
             pass
     assert not (tmp_path / "lock").read_text()
     with pytest.raises(NoLock, match="lock: No such file or directory. Give another --output_dir"):
-        with unlocked(tmp_path / "nowhere"):
+        with lock(tmp_path / "nowhere", exclusive=False):
             pass

@@ -44,7 +44,8 @@ def sealing(path):
 
 def load(path: Path) -> None:
     checkpoint = Checkpoint.open(path)
-    list(checkpoint.arrays())
+    for name in checkpoint.tensors:
+        checkpoint.read(name)
     checkpoint.verify()
 
 

@@ -42,9 +42,6 @@ def test_what_was_written_comes_back_bit_for_bit(arrays, tmp_path, write):
     assert checkpoint.tensors.keys() == arrays.keys()
     for name, values in arrays.items():
         assert_same(checkpoint.read(name), values)
-    for name, values in checkpoint.arrays():
-        assert_same(values, arrays[name])
-    assert [name for name, _ in checkpoint.arrays(["scalar", "empty"])] == ["scalar", "empty"]
 
 
 WHOLE = np.arange(56, dtype=np.int32).reshape(7, 8)
@@ -89,12 +86,8 @@ def test_verifying_reads_what_was_not_read(tmp_path, write):
     checkpoint.read("b")
     flip_last(path / "shard-00000.safetensors")
     checkpoint.verify()
-    again = Checkpoint.open(path)
-    again.verify(["a"])
     with pytest.raises(CorruptCheckpointError, match="b is not what was written"):
-        again.verify()
-    with pytest.raises(CorruptCheckpointError, match="b is not what was written"):
-        list(again.arrays())
+        Checkpoint.open(path).verify()
 
 
 def test_what_is_not_read_takes_no_memory(tmp_path, write):

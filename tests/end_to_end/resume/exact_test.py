@@ -271,7 +271,7 @@ def test_values_of_another_kind_are_damage(values, after_a_step, tmp_path):
     trainer, directory = after_a_step
     shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
     own = Checkpoint.open(newest(tmp_path)[0])
-    parts = [Part.full(name, array) for name, array in own.arrays()]
+    parts = [Part.full(name, own.read(name)) for name in own.tensors]
     commit(LocalGroup(), tmp_path, parts, step=2, seed=5, flags={}, values=own.values | values, keep=2)
     assert trainer.resume(tmp_path) == 1
     assert (tmp_path / "step-000000002.damaged").exists()

@@ -21,7 +21,6 @@ from tfdist.checkpoint.format.directory import (
     set_aside,
     set_aside_in,
     step_of,
-    unlocked,
 )
 from tfdist.checkpoint.format.reading import Checkpoint, LocalFiles, first_readable
 from tfdist.checkpoint.format.shard import Part, shard_bytes, write_shard
@@ -50,6 +49,5 @@ __all__ = [
     "set_aside_in",
     "shard_bytes",
     "step_of",
-    "unlocked",
     "write_shard",
 ]

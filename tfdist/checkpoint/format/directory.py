@@ -25,6 +25,7 @@ from tfdist.storage import AnyPath, LockFile, StoragePath, path_of, storage_of
 
 _WHOLE = re.compile(r"step-([0-9]{9,18})")
 _DAMAGED = re.compile(r"step-.*\.damaged.*")
+NAME = "lock"
 _LEFT = re.compile(r"\.(step-[0-9]{9,18})\.(partial|replaced|pruned(?:-[0-9]+)?)")
 
 _log = logging.getLogger(__name__)
@@ -221,9 +222,6 @@ def _matching(directory: StoragePath, pattern: re.Pattern[str]) -> Iterator[tupl
                 yield directory / entry.name, match
 
 
-NAME = "lock"
-
-
 class NoLock(InputError):
     """The directory cannot be locked, whether or not it is in use."""
 
@@ -232,7 +230,7 @@ class Holder:
     """Describes the process that holds a lock, in the lock file. For information only: the lock does not depend on it.
 
     Attributes:
-      is_written_down: whether the description has been written.
+      is_written: whether the description has been written.
     """
 
     def __init__(self, file: LockFile):
@@ -240,15 +238,15 @@ class Holder:
         self._file = file
         started = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
         self._words = f"process {os.getpid()} on {socket.gethostname()} since {started}\n".encode()
-        self.is_written_down = False
+        self.is_written = False
 
     def write_owner(self) -> None:
         """Writes the description for other hosts to read, unless that is done; it may fail on a full disk."""
-        if self.is_written_down:
+        if self.is_written:
             return
         try:
             self._file.write(self._words)
-            self.is_written_down = True
+            self.is_written = True
         except OSError:
             self.clear()  # an incomplete description would be misread
 
@@ -259,14 +257,13 @@ class Holder:
 
 
 @contextlib.contextmanager
-def lock(directory: AnyPath, remedy: str = "give another --output_dir") -> Iterator[Holder]:
-    """Locks a directory against other processes, on any host that shares it.
-
-    The lock is released when the process ends for any reason.
+def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclusive: bool = True) -> Iterator[Holder]:
+    """Locks a directory against other processes, on any host that shares it, until the process ends for any reason.
 
     Args:
       directory: existing directory of a run, or of its checkpoints.
       remedy: what to do if it is locked, as the end of a sentence.
+      exclusive: False only writes the description, where files cannot be locked.
 
     Yields:
       The description of this process, which may not have been written yet.
@@ -275,23 +272,6 @@ def lock(directory: AnyPath, remedy: str = "give another --output_dir") -> Itera
       InputError: another process holds the lock.
       NoLock: the directory cannot be locked.
     """
-    with _opened(directory, remedy, exclusive=True) as holder:
-        yield holder
-
-
-@contextlib.contextmanager
-def unlocked(directory: AnyPath, remedy: str = "give another --output_dir") -> Iterator[Holder]:
-    """Like `lock`, for directories whose files cannot be locked: writes the description, but does not exclude others.
-
-    Raises:
-      NoLock: the file cannot be opened either.
-    """
-    with _opened(directory, remedy, exclusive=False) as holder:
-        yield holder
-
-
-@contextlib.contextmanager
-def _opened(directory: AnyPath, remedy: str, exclusive: bool) -> Iterator[Holder]:
     path = path_of(directory) / NAME
     with contextlib.ExitStack() as stack:
         try:

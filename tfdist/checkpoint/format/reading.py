@@ -3,9 +3,8 @@
 import contextlib
 import hashlib
 import itertools
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ from tfdist.coordination import Json
 from tfdist.errors import CheckpointError, CorruptCheckpointError
 from tfdist.storage import AnyPath, StoragePath, path_of
 
-AHEAD = 64 << 20  # bytes that `arrays` reads at once, to divide small tensors between threads
 _MOST_THREADS = 8
 
 
@@ -127,15 +125,9 @@ class Checkpoint:
         return LocalFiles(hashlib.sha256(data).hexdigest(), {**sizes, own: len(data)}, [*intact, own])
 
     def _is_intact(self, name: str) -> bool:
-        blocks = [
-            _Block(part, tensor.size_of(part), None)
-            for tensor in self.tensors.values()
-            for part in tensor.parts
-            if part.file == name
-        ]
         try:
             _check_shard(self.path / name, self._plans[name])
-            self._check(blocks)
+            self._check([block for block in self._blocks() if block.file == name])
         except CheckpointError:
             return False
         return True
@@ -162,67 +154,39 @@ class Checkpoint:
           CorruptCheckpointError: one of the stored blocks is corrupted.
           CheckpointError: the system refuses to read it.
         """
-        whole = self.tensors[name].shape
+        tensor = self.tensors[name]
+        whole = tensor.shape
         fits = (0 <= begin <= begin + size <= end for begin, size, end in zip(offset, shape, whole, strict=False))
         if not len(offset) == len(shape) == len(whole) or not all(fits):
             raise ValueError(f"A block of {name} must be inside it. Received: {shape} at {offset} of {whole}.")
-        [values] = self._load([(name, tuple(offset), tuple(shape))])
-        return values
-
-    def arrays(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields complete tensors with their names, by default all; small ones are read several at once.
-
-        Raises:
-          CorruptCheckpointError, CheckpointError: see `read`.
-        """
-        together: list[str] = []
-        size = 0
-        for name in self.tensors if names is None else names:
-            together.append(name)
-            size += math.prod(self.tensors[name].shape) * self.tensors[name].element.itemsize
-            if size >= AHEAD:
-                yield from self._whole(together)
-                together, size = [], 0
-        yield from self._whole(together)
-
-    def verify(self, names: Iterable[str] | None = None) -> None:
-        """Verifies the bytes of tensors, by default of all, except those that have already been read.
-
-        Uses a constant amount of memory.
-
-        Raises:
-          CorruptCheckpointError, CheckpointError: see `read`.
-        """
-        tensors = self.tensors.values() if names is None else [self.tensors[name] for name in names]
-        blocks = [_Block(part, tensor.size_of(part), None) for tensor in tensors for part in tensor.parts]
-        self._check([block for block in blocks if (block.part.file, block.part.key) not in self._verified])
-
-    def _whole(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        shapes = [self.tensors[name].shape for name in names]
-        wanted = [(name, (0,) * len(shape), shape) for name, shape in zip(names, shapes, strict=True)]
-        yield from zip(names, self._load(wanted), strict=True)
-
-    def _load(self, wanted: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]]) -> list[np.ndarray]:
-        results: list[np.ndarray] = []
+        values = np.empty(tuple(shape), tensor.element)
         blocks: list[_Block] = []
         copies: list[tuple[np.ndarray, np.ndarray]] = []
-        for name, offset, shape in wanted:
-            tensor = self.tensors[name]
-            results.append(np.empty(shape, tensor.element))
-            for part in tensor.parts:
-                overlap = _overlap(part, offset, shape)
-                if overlap is None:
-                    continue
-                target = results[-1][_slices(overlap, offset)]
-                into = target
-                if target.shape != part.shape or not target.flags.c_contiguous:
-                    into = np.empty(part.shape, tensor.element)
-                    copies.append((target, into[_slices(overlap, part.offset)]))
-                blocks.append(_Block(part, tensor.size_of(part), into))
+        for part in tensor.parts:
+            overlap = _overlap(part, offset, shape)
+            if overlap is None:
+                continue
+            target = into = values[_slices(overlap, offset)]
+            if target.shape != part.shape or not target.flags.c_contiguous:
+                into = np.empty(part.shape, tensor.element)
+                copies.append((target, into[_slices(overlap, part.offset)]))
+            blocks.append(_Block(part, tensor.size_of(part), into))
         self._check(blocks)
         for target, source in copies:
             target[...] = source
-        return results
+        return values
+
+    def verify(self) -> None:
+        """Verifies the bytes of all tensors, except those that have already been read, in a constant amount of memory.
+
+        Raises:
+          CorruptCheckpointError, CheckpointError: see `read`.
+        """
+        self._check([block for block in self._blocks() if (block.file, block.part.key) not in self._verified])
+
+    def _blocks(self) -> list[_Block]:
+        """Returns all blocks, to be verified only."""
+        return [_Block(part, tensor.size_of(part), None) for tensor in self.tensors.values() for part in tensor.parts]
 
     def _check(self, blocks: Sequence[_Block]) -> None:
         """Reads blocks and verifies their hashes."""
