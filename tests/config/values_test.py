@@ -34,7 +34,7 @@ from tfdist.config.pipeline_schedule import (
     parse_cut,
     parse_pipeline_schedule,
 )
-from tfdist.config.rules import is_chosen, is_for_gradients, parse_specs
+from tfdist.config.rules import is_chosen, is_for_gradients, parse_rules, parse_specs
 from tfdist.config.search import BatchSizeSearch, LearningRateSearch, parse_byte_size, parse_search, search_text
 from tfdist.config.spec import Spec
 from tfdist.config.sync import EASGD, DiLoCo, EveryStep, FedAvg, LocalSGD, PostLocalSGD, parse_sync
@@ -254,7 +254,7 @@ REFUSED = {
     search_text: [
         ("lr", "lr cannot be searched for. Known: batch_size, learning_rate."),
         ("learning_rat", 'learning_rat cannot be searched for. Did you mean "learning_rate"?'),
-        ("learning_rate(start=1)", 'learning_rate has no parameter "start". Known: max, min, steps.'),
+        ("learning_rate(start=1)", 'learning_rate has no parameter "start". Received: learning_rate(start=1). Known: '),
         ("learning_rate(min=1, max=0.1)", "min must be less than max. Received: min=1, max=0.1."),
         ("learning_rate(min=0)", "min must be a learning rate greater than 0. Received: 0."),
         ("learning_rate(max='1')", "max must be a learning rate greater than 0. Received: '1'."),
@@ -267,7 +267,7 @@ REFUSED = {
         ("batch_size(max=-1)", "max must be an integer of at least 0. Received: -1."),
         ("batch_size(", "column 11"),
     ],
-    is_for_gradients: [
+    parse_rules: [
         (";", "names no method"),
     ],
 }
@@ -397,7 +397,8 @@ def test_errors_have_the_name_of_the_value(size):
     ],
 )
 def test_what_flags_ask_of_a_compression_without_tensorflow(text, chosen, for_gradients):
-    assert (is_chosen(text), is_for_gradients(text)) == (chosen, for_gradients)
+    rules = parse_rules(text)
+    assert (is_chosen(rules), is_for_gradients(rules)) == (chosen, for_gradients)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tfdist.checkpoint.format import NoLock, lock, newest, step_of
 from tfdist.checkpoint.replication import DurableTier, InMemoryTier, Saved, Tier
 from tfdist.cluster.gce_notice import machine_notices
 from tfdist.cluster.signals import CTRL_C, notices
-from tfdist.config.monitor import Interval, parse_best, parse_period
+from tfdist.config.monitor import Interval, parse_best, parse_interval
 from tfdist.coordination import Group
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.coordination.sync_points import SyncPoints
@@ -70,7 +70,7 @@ class Checkpoints:
     def __post_init__(self) -> None:
         """Validates the values; raises `InputError`."""
         object.__setattr__(self, "every", str(self.every))  # a number of steps is natural, too
-        _ = self.period
+        _ = self.interval  # reports an invalid one
         if not self.directory:
             raise InputError('Checkpoints need a directory. Received: "". Give a path, such as directory="runs/one".')
         if self.keep < 1:
@@ -89,9 +89,9 @@ class Checkpoints:
             )
 
     @property
-    def period(self) -> Interval:
-        """The interval `every`."""
-        return parse_period(self.every)
+    def interval(self) -> Interval:
+        """The parsed value of `every`."""
+        return parse_interval(self.every)
 
 
 def _same(one: str, other: str) -> bool:
@@ -145,8 +145,8 @@ class _PeriodicSaver(Saver):
         self._saved = saved
         self._synchronize = synchronize
         self._in_background = options.in_background
-        self._period = options.period
-        self._periods = [steps for steps in (self._period.steps, options.commit_every) if steps]
+        self._interval = options.interval
+        self._step_intervals = [steps for steps in (self._interval.steps, options.commit_every) if steps]
         self._durable = DurableTier(
             group,
             options.directory,
@@ -166,7 +166,7 @@ class _PeriodicSaver(Saver):
 
     def next(self, step: int) -> int | None:
         """See base class."""
-        return min((step - step % every + every for every in self._periods), default=None)
+        return min((step - step % every + every for every in self._step_intervals), default=None)
 
     def begin(self, end: int) -> None:
         """See base class."""
@@ -183,8 +183,8 @@ class _PeriodicSaver(Saver):
         due = self._sync_points.reached(step)
         if _FAILED in due:
             self._durable.wait()
-        periodic = self._period.steps and step % self._period.steps == 0
-        is_on = bool(self._period.steps or self._period.seconds or self._best)
+        periodic = self._interval.steps and step % self._interval.steps == 0
+        is_on = bool(self._interval.steps or self._interval.seconds or self._best)
         is_best = self._best is not None and self._best.best is not None and self._best.best.step == step
         durable = periodic or is_best or _DUE in due or _PREEMPTED in due or (is_last and is_on)
         commit = self._commit_every and step % self._commit_every == 0
@@ -219,9 +219,9 @@ class _PeriodicSaver(Saver):
             self._commits.drop()
 
     def _ask_for_another(self) -> None:
-        if self._period.seconds and self._group.rank == 0:
+        if self._interval.seconds and self._group.rank == 0:
             now = time.monotonic()
-            if now - self._wished_at >= self._period.seconds:
+            if now - self._wished_at >= self._interval.seconds:
                 self._wished_at = now
                 self._sync_points.request(_DUE)
 

@@ -665,7 +665,7 @@ def summary(run: Run, records: Sequence[Mapping[str, Any]], best: Best | None, f
     value = f"{best}, exported as {directory.model.name}" if best else _best(records)
     took = f"trained to step {last['step']} in {duration(time.monotonic() - run.began)}"
     given = " ".join(filter(None, [shlex.quote(str(directory.path)), flags]))
-    resumes = run.checkpoints.best or any(run.checkpoints.period)
+    resumes = run.checkpoints.best or any(run.checkpoints.interval)
     longer = ["or train longer: the same command with more --epochs or --steps"] if resumes else []
     return [
         f"{last['kind']} after {last['step']} steps: {numbers}",

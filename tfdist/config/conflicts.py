@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.config.decay import DECAYS
-from tfdist.config.rules import OF_GRADIENTS, is_chosen, is_for_gradients
+from tfdist.config.rules import OF_GRADIENTS, is_chosen, is_for_gradients, parse_rules
 from tfdist.config.search import LearningRateSearch
 from tfdist.config.strategy_registry import DECLARATIONS, Declaration, declared, taking
 from tfdist.config.sync import EveryStep, Sync
@@ -63,12 +63,12 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("sync", "compression"),
-        lambda c: c.parsed.sync.exchanges_weights and is_chosen(c.compression),
+        lambda c: c.parsed.sync.exchanges_weights and is_chosen(c.parsed.compression),
         "Compression is chosen by measuring steps, which send nothing with this --sync: name a method.",
     ),
     (
         ("sync", "compression"),
-        lambda c: c.parsed.sync.exchanges_weights and is_for_gradients(c.compression),
+        lambda c: c.parsed.sync.exchanges_weights and is_for_gradients(c.parsed.compression),
         f"{' and '.join(OF_GRADIENTS)} are for gradients, not for the changes of weights that are exchanged: use another "
         "--compression, such as int8, or --sync=every_step.",
     ),
@@ -229,7 +229,7 @@ def check_arguments(name: str, declaration: Declaration | None, sync: Sync | Non
       **arguments: values by name.
     """
     sync = sync or EveryStep()
-    parsed = types.SimpleNamespace(sync=sync)
+    parsed = types.SimpleNamespace(sync=sync, compression=parse_rules(arguments.get("compression", "none")))
     config = types.SimpleNamespace(strategy=name, sync=str(sync), parsed=parsed, **arguments)
     _check_rules(config)
     _check_refusals(config, declaration or next((d for d in DECLARATIONS if d.name == name), Declaration(name=name)))

@@ -22,7 +22,7 @@ class Interval(NamedTuple):
     seconds: float = 0.0
 
 
-def parse_period(text: str) -> Interval:
+def parse_interval(text: str) -> Interval:
     """Parses `500` (steps), `600s` (seconds), or an empty text or 0 (never).
 
     Raises:

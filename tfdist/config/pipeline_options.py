@@ -13,74 +13,43 @@ DEFAULT_SCHEDULE = OneFOneB.name
 ACTIVATION_COMPRESSION = ("none", "bf16", "fp16", "int8")
 
 
-def check_without_flush(
-    schedule: str,
-    *,
-    clip_norm: float | None = 0.0,
-    loss_scale: str = "",
-    shared: str = "",
-    shard: str = "none",
-    activation_compression: str = "none",
-    find: str = "",
-) -> None:
-    """Raises `InputError` for what needs all stages at the end of each step, with a schedule that does not wait there.
+# Options that need all stages at the end of each step, with the rule and the remedy.
+_NEED_FLUSH = {
+    "clip_norm": "Stages are updated before the norm of all gradients is known: leave out --clip_norm",
+    "loss_scale": "A loss scale skips a step in all stages, and these are updated one after the other: use "
+    "--precision=mixed_bfloat16",
+    "shared": "Stages are updated one after the other, so that a variable of several stages would differ between them: "
+    "untie it",
+    "shard": "Stages are updated inside of the loop of steps: leave out --shard",
+    "activation_compression": "Messages of these schedules are exact: leave out --activation_compression",
+    "find": "A search needs gradients of the newest weights: search with another --pipeline_schedule",
+}
+
+
+def check_without_flush(schedule: str, **options: Any) -> None:
+    """Raises `InputError` for an option that needs all stages at the end of each step, with a schedule without a flush.
 
     Args:
-      schedule: as in `--pipeline_schedule`; any other option is accepted for those with a flush.
-      clip_norm: maximum norm of all gradients.
-      loss_scale: what scales the loss, such as a flag; empty if nothing does.
-      shared: path of a variable of several stages; empty if there is none.
-      shard: as in `--shard`.
-      activation_compression: as in `--activation_compression`.
-      find: as in `--find`.
+      schedule: as in `--pipeline_schedule`; any option is accepted for those with a flush.
+      **options: values of flags, and `loss_scale`, what scales the loss, such as a flag, or `shared`, the path of a variable
+        of several stages. Empty values, 0 and "none" are accepted.
     """
     parsed = parse_pipeline_schedule(schedule)
     if not isinstance(parsed, WITHOUT_FLUSH):
         return
-    rules = (
-        (
-            clip_norm,
-            f"--clip_norm={clip_norm}",
-            "Stages are updated before the norm of all gradients is known: leave out --clip_norm",
-        ),
-        (
-            loss_scale,
-            loss_scale,
-            "A loss scale skips a step in all stages, and these are updated one after the other: use "
-            "--precision=mixed_bfloat16",
-        ),
-        (
-            shared,
-            shared,
-            "Stages are updated one after the other, so that a variable of several stages would differ between them: untie it",
-        ),
-        (shard != "none", f"--shard={shard}", "Stages are updated inside of the loop of steps: leave out --shard"),
-        (
-            activation_compression != "none",
-            f"--activation_compression={activation_compression}",
-            "Messages of these schedules are exact: leave out --activation_compression",
-        ),
-        (
-            find,
-            f"--find={find}",
-            "A search needs gradients of the newest weights: search with another --pipeline_schedule",
-        ),
-    )
-    received, rule = next(((text, rule) for is_refused, text, rule in rules if is_refused), ("", ""))
-    if rule:
-        raise InputError(f"{rule}, or use 1f1b. Received: {received} --pipeline_schedule={parsed}.")
+    for name, rule in _NEED_FLUSH.items():
+        value = options.get(name)
+        if value and value != "none":
+            received = value if name in ("loss_scale", "shared") else f"--{name}={value}"
+            raise InputError(f"{rule}, or use 1f1b. Received: {received} --pipeline_schedule={parsed}.")
 
 
 def check_flags_without_flush(config: Any) -> None:
     """Same as `check_without_flush`, for the flags of any command with a pipeline."""
-    precision = getattr(config, "precision", "")
+    has_loss_scale = getattr(config, "precision", "") == "mixed_float16"
+    flags = {name: getattr(config, name) for name in _NEED_FLUSH if name != "loss_scale" and hasattr(config, name)}
     check_without_flush(
-        config.pipeline_schedule,
-        clip_norm=getattr(config, "clip_norm", 0.0),
-        loss_scale=f"--precision={precision}" if precision == "mixed_float16" else "",
-        shard=getattr(config, "shard", "none"),
-        activation_compression=getattr(config, "activation_compression", "none"),
-        find=getattr(config, "find", ""),
+        config.pipeline_schedule, **flags, loss_scale=f"--precision={config.precision}" if has_loss_scale else ""
     )
 
 

@@ -1,17 +1,19 @@
-"""Parses rules per variable, `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16`, and lists and chains of values."""
+"""Parses rules per variable, `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16`, and lists and chains of values.
+
+Rules are tried from left to right, and the first whose condition holds applies. A text without a condition is one rule for
+all variables.
+"""
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tfdist.config.spec import Spec, parse
 from tfdist.errors import InputError
 
-# Parses rules per variable: `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16; *: int8`.
-# Rules are tried from left to right, and the first whose condition holds applies. A text without a condition is one rule for
-# all variables.
-
 _CONDITION = re.compile(r"\s*(\*|path=(?P<path>.+?)|size>=(?P<size>\d{1,18}))\s*", re.DOTALL)
+# Methods for gradients only: what they send has no size, or a momentum of its own.
+OF_GRADIENTS = ("signsgd", "dgc")
 _GRAMMAR = (
     "Rules are CONDITION: METHOD, separated by ;. A condition is path=REGEX, size>=ELEMENTS or *. A method is "
     "name(key=value, ...); methods separated by | are applied one after the other."
@@ -55,7 +57,7 @@ def parse_rules(text: str) -> list[Rule]:
 
 def own_code(text: str) -> set[str]:
     """Returns the `package.module:name` values in rules."""
-    return {spec.name for rule in parse_rules(text) for spec in rule.methods if ":" in spec.name}
+    return {name for name in method_names(parse_rules(text)) if ":" in name}
 
 
 def first_match(rules: Sequence[Rule], path: str, size: int) -> Rule | None:
@@ -126,18 +128,16 @@ def parse_chain(text: str) -> tuple[Spec, ...]:
     return tuple(map(parse, parts))
 
 
-OF_GRADIENTS = ("signsgd", "dgc")  # what they send has no size, or a momentum of its own: it is for an optimizer
+def method_names(rules: Iterable[Rule]) -> set[str]:
+    """Returns the names of the methods in rules."""
+    return {method.name for rule in rules for method in rule.methods}
 
 
-def is_chosen(text: str) -> bool:
-    """Returns whether methods are chosen by measurement: `auto`; `text` as in `--compression`."""
-    return "auto" in _names(text)
+def is_chosen(rules: Iterable[Rule]) -> bool:
+    """Returns whether methods are chosen by measurement, `--compression=auto`."""
+    return "auto" in method_names(rules)
 
 
-def is_for_gradients(text: str) -> bool:
-    """Returns whether a method is for gradients only, so that weights cannot be exchanged by it; `text` as `--compression`."""
-    return not _names(text).isdisjoint(OF_GRADIENTS)
-
-
-def _names(text: str) -> set[str]:
-    return {method.name for rule in parse_rules(text) for method in rule.methods}
+def is_for_gradients(rules: Iterable[Rule]) -> bool:
+    """Returns whether a method is for gradients only, so that weights cannot be exchanged by it."""
+    return not method_names(rules).isdisjoint(OF_GRADIENTS)

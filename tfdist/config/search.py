@@ -5,7 +5,7 @@ import math
 import re
 from typing import Any, ClassVar
 
-from tfdist.config.spec import parse
+from tfdist.config.spec import call, parse
 from tfdist.errors import InputError
 from tfdist.errors.numbers import as_python, is_integer, is_number
 from tfdist.errors.suggestions import nearest
@@ -106,9 +106,7 @@ class BatchSizeSearch:
 
 
 Search = LearningRateSearch | BatchSizeSearch
-_KINDS: dict[str, type[LearningRateSearch] | type[BatchSizeSearch]] = {
-    kind.name: kind for kind in (LearningRateSearch, BatchSizeSearch)
-}
+_KINDS: dict[str, type[Search]] = {kind.name: kind for kind in (LearningRateSearch, BatchSizeSearch)}
 
 
 def parse_search(text: str) -> Search:
@@ -124,12 +122,8 @@ def parse_search(text: str) -> Search:
     kind = _KINDS.get(spec.name)
     if kind is None:
         raise InputError(f"{spec.name} cannot be searched for.{nearest(spec.name, _KINDS)}")
-    known = [field.name for field in dataclasses.fields(kind)]
-    for name in spec.args:
-        if name not in known:
-            raise InputError(f'{spec.name} has no parameter "{name}".{nearest(name, known)}')
     try:
-        return kind(**spec.args)
+        return call(kind, spec)
     except InputError as error:
         raise InputError(f"{text}: {error}") from error
 

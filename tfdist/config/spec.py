@@ -1,4 +1,8 @@
-"""Parses compound values, `name(key=value, ...)`, and resolves names of user code, whose errors are reported in one line."""
+"""Parses compound values, `name(key=value, ...)`, and resolves names of user code, whose errors are reported in one line.
+
+Used by flags such as `--optimizer="sgd(momentum=0.9)"` and `--model=package.module:function(width=64)`. Values are Python
+literals, parsed by `ast.literal_eval`, so parsing a spec never executes code.
+"""
 
 import ast
 import dataclasses
@@ -14,10 +18,6 @@ from typing import Any, NoReturn, TypeVar
 from tfdist.errors import InputError, TfdistError
 from tfdist.errors.engine_errors import is_engine_error, one_line, out_of_memory
 from tfdist.errors.suggestions import nearest
-
-# Parses compound values, `name(key=value, ...)`, and resolves names of user code.
-# Used by flags such as `--optimizer="sgd(momentum=0.9)"` and `--model=package.module:function(width=64)`. Values are Python
-# literals, parsed by `ast.literal_eval`, so parsing a spec never executes code.
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]*(:[A-Za-z0-9_.:/*?\[\]~@%+=-]*)?")  # after a colon, a path may follow
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""

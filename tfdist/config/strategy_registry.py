@@ -15,7 +15,7 @@ from tfdist.config import fields
 from tfdist.config.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS, AlgorithmTable, parse_all_reduce, parse_table
 from tfdist.config.fields import DEVICES, Flags, flag_field, layout_text
 from tfdist.config.pipeline_options import PipelineOptions, check_flags_without_flush, check_mesh
-from tfdist.config.rules import is_chosen
+from tfdist.config.rules import is_chosen, parse_rules
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
 from tfdist.sharding.layouts import OF_REPLICAS, STAGES, parse_grid, parse_layout, parse_shard
@@ -317,7 +317,7 @@ DECLARATIONS = (
                 "compression",
                 "none",
                 "Each stage of a pipeline would measure and choose by itself: name a method instead of --compression=auto.",
-                refused=is_chosen,
+                refused=lambda text: is_chosen(parse_rules(text)),
             ),
             Refusal(
                 "check_sync",

@@ -11,6 +11,9 @@ from tfdist.errors.numbers import is_integer, is_number
 from tfdist.errors.suggestions import nearest
 
 STATES = ("local", "averaged", "reset")
+CLIENT_SIZES = ("equal", "power_law")
+DEFAULT = "every_step"
+_WORDS = ("state", "client_sizes")  # parameters whose values may be without quotes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -335,25 +338,6 @@ class DiLoCo(LocalSGD):
     def effective_mixing(self) -> float:
         """See base class."""
         return self.mixing if self.mixing is not None else 0.5 if self.is_delayed else 0.0
-
-
-__all__ = [
-    "EASGD",
-    "SYNCS",
-    "Averaging",
-    "DiLoCo",
-    "EveryStep",
-    "FedAvg",
-    "HierarchicalLocalSGD",
-    "LocalSGD",
-    "Periodic",
-    "PostLocalSGD",
-    "Sync",
-    "parse_sync",
-]
-CLIENT_SIZES = ("equal", "power_law")
-_WORDS = ("state", "client_sizes")  # may be without quotes
-DEFAULT = "every_step"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from tfdist.config.fields import (
     window_text,
 )
 from tfdist.config.job_config import OWN, JobConfig
-from tfdist.config.monitor import parse_best, parse_early_stopping, parse_period
+from tfdist.config.monitor import parse_best, parse_early_stopping, parse_interval
 from tfdist.config.pipeline_schedule import WITHOUT_FLUSH
 from tfdist.config.rules import parse_chain
 from tfdist.config.search import search_text
@@ -221,7 +221,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         OUTPUT,
         "Interval between checkpoints, in steps, or in seconds such as 600s. 0 saves only on preemption and for --best.",
         check=str,
-        parse=parse_period,
+        parse=parse_interval,
         in_trials="0",
         of_run=ANY_TEXT,
     )

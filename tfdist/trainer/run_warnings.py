@@ -134,7 +134,7 @@ def _never_profiles(run: RunFacts) -> str | None:
 
 def _steps_between_checkpoints(run: RunFacts) -> int:
     checkpoints = run.options.checkpoints
-    return checkpoints.period.steps if checkpoints and not checkpoints.best else 0
+    return checkpoints.interval.steps if checkpoints and not checkpoints.best else 0
 
 
 # Flags that are a number of steps; the number, 0 for never or for the default; and the effect if it exceeds the run.
