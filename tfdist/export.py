@@ -14,6 +14,7 @@ from tfdist.config.fields import OUTPUT, check_fields, flag_field
 from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.trained_config import TrainedConfig, WeightsConfig
 from tfdist.errors import InputError
+from tfdist.reporting.file_errors import cause, must_write_output
 from tfdist.storage import StoragePath, path_of, storage_of
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _check_output(path: StoragePath, kind: str) -> None:
     ending, others = _ENDINGS[kind], tuple(filter(None, _ENDINGS.values()))
     suffix, storage = os.path.splitext(path.name)[1], storage_of(path)
     is_one = suffix == ending if ending else suffix not in others
-    with _must_write(path):
+    with must_write_output(path):
         if storage.exists(path) or not is_one:
             wanted = f"ending in {ending}" if ending else f"not ending in {' or '.join(others)}"
             raise InputError(
@@ -79,7 +80,7 @@ def _check_output(path: StoragePath, kind: str) -> None:
 def _write(trainer: "Trainer", kind: str, path: StoragePath) -> None:
     """Writes to a temporary directory, then renames, so that the path never has an incomplete model."""
     write = {"keras": _keras, "saved_model": _saved_model, "safetensors": _safetensors}[kind]
-    with _must_write(path):
+    with must_write_output(path):
         storage = storage_of(path)
         storage.make_directory(path.parent)
         with storage.staged(path) as written, _system_errors(written), trainer.averaged_weights():
@@ -87,21 +88,9 @@ def _write(trainer: "Trainer", kind: str, path: StoragePath) -> None:
 
 
 @contextlib.contextmanager
-def _must_write(path: StoragePath) -> Iterator[None]:
-    from tfdist.reporting.file_errors import cause
-
-    try:
-        yield
-    except OSError as error:
-        raise _unwritable(path, cause(error)) from error
-
-
-@contextlib.contextmanager
 def _system_errors(written: Path) -> Iterator[None]:
     """Turns TensorFlow's errors about what it writes here, as on a full disk, into those of the system."""
     from tensorflow import errors
-
-    from tfdist.reporting.file_errors import cause
 
     try:
         yield
@@ -109,13 +98,6 @@ def _system_errors(written: Path) -> Iterator[None]:
         if str(written.parent) not in str(error):
             raise  # not about a file
         raise OSError(errno.EIO, cause(error)) from error
-
-
-def _unwritable(path: StoragePath, why: str) -> InputError:
-    return InputError(
-        f"--output must be a writable path. Received: {path} ({why}). Give another --output, or free space or fix the "
-        "permissions there."
-    )
 
 
 def _keras(trainer: "Trainer", path: Path) -> None:

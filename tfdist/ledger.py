@@ -121,7 +121,7 @@ def prove(directory: RunDirectory) -> Proof:
 
 
 def _starts(directory: RunDirectory) -> list[Start]:
-    said = directory.beginnings()
+    said = directory.read_starts()
     if not said:
         raise InputError(
             f"A ledger is kept in a run's directory. Received: {directory.path}, where no start is recorded. Give the "

@@ -20,7 +20,7 @@ from tfdist.errors import ExitCode, InputError
 from tfdist.errors.engine_errors import one_line
 from tfdist.errors.suggestions import nearest
 from tfdist.reporting import RunDirectory, run_summary
-from tfdist.reporting.file_errors import cause
+from tfdist.reporting.file_errors import cause, must_write_output
 from tfdist.reporting.run_summary import RunSummary, is_higher_better, read_run
 from tfdist.storage import StoragePath, path_of, storage_of
 
@@ -214,13 +214,9 @@ def _compare(runs: Sequence[RunSummary], directory: StoragePath, config: RunsCon
     path = path_of(config.output) if config.output else (directory.parent if is_run else directory) / _PICTURE
     picture = io.BytesIO()
     run_summary.draw(runs, metrics, config.axis).savefig(picture, format="png")
-    try:
+    with must_write_output(path):
         storage_of(path).make_directory(path.parent)
         storage_of(path).replace(path, picture.getvalue())
-    except OSError as error:
-        raise InputError(
-            f"--output must be a writable path. Received: {path} ({cause(error)}). Give another."
-        ) from error
     print(f"\ncurves: {path}")
 
 

@@ -40,7 +40,7 @@ def test_files_of_a_run(tmp_path: pathlib.Path, starts: bytes, metrics: bytes, s
     (path / "starts.jsonl").write_bytes(starts)
     (path / "metrics.jsonl").write_bytes(metrics)
     directory = RunDirectory(path_of(str(path)))
-    refused = _refusal(directory.beginnings)
+    refused = _refusal(directory.read_starts)
     assert refused is None or "starts.jsonl must describe a start" in refused
     _refusal(lambda: ledger.main(str(path)))
     assert all(isinstance(record["step"], int) for record in directory.records())

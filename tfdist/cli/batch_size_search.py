@@ -22,7 +22,7 @@ from tfdist.planning import batch_size
 from tfdist.planning.rate_curve import plot_batch_sizes
 from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes
 from tfdist.reporting.file_errors import must_write
-from tfdist.reporting.run_directory import FIND, RunDirectory
+from tfdist.reporting.run_directory import FIND, RunDirectory, default_path
 from tfdist.storage import StoragePath, path_of, storage_of
 
 _SCHEMA = 1  # of NAME.json; increased when a key is renamed or removed, or changes its meaning
@@ -30,11 +30,7 @@ _SCHEMA = 1  # of NAME.json; increased when a key is renamed or removed, or chan
 
 def directory(config: TrainConfig) -> StoragePath:
     """Returns the output directory of a search, which is named after data set and model if it is not given."""
-    names = (
-        "".join(c if c.isalnum() or c in "._" else "_" for c in text.partition("(")[0])
-        for text in (config.dataset, config.model)
-    )
-    name = f"runs/{'-'.join(names)}-find-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = default_path(config.dataset, config.model, f"find-{time.strftime('%Y%m%d-%H%M%S')}")
     return path_of(os.path.expanduser(config.output_dir or name))
 
 
@@ -135,7 +131,7 @@ class TrainingTrials:
     def _reader(self, run: pathlib.Path) -> Callable[[], float]:
         def read() -> float:
             directory = RunDirectory(path_of(run))
-            start = directory.beginnings()[-1]
+            start = directory.read_starts()[-1]
             self.facts = Facts(start["examples"], start["replicas"], start["strategy"])
             last = [record for record in directory.records() if record["kind"] == "train"][-1]
             self._adapt(float(last["step_seconds"]))

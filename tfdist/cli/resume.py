@@ -23,6 +23,7 @@ from tfdist.errors import InputError
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.file_errors import entering
+from tfdist.reporting.run_directory import flag_values
 from tfdist.storage import StoragePath, path_of, storage_of
 
 AUTO, NEVER = "auto", "never"
@@ -220,12 +221,12 @@ def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> li
 
 def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
     """Returns the record of each start of a run; one empty record if there is none."""
-    return (directory.beginnings() if directory.is_run else []) or [{}]
+    return (directory.read_starts() if directory.is_run else []) or [{}]
 
 
 def _began_with(resume: str, directory: RunDirectory) -> bool:
     """Returns whether a run was begun with this flag, so that the same command resumes it."""
-    return flag_text("resume", resume) in directory.last_flags()
+    return directory.last_flags().get("resume") == resume
 
 
 def _check_flags(found: list[StoragePath], flags: Mapping[str, Any]) -> None:
@@ -245,5 +246,5 @@ def _check_flags(found: list[StoragePath], flags: Mapping[str, Any]) -> None:
 
 def _began_with_others(directory: RunDirectory, flags: Mapping[str, Any]) -> bool:
     """Returns whether a run was begun with other values of flags that must stay the same."""
-    lines = [line for line in directory.last_flags() if line.startswith("--") and line[2:].partition("=")[0] in FIXED]
-    return sorted(lines) != sorted(flag_text(name, value) for name, value in flags.items() if name in FIXED)
+    recorded = {name: text for name, text in directory.last_flags().items() if name in FIXED}
+    return recorded != flag_values([flag_text(name, value) for name, value in flags.items() if name in FIXED])

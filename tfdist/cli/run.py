@@ -59,6 +59,7 @@ from tfdist.reporting import (
 )
 from tfdist.reporting.file_errors import must_write
 from tfdist.reporting.logger_catalog import check_own, make_loggers
+from tfdist.reporting.run_directory import default_path
 from tfdist.reporting.run_summary import best_evaluation, duration
 from tfdist.reporting.schema import EVAL, main_metrics
 from tfdist.reporting.warn_once import warn_once
@@ -271,9 +272,7 @@ def target(session: Session, decided: tuple[str, Origin] | None) -> Target:
     check_own(config.parsed.loggers)
     # A job restarted by a launcher continues in the same directory, although another size may imply another strategy.
     own = os.environ.get(LAUNCHED_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    specs = (spec.partition("(")[0] for spec in (config.dataset, config.model))
-    of_data, of_model = ("".join(c if c.isalnum() or c in "._" else "_" for c in name) for name in specs)
-    path = os.path.expanduser(config.output_dir or f"runs/{of_data}-{of_model}-{own}")
+    path = os.path.expanduser(config.output_dir or default_path(config.dataset, config.model, own))
     with long_timeout("its data") as deadline:
         directory = RunDirectory(path_of(strategy.group.broadcast("output_dir", path, deadline)))
     config = replaced(config, output_dir=str(directory.path))
@@ -622,7 +621,7 @@ def _warn_of_lost_progress(resumed_from: str, config: TrainConfig, directory: Ru
             "Received: --commit_every=%d with --checkpoint_every=0. Add --checkpoint_every or --commit_dir.",
             config.commit_every,
         )
-    *earlier, _ = directory.beginnings()
+    *earlier, _ = directory.read_starts()
     if earlier and not resumed_from and directory.has_trained:
         _log.warning(
             "This run's %s left no checkpoint or commit, so it starts at step 0 with new weights%s. To avoid this, set "

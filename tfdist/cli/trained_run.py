@@ -134,18 +134,17 @@ def _flags_of(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
     return flags
 
 
-def _parse_flags(lines: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of lines of a flag file; flags that this version does not know are left out."""
+def _parse_flags(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the values of flags; those that this version does not know are left out."""
     read: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "true", int: int, float: float}
     readers = {field.name: read.get(type(field.default), str) for field in dataclasses.fields(TrainConfig)}
     values: dict[str, Any] = {}
-    for line in lines:
-        name, equals, text = line.removeprefix("--").partition("=")
-        if line.startswith("--") and equals and name in readers:
-            try:
-                values[name] = readers[name](text)
-            except ValueError as error:
-                raise InputError(f"A run must name the flags with which it began. Received: {line}.") from error
+    for name in texts.keys() & readers.keys():
+        try:
+            values[name] = readers[name](texts[name])
+        except ValueError as error:
+            received = flag_text(name, texts[name])
+            raise InputError(f"A run must name the flags with which it began. Received: {received}.") from error
     return values
 
 

@@ -1,14 +1,13 @@
 """The files from which commands read a trained model's weights, and those to which they write results."""
 
-import contextlib
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tfdist.checkpoint.format import Checkpoint, checkpoints_at, step_of
 from tfdist.config.trained_config import BEST, NEWEST
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
-from tfdist.reporting.file_errors import cause, entering
+from tfdist.reporting.file_errors import entering, must_write_output
 from tfdist.storage import StoragePath, path_of, storage_of
 
 MODEL_FILE = ".keras"
@@ -77,7 +76,7 @@ def written(path: StoragePath, contents: bytes) -> None:
     Raises:
       InputError: it cannot be written.
     """
-    with _must_write(path):
+    with must_write_output(path):
         storage_of(path).make_directory(path.parent)
         storage_of(path).replace(path, contents)
 
@@ -85,17 +84,7 @@ def written(path: StoragePath, contents: bytes) -> None:
 def check_output(output: str) -> None:
     """Checks that a file could be written, without creating anything; it may exist."""
     path = path_of(output)
-    with _must_write(path):
+    with must_write_output(path):
         if storage_of(path).is_directory(path):
             raise IsADirectoryError(errno.EISDIR, "is a directory")
         storage_of(path).check_writable(path.parent)
-
-
-@contextlib.contextmanager
-def _must_write(path: StoragePath) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"--output must be a writable path. Received: {path} ({cause(error)}). Give another."
-        ) from error

@@ -27,6 +27,18 @@ def must_write(path: AnyPath) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def must_write_output(path: AnyPath) -> Iterator[None]:
+    """Turns system errors in the body, which writes the file that `--output` names, into `InputError`."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"--output must be a writable path. Received: {path} ({cause(error)}). Give another --output, or free space or fix "
+            "the permissions there."
+        ) from error
+
+
 def cause(error: Exception) -> str:
     """Returns the system's error message. TensorFlow's has the form `PATH; No space left on device [Op:SaveV2]`."""
     said = getattr(error, "strerror", None) or one_line(str(error)).rpartition("; ")[2].partition(" [Op:")[0]

@@ -228,7 +228,7 @@ class RunDirectory:
                 "another directory."
             ) from error
 
-    def beginnings(self) -> list[dict[str, Any]]:
+    def read_starts(self) -> list[dict[str, Any]]:
         """Returns the contents of starts.jsonl; none if there is no such file.
 
         Raises:
@@ -249,10 +249,9 @@ class RunDirectory:
             found.append(start)
         return found
 
-    def last_flags(self) -> list[str]:
-        """Returns the lines of flags.txt of the last start, as starts.jsonl has them; see `beginnings` for errors."""
-        lines = (self.beginnings() or [{}])[-1].get("flags")
-        return [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+    def last_flags(self) -> dict[str, str]:
+        """Returns the values of the flags of the last start, as text by name; see `read_starts` for errors."""
+        return flag_values((self.read_starts() or [{}])[-1].get("flags"))
 
     def make(self) -> None:
         """Creates the directory if it does not exist; it may be a link itself.
@@ -340,6 +339,21 @@ class RunDirectory:
     def log(self, rank: int) -> StoragePath:
         """Returns the log file of a rank."""
         return self.logs / f"rank-{rank}.log"
+
+
+def default_path(dataset: str, model: str, ending: str) -> str:
+    """Returns the path of a run's directory that is named after its data set and model, without their arguments."""
+    names = (
+        "".join(c if c.isalnum() or c in "._" else "_" for c in text.partition("(")[0]) for text in (dataset, model)
+    )
+    return f"runs/{'-'.join(names)}-{ending}"
+
+
+def flag_values(lines: Any) -> dict[str, str]:
+    """Returns the values of flags, as text by name, from the lines of a flag file; anything else is skipped."""
+    texts = [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+    matches = [re.fullmatch(r"--(\w+)=(.*)", text, re.DOTALL) for text in texts]
+    return {match[1]: match[2] for match in matches if match}
 
 
 def _json(line: bytes) -> Any:

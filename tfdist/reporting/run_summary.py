@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import InputError
 from tfdist.reporting.plain_reporter import printable, rounded
-from tfdist.reporting.run_directory import RunDirectory
+from tfdist.reporting.run_directory import RunDirectory, flag_values
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
 from tfdist.storage import StoragePath, storage_of
 
@@ -117,12 +117,12 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
     directory = RunDirectory(path)
     if not directory.is_run:
         raise InputError("it is not the directory of a run")
-    starts = directory.beginnings()
+    starts = directory.read_starts()
     if not starts:
         raise InputError("its starts.jsonl is empty")
     last, records = starts[-1], directory.records()
     outcome = _outcome(directory)
-    flags = _flags(last)
+    flags = flag_values(last.get("flags"))
     steps, total = max([int(last["step"]), *(record["step"] for record in records)]), _total_steps(flags, last)
     times = [_time(start.get("started")) for start in starts]
     return RunSummary(
@@ -176,13 +176,6 @@ def _outcome(directory: RunDirectory) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return outcome if isinstance(outcome, dict) else {}
-
-
-def _flags(start: Mapping[str, Any]) -> dict[str, str]:
-    lines = start.get("flags")
-    named = re.compile(r"--(\w+)=(.*)", re.DOTALL)
-    matches = [named.fullmatch(line) for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
-    return {match[1]: match[2] for match in matches if match}
 
 
 def _texts(value: Any) -> dict[str, str]:

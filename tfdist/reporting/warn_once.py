@@ -2,7 +2,6 @@
 
 import functools
 import logging
-from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
 
@@ -14,21 +13,18 @@ def warn_once(text: str, situation: str = "") -> None:
       text: what was found, why it matters, and what to do.
       situation: name of the situation, if there are several texts about it: only the first of them is logged.
     """
-    _logging_once(situation or text)(text)
+    texts = _texts(situation or text)
+    if not texts:
+        texts.append(text)
+        _log.warning("%s", text)
 
 
 @functools.cache
-def _logging_once(situation: str) -> Callable[[str], None]:
-    """Returns the function that logs the first text about a situation, the same one for each call."""
-    remaining = [_log.warning]
-
-    def say(text: str) -> None:
-        if remaining:
-            remaining.pop()("%s", text)
-
-    return say
+def _texts(situation: str) -> list[str]:
+    """Returns the list of the texts logged about a situation, the same list for each call."""
+    return []
 
 
 def forget() -> None:
     """Forgets what has been logged; for tests."""
-    _logging_once.cache_clear()
+    _texts.cache_clear()

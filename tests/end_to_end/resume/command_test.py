@@ -55,7 +55,7 @@ def test_a_run_in_parts_is_the_whole(whole, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "Proved: 50 steps" in said
     assert f"This run has finished at step 50. Its model is {path / 'model.keras'}. A larger --steps continues" in said
-    starts = RunDirectory(path).beginnings()
+    starts = RunDirectory(path).read_starts()
     assert [start["step"] for start in starts] == [0, 30]
     assert json.loads((path / "finished.json").read_text())["step"] == 50
 
@@ -87,7 +87,7 @@ def test_what_is_launched_has_one_directory_though_another_size_has_another_stra
     train.main(TrainConfig(strategy="auto", model="mlp(hidden=(8,))", dataset="digits", steps=2))
     [path] = (tmp_path / "runs").iterdir()
     assert path.name == "digits-mlp-20261122-101500"
-    assert RunDirectory(path).beginnings()[0]["launched"] == "20261122-101500"
+    assert RunDirectory(path).read_starts()[0]["launched"] == "20261122-101500"
 
 
 def test_a_lower_rate_is_used(tmp_path):
@@ -109,7 +109,7 @@ def test_a_tilde_is_the_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     run(pathlib.Path("~/run"), steps=10)
     run(pathlib.Path("~/run"), steps=20)
-    assert [start["step"] for start in RunDirectory(tmp_path / "run").beginnings()] == [0, 10]
+    assert [start["step"] for start in RunDirectory(tmp_path / "run").read_starts()] == [0, 10]
 
 
 def test_a_directory_in_use_is_refused(whole):

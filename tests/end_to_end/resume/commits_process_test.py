@@ -120,7 +120,7 @@ class Killed:
         # If killed during the last stage of a write, the remaining host may be one commit ahead of the other, or behind it.
         last = max(map(last_commit, self.home.glob("memory*")))
         said = processes.finish(self.command, size, self.environment)[0]
-        assert [start["step"] for start in RunDirectory(self.path).beginnings()] == [0, last]
+        assert [start["step"] for start in RunDirectory(self.path).read_starts()] == [0, last]
         assert ledger.main(str(self.path)) == 0
         assert {last_commit(memory) for memory in self.home.glob("memory*")} == {0}  # removed at the end
         return last, said

@@ -55,11 +55,11 @@ def go_on(path: pathlib.Path, **flags) -> list[int]:
 
 
 def begun_at(path: pathlib.Path) -> list[int]:
-    return [start["step"] for start in RunDirectory(path).beginnings()]
+    return [start["step"] for start in RunDirectory(path).read_starts()]
 
 
 def commits_of(path: pathlib.Path) -> list[pathlib.Path]:
-    return newest(RunDirectory(path).beginnings()[-1]["commits"])
+    return newest(RunDirectory(path).read_starts()[-1]["commits"])
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -104,7 +104,7 @@ def test_a_run_that_died_goes_on_from_its_last_commit(whole, died, capsys):
     assert go_on(path) == [0, 35]
     assert weights(path) == weights(whole)
     assert shown(path) == shown(whole)
-    assert RunDirectory(path).beginnings()[1]["checkpoint"].startswith(str(memory))
+    assert RunDirectory(path).read_starts()[1]["checkpoint"].startswith(str(memory))
     dropped = RunDirectory(path).dropped.read_text()
     assert dropped.count('"step": 36') == 1 and '"step": 35' not in dropped
     assert ledger.main(str(path)) == 0
@@ -134,7 +134,7 @@ def test_a_damaged_commit_is_left_out(every, where, whole, memory, tmp_path, cap
     flip_last(shard)
     assert go_on(path, checkpoint_every=every) == [0, 20]
     assert "step-000000025.damaged" in caplog.text
-    assert where in RunDirectory(path).beginnings()[1]["checkpoint"]
+    assert where in RunDirectory(path).read_starts()[1]["checkpoint"]
     if every == "20":
         assert weights(path) == weights(whole)
 

@@ -239,7 +239,7 @@ def test_the_command_proves_its_examples_across_changes(tmp_path, capsys):
         "Proved: 12 steps, 3 starts. Each of 1437 examples was used exactly once in each of 2 epochs; 226 in the next"
         in capsys.readouterr().out
     )
-    starts = RunDirectory(path).beginnings()
+    starts = RunDirectory(path).read_starts()
     begun = [(start["step"], start["batch_size"], start["examples_before"]) for start in starts]
     assert begun == [(0, 300, 0), (2, 200, 600), (7, 300, 1600)]
     records = RunDirectory(path).records()
@@ -266,4 +266,4 @@ def test_more_replicas_than_the_first_batch_had_examples(tmp_path):
     flags = {"strategy": "mirrored", "elastic_batch": "replica", "batch_size": 3}
     run(tmp_path / "run", devices=3, steps=1, **flags)
     run(tmp_path / "run", devices=4, steps=2, **flags)
-    assert RunDirectory(tmp_path / "run").beginnings()[-1]["batch_size"] == 4
+    assert RunDirectory(tmp_path / "run").read_starts()[-1]["batch_size"] == 4

@@ -122,13 +122,13 @@ def test_a_run_is_overwritten(tmp_path):
     run(fresh, checkpoint_every="8", steps=16, seed=3)
     assert (path / "notes.txt").read_text() == "mine"
     assert equal(model_of(path), model_of(fresh))
-    assert [start["step"] for start in RunDirectory(path).beginnings()] == [0]
+    assert [start["step"] for start in RunDirectory(path).read_starts()] == [0]
     names = [sorted(file.name for file in newest(each / "checkpoints")) for each in (path, fresh)]
     assert names[0] == names[1] == ["step-000000008", "step-000000016"]
     assert [r["step"] for r in RunDirectory(path).records()] == [r["step"] for r in RunDirectory(fresh).records()]
     assert "--overwrite=false\n" in (path / "flags.txt").read_text()
     assert run(path, checkpoint_every="8", steps=20, seed=3) == 0
-    assert [start["step"] for start in RunDirectory(path).beginnings()] == [0, 16]
+    assert [start["step"] for start in RunDirectory(path).read_starts()] == [0, 16]
 
 
 def test_a_directory_without_a_run_is_not(tmp_path):

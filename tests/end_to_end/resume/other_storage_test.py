@@ -21,8 +21,8 @@ def test_a_run_is_saved_resumed_proved_and_exported(tmp_path, monkeypatch, capsy
     run(URL, steps=10, eval_every=5, log_every=5)
     run(URL, steps=20, commit_every=5, commit_dir=str(tmp_path / "root" / "memory"))
     directory = RunDirectory(path_of(URL))
-    assert [start["step"] for start in directory.beginnings()] == [0, 10]
-    assert directory.beginnings()[1]["checkpoint"] == f"{URL}/checkpoints/step-000000010"
+    assert [start["step"] for start in directory.read_starts()] == [0, 10]
+    assert directory.read_starts()[1]["checkpoint"] == f"{URL}/checkpoints/step-000000010"
     assert [path.name for path in newest(directory.checkpoints)] == ["step-000000020", "step-000000010"]
     assert {record["step"] for record in directory.records()} == {5, 10, 20}
     assert ledger.main(URL) == 0
