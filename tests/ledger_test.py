@@ -11,8 +11,8 @@ from tests.reporting.run_directory_test import create
 from tfdist import ledger
 from tfdist.cli.output import Output
 from tfdist.errors import InputError, WriteError
-from tfdist.reporting import LedgerFile, RunDirectory
-from tfdist.reporting.ledger_file import read_ledger
+from tfdist.reporting import RunDirectory
+from tfdist.reporting.ledger_file import LedgerFile, read_ledger
 
 SIZE, BATCH = 10, 4
 OPEN: list[LedgerFile] = []

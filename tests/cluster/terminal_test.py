@@ -15,8 +15,7 @@ import pytest
 from tfdist.cluster import terminal
 from tfdist.cluster.signals import flush, print_line
 from tfdist.cluster.terminal import showing
-from tfdist.reporting import terminal_or_plain
-from tfdist.reporting.display import TerminalReporter
+from tfdist.reporting.display import TerminalReporter, terminal_or_plain
 
 
 @pytest.mark.parametrize(("text", "columns"), [("75", 75), ("", 0), ("wide", 0), ("-3", 0)])

@@ -6,8 +6,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
-from tfdist.reporting import CurvesReporter, RunPlan
-from tfdist.reporting.curves import draw
+from tfdist.reporting import RunPlan
+from tfdist.reporting.curves import CurvesReporter, draw
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

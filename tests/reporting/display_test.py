@@ -8,8 +8,9 @@ import types
 import pytest
 
 from tfdist.cluster import terminal
-from tfdist.reporting import PlainReporter, RunPlan, terminal_or_plain
-from tfdist.reporting.display import InPlaceReporter, is_notebook
+from tfdist.reporting import RunPlan
+from tfdist.reporting.display import InPlaceReporter, is_notebook, terminal_or_plain
+from tfdist.reporting.plain_reporter import PlainReporter
 
 
 class ZMQInteractiveShell:

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.reporting import NullProfile, ProfileWindow, environment
-from tfdist.reporting.profile import parse_steps
+from tfdist.reporting import environment
+from tfdist.reporting.profile import NullProfile, ProfileWindow, parse_steps
 
 
 @pytest.fixture

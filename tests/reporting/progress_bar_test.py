@@ -7,8 +7,9 @@ import sys
 import pytest
 from rich.console import Console
 
-from tfdist.reporting import PlainReporter, RunPlan, TerminalReporter, python_logging, terminal_or_plain
-from tfdist.reporting.display import BarText
+from tfdist.reporting import RunPlan, python_logging
+from tfdist.reporting.display import BarText, TerminalReporter, terminal_or_plain
+from tfdist.reporting.plain_reporter import PlainReporter
 
 PLAN = RunPlan(total_steps=500, batch_size=64, examples_per_epoch=1437)
 

@@ -13,17 +13,12 @@ import numpy as np
 import pytest
 
 from tfdist.errors import ExitCode, InputError, WriteError
-from tfdist.reporting import (
-    LedgerFile,
-    MetricsFile,
-    RunDirectory,
-    RunPlan,
-    TensorBoardReporter,
-    chief_reporter,
-    python_logging,
-)
+from tfdist.reporting import RunDirectory, RunPlan, python_logging
+from tfdist.reporting.display import chief_reporter
 from tfdist.reporting.file_errors import must_write
-from tfdist.reporting.ledger_file import read_ledger
+from tfdist.reporting.ledger_file import LedgerFile, read_ledger
+from tfdist.reporting.metrics_file import MetricsFile
+from tfdist.reporting.tensorboard import TensorBoardReporter
 
 GLOO = "Horovod uses Gloo, because it may."
 

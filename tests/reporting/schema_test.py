@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.reporting import MetricsFile, RunPlan, StepTimer, schema
+from tfdist.reporting import RunPlan, schema
+from tfdist.reporting.metrics_file import MetricsFile
 from tfdist.reporting.schema import EVAL, FIELDS, SCHEMA, TRAIN, metrics_of
-from tfdist.reporting.timing import cost_of_slowest, over_ranks
+from tfdist.reporting.timing import StepTimer, cost_of_slowest, over_ranks
 
 
 def documented_lines() -> list[dict]:

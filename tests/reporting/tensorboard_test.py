@@ -5,7 +5,8 @@ import pytest
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
-from tfdist.reporting import RunPlan, TensorBoardReporter
+from tfdist.reporting import RunPlan
+from tfdist.reporting.tensorboard import TensorBoardReporter
 
 TRAIN = {"schema": 1, "kind": "train", "step": 10, "time": 1770000000.0, "loss": 0.5, "accuracy": 0.75, "epoch": 1.5}
 EVAL = {"schema": 1, "kind": "eval", "step": 10, "time": 1770000001.0, "loss": 0.25, "accuracy": 0.875}

@@ -1,7 +1,6 @@
 import pytest
 
-from tfdist.reporting import StepTimer
-from tfdist.reporting.timing import cost_of_slowest, over_ranks
+from tfdist.reporting.timing import StepTimer, cost_of_slowest, over_ranks
 
 
 def clock(*seconds: float):

@@ -198,7 +198,7 @@ def test_evaluations_and_checkpoints_change_nothing_and_replicas_may_change(mirr
     assert_close(weights(other), weights(plain))
 
 
-class Ledger(tfdist.reporting.NullLedger):
+class Ledger(tfdist.reporting.ledger_file.NullLedger):
     """Keeps what is written."""
 
     def __init__(self):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import keras_internals
-from tfdist.reporting import NullLedger
+from tfdist.reporting.ledger_file import NullLedger
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(40, 5)), RANDOM.normal(size=(40, 2))

@@ -8,7 +8,8 @@ import pytest
 
 import tfdist
 from tfdist.optimizers import WarmupAndDecay
-from tfdist.reporting import ProfileWindow, warn_once
+from tfdist.reporting import warn_once
+from tfdist.reporting.profile import ProfileWindow
 
 X = np.random.default_rng(0).standard_normal((40, 4)).astype("float32")
 DATA = (X, X[:, :1])

@@ -46,19 +46,12 @@ from tfdist.layers.recompute import recompute
 from tfdist.optimizers import make_learning_rate
 from tfdist.optimizers.catalog import create_loss, create_metrics, create_optimizer
 from tfdist.pipelining import timeline
-from tfdist.reporting import (
-    LedgerFile,
-    LoggedRun,
-    NullLedger,
-    NullProfile,
-    ProfileWindow,
-    Reporter,
-    RunDirectory,
-    chief_reporter,
-    python_logging,
-)
+from tfdist.reporting import LoggedRun, Reporter, RunDirectory, python_logging
+from tfdist.reporting.display import chief_reporter
 from tfdist.reporting.file_errors import must_write
+from tfdist.reporting.ledger_file import LedgerFile, NullLedger
 from tfdist.reporting.logger_catalog import check_own, make_loggers
+from tfdist.reporting.profile import NullProfile, ProfileWindow
 from tfdist.reporting.run_directory import default_path
 from tfdist.reporting.run_summary import best_evaluation, duration
 from tfdist.reporting.schema import EVAL, main_metrics

@@ -3,9 +3,12 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tfdist.coordination import Json
-from tfdist.reporting.ledger_file import NullLedger
+
+if TYPE_CHECKING:
+    from tfdist.reporting.ledger_file import NullLedger
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,7 +145,7 @@ class MultiReporter(Reporter):
                 stack.callback(reporter.close, outcome)
 
 
-def synchronizer(ledger: NullLedger, reporter: Reporter | None) -> Callable[[], None]:
+def synchronizer(ledger: "NullLedger", reporter: Reporter | None) -> Callable[[], None]:
     """Returns a function that flushes to disk what belongs to a checkpoint but is stored elsewhere."""
 
     def synchronize() -> None:

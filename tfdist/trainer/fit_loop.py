@@ -33,7 +33,8 @@ from tfdist.errors import InputError
 from tfdist.errors.numbers import byte_size, count_of
 from tfdist.pipelining.has_stages import pipeline_of
 from tfdist.pipelining.staged_model import full_model, without_flush_of
-from tfdist.reporting import RunPlan, StepTimer
+from tfdist.reporting import RunPlan
+from tfdist.reporting.timing import StepTimer
 from tfdist.reporting.warn_once import warn_once
 from tfdist.sharding.balanced_parts import describe_parts
 from tfdist.step import running_metrics

@@ -11,7 +11,9 @@ from tfdist.data.batch_schedule import GLOBAL
 from tfdist.errors import InputError
 from tfdist.errors.numbers import as_python, is_integer, is_number
 from tfdist.pipelining.timeline import Timeline
-from tfdist.reporting import NullLedger, NullProfile, Reporter
+from tfdist.reporting import Reporter
+from tfdist.reporting.ledger_file import NullLedger
+from tfdist.reporting.profile import NullProfile
 
 
 class _FromConfig:
@@ -128,7 +130,7 @@ class Reporting:
     Attributes:
       reporter: reports progress and metrics on the chief.
       profile: when to profile.
-      ledger: records the examples that this process uses, for example `tfdist.reporting.LedgerFile`.
+      ledger: records the examples that this process uses, for example `tfdist.reporting.ledger_file.LedgerFile`.
       record_all_reduce_table: called on the chief with the table of algorithms that `all_reduce="auto"` has measured, as CSV.
       record_timelines: called on the chief with a pipeline's timelines by title, predicted and measured, at the first step of
         `profile`.

@@ -13,9 +13,9 @@ from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.diagnostics import advice
 from tfdist.errors.exceptions import with_argument_names
 from tfdist.pipelining.staged_model import staleness
-from tfdist.reporting import Reporter, StepTimer
+from tfdist.reporting import Reporter
 from tfdist.reporting.environment import peak_memory
-from tfdist.reporting.timing import cost_of_slowest, over_ranks
+from tfdist.reporting.timing import StepTimer, cost_of_slowest, over_ranks
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.trainer.program import Program

@@ -10,7 +10,7 @@ from tfdist.checkpoint.manager import saver
 from tfdist.checkpoint.replication import Saved
 from tfdist.config.balance import Balance
 from tfdist.data.batch_schedule import BatchSchedule
-from tfdist.reporting import synchronizer
+from tfdist.reporting.reporter import synchronizer
 from tfdist.synchronization.federated import owned_by_clients
 from tfdist.trainer.balancing import balancing
 from tfdist.trainer.callbacks import check_callback_weights, check_no_swap

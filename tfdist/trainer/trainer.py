@@ -28,7 +28,9 @@ from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
 from tfdist.models import with_batch_norm
 from tfdist.optimizers.weight_average import average_weights
 from tfdist.pipelining.staged_model import full_model, without_flush_of
-from tfdist.reporting import PlainReporter, Reporter, terminal_or_plain
+from tfdist.reporting import Reporter
+from tfdist.reporting.display import terminal_or_plain
+from tfdist.reporting.plain_reporter import PlainReporter
 from tfdist.row_semantics.explanation import listener
 from tfdist.step.compression import Compression
 from tfdist.step.settings import Settings

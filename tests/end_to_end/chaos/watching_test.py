@@ -7,7 +7,8 @@ import numpy as np
 from tests.end_to_end.chaos.plan import END, START, STEP, WRITE
 from tests.end_to_end.chaos.settings import STEPS
 from tests.end_to_end.chaos.watching import Watch
-from tfdist.reporting import LedgerFile, RunDirectory
+from tfdist.reporting import RunDirectory
+from tfdist.reporting.ledger_file import LedgerFile
 
 
 def test_a_run_goes_through_its_phases(tmp_path: pathlib.Path) -> None:

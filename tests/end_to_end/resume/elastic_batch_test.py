@@ -17,7 +17,8 @@ from tfdist.data import source
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.optimizers import LARS, WarmupAndDecay
-from tfdist.reporting import NullLedger, RunDirectory
+from tfdist.reporting import RunDirectory
+from tfdist.reporting.ledger_file import NullLedger
 
 RANDOM = np.random.default_rng(0)
 SIZE, BATCH, SEED = 40, 12, 5
