@@ -10,7 +10,6 @@ from tfdist.config.fields import (
     DEVICES,
     GRADIENTS,
     TRAINING,
-    address_text,
     check_fields,
     flag_field,
     number_or_spec_text,
@@ -31,31 +30,6 @@ class JobConfig(JobOptions):
       InputError: a field is out of range, or two fields exclude each other.
     """
 
-    coordinator: str = flag_field(
-        "",
-        DEVICES,
-        "HOST:PORT of rank 0, if the environment does not provide it.",
-        check=address_text,
-        training_only=True,
-        in_trials="",
-    )
-    token_file: str = flag_field(
-        "",
-        DEVICES,
-        "File with the token that the processes of a job over several hosts share, if TFDIST_TOKEN is not set. Its mode must "
-        "be 0600.",
-        per_process=True,
-        training_only=True,
-    )
-    insecure: bool = flag_field(
-        False,
-        DEVICES,
-        "Run a job over several hosts without a token: anyone who can reach the coordinator can join it.",
-        training_only=True,
-    )
-    start_timeout_seconds: float = flag_field(
-        120.0, DEVICES, "Seconds to wait for the other processes at start-up.", least=1
-    )
     steps_per_call: int = flag_field(
         10, DEVICES, "Number of steps per call of the compiled loop. Affects speed only.", least=1
     )

@@ -13,7 +13,7 @@ from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.cluster.topology import parse_topology
 from tfdist.config import fields
 from tfdist.config.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS, AlgorithmTable, parse_all_reduce, parse_table
-from tfdist.config.fields import DEVICES, Flags, flag_field, layout_text
+from tfdist.config.fields import DEVICES, Flags, address_text, flag_field, layout_text
 from tfdist.config.pipeline_options import PipelineOptions, check_flags_without_flush, check_mesh
 from tfdist.config.rules import is_chosen, parse_rules
 from tfdist.errors import InputError
@@ -391,7 +391,7 @@ def strategy_help(names: tuple[str, ...] = NAMES) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(Flags):
-    """The choice of a strategy, and options of those that run any job."""
+    """The choice of a strategy, options of those that run any job, and how the job's processes find each other."""
 
     strategy: str = flag_field(AUTO, DEVICES, strategy_help(), known=(AUTO, *NAMES))
     devices: int = flag_field(
@@ -436,6 +436,31 @@ class JobOptions(Flags):
         is_option=True,
         structure=list,
         of_run=fields.ANY_TEXT,
+    )
+    coordinator: str = flag_field(
+        "",
+        DEVICES,
+        "HOST:PORT of rank 0, if the environment does not provide it.",
+        check=address_text,
+        training_only=True,
+        in_trials="",
+    )
+    token_file: str = flag_field(
+        "",
+        DEVICES,
+        "File with the token that the processes of a job over several hosts share, if TFDIST_TOKEN is not set. Its mode must "
+        "be 0600.",
+        per_process=True,
+        training_only=True,
+    )
+    insecure: bool = flag_field(
+        False,
+        DEVICES,
+        "Run a job over several hosts without a token: anyone who can reach the coordinator can join it.",
+        training_only=True,
+    )
+    start_timeout_seconds: float = flag_field(
+        120.0, DEVICES, "Seconds to wait for the other processes at start-up.", least=1
     )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import os
 
 from tfdist.config.conflicts import check_combinations
-from tfdist.config.fields import CHECKS, DEVICES, MODEL, OUTPUT, address_text, check_fields, flag_field, names
+from tfdist.config.fields import CHECKS, MODEL, OUTPUT, check_fields, flag_field, names
 from tfdist.config.spec import parse
 from tfdist.config.strategy_registry import JobOptions, TrainerOptions
 from tfdist.errors import InputError
@@ -47,14 +47,6 @@ class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
     split: str = flag_field("test", MODEL, "Split of the data set: test or train.", choices=("test", "train"))
     batch_size: int = flag_field(
         0, MODEL, "Number of examples per batch, over all replicas. Does not affect the result. 0 is as in the run."
-    )
-    coordinator: str = flag_field(
-        "", DEVICES, "HOST:PORT of rank 0, if the environment does not provide it.", check=address_text
-    )
-    token_file: str = flag_field("", DEVICES, "As for training, for a job over several hosts.", per_process=True)
-    insecure: bool = flag_field(False, DEVICES, "As for training, for a job over several hosts.")
-    start_timeout_seconds: float = flag_field(
-        120.0, DEVICES, "Seconds to wait for the other processes at start-up.", least=1
     )
 
     def __post_init__(self) -> None:
