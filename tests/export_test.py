@@ -323,5 +323,5 @@ def test_names_of_tfdist_s_own_are_no_code(dataset):
 def test_every_flag_says_what_a_run_may_name():
     """An export ignores training-only flags of a run; it takes the strategy from the command."""
     texts = [f for f in dataclasses.fields(TrainConfig) if not isinstance(f.default, int | float)]
-    undeclared = {f.name for f in texts if not (f.metadata["flag"].of_run or f.metadata["flag"].choices)}
+    undeclared = {f.name for f in texts if not (f.metadata["flag"].safe_values or f.metadata["flag"].choices)}
     assert undeclared - {*names(TrainConfig, "training_only")} == {"strategy", "tpu"}

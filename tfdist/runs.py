@@ -15,7 +15,7 @@ from tfdist.cli import command, flags
 from tfdist.cli.output import TEXT, Output
 from tfdist.cluster import terminal
 from tfdist.config.fields import check_fields, flag_field, names_text
-from tfdist.config.rules import split_outside
+from tfdist.config.rules import split_at_commas
 from tfdist.errors import ExitCode, InputError
 from tfdist.errors.engine_errors import one_line
 from tfdist.errors.suggestions import nearest
@@ -165,7 +165,7 @@ def _selected(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary
 
 def _conditions(text: str) -> list[tuple[str, str]]:
     """Returns the names and patterns of a filter; commas in parentheses belong to a pattern."""
-    conditions = [part.partition("=") for part in split_outside(text)]
+    conditions = [part.partition("=") for part in split_at_commas(text)]
     for name, equals, _ in conditions:
         if not equals or not name.strip():
             raise InputError(

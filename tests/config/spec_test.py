@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.config import spec
-from tfdist.config.rules import first_match, parse_rules, parse_specs, split_outside
+from tfdist.config.rules import first_match, parse_rules, parse_specs, split_at_commas
 from tfdist.config.spec import Spec, call_own, unique_names, without_mark
 from tfdist.errors import InputError, NotFiniteError, suggestions
 
@@ -225,7 +225,7 @@ def test_specs_are_separated_by_commas():
 
 
 def test_parts_need_not_be_specs():
-    assert split_outside("model=cnn(filters=(4, 8)),,status=*") == ["model=cnn(filters=(4, 8))", "status=*"]
+    assert split_at_commas("model=cnn(filters=(4, 8)),,status=*") == ["model=cnn(filters=(4, 8))", "status=*"]
 
 
 def test_names_are_numbered_and_found_again():
@@ -296,7 +296,7 @@ def test_the_first_that_holds_is_taken(path, size, methods):
 
 def test_a_text_without_conditions_is_one_rule_for_all():
     [rule] = parse_rules(" powersgd(rank=4) ")
-    assert rule.holds("any", 0)
+    assert rule.applies_to("any", 0)
     assert list(rule.methods) == [Spec("powersgd", {"rank": 4})]
 
 

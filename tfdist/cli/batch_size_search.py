@@ -111,7 +111,7 @@ class TrainingTrials:
     def _trained(self, batch_size: int) -> TrainConfig:
         """Returns the flags of a trial."""
         half = self._timed_steps
-        values = {field.name: field.metadata["flag"].in_trials for field in dataclasses.fields(TrainConfig)}
+        values = {field.name: field.metadata["flag"].trial_value for field in dataclasses.fields(TrainConfig)}
         return dataclasses.replace(
             self._config,
             **{name: value for name, value in values.items() if value is not None},

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.cli.early_checks import Place, find_place
 from tfdist.cluster.environment import Cluster
 from tfdist.config.conflicts import check_strategy
-from tfdist.config.fields import names, replaced
+from tfdist.config.fields import field_names, replaced
 from tfdist.coordination import Group, PeerFailureHandler
 from tfdist.distribution.factory import declaration, start, strategy_class
 from tfdist.distribution.strategy import Strategy
@@ -86,7 +86,7 @@ def opened_strategy(
             watching.enter_context(PeerFailureHandler(group, cluster))
 
         strategy = start(detection, config.start_timeout_seconds, place.environment, options, watch_over)
-        per_process = names(config, "per_process")
+        per_process = field_names(config, "per_process")
         shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in per_process}
         if strategy.communication:
             detection = dataclasses.replace(detection, reason=f"{detection.reason} {strategy.communication}")
@@ -111,7 +111,7 @@ def _ending_together(group: Group, seconds: float) -> Iterator[None]:
 def _options(config: Any, detection: Detection) -> dict[str, Any]:
     """Returns the options that the constructor of a strategy takes; flags that are not given leave it its own defaults."""
     taken = inspect.signature(strategy_class(detection.strategy)).parameters
-    options = {name: getattr(config, name) for name in names(config, "is_option") if name in taken}
+    options = {name: getattr(config, name) for name in field_names(config, "is_option") if name in taken}
     if ":" in detection.strategy:
         not_given = {field.name: field.default for field in dataclasses.fields(config)}
         options = {

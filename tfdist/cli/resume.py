@@ -17,7 +17,7 @@ from tfdist.checkpoint.format import (
 )
 from tfdist.cli.early_checks import Place
 from tfdist.config.conflicts import flag_text
-from tfdist.config.fields import names
+from tfdist.config.fields import field_names
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
@@ -28,7 +28,7 @@ from tfdist.storage import StoragePath, path_of, storage_of
 
 AUTO, NEVER = "auto", "never"
 OF_THE_END = ("best", "early_stopping", "callbacks")  # flags on which the end of a run depends, besides its length
-FIXED = names(TrainConfig, "fixed")  # with other values, the steps before and after would not belong together
+FIXED = field_names(TrainConfig, "fixed")  # with other values, the steps before and after would not belong together
 
 
 class Origin(NamedTuple):

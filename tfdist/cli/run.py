@@ -27,7 +27,7 @@ from tfdist.cli.resume import OF_THE_END, Origin, commit_folder, is_own, relaunc
 from tfdist.cluster.terminal import is_watched
 from tfdist.config.decay import Plateau
 from tfdist.config.effects import Job, without_effect
-from tfdist.config.fields import names, refused_of_run, replaced
+from tfdist.config.fields import field_names, replaced, unsafe_fields
 from tfdist.config.spec import call_own, load_object, parse
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.group import long_timeout
@@ -542,8 +542,8 @@ class Run(NamedTuple):
         """Prints the results, what to do next, and the directory, on the chief."""
         if self.is_chief:
             flags = ["--checkpoint=best"] if best else []
-            left_out = {"strategy", *names(config, "training_only"), *names(config, "is_option")}
-            flags += [] if left_out.issuperset(refused_of_run(config)) else ["--safe_mode=false"]
+            left_out = {"strategy", *field_names(config, "training_only"), *field_names(config, "is_option")}
+            flags += [] if left_out.issuperset(unsafe_fields(config)) else ["--safe_mode=false"]
             print(*summary(self, self.directory.records(), best, " ".join(flags)), sep="\n", flush=True)
 
 

@@ -18,7 +18,7 @@ from tfdist.cli import run as training
 from tfdist.cli import weights
 from tfdist.cli.weights import MODEL_FILE
 from tfdist.config.conflicts import flag_text
-from tfdist.config.fields import names, refused_of_run
+from tfdist.config.fields import field_names, unsafe_fields
 from tfdist.config.strategy_registry import declared
 from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import TrainedConfig
@@ -154,10 +154,10 @@ def _adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedC
     known_flags = {name: value for name, value in flags.items() if name in defaults}
     same_strategy = config.strategy == known_flags.get("strategy")
     overrides: dict[str, Any] = {
-        name: defaults[name] for name in (*names(TrainConfig, "training_only"), *_TRAINING_ONLY)
+        name: defaults[name] for name in (*field_names(TrainConfig, "training_only"), *_TRAINING_ONLY)
     }
     for name, value in config.options.items():
-        if not (same_strategy and value == defaults[name] and name in names(TrainConfig, "is_option")):
+        if not (same_strategy and value == defaults[name] and name in field_names(TrainConfig, "is_option")):
             overrides[name] = value
     if source.name.endswith(MODEL_FILE):
         overrides["ema"] = defaults["ema"]  # the weights in the file are the average
@@ -175,7 +175,7 @@ def _adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedC
 
 def check_runs_nothing(trained: TrainConfig, source: StoragePath, own: Container[str] = ()) -> None:
     """Refuses flags of a run that may name code of any package, except the command's own flags, `own`."""
-    if refused := [name for name in refused_of_run(trained) if name not in own]:
+    if refused := [name for name in unsafe_fields(trained) if name not in own]:
         code = " ".join(flag_text(name, getattr(trained, name)) for name in refused)
         raise InputError(
             "The run refers to user code, or to files that name code, which is imported and called only with "

@@ -157,5 +157,5 @@ def parse_all_reduce(text: str) -> AllReduce:
 
 def _with_quoted_table(text: str) -> str:
     """Returns `auto(table=FILE)` with quotes around the file, which has characters that no literal has."""
-    found = _BARE_TABLE.fullmatch(text)
-    return f"{AUTO}(table={found[1]!r})" if found else text
+    match = _BARE_TABLE.fullmatch(text)
+    return f"{AUTO}(table={match[1]!r})" if match else text

@@ -35,20 +35,20 @@ def parse_balance(text: str) -> Balance:
     Raises:
       InputError: `text` is none of these, or a weight is not a positive number.
     """
-    found = re.fullmatch(r"\s*(\w*)\s*(?:\((.*)\))?\s*", text)
-    name, given = (found[1], found[2]) if found else (text, None)
+    match = re.fullmatch(r"\s*(\w*)\s*(?:\((.*)\))?\s*", text)
+    name, arguments = (match[1], match[2]) if match else (text, None)
     if name in (EQUAL, MEASURED):
-        if given is not None:
+        if arguments is not None:
             raise InputError(f"{text}: {name} has no arguments. Write {name}")
         return Balance(name)
     if name != WEIGHTS:
         raise InputError(f"{text} is not known.{nearest(name, _KNOWN)}")
-    return Balance(WEIGHTS, _weights(text, given))
+    return Balance(WEIGHTS, _weights(text, arguments))
 
 
-def _weights(text: str, given: str | None) -> tuple[float, ...]:
+def _weights(text: str, arguments: str | None) -> tuple[float, ...]:
     try:
-        weights = tuple(float(part) for part in (given or "").split(","))
+        weights = tuple(float(part) for part in (arguments or "").split(","))
     except ValueError:
         weights = ()
     are_positive = bool(weights) and all(math.isfinite(w) and w > 0 for w in weights)

@@ -256,19 +256,23 @@ def check_strategy(config: Any, strategy: Declaration) -> None:
       strategy: what its strategy declares.
     """
     for field in dataclasses.fields(config):
-        accepted, value = field.metadata["flag"].elsewhere, getattr(config, field.name)
+        accepted, value = field.metadata["flag"].neutral_values, getattr(config, field.name)
         if strategy.options is not None and field.name not in strategy.options and accepted and value not in accepted:
-            others = [name for name in taking(field.name) if value in declared(name).accepts.get(field.name, (value,))]
-            is_of_value = len(others) < len(taking(field.name))
+            accepting = [
+                name for name in taking(field.name) if value in declared(name).accepts.get(field.name, (value,))
+            ]
+            depends_on_value = len(accepting) < len(taking(field.name))
             raise _refused(
-                f"{flag_text(field.name, value) if is_of_value else f'--{field.name}'} is for --strategy="
-                f"{' or '.join(others)}: use {'it' if len(others) == 1 else 'one of them'} or leave out --{field.name}.",
+                f"{flag_text(field.name, value) if depends_on_value else f'--{field.name}'} is for --strategy="
+                f"{' or '.join(accepting)}: use {'it' if len(accepting) == 1 else 'one of them'} or leave out --{field.name}.",
                 config,
                 (field.name, "strategy"),
             )
     _check_refusals(config, strategy)
-    if found := unaccepted({field.name: getattr(config, field.name) for field in dataclasses.fields(config)}, strategy):
-        name, rule = found
+    if refused := unaccepted(
+        {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}, strategy
+    ):
+        name, rule = refused
         raise _refused(rule, config, (name, "strategy"))
     if strategy.check:
         strategy.check(config)
@@ -283,8 +287,8 @@ def unaccepted(options: Mapping[str, Any], strategy: Declaration) -> tuple[str, 
 
 
 def _refused(rule: str, config: Any, names: Sequence[str]) -> InputError:
-    given = [(name, getattr(config, name)) for name in names]
-    received = " ".join(flag_text(name, value) for name, value in given if value != "")
+    values = [(name, getattr(config, name)) for name in names]
+    received = " ".join(flag_text(name, value) for name, value in values if value != "")
     return InputError(f"{rule} Received: {received}.")
 
 

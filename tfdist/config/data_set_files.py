@@ -47,10 +47,10 @@ def existing(kind: str, path: str, data_dir: str | None, what: str = "file") -> 
     Raises:
       InputError: there is no such file or folder; suggests a similar name.
     """
-    found = located(path, data_dir)
-    if not _EXISTS[what](found):
-        raise _missing(kind, what, found)
-    return found
+    location = located(path, data_dir)
+    if not _EXISTS[what](location):
+        raise _missing(kind, what, location)
+    return location
 
 
 def matching_files(kind: str, pattern: str, data_dir: str | None) -> list[str]:
@@ -59,10 +59,10 @@ def matching_files(kind: str, pattern: str, data_dir: str | None) -> list[str]:
     Raises:
       InputError: there are none.
     """
-    found = located(pattern, data_dir)
-    files = sorted(path for path in glob.glob(found, recursive=True) if os.path.isfile(path))
+    location = located(pattern, data_dir)
+    files = sorted(path for path in glob.glob(location, recursive=True) if os.path.isfile(path))
     if not files:
-        raise _missing(kind, "file", found)
+        raise _missing(kind, "file", location)
     return files
 
 
@@ -77,8 +77,8 @@ _FILES: dict[str, Callable[[str, str, str | None], object]] = {
 def check_files(name: str, data_dir: str | None) -> None:
     """Raises `InputError` if the files of a data set are not there, as loading it does, without importing a library."""
     parsed = spec.parse(name)
-    kind, _, rest = parsed.name.partition(":")
-    if kind in _FILES and (path := rest or parsed.args.get(AFTER_COLON[kind])):
+    kind, _, argument = parsed.name.partition(":")
+    if kind in _FILES and (path := argument or parsed.args.get(AFTER_COLON[kind])):
         _FILES[kind](kind, path, data_dir)
 
 

@@ -1,7 +1,7 @@
 """Flags that were set but have no effect in a job: for each, the condition under which it has one.
 
-Combinations that contradict each other are refused by `tfdist.config.conflicts`. A flag in this table is harmless, but
-whoever set it expects something that will not happen.
+Combinations that contradict each other are refused by `tfdist.config.conflicts`. A flag in this table is harmless,
+but its user expects an effect.
 """
 
 import dataclasses
@@ -192,7 +192,7 @@ def _other_options(config: Any, strategy: Declaration) -> Iterator[tuple[str, st
     for field in dataclasses.fields(config):
         flag = field.metadata["flag"]
         is_other_option = flag.is_option and strategy.options is not None and field.name not in strategy.options
-        if is_other_option and not flag.elsewhere and getattr(config, field.name) != field.default:
+        if is_other_option and not flag.neutral_values and getattr(config, field.name) != field.default:
             names = " or ".join(taking(field.name))
             yield field.name, f"it is for --strategy={names}, and the strategy is {strategy.name}. Leave it out"
 

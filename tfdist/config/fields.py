@@ -36,7 +36,7 @@ def check_name(flag: str, text: str, known: tuple[str, ...]) -> None:
     """
     name = parse(text).name
     if ":" not in name and name not in known and f"{name}:" not in known:
-        names = [each.rstrip(":") for each in known]
+        names = [known_name.rstrip(":") for known_name in known]
         raise InputError(f"--{flag}={text} is not known.{nearest(name, names)} {_remedy(name, known)}")
 
 
@@ -66,8 +66,8 @@ TOPICS = (MODEL, DURATION, DEVICES, TRAINING, GRADIENTS, OUTPUT, CHECKS)  # in t
 WITHOUT_EFFECT = "Accepted but ignored, so that flag files of tfdist train can be used"
 
 
-# Values that other libraries have for some of ours.
-_MEANT = {
+# Names of values in other libraries, and the corresponding values here.
+_SYNONYMS = {
     "16": "mixed_float16",
     "16-mixed": "mixed_float16",
     "32": "float32",
@@ -83,7 +83,7 @@ _MEANT = {
 
 
 Config = TypeVar("Config")
-ANY_TEXT = ".*"  # for `Flag.of_run`
+ANY_TEXT = ".*"  # for `Flag.safe_values`
 CATALOG_NAME = r"\w+"  # resolved by a catalog of the library or of Keras only
 
 
@@ -101,17 +101,17 @@ class Flag(NamedTuple):
       parse: returns the typed value of a text, which is `config.parsed.NAME`; raises `InputError`. Not called for an empty
         text that is the default, whose value is None.
       is_option: whether it is passed to the strategy, if its constructor takes it.
-      elsewhere: of an option, the values that strategies without it accept; empty if they ignore it.
+      neutral_values: of an option, the values that strategies without it accept; empty if they ignore it.
       per_process: whether it may differ between the processes of a job.
       fixed: whether a resumed run must have the same value.
       training_only: whether it affects training only, so that exporting a model ignores it.
-      in_trials: its value in trials of a batch size, which leave out what is neither part of a step nor changes its cost;
+      trial_value: its value in trials of a batch size, which leave out what is neither part of a step nor changes its cost;
         None for the value that was given.
       structure: `list` if a text has parts with commas between, `dict` if it has pairs `a: b` with semicolons between:
         a configuration file may write it so.
       known: names that it may have, besides others, for completion.
-      named: whether these are all names, except for `package.module:function`.
-      of_run: regular expression of the names in a text that a run directory may give in safe mode, besides the default
+      known_only: whether these are all names, except for `package.module:function`.
+      safe_values: regular expression of the names in a text that a run directory may give in safe mode, besides the default
         and `choices`: those by which nothing is imported, called or connected to that the run could choose.
     """
 
@@ -123,15 +123,15 @@ class Flag(NamedTuple):
     check: Callable[[str], str] | None = None
     parse: Callable[[str], Any] | None = None
     is_option: bool = False
-    elsewhere: tuple[Any, ...] = ()
+    neutral_values: tuple[Any, ...] = ()
     per_process: bool = False
     fixed: bool = False
     training_only: bool = False
-    in_trials: Any = None
+    trial_value: Any = None
     structure: type = str
     known: tuple[str, ...] = ()
-    named: bool = False
-    of_run: str = ""
+    known_only: bool = False
+    safe_values: str = ""
 
 
 def number_or_spec_text(text: str) -> str:
@@ -190,8 +190,8 @@ def own_text(text: str) -> str:
 
 def window_text(text: str) -> str:
     """Validates A:B, two step numbers; may be empty."""
-    found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
-    if text and not (found and int(found[1]) < int(found[2])):
+    match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
+    if text and not (match and int(match[1]) < int(match[2])):
         raise InputError(f"{text} must be A:B, two step numbers with 0 <= A < B. Write 10:20")
     return text
 
@@ -201,18 +201,18 @@ def flag_field(default: Any, *args: Any, **more: Any) -> Any:
     return dataclasses.field(default=default, metadata={"flag": Flag(*args, **more)})
 
 
-def names(config: Any, trait: str) -> tuple[str, ...]:
+def field_names(config: Any, trait: str) -> tuple[str, ...]:
     """Returns the names of a configuration's fields whose `Flag` has a trait, such as "per_process"."""
     return tuple(field.name for field in dataclasses.fields(config) if getattr(field.metadata["flag"], trait))
 
 
-def refused_of_run(config: Any) -> list[str]:
-    """Returns the names of the fields whose values a run directory may not give in safe mode; see `Flag.of_run`."""
+def unsafe_fields(config: Any) -> list[str]:
+    """Returns the names of the fields whose values a run directory may not give in safe mode; see `Flag.safe_values`."""
     flags = {field.name: field.metadata["flag"] for field in dataclasses.fields(config)}
     others = [field for field in dataclasses.fields(config) if getattr(config, field.name) != field.default]
     texts = {field.name: getattr(config, field.name) for field in others if not flags[field.name].choices}
     # No dicts, which Keras takes for descriptions of objects to import. Values have been normalized by `check`.
-    allowed = {name: rf"({flags[name].of_run})(\([^{{]*\))?" for name in texts}
+    allowed = {name: rf"({flags[name].safe_values})(\([^{{]*\))?" for name in texts}
     return [name for name, text in texts.items() if isinstance(text, str) and not re.fullmatch(allowed[name], text)]
 
 
@@ -226,14 +226,14 @@ def takes_options(config: Any, trait: str = "") -> Callable[[Callable], Callable
 
     def decorate(function: Callable) -> Callable:
         signature = inspect.signature(function)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        shown = [
+        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = [
             inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
             for f in dataclasses.fields(config)
             if f.name not in signature.parameters and (not trait or getattr(f.metadata["flag"], trait))
         ]
         returned = signature.return_annotation
-        function.__signature__ = inspect.Signature([*own, *shown], return_annotation=returned)  # type: ignore[attr-defined]
+        function.__signature__ = inspect.Signature([*named, *parameters], return_annotation=returned)  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -264,10 +264,10 @@ def check_fields(config: Any) -> None:
 
 def replaced(config: Config, **values: Any) -> Config:
     """Returns a copy of a configuration with other values that are known to be valid, of fields that are not parsed."""
-    found = copy.copy(config)
+    copied = copy.copy(config)
     for name, value in values.items():
-        object.__setattr__(found, name, value)
-    return found
+        object.__setattr__(copied, name, value)
+    return copied
 
 
 def checked(field: dataclasses.Field, value: Any) -> tuple[Any, Any]:
@@ -304,10 +304,10 @@ def _checked_text(field: dataclasses.Field, value: str) -> tuple[str, Any]:
     if not text.isprintable():  # because it must fit in one line of a flagfile, and in the environment
         raise InputError(f"--{name} must be one line of printable text. Received: {text!r}.")
     if flag.choices and text not in flag.choices:
-        meant = _MEANT.get(text.lower(), text)
+        synonym = _SYNONYMS.get(text.lower(), text)
         raise InputError(
-            f"--{name}={text} is not known.{nearest(meant if meant in flag.choices else text, flag.choices)}"
+            f"--{name}={text} is not known.{nearest(synonym if synonym in flag.choices else text, flag.choices)}"
         )
-    if flag.named:
+    if flag.known_only:
         check_name(name, text, flag.known)
     return text, parsed

@@ -49,7 +49,7 @@ class JobConfig(JobOptions):
         "Loss scale for mixed_float16: a number, or dynamic(initial_power=15, growth_interval=2000, hysteresis=1, "
         "floor=..., cap=...). Defaults to dynamic with mixed_float16.",
         check=number_or_spec_text,
-        of_run=ANY_TEXT,
+        safe_values=ANY_TEXT,
     )
     max_skipped_steps: int = flag_field(
         50, TRAINING, "Maximum number of consecutive steps skipped because of overflow before the run ends.", least=1
@@ -69,7 +69,7 @@ class JobConfig(JobOptions):
         GRADIENTS,
         "Activation checkpointing: none, full, or a regular expression that matches the whole paths of the layers to "
         "recompute in the backward pass.",
-        of_run=ANY_TEXT,
+        safe_values=ANY_TEXT,
     )
     compression: str = flag_field(
         "none",
@@ -135,7 +135,7 @@ class RunConfig(JobConfig):
         DEVICES,
         f"Number of devices per process, for {' and '.join(_WITH_DEVICES)}. 0 uses all GPUs, or one CPU device.",
         is_option=True,
-        elsewhere=(0, 1),
+        neutral_values=(0, 1),
     )
     stall_shutdown_seconds: float = flag_field(
         600.0,

@@ -12,7 +12,7 @@ from tfdist.errors import InputError
 _WITH_STAGES = taking("pipeline_schedule")
 _WITH_LAYOUT = tuple(name for name in taking("layout") if name not in _WITH_STAGES)
 _WITH_REPLICAS = tuple(name for name in taking("shard") if name not in taking("layout"))
-_OF_A_PLAN = (  # flags on which memory and communication of a step depend
+_PLAN_FLAGS = (  # flags on which memory and communication of a step depend
     "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
     " strategy devices mesh_shape layout shard shard_axis shard_min_elements pipeline_schedule micro_batches cut"
     " activation_compression intra_op_threads"
@@ -24,7 +24,7 @@ class LayoutConfig(TrainConfig):
     """Configuration of `tfdist layout`: the fields of training, for strategies that split a model or its state."""
 
     without_effect: ClassVar[tuple[str, ...]] = tuple(
-        field.name for field in dataclasses.fields(TrainConfig) if field.name not in _OF_A_PLAN
+        field.name for field in dataclasses.fields(TrainConfig) if field.name not in _PLAN_FLAGS
     )
     strategy: str = flag_field(
         AUTO,
@@ -39,7 +39,7 @@ class LayoutConfig(TrainConfig):
         "As for training; auto searches for the layout that communicates least and fits into --memory_gb.",
         check=lambda text: text if text == AUTO else layout_text(text),
         is_option=True,
-        elsewhere=("",),
+        neutral_values=("",),
         structure=dict,
     )
     memory_gb: float = flag_field(

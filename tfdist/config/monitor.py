@@ -28,10 +28,10 @@ def parse_interval(text: str) -> Interval:
     Raises:
       InputError: the text is none of these.
     """
-    found = re.fullmatch(r"(\d{1,18})|(\d{1,18}(?:\.\d{1,9})?)s", text.strip() or "0")
-    if not found or (found[2] and not float(found[2])):
+    match = re.fullmatch(r"(\d{1,18})|(\d{1,18}(?:\.\d{1,9})?)s", text.strip() or "0")
+    if not match or (match[2] and not float(match[2])):
         raise InputError(f"{text} must be a number of steps such as 500, or of seconds such as 600s")
-    return Interval(seconds=float(found[2])) if found[2] else Interval(steps=int(found[1]))
+    return Interval(seconds=float(match[2])) if match[2] else Interval(steps=int(match[1]))
 
 
 MODES = ("auto", "min", "max")
@@ -39,7 +39,7 @@ MODES = ("auto", "min", "max")
 
 @dataclasses.dataclass(frozen=True)
 class Monitor:
-    """A metric and what is asked of it.
+    """A metric, how its values are compared, and further arguments.
 
     Attributes:
       metric: name as in Keras's logs: `val_` and the name of a metric of an evaluation, or a metric of the epoch.
@@ -54,8 +54,8 @@ class Monitor:
     def __str__(self) -> str:
         """Returns a text that `parse_monitor` converts to an equal monitor."""
         mode = {} if self.mode == "auto" else {"mode": self.mode}
-        given = ", ".join(f"{name}={value!r}" for name, value in {**self.args, **mode}.items())
-        return f"{self.metric}({given})" if given else self.metric
+        arguments = ", ".join(f"{name}={value!r}" for name, value in {**self.args, **mode}.items())
+        return f"{self.metric}({arguments})" if arguments else self.metric
 
 
 def parse_monitor(text: str, **least: float) -> Monitor:

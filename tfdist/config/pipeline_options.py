@@ -106,8 +106,8 @@ class PipelineOptions:
         "interleaved(chunks=2), zb_h1, pipedream, pipedream(vertical_sync=True), 2bw or csv:FILE (docs/guides/pipelines.md).",
         parse=parse_pipeline_schedule,
         is_option=True,
-        elsewhere=(DEFAULT_SCHEDULE,),
-        of_run=ANY_TEXT,
+        neutral_values=(DEFAULT_SCHEDULE,),
+        safe_values=ANY_TEXT,
     )
     micro_batches: int = flag_field(
         1,
@@ -115,7 +115,7 @@ class PipelineOptions:
         "Number of micro-batches into which each replica splits its rows, for --strategy=pipeline.",
         least=1,
         is_option=True,
-        elsewhere=(1,),
+        neutral_values=(1,),
     )
     cut: str = flag_field(
         "auto",
@@ -125,8 +125,8 @@ class PipelineOptions:
         check=str,
         parse=parse_cut,
         is_option=True,
-        elsewhere=("auto",),
-        of_run=ANY_TEXT,
+        neutral_values=("auto",),
+        safe_values=ANY_TEXT,
     )
     activation_compression: str = flag_field(
         "none",
@@ -135,5 +135,5 @@ class PipelineOptions:
         "fp16 (casts to 2 bytes), or int8 (1 byte, with a scale per block of 256 elements).",
         choices=ACTIVATION_COMPRESSION,
         is_option=True,
-        elsewhere=("none",),
+        neutral_values=("none",),
     )

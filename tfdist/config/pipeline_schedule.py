@@ -199,5 +199,5 @@ def parse_pipeline_schedule(text: str) -> PipelineSchedule:
     spec = parse(text)
     if spec.name not in NAMED:
         raise InputError(f"{spec.name} is not a known pipeline schedule.{nearest(spec.name, _KNOWN)}")
-    found: PipelineSchedule = call(NAMED[spec.name], spec)
-    return found
+    schedule: PipelineSchedule = call(NAMED[spec.name], spec)
+    return schedule

@@ -38,7 +38,7 @@ class Rule:
         """Returns the methods as text."""
         return "|".join(map(str, self.methods))
 
-    def holds(self, path: str, size: int) -> bool:
+    def applies_to(self, path: str, size: int) -> bool:
         """Returns whether the rule applies to a variable with this path and number of elements."""
         return size >= self.size and (self.path is None or re.fullmatch(self.path, path) is not None)
 
@@ -62,15 +62,15 @@ def own_code(text: str) -> set[str]:
 
 def first_match(rules: Sequence[Rule], path: str, size: int) -> Rule | None:
     """Returns the rule for a variable, or None."""
-    return next((rule for rule in rules if rule.holds(path, size)), None)
+    return next((rule for rule in rules if rule.applies_to(path, size)), None)
 
 
 def _rule(text: str) -> Rule:
     condition, *rest = split_outside_brackets(text, ":")
     if not rest:
         condition, *rest = text.split(":", 1)  # an expression with an unclosed bracket, whose error is reported below
-    found = _CONDITION.fullmatch(condition) if rest else None
-    path, size, methods = (found["path"], int(found["size"] or 0), ":".join(rest)) if found else (None, 0, text)
+    match = _CONDITION.fullmatch(condition) if rest else None
+    path, size, methods = (match["path"], int(match["size"] or 0), ":".join(rest)) if match else (None, 0, text)
     if path is not None:
         try:
             re.compile(path)
@@ -82,7 +82,7 @@ def _rule(text: str) -> Rule:
 def split_outside_brackets(text: str, separator: str) -> list[str]:
     """Splits at a separator outside brackets and quotes, because it may occur in a value or in the expression of a path."""
     parts, start, depth, quote = [], 0, 0, ""
-    for at, char in enumerate(text):
+    for position, char in enumerate(text):
         if quote:
             quote = "" if char == quote else quote
         elif char in "\"'":
@@ -92,8 +92,8 @@ def split_outside_brackets(text: str, separator: str) -> list[str]:
         elif char in ")]}":
             depth -= 1
         elif char == separator and not depth:
-            parts.append(text[start:at])
-            start = at + 1
+            parts.append(text[start:position])
+            start = position + 1
     return [*parts, text[start:]]
 
 
@@ -103,15 +103,15 @@ def parse_specs(text: str) -> list[Spec]:
     Raises:
       InputError: a spec does not follow the grammar, or a name is there twice.
     """
-    specs = [parse(part) for part in split_outside(text)]
+    specs = [parse(part) for part in split_at_commas(text)]
     names = [spec.name for spec in specs]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise InputError(f"{twice[0]} is given twice")
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise InputError(f"{repeated[0]} is given twice")
     return specs
 
 
-def split_outside(text: str) -> list[str]:
+def split_at_commas(text: str) -> list[str]:
     """Splits a text at commas outside of parentheses and quotes; without parts that are empty."""
     return [part.strip() for part in split_outside_brackets(text, ",") if part.strip()]
 

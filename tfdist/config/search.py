@@ -1,4 +1,4 @@
-"""Parses what `--find` searches for, and numbers of bytes."""
+"""Parses the searches of `--find`, and numbers of bytes."""
 
 import dataclasses
 import math
@@ -26,9 +26,9 @@ def parse_byte_size(size: int | str, name: str) -> int:
     Raises:
       InputError: it is something else, or less than 1.
     """
-    found = _SIZE.fullmatch(str(size))
-    power = " KMGT".index((found[2] or " ").upper()) if found else 0
-    count = int(float(found[1]) * 1024**power) if found else 0
+    match = _SIZE.fullmatch(str(size))
+    power = " KMGT".index((match[2] or " ").upper()) if match else 0
+    count = int(float(match[1]) * 1024**power) if match else 0
     if isinstance(size, bool) or count < 1:
         raise InputError(
             f"{name} must be a number of bytes above 0, such as 512, 64KB or 2GiB; {UNITS_HELP}. Received: {size!r}."
@@ -60,7 +60,7 @@ class LearningRateSearch:
 
     def __post_init__(self) -> None:
         """Validates the values."""
-        _check_whole(self, steps=_FEWEST_RATES)
+        _check_integers(self, steps=_FEWEST_RATES)
         for name in ("min", "max"):
             value = getattr(self, name)
             if not is_number(value) or not (value > 0 and math.isfinite(value)):
@@ -95,7 +95,7 @@ class BatchSizeSearch:
 
     def __post_init__(self) -> None:
         """Validates the values."""
-        _check_whole(self, max=0, steps=4, processes=1)
+        _check_integers(self, max=0, steps=4, processes=1)
         if self.memory != "":
             object.__setattr__(self, "memory", parse_byte_size(self.memory, "memory"))
 
@@ -136,9 +136,9 @@ def search_text(text: str) -> str:
     return str(parse(text, _WORDS))
 
 
-def _check_whole(search: Any, **least: int) -> None:
-    for name, value in least.items():
-        given = getattr(search, name)
-        if not is_integer(given) or given < value:
-            raise InputError(f"{name} must be an integer of at least {value}. Received: {given!r}.")
-        object.__setattr__(search, name, int(given))
+def _check_integers(search: Any, **minimums: int) -> None:
+    for name, minimum in minimums.items():
+        number = getattr(search, name)
+        if not is_integer(number) or number < minimum:
+            raise InputError(f"{name} must be an integer of at least {minimum}. Received: {number!r}.")
+        object.__setattr__(search, name, int(number))

@@ -76,12 +76,12 @@ def parse(text: str, words: Iterable[str] = ()) -> Spec:
 
 
 def _with_quotes(text: str, words: Iterable[str]) -> str:
-    """Returns a text in which the words that are values of some parameters are in quotes."""
+    """Returns the text with quotes around words that are values of these parameters."""
     names = "|".join(words)
     if not names:
         return text
-    bare = rf"{_QUOTED}|\b({names})(\s*=\s*)({_WORD})(?=\s*[,)])"
-    return re.sub(bare, lambda found: f"{found[1]}{found[2]}{found[3]!r}" if found[1] else found[0], text)
+    pattern = rf"{_QUOTED}|\b({names})(\s*=\s*)({_WORD})(?=\s*[,)])"
+    return re.sub(pattern, lambda match: f"{match[1]}{match[2]}{match[3]!r}" if match[1] else match[0], text)
 
 
 def _arguments(text: str, opening: int) -> dict[str, Any]:
@@ -115,15 +115,15 @@ def _arguments(text: str, opening: int) -> dict[str, Any]:
             # Only values whose repr is a literal, which excludes 1e999.
             args[keyword.arg] = ast.literal_eval(repr(ast.literal_eval(keyword.value)))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            written = ast.get_source_segment(source, keyword.value)
-            quoted = f"; text is quoted: '{written}'" if isinstance(keyword.value, ast.Name) else ""
-            fail_at(keyword.value, f"expected a Python literal, not {written}{quoted}")
+            segment = ast.get_source_segment(source, keyword.value)
+            quoted = f"; text is quoted: '{segment}'" if isinstance(keyword.value, ast.Name) else ""
+            fail_at(keyword.value, f"expected a Python literal, not {segment}{quoted}")
     return args
 
 
-def _fail(text: str, at: int, problem: str) -> NoReturn:
-    """Raises an error that marks the place of a problem, an index into the text."""
-    message = f"{text or _EMPTY}  -- column {at + 1}: {problem}{'' if problem.endswith('?') else '.'} {_GRAMMAR}"
+def _fail(text: str, position: int, problem: str) -> NoReturn:
+    """Raises an error that marks the position of a problem, an index into the text."""
+    message = f"{text or _EMPTY}  -- column {position + 1}: {problem}{'' if problem.endswith('?') else '.'} {_GRAMMAR}"
     raise InputError(re.sub(r"\s", " ", message))  # one line, with unchanged columns
 
 
@@ -150,27 +150,27 @@ def load_object(name: str) -> Any:
     if directory not in sys.path and "" not in sys.path and not sys.flags.safe_path:
         sys.path.insert(0, directory)
     try:
-        found = importlib.import_module(module_name)
+        value = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise InputError(
             f'"{name}" needs the module {module_name}, whose import failed: {_one_line(error)}. '
             f"The current directory {directory} and PYTHONPATH are searched."
         ) from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            public = [known for known in dir(found) if not known.startswith("_")]
+        if not hasattr(value, part):
+            public = [known for known in dir(value) if not known.startswith("_")]
             raise InputError(f'"{name}" does not exist: there is no {part} in it.{nearest(part, public)}')
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
-def call(function: Callable[..., Any], spec: Spec, **offered: Any) -> Any:
-    """Calls a function with the spec's arguments, and with those offered arguments that its signature names.
+def call(function: Callable[..., Any], spec: Spec, **available: Any) -> Any:
+    """Calls a function with the spec's arguments, and with those available arguments that its signature names.
 
     Args:
       function: the function that the spec names. Its errors are not caught.
-      spec: its arguments take precedence over offered ones.
-      **offered: further available arguments. They are not passed to a `**kwargs` parameter.
+      spec: its arguments take precedence over the available ones.
+      **available: further arguments. They are not passed to a `**kwargs` parameter.
 
     Returns:
       The return value of the function.
@@ -184,23 +184,23 @@ def call(function: Callable[..., Any], spec: Spec, **offered: Any) -> Any:
     except (TypeError, ValueError) as error:
         rule = f"{spec.name} must be a function with a signature that Python can inspect"
         raise InputError(f"{rule}. Received: {_one_line(error)}. Wrap it in a function.") from error
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    unnamed = [key for key in spec.args if key not in named]
-    if unnamed and not open_ended:
-        raise InputError(f'{spec.name} has no parameter "{unnamed[0]}". Received: {spec}.{nearest(unnamed[0], named)}')
-    arguments = {key: value for key, value in offered.items() if key in named} | spec.args
+    unknown = [key for key in spec.args if key not in named]
+    if unknown and not accepts_any:
+        raise InputError(f'{spec.name} has no parameter "{unknown[0]}". Received: {spec}.{nearest(unknown[0], named)}')
+    arguments = {key: value for key, value in available.items() if key in named} | spec.args
     missing = [name for name, p in named.items() if p.default is p.empty and name not in arguments]
     if missing:
         raise InputError(f"{spec.name} needs a value for {', '.join(missing)}. Received: {spec}. {_GRAMMAR}")
     try:
         return function(**arguments)
     except (TypeError, ValueError) as error:
-        if not unnamed or isinstance(error, InputError):
+        if not unknown or isinstance(error, InputError):
             raise
         raise InputError(  # an argument passed to `**kwargs` may be one that the function does not know
-            f'{spec.name} may not have a parameter "{unnamed[0]}". Received: {spec}, which failed with '
-            f"{_one_line(error)}.{nearest(unnamed[0], named)}"
+            f'{spec.name} may not have a parameter "{unknown[0]}". Received: {spec}, which failed with '
+            f"{_one_line(error)}.{nearest(unknown[0], named)}"
         ) from error
 
 
@@ -208,38 +208,38 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(". ")
 
 
-def call_own(flag: str, function: Callable[..., Any], spec: Spec, **offered: Any) -> Any:
+def call_own(flag: str, function: Callable[..., Any], spec: Spec, **available: Any) -> Any:
     """Calls a user's function, or a Keras class, like `spec.call`.
 
     Args:
       flag: flag that names it, such as `--model`.
       function: the function that the spec names.
       spec: its arguments.
-      **offered: see `spec.call`.
+      **available: see `spec.call`.
 
     Raises:
       InputError: the function raised an error; the message has the error and the line. Out-of-memory and engine errors
         pass through.
     """
     try:
-        return call(function, spec, **offered)
+        return call(function, spec, **available)
     except Exception as error:
         if isinstance(error, TfdistError) or is_engine_error(error) or out_of_memory(error):
             raise
         raise InputError(
             f"{flag}={spec} must not fail. Received: {type(error).__name__}: {one_line(str(error)).rstrip('.')} "
-            f"({_place(function, error)}). Fix the function or its arguments."
+            f"({_location(function, error)}). Fix the function or its arguments."
         ) from error
 
 
-def _place(function: Callable[..., Any], error: BaseException) -> str:
+def _location(function: Callable[..., Any], error: BaseException) -> str:
     """Returns the last line of the function's own file in the traceback, or else the last line of the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     try:
-        own = inspect.getsourcefile(inspect.unwrap(function))
+        file = inspect.getsourcefile(inspect.unwrap(function))
     except TypeError:  # a builtin, or a callable object
-        own = None
-    frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+        file = None
+    frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
     return f"{frame.filename}, line {frame.lineno}"
 
 
@@ -248,16 +248,16 @@ T = TypeVar("T")
 
 def unique_names(entries: Iterable[tuple[str, T]], mark: str = "#") -> dict[str, T]:
     """Returns values by name, in order; duplicates get `mark` and a number, as in `dense/kernel#2`."""
-    found: dict[str, T] = {}
-    for wanted, value in entries:
-        name, count = wanted, 1
-        while name in found:
+    named: dict[str, T] = {}
+    for original, value in entries:
+        name, count = original, 1
+        while name in named:
             count += 1
-            name = f"{wanted}{mark}{count}"
-        found[name] = value
-    return found
+            name = f"{original}{mark}{count}"
+        named[name] = value
+    return named
 
 
 def without_mark(name: str) -> str:
-    """Returns the name that was wanted for a value of `unique_names`, as `dense/kernel` for `dense/kernel#2`."""
+    """Returns the original name of a value of `unique_names`, as `dense/kernel` for `dense/kernel#2`."""
     return re.sub(r"#\d+$", "", name)

@@ -400,7 +400,7 @@ class JobOptions(Flags):
         f"Number of devices per process, for {' and '.join(taking('devices'))}. 0 uses all GPUs, or one CPU device; "
         "for a mesh, as many as it needs.",
         is_option=True,
-        elsewhere=(0, 1),
+        neutral_values=(0, 1),
     )
     communication: str = flag_field(
         "auto",
@@ -409,7 +409,7 @@ class JobOptions(Flags):
         choices=("auto", "ring", "nccl", "gloo", "mpi"),
         check=_no_oneccl,
         is_option=True,
-        elsewhere=("auto",),
+        neutral_values=("auto",),
     )
     intra_op_threads: int = flag_field(
         0,
@@ -426,7 +426,7 @@ class JobOptions(Flags):
         check=all_reduce_text,
         known=(*ALGORITHMS, "auto"),
         is_option=True,
-        of_run=fields.ANY_TEXT,
+        safe_values=fields.ANY_TEXT,
     )
     topology: str = flag_field(
         "",
@@ -435,7 +435,7 @@ class JobOptions(Flags):
         check=topology_text,
         is_option=True,
         structure=list,
-        of_run=fields.ANY_TEXT,
+        safe_values=fields.ANY_TEXT,
     )
     coordinator: str = flag_field(
         "",
@@ -443,7 +443,7 @@ class JobOptions(Flags):
         "HOST:PORT of rank 0, if the environment does not provide it.",
         check=address_text,
         training_only=True,
-        in_trials="",
+        trial_value="",
     )
     token_file: str = flag_field(
         "",
@@ -473,7 +473,7 @@ class TrainerOptions(PipelineOptions):
         DEVICES,
         "Name or address of the TPU, for --strategy=tpu; local on a TPU VM.",
         is_option=True,
-        elsewhere=("",),
+        neutral_values=("",),
     )
     mesh_shape: str = flag_field(
         "",
@@ -483,9 +483,9 @@ class TrainerOptions(PipelineOptions):
         "stage:2;data:2;model:2.",
         parse=parse_mesh,
         is_option=True,
-        elsewhere=("",),
+        neutral_values=("",),
         structure=dict,
-        of_run=fields.ANY_TEXT,
+        safe_values=fields.ANY_TEXT,
     )
     layout: str = flag_field(
         "",
@@ -495,9 +495,9 @@ class TrainerOptions(PipelineOptions):
         "heads:model.",
         check=layout_text,
         is_option=True,
-        elsewhere=("",),
+        neutral_values=("",),
         structure=dict,
-        of_run=fields.ANY_TEXT,
+        safe_values=fields.ANY_TEXT,
     )
     shard: str = flag_field(
         "none",
@@ -506,20 +506,20 @@ class TrainerOptions(PipelineOptions):
         "gradients (also gradients) or parameters (also parameters).",
         choices=STAGES,
         is_option=True,
-        elsewhere=("none",),
+        neutral_values=("none",),
     )
     shard_axis: str = flag_field(
         "",
         DEVICES,
         "Mesh axis for --shard. Defaults to the axis of the batch.",
         is_option=True,
-        elsewhere=("",),
-        of_run=fields.ANY_TEXT,
+        neutral_values=("",),
+        safe_values=fields.ANY_TEXT,
     )
     shard_min_elements: int = flag_field(
         1024,
         DEVICES,
         "Minimum number of elements of variables to shard with --shard, for --strategy=mesh.",
         is_option=True,
-        elsewhere=(1024,),
+        neutral_values=(1024,),
     )

@@ -453,5 +453,5 @@ def parse_sync(text: str) -> Sync:
     spec = parse(text, _WORDS)
     if spec.name not in SYNCS:
         raise InputError(f"{spec.name} is not a known synchronization method.{nearest(spec.name, SYNCS)}")
-    found: Sync = call(SYNCS[spec.name], spec)
-    return found
+    sync: Sync = call(SYNCS[spec.name], spec)
+    return sync

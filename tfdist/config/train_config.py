@@ -34,7 +34,7 @@ from tfdist.errors import InputError
 
 _DEFAULT_EPOCHS = 10
 _MODELS = ("mlp", "cnn", "resnet50", "transformer")
-_WHOLE_RUN = (  # flags of a run with a directory, which compare and plan nothing
+_RUN_FLAGS = (  # flags of a run with a directory, which compare and plan nothing
     "elastic_batch compression_check_every compression_max_error output_dir checkpoint_every keep checkpoint_async"
     " checkpoint_strict commit_dir commit_every resume log_every eval_every loggers measure_every profile_steps"
     " stall_warning_seconds stall_shutdown_seconds check_sync_every check_sync dry_run steps_per_call"
@@ -53,8 +53,8 @@ class TrainConfig(TrainerOptions, JobConfig):
         parse=parse,
         fixed=True,
         known=_MODELS,
-        named=True,
-        of_run="|".join(_MODELS),
+        known_only=True,
+        safe_values="|".join(_MODELS),
     )
     dataset: str = flag_field(
         "digits",
@@ -65,8 +65,8 @@ class TrainConfig(TrainerOptions, JobConfig):
         parse=parse,
         fixed=True,
         known=DATA_SETS,
-        named=True,
-        of_run=OF_RUNS,
+        known_only=True,
+        safe_values=OF_RUNS,
     )
     data_dir: str | None = flag_field(
         None,
@@ -74,7 +74,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Directory with the files of the data set, in which relative paths are looked for. Defaults to the data set's own "
         "location, or the current directory.",
         per_process=True,
-        of_run=ANY_TEXT,
+        safe_values=ANY_TEXT,
     )
     augment: str = flag_field(
         "",
@@ -94,7 +94,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "evaluations. Empty disables it.",
         parse=parse_early_stopping,
         training_only=True,
-        in_trials="",
+        trial_value="",
     )
     batch_size: int = flag_field(
         64, TRAINING, "Global batch size: number of examples per step, over all replicas.", least=1, fixed=True
@@ -120,7 +120,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         f"Optimizer: a Keras optimizer in lower case, such as sgd(momentum=0.9), {OWN}.",
         parse=parse,
         fixed=True,
-        of_run=CATALOG_NAME,
+        safe_values=CATALOG_NAME,
     )
     learning_rate: float = flag_field(0.001, TRAINING, "Learning rate.")
     lr_scaling: str = flag_field(
@@ -128,14 +128,14 @@ class TrainConfig(TrainerOptions, JobConfig):
         TRAINING,
         "Scaling of the learning rate with --batch_size / --base_batch_size: none, linear or sqrt.",
         choices=("none", "linear", "sqrt"),
-        in_trials="none",
+        trial_value="none",
     )
     base_batch_size: int = flag_field(
-        0, TRAINING, "Batch size for which --learning_rate was tuned, for --lr_scaling.", in_trials=0
+        0, TRAINING, "Batch size for which --learning_rate was tuned, for --lr_scaling.", trial_value=0
     )
-    warmup_steps: int = flag_field(0, TRAINING, "Number of steps of linear learning-rate warmup.", in_trials=0)
+    warmup_steps: int = flag_field(0, TRAINING, "Number of steps of linear learning-rate warmup.", trial_value=0)
     warmup_start: float = flag_field(
-        0.0, TRAINING, "Learning rate at step 0 as a fraction of the peak.", most=1, in_trials=0.0
+        0.0, TRAINING, "Learning rate at step 0 as a fraction of the peak.", most=1, trial_value=0.0
     )
     decay: str = flag_field(
         "none",
@@ -146,8 +146,8 @@ class TrainConfig(TrainerOptions, JobConfig):
         check=normalized_decay,
         parse=parse_decay,
         known=tuple(DECAYS),
-        in_trials="none",
-        of_run="|".join(DECAYS),
+        trial_value="none",
+        safe_values="|".join(DECAYS),
     )
     momentum_correction: bool = flag_field(
         False, TRAINING, "Momentum correction, for sgd and lars: changes of the learning rate do not distort momentum."
@@ -165,7 +165,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         f"Loss: a Keras loss in snake case, {OWN}.",
         parse=parse,
         fixed=True,
-        of_run=CATALOG_NAME,
+        safe_values=CATALOG_NAME,
     )
     sync: str = flag_field(
         "every_step",
@@ -175,8 +175,8 @@ class TrainConfig(TrainerOptions, JobConfig):
         parse=parse_sync,
         fixed=True,
         known=tuple(SYNCS),
-        in_trials="every_step",
-        of_run="|".join(SYNCS),
+        trial_value="every_step",
+        safe_values="|".join(SYNCS),
     )
     metrics: str = flag_field(
         "accuracy",
@@ -185,7 +185,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         check=names_text,
         fixed=True,
         structure=list,
-        of_run=rf"{CATALOG_NAME}(,{CATALOG_NAME})*",
+        safe_values=rf"{CATALOG_NAME}(,{CATALOG_NAME})*",
     )
     callbacks: str = flag_field(
         "",
@@ -193,28 +193,28 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Your own function that returns a Keras callback or a list of them: package.module:name(...).",
         check=own_text,
         training_only=True,
-        in_trials="",
+        trial_value="",
     )
     compression_check_every: int = flag_field(
         0,
         GRADIENTS,
         "Number of steps between comparisons of compressed gradients with exact ones. 0 disables them.",
         training_only=True,
-        in_trials=0,
+        trial_value=0,
     )
     compression_max_error: float = flag_field(
         0.0,
         GRADIENTS,
         "Maximum compression error as a fraction of the gradient norm; beyond it, compression is disabled. 0 means no limit.",
         training_only=True,
-        in_trials=0.0,
+        trial_value=0.0,
     )
     output_dir: str = flag_field(
         "",
         OUTPUT,
         "Directory of the run: new, empty, or of a run to resume. Defaults to runs/DATASET-MODEL-STRATEGY-TIME.",
         per_process=True,
-        of_run=ANY_TEXT,
+        safe_values=ANY_TEXT,
     )
     checkpoint_every: str = flag_field(
         "0",
@@ -222,8 +222,8 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Interval between checkpoints, in steps, or in seconds such as 600s. 0 saves only on preemption and for --best.",
         check=str,
         parse=parse_interval,
-        in_trials="0",
-        of_run=ANY_TEXT,
+        trial_value="0",
+        safe_values=ANY_TEXT,
     )
     keep: int = flag_field(3, OUTPUT, "Maximum number of checkpoints to keep.", least=1)
     checkpoint_async: bool = flag_field(True, OUTPUT, "Write checkpoints in the background while training continues.")
@@ -237,35 +237,35 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Empty exports the last step.",
         parse=parse_best,
         training_only=True,
-        in_trials="",
+        trial_value="",
     )
     commit_every: int = flag_field(
         0,
         OUTPUT,
         "Number of steps between in-memory checkpoints (commits), from which a run resumes after a failure. 0 disables them.",
-        in_trials=0,
+        trial_value=0,
     )
     commit_dir: str = flag_field(
         "",
         OUTPUT,
         "Directory for in-memory checkpoints, such as /dev/shm/mine. Defaults to one that the launcher creates.",
-        in_trials="",
-        of_run=ANY_TEXT,
+        trial_value="",
+        safe_values=ANY_TEXT,
     )
     resume: str = flag_field(
         "auto",
         OUTPUT,
         "auto (resume from the newest valid checkpoint in --output_dir, if any), never (start from scratch), or the "
         "directory of a checkpoint or of a run (start from its weights and state).",
-        in_trials="auto",
-        of_run=ANY_TEXT,
+        trial_value="auto",
+        safe_values=ANY_TEXT,
     )
     overwrite: bool = flag_field(
         False,
         OUTPUT,
         "Delete the run that is in --output_dir, and start over. Other files in it stay.",
         training_only=True,
-        in_trials=False,
+        trial_value=False,
     )
     log_every: int = flag_field(10, OUTPUT, "Number of steps between metric records.", least=1)
     eval_every: int = flag_field(
@@ -278,7 +278,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         1000,
         OUTPUT,
         "Number of steps between measurements of the communication time of a step. 0 disables them.",
-        in_trials=0,
+        trial_value=0,
     )
     loggers: str = flag_field(
         "tensorboard",
@@ -287,7 +287,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         f"wandb(project='tfdist'), {OWN}. Empty for none.",
         parse=parse_loggers,
         training_only=True,
-        in_trials="",
+        trial_value="",
     )
     profile_steps: str = flag_field(
         "",
@@ -295,7 +295,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "A:B profiles steps A to B for TensorBoard. A pipeline also draws the timeline of step A.",
         check=window_text,
         training_only=True,
-        in_trials="",
+        trial_value="",
     )
     stall_warning_seconds: float = flag_field(
         60.0,
@@ -314,14 +314,14 @@ class TrainConfig(TrainerOptions, JobConfig):
         0,
         CHECKS,
         "Number of steps between checks that replicas are identical, except for what --sync makes local. 0 disables them.",
-        in_trials=0,
+        trial_value=0,
     )
     check_sync: str = flag_field(
         "variables",
         CHECKS,
         "What to check: variables (a difference ends the run) or gradients (logs the norm of each replica).",
         choices=("variables", "gradients"),
-        in_trials="variables",
+        trial_value="variables",
     )
     find: str = flag_field(
         "",
@@ -331,7 +331,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "explains both.",
         check=search_text,
         training_only=True,
-        in_trials="",
+        trial_value="",
     )
     dry_run: bool = flag_field(False, CHECKS, "Print the configuration of the run and exit.")
 
@@ -345,7 +345,7 @@ class TrainConfig(TrainerOptions, JobConfig):
 class VerifyConfig(TrainConfig):
     """Configuration of `tfdist verify`: the fields of training, and the tolerance of the comparison."""
 
-    without_effect: ClassVar[tuple[str, ...]] = tuple(_WHOLE_RUN)
+    without_effect: ClassVar[tuple[str, ...]] = tuple(_RUN_FLAGS)
     steps: int = flag_field(10, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")
     float64: bool = flag_field(
         False, CHECKS, "Compute in float64, in which rounding errors are far smaller than real differences."

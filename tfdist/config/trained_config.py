@@ -4,7 +4,7 @@ import dataclasses
 import os
 
 from tfdist.config.conflicts import check_combinations
-from tfdist.config.fields import CHECKS, MODEL, OUTPUT, check_fields, flag_field, names
+from tfdist.config.fields import CHECKS, MODEL, OUTPUT, check_fields, field_names, flag_field
 from tfdist.config.spec import parse
 from tfdist.config.strategy_registry import JobOptions, TrainerOptions
 from tfdist.errors import InputError
@@ -58,7 +58,7 @@ class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
     def options(self) -> dict[str, object]:
         """The flags that are passed on to the strategy and to the control plane, by name."""
         own = ("strategy", "coordinator", "token_file", "insecure", "start_timeout_seconds")
-        return {name: getattr(self, name) for name in (*own, *names(self, "is_option"))}
+        return {name: getattr(self, name) for name in (*own, *field_names(self, "is_option"))}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ _ENGINE = frozenset(
 )
 _TENSOR = re.compile(r"shape ?\[([\d,]*)\] and type (\w+)")
 _BYTES = re.compile(r"(\d+) ?bytes")
-_READY = re.compile(r"allocate ([\d.]+ ?[KMGTPE]i?B)")
+_FORMATTED_SIZE = re.compile(r"allocate ([\d.]+ ?[KMGTPE]i?B)")
 _ITEM_BYTES = {
     "half": 2,
     "bfloat16": 2,
@@ -27,7 +27,7 @@ _ITEM_BYTES = {
 }
 _OPERATION = re.compile(r"see current operation: [^\n]*?\"tf\.(\w+)\"")  # in DTensor's messages
 _WITHOUT_LAYOUTS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
-_REFUSED = re.compile(r"\bInputError: (.*)\nTraceback")
+_INPUT_ERROR = re.compile(r"\bInputError: (.*)\nTraceback")
 _SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines without a cause
 _NODE = re.compile(r"\{\{\w+ \S+\}\} ?")  # names an operation or a function of a graph
 _LONGEST_CAUSE = 300
@@ -44,20 +44,20 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     Args:
       error: the error; its notes (`BaseException.add_note`), such as the step, become part of the line.
     """
-    found = _behind(error)
-    if found is None:
+    allocation_error = _allocation_error(error)
+    if allocation_error is None:
         return None
     notes = ", ".join(getattr(error, "__notes__", ()))
-    text = _NODE.sub("", one_line(str(found)))
-    size = _asked_for(text)
-    cause = f"{type(found).__name__}: {text}"
-    lack = OutOfMemoryError(
+    text = _NODE.sub("", one_line(str(allocation_error)))
+    size = _requested_size(text)
+    cause = f"{type(allocation_error).__name__}: {text}"
+    out_of_memory_error = OutOfMemoryError(
         f"Out of memory{f' ({notes})' if notes else ''}{f': tried to allocate {size}' if size else ''}. Lower "
         "--batch_size, or spread it over more --devices. "
         f"{shortened(cause)}"
     )
-    lack.__cause__ = error
-    return lack
+    out_of_memory_error.__cause__ = error
+    return out_of_memory_error
 
 
 def layout_refused(
@@ -79,28 +79,28 @@ def layout_refused(
         return None
     [cause, *_] = text.rpartition(" error: ")[2].strip().splitlines()
     cause = cause.partition(" Please file")[0][:_LONGEST_CAUSE].strip().rstrip(".")
-    found = _OPERATION.search(text)
-    names = operations(found[1]) if found else ()
-    place = f" ({names[0]})" if len(names) == 1 else ""
+    match = _OPERATION.search(text)
+    names = operations(match[1]) if match else ()
+    location = f" ({names[0]})" if len(names) == 1 else ""
     without_layouts = _WITHOUT_LAYOUTS.search(cause)
     if without_layouts:
         operation = without_layouts[1]
         return InputError(
-            f"On a mesh, a model must consist of operations that DTensor supports. Received: tf.{operation}{place}, which "
+            f"On a mesh, a model must consist of operations that DTensor supports. Received: tf.{operation}{location}, which "
             "has no layouts. Compute it in the data (Dataset.map, --augment), or rewrite it with other operations "
             "(docs/guides/meshes.md, Limitations of DTensor)."
         )
     return InputError(
-        f"DTensor cannot compile the model in this layout. Received: {cause}{place}. Leave out a rule of --layout, constrain "
-        "the tensors before the operation with tfdist.constrain, or rewrite the operation (docs/guides/meshes.md, "
+        f"DTensor cannot compile the model in this layout. Received: {cause}{location}. Leave out a rule of --layout, "
+        "constrain the tensors before the operation with tfdist.constrain, or rewrite the operation (docs/guides/meshes.md, "
         "Limitations of DTensor)."
     )
 
 
 def refusal_inside(error: BaseException) -> InputError | None:
     """Returns the `InputError` raised by Python code that an operation of TensorFlow has called; None without one."""
-    found = _REFUSED.search(str(error))
-    return InputError(found[1]) if found else None
+    match = _INPUT_ERROR.search(str(error))
+    return InputError(match[1]) if match else None
 
 
 def described(error: BaseException) -> str:
@@ -118,8 +118,8 @@ def cause(error: BaseException) -> str:
     if "OpError" not in _class_names(error):
         return _NODE.sub("", one_line(text)).rstrip(".")
     lines = [line for line in map(str.strip, text.splitlines()) if not _SUMMARY.search(line)]
-    several = [line.split(":", 1)[-1].strip() for line in lines if line.startswith("(0)")]
-    return _NODE.sub("", (several or lines[-1:] or [one_line(text)])[0]).partition(" [Op:")[0].rstrip(".")
+    root_causes = [line.split(":", 1)[-1].strip() for line in lines if line.startswith("(0)")]
+    return _NODE.sub("", (root_causes or lines[-1:] or [one_line(text)])[0]).partition(" [Op:")[0].rstrip(".")
 
 
 def shortened(text: str) -> str:
@@ -133,11 +133,11 @@ def one_line(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Returns a text that may be of others with its control characters escaped, which could alter a terminal."""
+    """Returns a text with its control characters escaped, because they could alter a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def _behind(error: BaseException | None) -> BaseException | None:
+def _allocation_error(error: BaseException | None) -> BaseException | None:
     """Returns the out-of-memory error in the chain of causes, or None; Keras wraps errors in building a model."""
     seen: set[int] = set()  # of `raise error from error`
     while error is not None and id(error) not in seen:
@@ -152,11 +152,11 @@ def _class_names(error: BaseException) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
 
 
-def _asked_for(text: str) -> str:
+def _requested_size(text: str) -> str:
     """Returns the requested size according to an allocator's message, such as `3.7 GiB`; empty if unknown."""
-    if found := _READY.search(text):
-        return found[1]
-    if (found := _TENSOR.search(text)) and found[2] in _ITEM_BYTES:
-        return byte_size(math.prod(int(dim) for dim in found[1].split(",") if dim) * _ITEM_BYTES[found[2]])
-    found = _BYTES.search(text)
-    return byte_size(int(found[1])) if found else ""
+    if match := _FORMATTED_SIZE.search(text):
+        return match[1]
+    if (match := _TENSOR.search(text)) and match[2] in _ITEM_BYTES:
+        return byte_size(math.prod(int(dim) for dim in match[1].split(",") if dim) * _ITEM_BYTES[match[2]])
+    match = _BYTES.search(text)
+    return byte_size(int(match[1])) if match else ""

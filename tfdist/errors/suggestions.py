@@ -1,4 +1,4 @@
-"""What a message says of an unknown name: the names that are similar, and those that are known."""
+"""Suggestions in messages about unknown names: the similar names, and the known ones."""
 
 import difflib
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ def did_you_mean(word: str, known: Iterable[str], form: str = "{}") -> str:
     Args:
       word: the unknown name.
       known: the known names.
-      form: how a name is written, with `{}` in its place.
+      form: format of a suggested name, with `{}` for the name.
     """
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower)
