@@ -58,17 +58,17 @@ def defaults(name: str, replicas: int, windows: int) -> list[str]:
 def measure(config: TrainConfig) -> None:
     """Trains, and prints the times on the chief."""
     windows = Windows()
-    with run.opened(config) as opened:
-        trainer = run.make_trainer(opened, opened.strategy)
+    with run.open_session(config) as session:
+        trainer = run.make_trainer(session, session.strategy)
         trainer.fit(
-            opened.data.train,
+            session.data.train,
             batch_size=config.batch_size,
             steps=config.steps,
             schedule=Schedule.of(config),
             checks=Checks.of(config),
             reporting=Reporting(reporter=windows),
         )
-        chief = opened.strategy.is_chief
+        chief = session.strategy.is_chief
     if chief:
         counted = windows.found[WARM_UP:]
         step, waited = (1e3 * statistics.median(values) for values in zip(*counted, strict=True))

@@ -25,15 +25,15 @@ MIB = 2**20
 
 def main(config: TrainConfig) -> None:
     """Trains for some steps, and prints what they took."""
-    with run.opened(config) as opened:
+    with run.open_session(config) as session:
         start = _now()
         _forget_the_peak()
-        trainer = run.make_trainer(opened, opened.strategy)
-        trainer.build(opened.data.train)
+        trainer = run.make_trainer(session, session.strategy)
+        trainer.build(session.data.train)
         building, built = _peak() - start, _now()
         _forget_the_peak()
         trainer.fit(
-            opened.data.train,
+            session.data.train,
             batch_size=config.batch_size,
             steps=STEPS,
             schedule=Schedule(steps_per_call=1),
@@ -41,7 +41,7 @@ def main(config: TrainConfig) -> None:
         )
         state = sum(_bytes(v) for v in (*trainer.model.variables, *trainer.model.optimizer.variables))
         print(
-            f"rank {opened.strategy.cluster.rank}: building {building / MIB:.0f} MiB, steps {(_peak() - built) / MIB:.0f} MiB, "
+            f"rank {session.strategy.cluster.rank}: building {building / MIB:.0f} MiB, steps {(_peak() - built) / MIB:.0f} MiB, "
             f"state {state / MIB:.0f} MiB",
             flush=True,
         )

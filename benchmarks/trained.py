@@ -76,15 +76,15 @@ def defaults(arguments: argparse.Namespace, watch: stopwatch.Stopwatch) -> list[
 def train(config: TrainConfig, watch: stopwatch.Stopwatch) -> None:
     """Trains as the command does, and prints the times on the chief."""
     stamps = Stamps()
-    with run.opened(config) as opened, tempfile.TemporaryDirectory(dir=".") as directory:
-        trainer = run.make_trainer(opened, opened.strategy)
+    with run.open_session(config) as session, tempfile.TemporaryDirectory(dir=".") as directory:
+        trainer = run.make_trainer(session, session.strategy)
         saved = manager.Checkpoints(
-            directory=opened.strategy.group.broadcast("checkpoints", directory),
+            directory=session.strategy.group.broadcast("checkpoints", directory),
             every=config.checkpoint_every,
             in_background=config.checkpoint_async,
         )
         trainer.fit(
-            opened.data.train,
+            session.data.train,
             batch_size=config.batch_size,
             steps=config.steps,
             schedule=Schedule.of(config),
@@ -92,7 +92,7 @@ def train(config: TrainConfig, watch: stopwatch.Stopwatch) -> None:
             reporting=Reporting(reporter=stamps),
             checkpoints=saved if config.checkpoint_every != "0" else None,
         )
-        chief = opened.strategy.is_chief
+        chief = session.strategy.is_chief
     if chief:
         stopwatch.report(*stamps.measured(watch))
 

@@ -20,7 +20,7 @@ from tests.evaluate_test import trained
 from tfdist import export, train
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.cli import trained_run
-from tfdist.config.fields import names
+from tfdist.config.fields import field_names
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import CheckpointError, InputError
 from tfdist.export import ExportConfig
@@ -194,7 +194,7 @@ def test_where_it_cannot_be_written(run, given, message, tmp_path, monkeypatch):
     for name in ("in-the-way", "in-the-way.keras"):
         (tmp_path / name).write_text("")
     output = given["output"].replace("FILE", str(tmp_path / "in-the-way"))
-    monkeypatch.setattr("tfdist.cli.run.opened", not_called)
+    monkeypatch.setattr("tfdist.cli.run.open_session", not_called)
     with pytest.raises(InputError, match=message):
         export.main(run, ExportConfig(**{**given, "output": output}))
 
@@ -307,9 +307,9 @@ _BY_OTHER_MEANS = [
 )
 def test_code_of_any_package_in_any_flag(name, code):
     with pytest.raises(InputError) as raised:
-        trained_run.check_runs_nothing(TrainConfig(**{name: code}), Path("step-1"))
+        trained_run.check_safe_mode(TrainConfig(**{name: code}), Path("step-1"))
     assert f"step-1, which names --{name}={code}. If" in str(raised.value)
-    trained_run.check_runs_nothing(TrainConfig(**{name: code}), Path("step-1"), [name])  # of the command
+    trained_run.check_safe_mode(TrainConfig(**{name: code}), Path("step-1"), [name])  # of the command
 
 
 @pytest.mark.parametrize("dataset", ["digits", "synthetic:8x8x1(classes=2)", "csv:a.csv(label='b')", "text(length=8)"])
@@ -317,11 +317,11 @@ def test_names_of_tfdist_s_own_are_no_code(dataset):
     config = TrainConfig(
         dataset=dataset, model="mlp(hidden=(2,))", optimizer="lars", metrics="accuracy,mae", recompute=".{2}"
     )
-    trained_run.check_runs_nothing(config, Path("step-1"))
+    trained_run.check_safe_mode(config, Path("step-1"))
 
 
 def test_every_flag_says_what_a_run_may_name():
     """An export ignores training-only flags of a run; it takes the strategy from the command."""
     texts = [f for f in dataclasses.fields(TrainConfig) if not isinstance(f.default, int | float)]
     undeclared = {f.name for f in texts if not (f.metadata["flag"].safe_values or f.metadata["flag"].choices)}
-    assert undeclared - {*names(TrainConfig, "training_only")} == {"strategy", "tpu"}
+    assert undeclared - {*field_names(TrainConfig, "training_only")} == {"strategy", "tpu"}

@@ -37,7 +37,7 @@ _EXAMPLES = (
 
 def main(config: BenchConfig, output: Output = TEXT) -> int:
     """Measures the collectives; returns the exit code."""
-    place = early_checks.check_cluster(config, early_checks.find_place(config))
+    context = early_checks.check_cluster(config, early_checks.detect_context(config))
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import open_strategy
     from tfdist.planning import benchmark_results
@@ -47,7 +47,7 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
 
     # "auto" has all algorithms.
     options = {"all_reduce": AUTO} if config.all_reduce else {}
-    with open_strategy.opened_strategy(config, place, more_options=options) as (config, detection, strategy):
+    with open_strategy.opened_strategy(config, context, more_options=options) as (config, detection, strategy):
         _check_strategy(strategy, config)
         measurements = _measurements(config, strategy)
         hosts = open_strategy.hosts(strategy)

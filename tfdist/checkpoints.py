@@ -107,7 +107,7 @@ def _facts(found: Found) -> dict[str, Any]:
 
 
 def _run(values: Any, arguments: list[str], output: Output) -> int:
-    run = command.only(arguments, "tfdist checkpoints takes one directory.", "Give the directory of a run.")
+    run = command.only_argument(arguments, "tfdist checkpoints takes one directory.", "Give the directory of a run.")
     return main(run, output)
 
 

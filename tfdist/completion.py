@@ -36,7 +36,9 @@ def _described(name: str) -> Command:
 
 def _run(values: Any, arguments: list[str]) -> int:
     return main(
-        command.only(arguments, f"tfdist completion takes one shell: {_SHOWN}.", "Write tfdist completion bash.")
+        command.only_argument(
+            arguments, f"tfdist completion takes one shell: {_SHOWN}.", "Write tfdist completion bash."
+        )
     )
 
 

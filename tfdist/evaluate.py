@@ -19,27 +19,27 @@ def main(run: str, config: EvaluateConfig) -> int:
     from tfdist.reporting.plain_reporter import rounded
     from tfdist.reporting.schema import to_json
 
-    with trained_run.opened(run, config) as trained:
+    with trained_run.open_run(run, config) as trained:
         examples = trained.examples(config.split)
         results = trained.trainer.evaluate(examples, batch_size=trained.batch_size)
         if trained.trainer.strategy.is_chief:
-            described = trained.describe(config.split)
+            description = trained.describe(config.split)
             values = "  ".join(f"{name} {rounded(value)}" for name, value in results.items())
             step = "" if trained.step is None else f" after {trained.step} steps"
             print(f"eval{step}: {values}")
             print(
-                f"{trained.source}  {described['dataset']}: {examples.size} examples, by {described['strategy']} "
-                f"(replicas: {described['replicas']})"
+                f"{trained.source}  {description['dataset']}: {examples.size} examples, by {description['strategy']} "
+                f"(replicas: {description['replicas']})"
             )
             if config.output:
-                text = json.dumps(to_json({**described, "results": results}), indent=2, allow_nan=False)
-                weights.written(path_of(config.output), f"{text}\n".encode())
+                text = json.dumps(to_json({**description, "results": results}), indent=2, allow_nan=False)
+                weights.write_output(path_of(config.output), f"{text}\n".encode())
                 print(path_of(config.output))
     return 0
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    run = command.only(arguments, "tfdist evaluate takes one directory.", "Give the directory of a run.")
+    run = command.only_argument(arguments, "tfdist evaluate takes one directory.", "Give the directory of a run.")
     return main(run, flags.config(values, EvaluateConfig))
 
 

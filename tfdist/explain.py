@@ -24,7 +24,7 @@ def main(config: TrainConfig, script: str = "", arguments: Sequence[str] = ()) -
     if script:
         check_script(pathlib.Path(script))
     else:
-        early_checks.check_data(config, early_checks.find_place(config))
+        early_checks.check_data(config, early_checks.detect_context(config))
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.row_semantics import explanation
 
@@ -56,8 +56,8 @@ def _run_script(script: str, arguments: Sequence[str]) -> None:
 def _check_model(config: TrainConfig) -> None:
     from tfdist.cli import run
 
-    with run.opened(config) as opened:
-        run.make_trainer(opened, opened.strategy).build(opened.data.train)
+    with run.open_session(config) as session:
+        run.make_trainer(session, session.strategy).build(session.data.train)
 
 
 _EXAMPLES = ("tfdist explain script.py", "tfdist explain --model='mlp(hidden=(64,))' --accumulate_steps=2")

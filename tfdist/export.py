@@ -52,7 +52,7 @@ def main(run: str, config: ExportConfig) -> int:
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import trained_run
 
-    with trained_run.opened(run, config.on_one_device) as trained:
+    with trained_run.open_run(run, config.on_one_device) as trained:
         number = "" if trained.step is None else f"-{trained.step:09d}"
         default = trained.directory / f"export{number}{_ENDINGS[config.format]}"
         path = path_of(config.output) if config.output else default
@@ -126,7 +126,7 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    run = command.only(
+    run = command.only_argument(
         arguments, "tfdist export takes one directory.", "Give the directory of a run or of a checkpoint."
     )
     return main(run, flags.config(values, ExportConfig))

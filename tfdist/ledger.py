@@ -245,7 +245,7 @@ def _problems(epoch: str, numbers: np.ndarray, size: int, whole: bool) -> list[s
 
 
 def _run(values: Any, arguments: list[str], output: Output) -> int:
-    run = command.only(arguments, "tfdist ledger takes one directory.", "Give the directory of a run.")
+    run = command.only_argument(arguments, "tfdist ledger takes one directory.", "Give the directory of a run.")
     return main(run, output)
 
 

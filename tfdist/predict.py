@@ -24,7 +24,7 @@ def main(run: str, config: PredictConfig) -> int:
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import trained_run
 
-    with trained_run.opened(run, config) as trained:
+    with trained_run.open_run(run, config) as trained:
         is_chief = trained.trainer.strategy.is_chief
         verbose = 1 if is_chief and sys.stdout.isatty() else 0
         examples = trained.examples(config.split)
@@ -36,7 +36,9 @@ def main(run: str, config: PredictConfig) -> int:
             number = "" if trained.step is None else f"-{trained.step:09d}"
             default = trained.directory / f"predictions{number}{'.npy' if len(arrays) == 1 else '.npz'}"
             path = path_of(config.output) if config.output else default
-            weights.written(path, _contents(arrays, f".{path.name.rpartition('.')[2]}", str(path), examples.origins))
+            weights.write_output(
+                path, _contents(arrays, f".{path.name.rpartition('.')[2]}", str(path), examples.origins)
+            )
             shapes = ", ".join(f"{name} {list(values.shape)}".lstrip() for name, values in arrays.items())
             print(f"{path}  {shapes}  {trained.data.name}, {config.split}, from {trained.source}")
     return 0
@@ -98,7 +100,7 @@ def _text(value: Any, is_integer: bool) -> str:
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    run = command.only(arguments, "tfdist predict takes one directory.", "Give the directory of a run.")
+    run = command.only_argument(arguments, "tfdist predict takes one directory.", "Give the directory of a run.")
     return main(run, flags.config(values, PredictConfig))
 
 

@@ -29,7 +29,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
       The exit code.
     """
     check_script(pathlib.Path(script))
-    place = early_checks.check_cluster(config, early_checks.find_place(config))
+    context = early_checks.check_cluster(config, early_checks.detect_context(config))
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
@@ -39,7 +39,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
 
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
-    with open_strategy.opened_strategy(config, place, config.stall_shutdown_seconds) as (config, _, strategy):
+    with open_strategy.opened_strategy(config, context, config.stall_shutdown_seconds) as (config, _, strategy):
         warn_of_flags(config, strategy)
         keras.utils.set_random_seed(config.seed)
         with (

@@ -21,14 +21,14 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     from tfdist.cluster.terminal import showing
     from tfdist.reporting.logger_catalog import check_installed
 
-    place = early_checks.find_place(config)
-    early_checks.check_data(config, place)
+    context = early_checks.detect_context(config)
+    early_checks.check_data(config, context)
     if config.find:
-        return search.run(config, place)
+        return search.run(config, context)
     check_installed(config.parsed.loggers)
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
-    place = early_checks.check_cluster(config, place)
-    decided = resume.decide_early(config, place)
+    context = early_checks.check_cluster(config, context)
+    decided = resume.decide_early(config, context)
     if decided and decided[0] and not config.dry_run:
         print(decided[0])
         return 0
@@ -37,38 +37,38 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     from tfdist.trainer.data_warnings import check_examples
     from tfdist.trainer.options import Checks, Schedule
 
-    with run.opened(config, place) as opened:
-        opened = run.with_clients(opened)
-        target = run.target(opened, decided)  # refused, if at all, before the model is built
+    with run.open_session(config, context) as session:
+        session = run.with_clients(session)
+        target = run.target(session, decided)  # refused, if at all, before the model is built
         if target.finished and not config.dry_run:
-            if opened.strategy.is_chief:
+            if session.strategy.is_chief:
                 print(target.finished)
             return 0
         callbacks = run.make_callbacks(target.config)
-        with showing("Building the model ...") if opened.strategy.is_chief else contextlib.nullcontext():
-            trainer = run.make_trainer(opened, opened.strategy)
-            program = trainer.build(opened.data.train)
-        run.check_metrics(config, callbacks, trainer, evaluates=opened.data.test is not None)
+        with showing("Building the model ...") if session.strategy.is_chief else contextlib.nullcontext():
+            trainer = run.make_trainer(session, session.strategy)
+            program = trainer.build(session.data.train)
+        run.check_metrics(config, callbacks, trainer, evaluates=session.data.test is not None)
         # Refuses data before there is a directory; `fit` logs what is suspicious.
-        examples, options = (opened.data.train, opened.data.test), (program.settings, program.dependence)
-        findings = check_examples(opened.strategy, trainer.model, *examples, *options)
+        examples, options = (session.data.train, session.data.test), (program.settings, program.dependence)
+        findings = check_examples(session.strategy, trainer.model, *examples, *options)
         if config.dry_run:
-            dry_run.describe(opened, trainer, output)
+            dry_run.describe(session, trainer, output)
             return 0
-        with run.opened_run(opened, target, trainer, findings, loading_seconds=seconds) as begun:
+        with run.open_run(session, target, trainer, findings, loading_seconds=seconds) as active_run:
             trainer.fit(
-                opened.data,
+                session.data,
                 batch_size=config.batch_size,
                 epochs=config.epochs or None,
                 steps=config.steps or None,
                 callbacks=callbacks,
                 schedule=Schedule.of(config),
                 checks=Checks.of(config),
-                reporting=begun.reporting,
-                checkpoints=begun.checkpoints,
+                reporting=active_run.reporting,
+                checkpoints=active_run.checkpoints,
             )
-            best = begun.finish(trainer, config, callbacks)
-    begun.print_summary(best, config)
+            best = active_run.finish(trainer, config, callbacks)
+    active_run.print_summary(best, config)
     return 0
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def main(config: VerifyConfig, output: Output = TEXT) -> int:
     """Trains twice and compares; returns 0 if the results are equal within the tolerance, else 1."""
-    place = early_checks.check_cluster(config, early_checks.find_place(config))
-    early_checks.check_data(config, place)
+    context = early_checks.check_cluster(config, early_checks.detect_context(config))
+    early_checks.check_data(config, context)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
@@ -26,11 +26,11 @@ def main(config: VerifyConfig, output: Output = TEXT) -> int:
     if config.float64:
         keras.config.set_floatx("float64")
         keras.config.set_dtype_policy("float64")
-    with run.opened(config, place) as opened:
-        strategy = opened.strategy
-        result = comparison.verify(opened, output.line if strategy.is_chief else _nothing)
+    with run.open_session(config, context) as session:
+        strategy = session.strategy
+        result = comparison.verify(session, output.line if strategy.is_chief else _nothing)
         if result:
-            output.result(_facts(result, opened))
+            output.result(_facts(result, session))
         good = strategy.group.broadcast(
             "verify/good", result.is_equal if result else None, deadline=comparison.REFERENCE_SECONDS
         )

@@ -13,7 +13,7 @@ from tfdist.strategies.mirrored import Mirrored
 from tfdist.checkpoint.best import Best
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cli import open_strategy
-from tfdist.cli.early_checks import find_place
+from tfdist.cli.early_checks import detect_context
 from tfdist.cli.run import Run, summary
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import LocalGroup
@@ -74,12 +74,12 @@ def test_what_a_class_of_the_user_s_declares_is_checked_before_it_starts(monkeyp
             pass
     environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
     with pytest.raises(InputError, match="--strategy=declaring:Own is for one process"):
-        open_strategy.choose(own, find_place(own, environment))
+        open_strategy.choose(own, detect_context(own, environment))
 
 
 def test_the_coordinator_flag_is_the_environment_s():
     environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
-    found = find_place(TrainConfig(coordinator="elsewhere:3000"), environment)
+    found = detect_context(TrainConfig(coordinator="elsewhere:3000"), environment)
     assert found.cluster.coordinator == "elsewhere:3000"
 
 
@@ -112,7 +112,7 @@ def test_a_flag_that_is_not_given_leaves_a_strategy_of_the_user_s_own_its_defaul
     module.Own = Own
     monkeypatch.setitem(sys.modules, "mine", module)
     config = TrainConfig(strategy="mine:Own")
-    detection = open_strategy.choose(config, find_place(config))
+    detection = open_strategy.choose(config, detect_context(config))
     assert open_strategy._options(config, detection) == {"communication": "auto"}
     given = dataclasses.replace(config, devices=3)
     assert open_strategy._options(given, detection) == {"communication": "auto", "devices": 3}

@@ -9,7 +9,7 @@ import pytest
 
 import tfdist
 from tfdist.config.conflicts import check_strategy
-from tfdist.config.fields import names
+from tfdist.config.fields import field_names
 from tfdist.config.job_config import RunConfig
 from tfdist.config.pipeline_options import check_without_flush
 from tfdist.config.strategy_registry import (
@@ -40,7 +40,7 @@ def test_each_file_of_strategies_is_declared():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_declared_options_are_those_of_the_constructor(name):
     parameters = set(inspect.signature(strategy_class(name)).parameters)
-    assert set(declared(name).options or ()) == parameters & set(names(TrainConfig, "is_option"))
+    assert set(declared(name).options or ()) == parameters & set(field_names(TrainConfig, "is_option"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tfdist.cli import flags
-from tfdist.cli.early_checks import Place
+from tfdist.cli.early_checks import ProcessContext
 from tfdist.cluster.environment import Cluster
 from tfdist.config.search import BatchSizeSearch
 from tfdist.config.train_config import TrainConfig
@@ -49,18 +49,18 @@ def check(folder: StoragePath) -> None:
     RunDirectory(folder).make()
 
 
-def write(folder: StoragePath, name: str, found: Mapping[str, Any], config: TrainConfig, picture: bytes) -> None:
+def write(folder: StoragePath, name: str, results: Mapping[str, Any], config: TrainConfig, picture: bytes) -> None:
     """Writes the result of a search.
 
     Args:
       folder: the directory.
       name: what was searched for, the name of the files.
-      found: values of JSON.
+      results: values of JSON.
       config: flags, which are written too, without the directory.
       picture: a PNG.
     """
     flags = {name: value for name, value in dataclasses.asdict(config).items() if name != "output_dir"}
-    facts = {"schema": _SCHEMA, **found, "flags": flags}
+    facts = {"schema": _SCHEMA, **results, "flags": flags}
     for path, contents in (
         (folder / f"{name}.json", f"{json.dumps(facts, indent=2)}\n".encode()),
         (folder / f"{name}.png", picture),
@@ -70,7 +70,7 @@ def write(folder: StoragePath, name: str, found: Mapping[str, Any], config: Trai
 
 
 _SECONDS = 1.0  # for the steps whose speed is measured
-_MOST_STEPS = 1000
+_MAX_STEPS = 1000
 
 
 class Facts(NamedTuple):
@@ -104,11 +104,11 @@ class TrainingTrials:
     def __call__(self, batch_size: int, folder: pathlib.Path) -> TrialProgram:
         """Prepares a trial whose files are in a directory."""
         run, file = folder / "run", folder / "flags.txt"
-        file.write_text(flags.flags_text(self._trained(batch_size)))
+        file.write_text(flags.flags_text(self._trial_config(batch_size)))
         command = [sys.executable, "-m", "tfdist.train", f"--flagfile={file}", f"--output_dir={run}"]
         return TrialProgram(lambda rank: command, self._reader(run))
 
-    def _trained(self, batch_size: int) -> TrainConfig:
+    def _trial_config(self, batch_size: int) -> TrainConfig:
         """Returns the flags of a trial."""
         half = self._timed_steps
         values = {field.name: field.metadata["flag"].trial_value for field in dataclasses.fields(TrainConfig)}
@@ -124,9 +124,9 @@ class TrainingTrials:
 
     def _adapt(self, step_seconds: float) -> None:
         """Adapts the number of steps to their duration; a step of twice the size takes at most twice as long."""
-        self.was_short = step_seconds * self._timed_steps < _SECONDS / 2 and self._timed_steps < _MOST_STEPS
-        wanted = math.ceil(_SECONDS / max(step_seconds, 1e-6))
-        self._timed_steps = min(max(self._search.steps // 2, wanted), _MOST_STEPS)
+        self.was_short = step_seconds * self._timed_steps < _SECONDS / 2 and self._timed_steps < _MAX_STEPS
+        needed = math.ceil(_SECONDS / max(step_seconds, 1e-6))
+        self._timed_steps = min(max(self._search.steps // 2, needed), _MAX_STEPS)
 
     def _reader(self, run: pathlib.Path) -> Callable[[], float]:
         def read() -> float:
@@ -140,7 +140,7 @@ class TrainingTrials:
         return read
 
 
-def run(config: TrainConfig, search: BatchSizeSearch, place: Place) -> int:
+def run(config: TrainConfig, search: BatchSizeSearch, context: ProcessContext) -> int:
     """Searches by trials in processes of their own; prints and writes what was found. Returns the exit code.
 
     TensorFlow is imported by the trials only.
@@ -148,7 +148,7 @@ def run(config: TrainConfig, search: BatchSizeSearch, place: Place) -> int:
     Raises:
       InputError: the output directory cannot be used, or the search is not possible here.
     """
-    _check_alone(search, place.cluster)
+    _check_single_process(search, context.cluster)
     if 0 < search.max < config.batch_size:
         raise InputError(
             f"A search for the batch size begins with --batch_size, which must be at most max. Received: "
@@ -163,15 +163,15 @@ def run(config: TrainConfig, search: BatchSizeSearch, place: Place) -> int:
     print(f"{'batch size':>10}  {'examples/s':>10}  {'memory':>10}", flush=True)
     with Trials(training, job, memory=memory, seconds=SECONDS) as trials:
         result = batch_size.search(
-            lambda size: _tried(trials, training, size),
+            lambda size: _run_trial(trials, training, size),
             config.batch_size,
             lambda: search.max or (training.facts.examples if training.facts else 0),
             memory,
             lambda trial: print(_row(trial), flush=True),
         )
-    found = {**result.to_json(), **(training.facts._asdict() if training.facts else {})}
+    results = {**result.to_json(), **(training.facts._asdict() if training.facts else {})}
     title = f"Speed and memory by batch size: {config.model}, {config.strategy}"
-    write(folder, search.name, found, config, plot_batch_sizes(result, title))
+    write(folder, search.name, results, config, plot_batch_sizes(result, title))
     print(result.describe())
     if result.fastest:
         print(
@@ -182,7 +182,7 @@ def run(config: TrainConfig, search: BatchSizeSearch, place: Place) -> int:
     return 0 if result.fastest else ExitCode.OUT_OF_MEMORY
 
 
-def _tried(trials: Trials, training: TrainingTrials, size: int) -> Trial:
+def _run_trial(trials: Trials, training: TrainingTrials, size: int) -> Trial:
     """Tries a size, again with more steps if the first trial was too short to measure its speed."""
     trial = trials(size)
     return trials(size) if training.was_short and not trial.failure else trial
@@ -201,7 +201,7 @@ def _row(trial: Trial) -> str:
     return f"{trial.batch_size:>10}  {trial.examples_per_second:>10.0f}  {byte_size(trial.memory_bytes):>10}"
 
 
-def _check_alone(search: BatchSizeSearch, cluster: Cluster) -> None:
+def _check_single_process(search: BatchSizeSearch, cluster: Cluster) -> None:
     if cluster.size > 1:
         raise InputError(
             "A search for the batch size must run in one process, and starts those of its trials itself. Received: a process "

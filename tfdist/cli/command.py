@@ -235,7 +235,7 @@ HELP_LINE = {"--help": "Show this help."}
 _log = logging.getLogger(__name__)
 
 
-class _HelpWanted(Exception):
+class _HelpRequested(Exception):
     """Raised when `--help` is parsed; later and unknown flags are ignored."""
 
 
@@ -252,7 +252,7 @@ class _HelpFlag(absl_flags.BooleanFlag):
     def parse(self, argument: str | bool) -> None:
         super().parse(argument)
         if self.value:
-            raise _HelpWanted(self.name)
+            raise _HelpRequested(self.name)
 
 
 def run(
@@ -288,7 +288,7 @@ def run(
       The exit code, after flushing all output; the caller exits the process with it.
     """
     program = f"tfdist {name}"
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     values = _FlagValues()
     values.set_gnu_getopt(False)  # the first argument may be another command, whose flags follow it
     try:
@@ -297,16 +297,18 @@ def run(
             define_json(values)
         _define_help(values)
         line = argv() if callable(argv) else argv
-        rest = parse(values, list(sys.argv if line is None else line), program, arguments, places)
+        rest = parse(values, list(sys.argv if line is None else line), program, arguments, locations)
         with _stack_on_sigusr1(), naming_flags(), contextlib.ExitStack() as stack:
-            given: list[Any] = [values]
+            call_arguments: list[Any] = [values]
             if arguments:
-                given.append(rest)
+                call_arguments.append(rest)
             if has_json:
-                given.append(stack.enter_context(output.opened(name.partition(" ")[0], bool(values["json"].value))))
-            return int(call(*given) or ExitCode.DONE)
-    except _HelpWanted as wanted:
-        if str(wanted) == _JSON:
+                call_arguments.append(
+                    stack.enter_context(output.opened(name.partition(" ")[0], bool(values["json"].value)))
+                )
+            return int(call(*call_arguments) or ExitCode.DONE)
+    except _HelpRequested as request:
+        if str(request) == _JSON:
             described = {"name": name, "about": about, "arguments": arguments, "examples": list(examples)}
             text = json.dumps({**described, "flags": [_as_data(flag) for flag in _own_flags(values)]})
         else:
@@ -316,16 +318,16 @@ def run(
             print(text)
         return ExitCode.DONE
     except KeyboardInterrupt:
-        return _say(program, "Interrupted.", INTERRUPTED)
+        return _report(program, "Interrupted.", INTERRUPTED)
     except TfdistError as error:
         _log.debug("Traceback of the error:", exc_info=error)
         code = INTERRUPTED if isinstance(error, Interrupted) else error.exit_code
-        return _say(program, _located(str(error), places), code)
+        return _report(program, _with_location(str(error), locations), code)
     except Exception as error:
         known = out_of_memory(error) or (explain(error) if explain else None)
         if known is not None:
             _log.debug("Traceback of the cause:", exc_info=error)
-            return _say(program, str(known), known.exit_code)
+            return _report(program, str(known), known.exit_code)
         uncaught = error
     finally:
         flush()
@@ -373,7 +375,7 @@ def parse(
     argv: list[str],
     program: str,
     arguments: str,
-    places: dict[str, str] | None = None,
+    locations: dict[str, str] | None = None,
 ) -> list[str]:
     """Parses the values and returns the arguments after the flags.
 
@@ -382,7 +384,7 @@ def parse(
       argv: command line, including the program name.
       program: name of the command in messages.
       arguments: what it takes after its flags; empty if it takes flags only.
-      places: filled with file and line of the flags that are read from `--config`.
+      locations: filled with file and line of the flags that are read from `--config`.
 
     Raises:
       InputError: the command line, or a file that it names, is invalid; the message is one line.
@@ -392,28 +394,28 @@ def parse(
     try:
         rest = values(argv)[1:]
     except absl_flags.UnrecognizedFlagError as error:
-        raise InputError(_unknown(values, error.flagvalue, program)) from error
+        raise InputError(_unknown_flag(values, error.flagvalue, program)) from error
     except absl_flags.CantOpenFlagFileError as error:
         cause = re.sub(r".*flagfile: (?:\[Errno \d+\] )?(.*): '(.*)'", r"\2 (\1)", str(error))
         raise InputError(f"--flagfile must name a readable file. Received: {cause}.") from error
     except (absl_flags.Error, ValueError) as error:
-        raise InputError(f"{_illegal(values, error)} {remedy}") from error
+        raise InputError(f"{_invalid_value(values, error)} {remedy}") from error
     if rest and not arguments:
         remedy = f"A YAML file is for --{_CONFIG}." if re.match(r"\w+: ", rest[0]) else remedy
         raise InputError(f'Only flags are accepted, written --name=value. Received: "{rest[0]}". {remedy}')
     for path in reversed(values[_CONFIG].value or []):  # the last one wins
-        _read_config(values, path, program, {} if places is None else places)
+        _read_config(values, path, program, {} if locations is None else locations)
     return rest
 
 
-def _illegal(values: absl_flags.FlagValues, error: Exception) -> str:
+def _invalid_value(values: absl_flags.FlagValues, error: Exception) -> str:
     """Returns what is wrong with the value of a flag, as a sentence; absl's own texts are Python's."""
-    found = re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)
-    kind = _KINDS.get(values[found[1]].flag_type()) if found and found[1] in values else None
-    return f"--{found[1]} must be {kind}. Received: {found[2]}." if found and kind else f"{str(error).rstrip('.')}."
+    match = re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)
+    kind = _KINDS.get(values[match[1]].flag_type()) if match and match[1] in values else None
+    return f"--{match[1]} must be {kind}. Received: {match[2]}." if match and kind else f"{str(error).rstrip('.')}."
 
 
-def _unknown(values: absl_flags.FlagValues, written: str, program: str) -> str:
+def _unknown_flag(values: absl_flags.FlagValues, written: str, program: str) -> str:
     """Returns a message about an unknown flag, as it was written, with the one that may be meant."""
     known = {name: values[name] for name in values if name not in ("h", *_HELP)}
     name = written.partition("=")[0]
@@ -424,35 +426,35 @@ def _unknown(values: absl_flags.FlagValues, written: str, program: str) -> str:
     return f"{name} is not a flag of {program}.{remedy}"
 
 
-def _read_config(values: absl_flags.FlagValues, path: str, program: str, places: dict[str, str]) -> None:
+def _read_config(values: absl_flags.FlagValues, path: str, program: str, locations: dict[str, str]) -> None:
     """Sets the flags of a configuration file that are not set yet."""
     from tfdist.cli import config_file
 
     for entry in config_file.read(path):
         if entry.name not in values or entry.name in ("h", _CONFIG, *_HELP):
-            problem = _unknown(values, f"--{entry.name}={entry.text}", program)
-            raise InputError(f"{entry.place}: {problem.removeprefix('--')}")
+            problem = _unknown_flag(values, f"--{entry.name}={entry.text}", program)
+            raise InputError(f"{entry.location}: {problem.removeprefix('--')}")
         flag = values[entry.name]
         if entry.kind not in (str, getattr(flag.parser, "structure", str)):
             raise InputError(
-                f"{entry.place}: {entry.name} must be {config_file.KINDS[str]}. Received: {config_file.KINDS[entry.kind]}."
+                f"{entry.location}: {entry.name} must be {config_file.KINDS[str]}. Received: {config_file.KINDS[entry.kind]}."
             )
         if flag.present:
             continue
         try:
             flag.parse(entry.boolean if flag.boolean and entry.boolean else entry.text)
         except absl_flags.Error as error:
-            raise InputError(f"{entry.place}: {_illegal(values, error)}") from error
-        places[entry.name] = entry.place
+            raise InputError(f"{entry.location}: {_invalid_value(values, error)}") from error
+        locations[entry.name] = entry.location
 
 
-def _located(message: str, places: Mapping[str, str]) -> str:
+def _with_location(message: str, locations: Mapping[str, str]) -> str:
     """Adds to a message where the first flag that it names comes from, if that is a configuration file."""
-    found = [name for name in re.findall(r"--(\w+)", message) if name in places]
-    return f"{message.rstrip('.')}. --{found[0]} is from {places[found[0]]}." if found else message
+    flags = [name for name in re.findall(r"--(\w+)", message) if name in locations]
+    return f"{message.rstrip('.')}. --{flags[0]} is from {locations[flags[0]]}." if flags else message
 
 
-def only(arguments: list[str], rule: str, remedy: str) -> str:
+def only_argument(arguments: list[str], rule: str, remedy: str) -> str:
     """Returns the only argument of a command that takes one after its flags.
 
     Args:
@@ -474,9 +476,9 @@ def _topics(values: absl_flags.FlagValues) -> dict[str, list[tuple[str, str]]]:
     for topic, flag in _own_flags(values):
         topics.setdefault(topic, []).append(_described(flag))
     files = FILES if topics else {}
-    if idle := topics.pop(WITHOUT_EFFECT, []):
+    if ignored := topics.pop(WITHOUT_EFFECT, []):
         topics[WITHOUT_EFFECT] = [
-            ("", ", ".join(f"--{name.removeprefix('--').removeprefix('[no]')}" for name, _ in idle))
+            ("", ", ".join(f"--{name.removeprefix('--').removeprefix('[no]')}" for name, _ in ignored))
         ]
     return {**topics, EVERY_COMMAND: [*files.items(), *HELP_LINE.items()]}
 
@@ -512,7 +514,7 @@ def _described(flag: absl_flags.Flag) -> tuple[str, str]:
     return name, f"{flag.help}{default}"
 
 
-def _say(program: str, message: str, code: int) -> int:
+def _report(program: str, message: str, code: int) -> int:
     with contextlib.suppress(OSError):  # the exit code also reports the error
         print(f"{program}: {one_line(message)}", file=sys.stderr)
     return int(code)

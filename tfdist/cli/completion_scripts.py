@@ -48,7 +48,7 @@ class Command(NamedTuple):
     flags: Sequence[Flag]
 
 
-_EVERY = (
+_COMMON_FLAGS = (
     Flag("flagfile", "Read flags from a file.", False, ()),
     Flag("config", "Read flags from a YAML file.", False, ()),
     Flag("help", "Show the help.", True, ()),
@@ -136,23 +136,23 @@ if [[ "$funcstack[1]" == _tfdist ]]; then _tfdist "$@"; else compdef _tfdist tfd
 def bash(commands: Sequence[Command]) -> str:
     """Returns the script for bash, in which words are split at "=" and values are offered without their flag."""
     cases, by_values = [], dict[str, list[str]]()
-    for one in commands:
-        flags = [*one.flags, *(_EVERY if one.flags else _EVERY[-1:])]
+    for command in commands:
+        flags = [*command.flags, *(_COMMON_FLAGS if command.flags else _COMMON_FLAGS[-1:])]
         written = " ".join(f"--{flag.name}{'' if flag.boolean else '='}" for flag in flags)
-        no = " ".join(f"--no{flag.name}" for flag in one.flags if flag.boolean)
-        words = " ".join([*one.words, *_alternatives(one)])
-        arguments = "" if one.arguments.startswith("--") else one.arguments
+        no = " ".join(f"--no{flag.name}" for flag in command.flags if flag.boolean)
+        words = " ".join([*command.words, *_alternatives(command)])
+        arguments = "" if command.arguments.startswith("--") else command.arguments
         cases.append(
-            f'{one.name}) words="{words}" arguments="{arguments}" flags="{written}{" --" * one.arguments.startswith("--")}" '
-            f'no="{no}" ;;'
+            f'{command.name}) words="{words}" arguments="{arguments}" '
+            f'flags="{written}{" --" * command.arguments.startswith("--")}" no="{no}" ;;'
         )
         for flag in flags:
             if flag.values:
-                by_values.setdefault(" ".join(flag.values), []).append(f"{one.name}--{flag.name}")
-    values = [f'{" | ".join(places)}) values="{text}" ;;' for text, places in by_values.items()]
-    return _filled(
+                by_values.setdefault(" ".join(flag.values), []).append(f"{command.name}--{flag.name}")
+    values = [f'{" | ".join(flag_names)}) values="{text}" ;;' for text, flag_names in by_values.items()]
+    return _fill(
         _BASH,
-        COMMANDS=" ".join(one.name for one in commands),
+        COMMANDS=" ".join(command.name for command in commands),
         CASES=_indented(cases, 8),
         VALUES=_indented(values, 12),
         FILES=" | ".join(f"*{'' if name.startswith('_') else '--'}{name}" for name in _FILES),
@@ -162,21 +162,23 @@ def bash(commands: Sequence[Command]) -> str:
 def zsh(commands: Sequence[Command]) -> str:
     """Returns the script for zsh, which shows the first sentence of each description."""
     cases = []
-    for one in commands:
-        flags = [*one.flags, *(_EVERY if one.flags else _EVERY[-1:])]
-        specs = [spec for flag in flags for spec in _zsh_flag(flag)] + [_quoted(spec) for spec in _zsh_arguments(one)]
+    for command in commands:
+        flags = [*command.flags, *(_COMMON_FLAGS if command.flags else _COMMON_FLAGS[-1:])]
+        specs = [spec for flag in flags for spec in _zsh_flag(flag)] + [
+            _quoted(spec) for spec in _zsh_arguments(command)
+        ]
         lines = [
-            f"{one.name})",
+            f"{command.name})",
             "    _arguments -S \\",
             *(f"        {spec} \\" for spec in specs[:-1]),
             f"        {specs[-1]}",
         ]
         cases += [*lines, "    ;;"]
     listed = [
-        *(_quoted(f"{one.name}:{_sentence(one.about)}") for one in commands),
+        *(_quoted(f"{command.name}:{_sentence(command.about)}") for command in commands),
         "'help:Describe a command and its flags'",
     ]
-    return _filled(_ZSH, COMMANDS=_indented(listed, 8), CASES=_indented(cases, 8))
+    return _fill(_ZSH, COMMANDS=_indented(listed, 8), CASES=_indented(cases, 8))
 
 
 SHELLS: Mapping[str, Callable[[Sequence[Command]], str]] = {"bash": bash, "zsh": zsh}
@@ -221,7 +223,7 @@ def _indented(lines: Iterable[str], width: int) -> str:
     return "\n".join(" " * width + line for line in lines)
 
 
-def _filled(script: str, **parts: str) -> str:
+def _fill(script: str, **parts: str) -> str:
     for name, text in parts.items():
         script = script.replace(f"@{name}@", text)
     return script

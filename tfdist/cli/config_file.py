@@ -24,14 +24,14 @@ class Entry(NamedTuple):
       text: its value, as on a command line.
       kind: how it is written: a key of `KINDS`.
       boolean: "true" or "false" if YAML takes the value for a boolean, else None.
-      place: file and line, for messages.
+      location: file and line, for messages.
     """
 
     name: str
     text: str
     kind: type
     boolean: str | None
-    place: str
+    location: str
 
 
 def read(path: str) -> list[Entry]:
@@ -48,7 +48,7 @@ def read(path: str) -> list[Entry]:
     except RecursionError as error:
         raise InputError(f"--config must name a YAML file without deep nesting. Received: {path}.") from error
     except yaml.YAMLError as error:
-        raise InputError(f"{_place(path, error)}: {_problem(error)}. --config must name a YAML file.") from error
+        raise InputError(f"{_location(path, error)}: {_problem(error)}. --config must name a YAML file.") from error
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
@@ -62,40 +62,40 @@ def read(path: str) -> list[Entry]:
 def _entries(path: str, root: yaml.MappingNode) -> Iterator[Entry]:
     seen: set[str] = set()
     for key, value in root.value:
-        place = f"{path}, line {key.start_mark.line + 1}"
-        name = _scalar(place, key)
+        location = f"{path}, line {key.start_mark.line + 1}"
+        name = _scalar(location, key)
         if name in seen:
-            raise InputError(f"{place}: {name} is given twice.")
+            raise InputError(f"{location}: {name} is given twice.")
         seen.add(name)
-        yield Entry(name, *_value(f"{place}: {name}", value), place)
+        yield Entry(name, *_value(f"{location}: {name}", value), location)
 
 
-def _value(place: str, node: yaml.Node) -> tuple[str, type, str | None]:
+def _value(location: str, node: yaml.Node) -> tuple[str, type, str | None]:
     """Returns the text, the kind and the boolean of an `Entry`."""
     if isinstance(node, yaml.SequenceNode):
-        return ",".join(_scalar(place, item) for item in node.value), list, None
+        return ",".join(_scalar(location, item) for item in node.value), list, None
     if isinstance(node, yaml.MappingNode):
-        pairs = [f"{_scalar(place, key)}: {_scalar(place, item)}" for key, item in node.value]
+        pairs = [f"{_scalar(location, key)}: {_scalar(location, item)}" for key, item in node.value]
         return "; ".join(pairs), dict, None
-    text = _scalar(place, node)
+    text = _scalar(location, node)
     boolean = (
         yaml.SafeLoader.bool_values.get(text.lower()) if node.tag == _BOOL else None
     )  # `!!bool` may precede any text
     return text, str, None if boolean is None else str(boolean).lower()
 
 
-def _scalar(place: str, node: yaml.Node) -> str:
+def _scalar(location: str, node: yaml.Node) -> str:
     """Returns a value as it is written."""
     if not isinstance(node, yaml.ScalarNode):
         raise InputError(
-            f"{place} must be a string, or a list or mapping of strings. Received: a nested list or mapping."
+            f"{location} must be a string, or a list or mapping of strings. Received: a nested list or mapping."
         )
     if node.tag == _NULL:
-        raise InputError(f"{place} has no value. Write one, or leave it out.")
+        raise InputError(f"{location} has no value. Write one, or leave it out.")
     return str(node.value)
 
 
-def _place(path: str, error: yaml.YAMLError) -> str:
+def _location(path: str, error: yaml.YAMLError) -> str:
     mark: Any = getattr(error, "problem_mark", None)
     return f"{path}, line {mark.line + 1}" if mark else path
 

@@ -19,5 +19,5 @@ def described(name: str) -> dict[str, Any]:
             runpy.run_module(f"tfdist.{name}", run_name="__main__", alter_sys=True)
     finally:
         sys.argv[1:] = arguments
-    found: dict[str, Any] = json.loads(output.getvalue())
-    return found
+    description: dict[str, Any] = json.loads(output.getvalue())
+    return description

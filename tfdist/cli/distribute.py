@@ -66,23 +66,23 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
             f"{model.name}, which has {model.dtype_policy.name}. Call keras.config.set_dtype_policy before the model "
             "is created, or use tfdist run."
         )
-    found = strategy or _found(model, config)
-    if isinstance(found, Strategy) and found.optimizer_shards.parts > 1:
+    model_strategy = strategy or _strategy_of(model, config)
+    if isinstance(model_strategy, Strategy) and model_strategy.optimizer_shards.parts > 1:
         raise InputError(
             "Keras's own fit needs the full optimizer state on each replica. Received: a strategy with shard='optimizer'. "
             "Leave out shard, or use tfdist.Trainer."
         )
-    keras_fit.attach(model, keras_fit.Distributed(model, found, config))
+    keras_fit.attach(model, keras_fit.Distributed(model, model_strategy, config))
     return model
 
 
-def _found(model: keras.Model, config: RunConfig) -> Strategy:
+def _strategy_of(model: keras.Model, config: RunConfig) -> Strategy:
     """Returns the strategy in whose scope a model was created, or that of this process if there was none."""
-    here = strategy_in_use()
-    if here is not None:
-        return here
+    current = strategy_in_use()
+    if current is not None:
+        return current
     started, engine = factory.started(), model.distribute_strategy
     if tf.distribute.has_strategy() or engine is not tf.distribute.get_strategy():
-        ours = [strategy for strategy in started if getattr(strategy, "engine", None) is engine]
-        return ours[0] if ours else tf_distribute.strategy_of_engine(engine, config.start_timeout_seconds)
+        matching = [strategy for strategy in started if getattr(strategy, "engine", None) is engine]
+        return matching[0] if matching else tf_distribute.strategy_of_engine(engine, config.start_timeout_seconds)
     return started[-1] if started else open_strategy.load(config)

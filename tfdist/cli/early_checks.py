@@ -17,12 +17,12 @@ from tfdist.distribution.strategy_selection import Detection, detect
 from tfdist.errors import InputError
 
 
-class Place(NamedTuple):
+class ProcessContext(NamedTuple):
     """Where a command runs.
 
     Attributes:
       environment: the environment, with the variables that flags replace.
-      cluster: this process's place among the job's processes.
+      cluster: this process's context among the job's processes.
       detection: how the strategy was chosen; None if that depends on devices or code that only TensorFlow knows.
     """
 
@@ -31,39 +31,39 @@ class Place(NamedTuple):
     detection: Detection | None = None
 
 
-def find_place(config: Any, environment: Mapping[str, str] = os.environ) -> Place:
-    """Finds this process's place in its job; raises `InputError` if sources disagree about it."""
+def detect_context(config: Any, environment: Mapping[str, str] = os.environ) -> ProcessContext:
+    """Finds this process's context in its job; raises `InputError` if sources disagree about it."""
     coordinator = {"TFDIST_COORDINATOR": config.coordinator} if config.coordinator else {}
     environment = job_token.add_token_flags({**environment, **coordinator}, config.token_file, config.insecure)
-    return Place(environment, detect_cluster(environment))
+    return ProcessContext(environment, detect_cluster(environment))
 
 
-def check_cluster(config: Any, place: Place) -> Place:
+def check_cluster(config: Any, context: ProcessContext) -> ProcessContext:
     """Chooses the strategy, if that is already possible.
 
     Raises:
       InputError: the job does not suit the strategy, or the other flags do not suit the one that "auto" means.
     """
     if ":" in config.strategy:  # what a user's own strategy declares is known only after its import
-        return place
+        return context
     # Only TensorFlow knows how many devices there are: refuse what is refused for both one and several of them.
     counts = (config.devices,) if config.devices or config.strategy != AUTO else (1, 2)
     refusals = []
     for devices in counts:
-        detection = detect(place.environment, config.strategy, devices, cluster=place.cluster)
+        detection = detect(context.environment, config.strategy, devices, cluster=context.cluster)
         strategy = declared(detection.strategy)
         try:
             if strategy.name != config.strategy:  # otherwise it is checked with the other flags
                 check_strategy(config, strategy)
             if strategy.check_processes:
-                strategy.check_processes(config, place.cluster.size)
-            return place._replace(detection=detection) if len(counts) == 1 else place
+                strategy.check_processes(config, context.cluster.size)
+            return context._replace(detection=detection) if len(counts) == 1 else context
         except InputError as error:
             refusals.append(error)
     raise refusals[0]
 
 
-def check_data(config: Any, place: Place) -> None:
+def check_data(config: Any, context: ProcessContext) -> None:
     """Raises `InputError` if files of the data set are missing; checks only if all processes are on this host."""
-    if place.cluster.local_size == place.cluster.size:
+    if context.cluster.local_size == context.cluster.size:
         check_files(config.dataset, config.data_dir)

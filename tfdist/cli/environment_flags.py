@@ -16,7 +16,7 @@ from tfdist.errors.suggestions import nearest
 VARIABLE = "TFDIST_FLAGS"
 
 
-def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> RunConfig:
+def options(overrides: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> RunConfig:
     """Returns the configuration from TFDIST_FLAGS and keyword arguments, of which the latter take precedence.
 
     Raises:
@@ -27,10 +27,10 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     command.parse(values, [VARIABLE, *flags_of(environment)], "tfdist run", "")
     config = flags.config(values, RunConfig)
     known = [field.name for field in dataclasses.fields(RunConfig)]
-    for name in given:
+    for name in overrides:
         if name not in known:
             raise InputError(f"tfdist.distribute has no option {name}.{nearest(name, known)}")
-    return dataclasses.replace(config, **given)
+    return dataclasses.replace(config, **overrides)
 
 
 def flags_of(environment: Mapping[str, str] = os.environ) -> list[str]:

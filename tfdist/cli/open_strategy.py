@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.cli.early_checks import Place, find_place
+from tfdist.cli.early_checks import ProcessContext, detect_context
 from tfdist.cluster.environment import Cluster
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.fields import field_names, replaced
@@ -37,28 +37,28 @@ class Opened(NamedTuple):
     strategy: Strategy
 
 
-def choose(config: Any, place: Place) -> Detection:
+def choose(config: Any, context: ProcessContext) -> Detection:
     """Chooses the strategy, unless that has been done."""
-    if place.detection:
-        return place.detection
+    if context.detection:
+        return context.detection
     devices = config.devices or max(len(tf.config.list_physical_devices("GPU")), 1)
-    return detect(place.environment, config.strategy, devices, declaration(config.strategy), place.cluster)
+    return detect(context.environment, config.strategy, devices, declaration(config.strategy), context.cluster)
 
 
 def load(config: Any) -> Strategy:
     """Starts the strategy of a configuration, for a program that uses it until its end and may catch the loss of a rank."""
-    place = find_place(config)
-    detection = choose(config, place)
+    context = detect_context(config)
+    detection = choose(config, context)
     options = _options(config, detection)
     if options.get("communication") == "auto":  # the engine's default, as in `load_strategy`
         del options["communication"]
-    return start(detection, config.start_timeout_seconds, place.environment, options)
+    return start(detection, config.start_timeout_seconds, context.environment, options)
 
 
 @contextmanager
 def opened_strategy(
     config: Any,
-    place: Place | None = None,
+    context: ProcessContext | None = None,
     end_timeout_seconds: float = math.inf,
     more_options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Opened]:
@@ -69,36 +69,36 @@ def opened_strategy(
 
     Args:
       config: a configuration with the flags of strategy and devices.
-      place: where it starts, if that has been found already.
+      context: where it starts, if it is known.
       end_timeout_seconds: how long a process that has finished waits for the others; by default, as long as they are running.
       more_options: options of the strategy besides those of the configuration.
     """
-    place = place or find_place(config)
-    detection = choose(config, place)
+    context = context or detect_context(config)
+    detection = choose(config, context)
     config = replaced(config, strategy=detection.strategy)
-    if not place.detection:  # else the flags have been checked
+    if not context.detection:  # else the flags have been checked
         check_strategy(config, declaration(detection.strategy))
     options = {**_options(config, detection), **more_options}
     # Losses are handled as soon as there is a group, because an engine may wait forever at startup for a lost peer.
-    with ExitStack() as watching:
+    with ExitStack() as stack:
 
         def watch_over(group: Group, cluster: Cluster) -> None:
-            watching.enter_context(PeerFailureHandler(group, cluster))
+            stack.enter_context(PeerFailureHandler(group, cluster))
 
-        strategy = start(detection, config.start_timeout_seconds, place.environment, options, watch_over)
+        strategy = start(detection, config.start_timeout_seconds, context.environment, options, watch_over)
         per_process = field_names(config, "per_process")
         shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in per_process}
         if strategy.communication:
             detection = dataclasses.replace(detection, reason=f"{detection.reason} {strategy.communication}")
         strategy.group.agree("flags", shared)
         strategy.group.agree("versions", versions(), "version of ")
-        with _ending_together(strategy.group, end_timeout_seconds):
+        with _final_barrier(strategy.group, end_timeout_seconds):
             yield Opened(config, detection, strategy)
     strategy.close()
 
 
 @contextmanager
-def _ending_together(group: Group, seconds: float) -> Iterator[None]:
+def _final_barrier(group: Group, seconds: float) -> Iterator[None]:
     """Makes processes that finish or save early wait, so that the last collectives of the others do not fail."""
     try:
         yield
@@ -110,16 +110,16 @@ def _ending_together(group: Group, seconds: float) -> Iterator[None]:
 
 def _options(config: Any, detection: Detection) -> dict[str, Any]:
     """Returns the options that the constructor of a strategy takes; flags that are not given leave it its own defaults."""
-    taken = inspect.signature(strategy_class(detection.strategy)).parameters
-    options = {name: getattr(config, name) for name in field_names(config, "is_option") if name in taken}
+    parameters = inspect.signature(strategy_class(detection.strategy)).parameters
+    options = {name: getattr(config, name) for name in field_names(config, "is_option") if name in parameters}
     if ":" in detection.strategy:
-        not_given = {field.name: field.default for field in dataclasses.fields(config)}
+        defaults = {field.name: field.default for field in dataclasses.fields(config)}
         options = {
             name: value
             for name, value in options.items()
-            if value != not_given[name] or taken[name].default is inspect.Parameter.empty
+            if value != defaults[name] or parameters[name].default is inspect.Parameter.empty
         }
-    if "groups" in taken and hasattr(config, "sync"):
+    if "groups" in parameters and hasattr(config, "sync"):
         options["groups"] = config.parsed.sync.groups(detection.cluster.size)
     return options
 

@@ -76,7 +76,7 @@ def opened(command: str, is_json: bool) -> Iterator[Output]:
 @contextlib.contextmanager
 def _standard_output_as_error() -> Iterator[None]:
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved = os.dup(1)
     os.dup2(2, 1)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -84,8 +84,8 @@ def _standard_output_as_error() -> Iterator[None]:
     finally:
         if sys.__stdout__ is not None:
             sys.__stdout__.flush()  # what was written through the stream itself
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def _finite(value: Any) -> Any:
@@ -93,7 +93,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return value

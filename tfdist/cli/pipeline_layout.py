@@ -40,10 +40,10 @@ def lines(spread: "SpreadPlan") -> Iterator[str]:
         yield f"Sharded over the {spread.devices} devices of a process:"
         yield from text_table([("variable", "dims", "shape", "layout", "on a device"), *rows])
     if spread.replicated:
-        found = spread.replicated
-        paths = ", ".join(v.path for v in found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
-        count = f"{len(found)} variable{'s' * (len(found) > 1)}"
-        yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in found))} ({paths})"
+        replicated = spread.replicated
+        paths = ", ".join(v.path for v in replicated[:_SHOWN]) + (", ..." if len(replicated) > _SHOWN else "")
+        count = f"{len(replicated)} variable{'s' * (len(replicated) > 1)}"
+        yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in replicated))} ({paths})"
     for warning in spread.warnings:
         yield f"Warning: {warning}"
     if spread.plan.sent:

@@ -16,9 +16,9 @@ def planned_model(config: LayoutConfig) -> AbstractModel:
     """Returns the model of the flags, as for training, without values of its variables; sets the precision."""
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
-    whole = data.load(config.dataset, config.data_dir)
+    data_set = data.load(config.dataset, config.data_dir)
 
-    sizes: Any = whole.input_shape, whole.classes  # may be unknown, for a user's own model
+    sizes: Any = data_set.input_shape, data_set.classes  # may be unknown, for a user's own model
 
     def make() -> Any:
         optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)

@@ -15,7 +15,7 @@ from tfdist.checkpoint.format import (
     newest_first,
     set_aside_in,
 )
-from tfdist.cli.early_checks import Place
+from tfdist.cli.early_checks import ProcessContext
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import field_names
 from tfdist.config.train_config import TrainConfig
@@ -27,7 +27,7 @@ from tfdist.reporting.run_directory import flag_values
 from tfdist.storage import StoragePath, path_of, storage_of
 
 AUTO, NEVER = "auto", "never"
-OF_THE_END = ("best", "early_stopping", "callbacks")  # flags on which the end of a run depends, besides its length
+END_FLAGS = ("best", "early_stopping", "callbacks")  # flags on which the end of a run depends, besides its length
 FIXED = field_names(TrainConfig, "fixed")  # with other values, the steps before and after would not belong together
 
 
@@ -48,8 +48,8 @@ def origin(
     resume: str,
     directory: RunDirectory,
     flags: Mapping[str, Any],
-    launched: str = "",
-    whole: Sequence[str] | None = None,
+    job_name: str = "",
+    complete_commits: Sequence[str] | None = None,
 ) -> Origin:
     """Decides what a run begins with; for the chief. Does not change any files.
 
@@ -57,88 +57,94 @@ def origin(
       resume: value of the flag.
       directory: directory of the run.
       flags: flags of the run, by name.
-      launched: name of the job if a launcher has restarted it; else empty. A run that was begun by the same job,
+      job_name: name of the job if a launcher has restarted it; else empty. A run that was begun by the same job,
         even partially, is its own.
-      whole: names of the last start's in-memory checkpoints that are complete; None for all.
+      complete_commits: names of the last start's in-memory checkpoints that are complete; None for all.
 
     Raises:
       InputError: there is nothing to resume from where it was requested, or it belongs to another run; or the directory
         contains something else.
     """
-    if overwrites(directory, flags, launched):
-        return _anew(resume, directory, flags)
-    own = _is_own_run(resume, directory, launched)
-    if not own:
+    if overwrites(directory, flags, job_name):
+        return _overwriting_origin(resume, directory, flags)
+    is_own_run = _is_own_run(resume, directory, job_name)
+    if not is_own_run:
         _check_new(directory)
         if resume in (AUTO, NEVER):
             return Origin([], False)
-    found = _own(directory, flags["commit_dir"], whole) if own else checkpoints_at(resume)
-    if found:
-        _check_flags(found, flags)
-    elif not own:
+    checkpoints = (
+        _own_checkpoints(directory, flags["commit_dir"], complete_commits) if is_own_run else checkpoints_at(resume)
+    )
+    if checkpoints:
+        _check_flags(checkpoints, flags)
+    elif not is_own_run:
         raise _nothing_to_resume(resume)
     elif directory.is_done or _began_with_others(directory, flags):
         _check_new(directory)  # fails if it is done, or of another run, and must not be overwritten
-    return Origin([str(path) for path in found], own)
+    return Origin([str(path) for path in checkpoints], is_own_run)
 
 
 def decide(config: TrainConfig, directory: RunDirectory) -> tuple[str, Origin]:
     """Returns what to say about a run that has finished, if it has, see `finished`; and what it begins with, see `origin`."""
-    given = config.resume, directory, dataclasses.asdict(config), relaunched()
-    said = finished(*given)
-    return said, Origin([], True) if said else origin(*given)
+    arguments = config.resume, directory, dataclasses.asdict(config), restarted_job()
+    message = finished(*arguments)
+    return message, Origin([], True) if message else origin(*arguments)
 
 
-def decide_early(config: TrainConfig, place: Place) -> tuple[str, Origin] | None:
+def decide_early(config: TrainConfig, context: ProcessContext) -> tuple[str, Origin] | None:
     """Returns what `decide` says, if there is one process, and a directory; raises as it and `path_of`."""
     for path in (config.output_dir, config.resume):
         path_of(path)
-    if not config.output_dir or place.cluster.size > 1:
+    if not config.output_dir or context.cluster.size > 1:
         return None
     return decide(config, RunDirectory(path_of(os.path.expanduser(config.output_dir))))
 
 
-def overwrites(directory: RunDirectory, flags: Mapping[str, Any], launched: str = "") -> bool:
+def overwrites(directory: RunDirectory, flags: Mapping[str, Any], job_name: str = "") -> bool:
     """Returns whether a directory has a run that is to be deleted; the arguments are as for `origin`."""
-    return bool(flags.get("overwrite")) and directory.is_run and not _is_again(directory, launched)
+    return bool(flags.get("overwrite")) and directory.is_run and not _is_restart(directory, job_name)
 
 
 @entering()
-def finished(resume: str, directory: RunDirectory, flags: Mapping[str, Any], launched: str = "") -> str:
+def finished(resume: str, directory: RunDirectory, flags: Mapping[str, Any], job_name: str = "") -> str:
     """Returns what to say about a run that has finished and has nothing left to do, else ""; see `origin`."""
-    if overwrites(directory, flags, launched) or not _is_own_run(resume, directory, launched):
+    if overwrites(directory, flags, job_name) or not _is_own_run(resume, directory, job_name):
         return ""
-    facts = directory.finished
-    if not facts or _began_with_others(directory, flags):
+    end = directory.finished
+    if not end or _began_with_others(directory, flags):
         return ""
-    if any(facts.get(name) != flags.get(name) for name in OF_THE_END):
+    if any(end.get(name) != flags.get(name) for name in END_FLAGS):
         return ""
-    reason, length = facts.get("reason", ""), "steps" if flags.get("steps") else "epochs"
-    if not reason and flags[length] > (facts.get(length) or 0):
+    reason, length = end.get("reason", ""), "steps" if flags.get("steps") else "epochs"
+    if not reason and flags[length] > (end.get(length) or 0):
         return ""
     can_continue = not reason and newest(directory.checkpoints)
     remedy = f"A larger --{length} continues it; " if can_continue else ""
     return (
-        f"This run has finished {f'by {reason}' if reason else 'at step ' + str(facts['step'])}. Its model is "
+        f"This run has finished {f'by {reason}' if reason else 'at step ' + str(end['step'])}. Its model is "
         f"{directory.model}. {remedy}--overwrite starts over."
     )
 
 
-def relaunched(environment: Mapping[str, str] = os.environ) -> str:
+def restarted_job(environment: Mapping[str, str] = os.environ) -> str:
     """Returns the name of the job if a launcher has restarted it; else empty."""
     is_again = environment.get(RESTART_VARIABLE, "0") != "0"
     return environment.get(LAUNCHED_VARIABLE, "") if is_again else ""
 
 
-def _is_again(directory: RunDirectory, launched: str) -> bool:
-    return launched != "" and _starts(directory)[-1].get("launched") == launched
+def _is_restart(directory: RunDirectory, job_name: str) -> bool:
+    return job_name != "" and _starts(directory)[-1].get("launched") == job_name
 
 
-def _is_own_run(resume: str, directory: RunDirectory, launched: str) -> bool:
+def _is_own_run(resume: str, directory: RunDirectory, job_name: str) -> bool:
     """Returns whether a directory has a run that the command continues."""
     if not directory.is_run:
         return False
-    return _is_again(directory, launched) or resume == AUTO or (resume != NEVER and _began_with(resume, directory))
+    return (
+        _is_restart(directory, job_name)
+        or resume == AUTO
+        or (resume != NEVER and _began_with_resume(resume, directory))
+    )
 
 
 def _nothing_to_resume(resume: str) -> InputError:
@@ -148,19 +154,19 @@ def _nothing_to_resume(resume: str) -> InputError:
     )
 
 
-def _anew(resume: str, directory: RunDirectory, flags: Mapping[str, Any]) -> Origin:
+def _overwriting_origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any]) -> Origin:
     """Returns the origin of a run that replaces the one in its directory."""
-    found = [] if resume in (AUTO, NEVER) else checkpoints_at(resume)
-    if any(is_own(path, directory) for path in found):
+    checkpoints = [] if resume in (AUTO, NEVER) else checkpoints_at(resume)
+    if any(is_own(path, directory) for path in checkpoints):
         raise InputError(
             "A run cannot begin with a checkpoint that it deletes. Received: "
             f"--overwrite with --resume={resume}, which is in {directory.path}. Give another --output_dir."
         )
-    if found:
-        _check_flags(found, flags)
+    if checkpoints:
+        _check_flags(checkpoints, flags)
     elif resume not in (AUTO, NEVER):
         raise _nothing_to_resume(resume)
-    return Origin([str(path) for path in found], False)
+    return Origin([str(path) for path in checkpoints], False)
 
 
 def _check_new(directory: RunDirectory) -> None:
@@ -173,7 +179,7 @@ def _check_new(directory: RunDirectory) -> None:
         raise InputError(f"{error} --overwrite deletes the run that is in it, and starts over.") from error
 
 
-def commit_folder(directory: RunDirectory, given: str) -> Path | None:
+def commit_folder(directory: RunDirectory, commit_dir: str) -> Path | None:
     """Returns the directory with the in-memory checkpoints of a run's last start on this host; None if it made none.
 
     Each start has its own directory, and links the checkpoint from which it resumed into it, so all checkpoints in it
@@ -181,12 +187,12 @@ def commit_folder(directory: RunDirectory, given: str) -> Path | None:
 
     Args:
       directory: directory of the run.
-      given: as in `in_memory.place`.
+      commit_dir: as in `in_memory.place`.
     """
     last = Path(_starts(directory)[-1].get("commits", ""))
     if not in_memory.is_of(last, directory.path):
         return None
-    return in_memory.local_path(last, given)
+    return in_memory.local_path(last, commit_dir)
 
 
 def is_own(path: StoragePath, directory: RunDirectory) -> bool:
@@ -194,22 +200,28 @@ def is_own(path: StoragePath, directory: RunDirectory) -> bool:
     return path.parent == directory.checkpoints or in_memory.is_of(path.parent, directory.path)
 
 
-def _commits(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> list[StoragePath]:
+def _commits(directory: RunDirectory, commit_dir: str, complete_commits: Sequence[str] | None) -> list[StoragePath]:
     """Returns the in-memory checkpoints to resume from: those of the last start, and the one from which it resumed."""
-    folder = commit_folder(directory, given)
-    found = [path for path in newest(folder) if whole is None or path.name in whole] if folder else []
-    before = path_of(_starts(directory)[-1].get("checkpoint", ""))
-    is_another = in_memory.is_of(before.parent, directory.path) and storage_of(before).is_directory(before)
-    return [*found, before] if is_another and before not in found else found
+    folder = commit_folder(directory, commit_dir)
+    commits = (
+        [path for path in newest(folder) if complete_commits is None or path.name in complete_commits] if folder else []
+    )
+    resumed_from = path_of(_starts(directory)[-1].get("checkpoint", ""))
+    is_commit = in_memory.is_of(resumed_from.parent, directory.path) and storage_of(resumed_from).is_directory(
+        resumed_from
+    )
+    return [*commits, resumed_from] if is_commit and resumed_from not in commits else commits
 
 
-def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> list[StoragePath]:
+def _own_checkpoints(
+    directory: RunDirectory, commit_dir: str, complete_commits: Sequence[str] | None
+) -> list[StoragePath]:
     """Returns all checkpoints of a resumed run; before its first one, the one that it began with."""
-    found = newest_first(newest(directory.checkpoints), _commits(directory, given, whole))
-    if found:
-        return found
-    homes = [directory.checkpoints, commit_folder(directory, given) or directory.checkpoints]
-    if damaged := set_aside_in(*homes):
+    checkpoints = newest_first(newest(directory.checkpoints), _commits(directory, commit_dir, complete_commits))
+    if checkpoints:
+        return checkpoints
+    directories = [directory.checkpoints, commit_folder(directory, commit_dir) or directory.checkpoints]
+    if damaged := set_aside_in(*directories):
         raise InputError(
             f"A run must resume from a valid checkpoint. Received: {directory.path}, where all checkpoints are "
             f"damaged; the newest is {damaged[-1].name}. Start in another --output_dir, with new weights or with "
@@ -224,23 +236,25 @@ def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
     return (directory.read_starts() if directory.is_run else []) or [{}]
 
 
-def _began_with(resume: str, directory: RunDirectory) -> bool:
+def _began_with_resume(resume: str, directory: RunDirectory) -> bool:
     """Returns whether a run was begun with this flag, so that the same command resumes it."""
     return directory.last_flags().get("resume") == resume
 
 
-def _check_flags(found: list[StoragePath], flags: Mapping[str, Any]) -> None:
+def _check_flags(checkpoints: list[StoragePath], flags: Mapping[str, Any]) -> None:
     """Compares the flags with those of the newest readable checkpoint; if there is none, restoring reports it."""
     try:
-        saved = first_readable(found)
+        saved = first_readable(checkpoints)
     except CorruptCheckpointError:
         return
-    other = [name for name in FIXED if name in saved.flags and saved.flags[name] != flags[name]]
-    if other:
-        there, here = (" ".join(flag_text(name, said[name]) for name in other) for said in (saved.flags, flags))
+    different = [name for name in FIXED if name in saved.flags and saved.flags[name] != flags[name]]
+    if different:
+        saved_flags, given_flags = (
+            " ".join(flag_text(name, values[name]) for name in different) for values in (saved.flags, flags)
+        )
         raise InputError(
-            f"A run must resume with the flags with which it started. Received: {here}, but {saved.path} is of a run "
-            f"with {there}. Use its flags, another --output_dir, or --resume=never with an empty one."
+            f"A run must resume with the flags with which it started. Received: {given_flags}, but {saved.path} is of a run "
+            f"with {saved_flags}. Use its flags, another --output_dir, or --resume=never with an empty one."
         )
 
 

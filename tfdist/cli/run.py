@@ -22,8 +22,8 @@ from tfdist.checkpoint.format import Checkpoint, Holder, NoLock, clean_partial, 
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.replication import check_can_transfer, hosts, share
 from tfdist.cli import flags, open_strategy, resume
-from tfdist.cli.early_checks import Place
-from tfdist.cli.resume import OF_THE_END, Origin, commit_folder, is_own, relaunched
+from tfdist.cli.early_checks import ProcessContext
+from tfdist.cli.resume import END_FLAGS, Origin, commit_folder, is_own, restarted_job
 from tfdist.cluster.terminal import is_watched
 from tfdist.config.decay import Plateau
 from tfdist.config.effects import Job, without_effect
@@ -95,7 +95,7 @@ def make_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     return [
         *([EarlyStopping(monitor.metric, mode=monitor.mode, **monitor.args)] if monitor else []),
         *([ReduceLROnPlateau(**dataclasses.asdict(decay))] if isinstance(decay, Plateau) else []),
-        *_own(config.callbacks, config.output_dir),
+        *_user_callbacks(config.callbacks, config.output_dir),
     ]
 
 
@@ -110,20 +110,20 @@ def check_metrics(
     check_monitored(callbacks, config.best, trainer.program, evaluates)
 
 
-def _own(text: str, output_dir: str) -> Sequence[Any]:
+def _user_callbacks(text: str, output_dir: str) -> Sequence[Any]:
     """Returns what the user's function returns, as a list; it may take the directory of the run as `output_dir`."""
     if not text:
         return []
     spec = parse(text)
-    found = call_own("--callbacks", load_object(spec.name), spec, output_dir=output_dir)
-    made = found if isinstance(found, list | tuple) else [found]
-    strange = next((each for each in made if not isinstance(each, keras.callbacks.Callback)), None)
-    if strange is not None or found is None:
+    result = call_own("--callbacks", load_object(spec.name), spec, output_dir=output_dir)
+    callbacks = result if isinstance(result, list | tuple) else [result]
+    invalid = next((each for each in callbacks if not isinstance(each, keras.callbacks.Callback)), None)
+    if invalid is not None or result is None:
         raise InputError(
             f"--callbacks={text} must return a keras.callbacks.Callback or a list of them. Received: "
-            f"{type(strange).__name__}. Return such objects."
+            f"{type(invalid).__name__}. Return such objects."
         )
-    return made
+    return callbacks
 
 
 _DELAYED_BY = "a slow disk"  # what may delay rank 0 while the others wait
@@ -145,7 +145,7 @@ class Session:
 
 
 @contextmanager
-def opened(config: TrainConfig, place: Place | None = None) -> Iterator[Session]:
+def open_session(config: TrainConfig, context: ProcessContext | None = None) -> Iterator[Session]:
     """Starts the strategy, checks that all processes have the same flags and versions, and loads the data.
 
     The way in which the session ends is reported to the other processes; if one of them is lost, this one exits with
@@ -153,25 +153,25 @@ def opened(config: TrainConfig, place: Place | None = None) -> Iterator[Session]
 
     Args:
       config: the flags.
-      place: where it starts, if that has been found already.
+      context: where it starts, if it is known.
     """
     check(config.compression)  # reports what is invalid before anything starts
     _gradient_options(config)
     parse_augmentations(config.augment)
-    with open_strategy.opened_strategy(config, place) as (config, detection, strategy):
+    with open_strategy.opened_strategy(config, context) as (config, detection, strategy):
         # With elastic_batch=replica, the batch size depends on the size with which the run began. Clients' batches are whole.
         if config.elastic_batch == GLOBAL and not config.parsed.sync.trains_clients:
             strategy.check_batch_size(config.batch_size, config.accumulate_steps)
-        found = data.load(config.dataset, config.data_dir)
-        found = dataclasses.replace(found, train=data.augmented(found.train, config.augment))
-        yield Session(config, detection, strategy, found)
+        data_set = data.load(config.dataset, config.data_dir)
+        data_set = dataclasses.replace(data_set, train=data.augmented(data_set.train, config.augment))
+        yield Session(config, detection, strategy, data_set)
 
 
 def with_clients(session: Session) -> Session:
     """Returns the session with the training data as clients own it, if `--sync` has clients."""
-    config, found = session.config, session.data
-    train = owned_by_clients(config.parsed.sync, found.train, config.batch_size, config.seed)
-    return dataclasses.replace(session, data=dataclasses.replace(found, train=train))
+    config, data_set = session.config, session.data
+    train = owned_by_clients(config.parsed.sync, data_set.train, config.batch_size, config.seed)
+    return dataclasses.replace(session, data=dataclasses.replace(data_set, train=train))
 
 
 def make_trainer(session: Session, strategy: Strategy) -> Trainer:
@@ -250,12 +250,12 @@ class Target(NamedTuple):
     finished: str = ""
 
 
-def target(session: Session, decided: tuple[str, Origin] | None) -> Target:
+def target(session: Session, decision: tuple[str, Origin] | None) -> Target:
     """Chooses the directory of a run and what to resume from, without writing anything; every process must call it.
 
     Args:
       session: strategy, data and configuration of the run.
-      decided: what `resume.decide` has said already, if there is one process.
+      decision: what `resume.decide` has said already, if there is one process.
 
     Raises:
       InputError: the directory contains something else, or there is nothing to resume from where that was requested;
@@ -264,19 +264,19 @@ def target(session: Session, decided: tuple[str, Origin] | None) -> Target:
     config, strategy = session.config, session.strategy
     check_own(config.parsed.loggers)
     # A job restarted by a launcher continues in the same directory, although another size may imply another strategy.
-    own = os.environ.get(LAUNCHED_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path = os.path.expanduser(config.output_dir or default_path(config.dataset, config.model, own))
+    ending = os.environ.get(LAUNCHED_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = os.path.expanduser(config.output_dir or default_path(config.dataset, config.model, ending))
     with long_timeout("its data") as deadline:
         directory = RunDirectory(path_of(strategy.group.broadcast("output_dir", path, deadline)))
     config = replaced(config, output_dir=str(directory.path))
-    if strategy.is_chief and not decided:
-        decided = resume.decide(config, directory)
+    if strategy.is_chief and not decision:
+        decision = resume.decide(config, directory)
     with long_timeout(_DELAYED_BY) as deadline:
-        finished, origin = strategy.group.broadcast("origin", decided, deadline)
+        finished, origin = strategy.group.broadcast("origin", decision, deadline)
     return Target(directory, config, Origin(*origin), finished)
 
 
-def _begun(
+def _begin(
     session: Session, target: Target, trainer: Trainer, stack: contextlib.ExitStack
 ) -> tuple[Checkpoints, NullLedger]:
     """Locks the directory, restores the trainer's state and records the start; every process must call it.
@@ -287,11 +287,11 @@ def _begun(
     strategy, directory = session.strategy, target.directory
     if strategy.is_chief:
         directory.make()
-        holder = _locked(directory, stack)
+        holder = _lock_directory(directory, stack)
         clean_partial(directory.checkpoints)
         holder.write_owner()  # the disk may have been full before the cleanup
-    origin = _agreed_under_lock(target, strategy)
-    if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(target.config), relaunched()):
+    origin = _confirm_origin(target, strategy)
+    if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(target.config), restarted_job()):
         directory.clear()
         _log.info("Deleted the run that was in %s. To resume this one, leave out --overwrite.", directory.path)
     config = replaced(target.config, overwrite=False)  # what repeats the run, or resumes it, deletes nothing
@@ -300,7 +300,7 @@ def _begun(
     commits = _commit_folder(config, directory, checkpoint, origin.continues_run, strategy)
     # Processes whose replicas are their own record a ledger; each of the others has all examples.
     ledgers = strategy.replicas // len(strategy.local_replicas) if _is_saved(config) else 0
-    start = _recorded(trainer, session.data.train.size, config, directory, ledgers=ledgers, commits=commits)
+    start = _record_start(trainer, session.data.train.size, config, directory, ledgers=ledgers, commits=commits)
     if commits:
         in_memory.remove_former(path_of(checkpoint), Path(commits))
     checkpoints = Checkpoints(
@@ -324,62 +324,62 @@ def _is_saved(config: TrainConfig) -> bool:
     return any(config.parsed.checkpoint_every) or config.commit_every > 0 or bool(config.best)
 
 
-def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
+def _lock_directory(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
     """Locks the directory, or only writes the lock file, which identifies the directory, if files cannot be locked."""
     try:
         return stack.enter_context(lock(directory.path))
     except NoLock as error:
-        last = one_line(_lock_of(directory))
+        owner = one_line(_lock_owner(directory))
         holder = stack.enter_context(lock(directory.path, exclusive=False))
         _log.warning(
             "%s The run continues without a lock, so another run could write there. %s",
             error,
-            f"The last run was {last}: make sure that it has ended." if last else "No other run is known.",
+            f"The last run was {owner}: make sure that it has ended." if owner else "No other run is known.",
         )
         return holder
 
 
-def _lock_of(directory: RunDirectory) -> str:
+def _lock_owner(directory: RunDirectory) -> str:
     try:
         return storage_of(directory.path).read(directory.path / "lock").decode(errors="replace")
     except OSError as error:
         return f"none: {error.strerror}"
 
 
-def _agreed_under_lock(target: Target, strategy: Strategy) -> Origin:
+def _confirm_origin(target: Target, strategy: Strategy) -> Origin:
     """Decides again what to begin with: another process may have ended, or begun here, while the model was built."""
     directory, config, before, _ = target
-    last, whole = _last_commits(config, directory, strategy)
-    found = None
+    commits, complete_commits = _last_commits(config, directory, strategy)
+    decision = None
     if strategy.is_chief:
-        given = config.resume, directory, dataclasses.asdict(config), relaunched()
-        found = resume.origin(*given, whole)
-        if resume.finished(*given) or (found.continues_run and not before.continues_run):
+        arguments = config.resume, directory, dataclasses.asdict(config), restarted_job()
+        decision = resume.origin(*arguments, complete_commits)
+        if resume.finished(*arguments) or (decision.continues_run and not before.continues_run):
             directory.check(directory.path)
     with long_timeout(_DELAYED_BY) as deadline:
-        origin = Origin(*strategy.group.broadcast("origin/locked", found, deadline))
-    if last:  # rank 0's paths of in-memory checkpoints become those on this host
+        origin = Origin(*strategy.group.broadcast("origin/locked", decision, deadline))
+    if commits:  # rank 0's paths of in-memory checkpoints become those on this host
         paths = [path_of(path) for path in origin.checkpoints]
-        here = [str(last / path.name if path.parent.name == last.name else path) for path in paths]
-        origin = origin._replace(checkpoints=here)
+        local_paths = [str(commits / path.name if path.parent.name == commits.name else path) for path in paths]
+        origin = origin._replace(checkpoints=local_paths)
     _check_shared(origin, config, directory, strategy)
-    return _seen_by_all(origin, directory, strategy)
+    return _visible_to_all(origin, directory, strategy)
 
 
 def _last_commits(
     config: TrainConfig, directory: RunDirectory, strategy: Strategy
 ) -> tuple[Path | None, list[str] | None]:
     """Returns this host's directory of the last start's in-memory checkpoints, if any, and the result of `share`."""
-    recorded = commit_folder(directory, config.commit_dir) if strategy.is_chief else None
-    if recorded:
-        clean_partial(recorded)
+    own_path = commit_folder(directory, config.commit_dir) if strategy.is_chief else None
+    if own_path:
+        clean_partial(own_path)
     with long_timeout(_DELAYED_BY) as deadline:
-        said = strategy.group.broadcast("commits/last", str(recorded or ""), deadline)
-    if not said:
+        shared_path = strategy.group.broadcast("commits/last", str(own_path or ""), deadline)
+    if not shared_path:
         return None, None
-    folder = in_memory.local_path(Path(said), config.commit_dir)
-    can_have_it = strategy.group.gather("commits/place", bool(in_memory.place(config.commit_dir)))
-    return folder, share(strategy, folder) if all(can_have_it) else None
+    folder = in_memory.local_path(Path(shared_path), config.commit_dir)
+    has_directory = strategy.group.gather("commits/place", bool(in_memory.place(config.commit_dir)))
+    return folder, share(strategy, folder) if all(has_directory) else None
 
 
 def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:
@@ -387,15 +387,15 @@ def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, 
 
     A run without checkpoints needs this only if it is preempted, so it just gets a warning.
     """
-    text, *others = strategy.group.gather("output_dir/seen", _lock_of(directory))
+    expected, *others = strategy.group.gather("output_dir/seen", _lock_owner(directory))
     # If rank 0 cannot write, its file is as empty as one that an earlier run has left elsewhere.
-    ranks = ", ".join(str(rank) for rank, other in enumerate(others, 1) if other != text or not text)
-    why = (
+    ranks = ", ".join(str(rank) for rank, other in enumerate(others, 1) if other != expected or not expected)
+    reason = (
         f"which is a different directory on rank {ranks}"
-        if text
+        if expected
         else "where rank 0 cannot write `lock`, which shows whether they do"
     )
-    received = f"{json.dumps(str(directory.path))}, {why}"
+    received = f"{json.dumps(str(directory.path))}, {reason}"
     if ranks and (_is_saved(config) or origin.checkpoints):
         raise InputError(
             f"Checkpoints need an output directory that all processes share. Received: {received}. Give another --output_dir."
@@ -408,16 +408,16 @@ def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, 
         )
 
 
-def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) -> Origin:
+def _visible_to_all(origin: Origin, directory: RunDirectory, strategy: Strategy) -> Origin:
     """Drops in-memory checkpoints that not all processes see, unless nothing else is left."""
-    everyone = strategy.group.gather(
+    visible = strategy.group.gather(
         "origin/seen", [storage_of(path).is_directory(path_of(path)) for path in origin.checkpoints]
     )
-    seen = dict(zip(origin.checkpoints, map(all, zip(*everyone, strict=True)), strict=True))
-    kept = [path for path in seen if seen[path] or path_of(path).parent == directory.checkpoints]
-    if len(kept) < len(seen) and kept and strategy.is_chief:
+    is_visible = dict(zip(origin.checkpoints, map(all, zip(*visible, strict=True)), strict=True))
+    kept = [path for path in is_visible if is_visible[path] or path_of(path).parent == directory.checkpoints]
+    if len(kept) < len(is_visible) and kept and strategy.is_chief:
         _log.warning(
-            "Not all processes see %s; using the newest checkpoint that all of them see.", min(seen.keys() - kept)
+            "Not all processes see %s; using the newest checkpoint that all of them see.", min(is_visible.keys() - kept)
         )
     return origin._replace(checkpoints=kept or origin.checkpoints)
 
@@ -425,8 +425,8 @@ def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) ->
 def _restore(trainer: Trainer, origin: Origin, config: TrainConfig, directory: RunDirectory) -> None:
     """Restores the trainer's state, except a learning rate changed on the command line."""
     rate = keras_internals.constant_learning_rate(trainer.model.optimizer)
-    own = any(is_own(path_of(path), directory) for path in origin.checkpoints)
-    trainer.resume_from(origin.checkpoints, sets_aside=own)
+    is_own_run = any(is_own(path_of(path), directory) for path in origin.checkpoints)
+    trainer.resume_from(origin.checkpoints, sets_aside=is_own_run)
     if trainer.train_state.resumed_from and rate is not None:
         saved = Checkpoint.open(trainer.train_state.resumed_from).flags
         if any(saved.get(name) != getattr(config, name) for name in _RATE):
@@ -437,14 +437,14 @@ def _commit_folder(
     config: TrainConfig, directory: RunDirectory, checkpoint: str, continues_run: bool, strategy: Strategy
 ) -> str:
     """Creates this start's directory of in-memory checkpoints, with the one it resumes from; "" if it makes none."""
-    home = in_memory.home(config.commit_every, config.commit_dir)
-    if not home:
+    parent = in_memory.home(config.commit_every, config.commit_dir)
+    if not parent:
         return ""
     name = strategy.group.broadcast("commits", in_memory.new_name(directory.path) if strategy.is_chief else None)
-    folder = Path(home).absolute() / name
+    folder = Path(parent).absolute() / name
     try:
-        those = hosts(strategy.group, folder)
-        if len(those) > 1:
+        host_ranks = hosts(strategy.group, folder)
+        if len(host_ranks) > 1:
             check_can_transfer(strategy)
     except InputError as error:
         if not continues_run:
@@ -452,12 +452,12 @@ def _commit_folder(
         if strategy.is_chief:  # the new size of an elastic job must not end it
             _log.warning("This start writes no commits. %s", error)
         return ""
-    if checkpoint and strategy.cluster.rank in (host[0] for host in those):
+    if checkpoint and strategy.cluster.rank in (host[0] for host in host_ranks):
         in_memory.take_along(path_of(checkpoint), folder)
     return str(folder)
 
 
-def _recorded(
+def _record_start(
     trainer: Trainer, examples: int, config: TrainConfig, directory: RunDirectory, *, ledgers: int, commits: str
 ) -> int:
     """Writes what is known about this start to the directory, on the chief; returns the start's number.
@@ -533,9 +533,9 @@ class Run(NamedTuple):
         with must_write(self.directory.model):
             trainer.save(self.directory.model)
         if self.is_chief:
-            asked = {name: getattr(config, name) for name in ("steps", "epochs", *OF_THE_END)}
+            options = {name: getattr(config, name) for name in ("steps", "epochs", *END_FLAGS)}
             with must_write(self.directory.end):
-                self.directory.finish({"step": step, "model_step": trainer.step, "reason": reason, **asked})
+                self.directory.finish({"step": step, "model_step": trainer.step, "reason": reason, **options})
         return best
 
     def print_summary(self, best: Best | None, config: TrainConfig) -> None:
@@ -548,7 +548,7 @@ class Run(NamedTuple):
 
 
 @contextmanager
-def opened_run(
+def open_run(
     session: Session, target: Target, trainer: Trainer, findings: Sequence[tuple[str, str]], *, loading_seconds: float
 ) -> Iterator[Run]:
     """Locks the directory of a run, restores its state, and records its start; every process must enter it.
@@ -567,7 +567,7 @@ def opened_run(
     strategy, rank = session.strategy, session.strategy.cluster.rank
     directory, config = target.directory, target.config
     with contextlib.ExitStack() as stack:
-        checkpoints, ledger = _begun(session, target, trainer, stack)
+        checkpoints, ledger = _begin(session, target, trainer, stack)
         resumed_from = trainer.train_state.resumed_from
         stack.enter_context(python_logging.setup(rank, directory.log(rank)))
         _log.info("%s", session.detection.reason, extra=python_logging.ONLY_IN_FILE)
@@ -627,17 +627,17 @@ def _warn_of_lost_progress(resumed_from: str, config: TrainConfig, directory: Ru
 @contextmanager
 def _closing(reporter: Reporter) -> Iterator[None]:
     """Reports how the run ended, so that its directory is complete; the command prints the error."""
-    outcome, is_written_down = "done", False
+    outcome, is_reported = "done", False
     try:
         yield
     except BaseException as error:
-        outcome, is_written_down = describe_error(error), isinstance(error, WriteError)
+        outcome, is_reported = describe_error(error), isinstance(error, WriteError)
         raise
     finally:
         try:
             reporter.close(outcome)
         except WriteError as error:  # only a warning, as the outcome is known; reported once
-            if not is_written_down:
+            if not is_reported:
                 _log.warning("%s", error)
 
 
@@ -652,18 +652,18 @@ def summary(run: Run, records: Sequence[Mapping[str, Any]], best: Best | None, f
     """
     directory, last = run.directory, records[-1]
     metrics = main_metrics(last)
-    shown = [name for name in metrics if "accuracy" in name] or [*metrics]
-    numbers = "  ".join(f"{name} {float(last[name]):.4f}" for name in ("loss", *shown) if name in last)
+    names = [name for name in metrics if "accuracy" in name] or [*metrics]
+    numbers = "  ".join(f"{name} {float(last[name]):.4f}" for name in ("loss", *names) if name in last)
     value = f"{best}, exported as {directory.model.name}" if best else _best(records)
-    took = f"trained to step {last['step']} in {duration(time.monotonic() - run.began)}"
-    given = " ".join(filter(None, [shlex.quote(str(directory.path)), flags]))
+    duration_text = f"trained to step {last['step']} in {duration(time.monotonic() - run.began)}"
+    arguments = " ".join(filter(None, [shlex.quote(str(directory.path)), flags]))
     resumes = run.checkpoints.best or any(run.checkpoints.interval)
-    longer = ["or train longer: the same command with more --epochs or --steps"] if resumes else []
+    continuing = ["or train longer: the same command with more --epochs or --steps"] if resumes else []
     return [
         f"{last['kind']} after {last['step']} steps: {numbers}",
-        f"best {value}; {took}" if value else took,
-        f"next: tfdist evaluate {given}, or tfdist predict, or tfdist export",
-        *longer,
+        f"best {value}; {duration_text}" if value else duration_text,
+        f"next: tfdist evaluate {arguments}, or tfdist predict, or tfdist export",
+        *continuing,
         f"{directory.model.name}, {directory.curves.name}, {directory.metrics.name} and {directory.logs.name} are in",
         str(directory.path),
     ]
@@ -675,5 +675,5 @@ def _best(records: Sequence[Mapping[str, Any]]) -> str:
     if len(evaluations) < 2:
         return ""
     metric = next(iter(main_metrics(evaluations[-1])), "loss")
-    found = best_evaluation(evaluations, metric)
-    return f"{metric} {found[1]:.4f} at step {found[0]}" if found else ""
+    best = best_evaluation(evaluations, metric)
+    return f"{metric} {best[1]:.4f} at step {best[0]}" if best else ""

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 
 from tfdist.cli.batch_size_search import check, directory, write
-from tfdist.cli.early_checks import Place, check_cluster
+from tfdist.cli.early_checks import ProcessContext, check_cluster
 from tfdist.config.search import BatchSizeSearch, LearningRateSearch, parse_search
 from tfdist.config.train_config import TrainConfig
 from tfdist.reporting.run_directory import FIND
@@ -13,7 +13,7 @@ from tfdist.storage import path_of
 _log = logging.getLogger(__name__)
 
 
-def search_learning_rate(config: TrainConfig, search: LearningRateSearch, place: Place) -> int:
+def search_learning_rate(config: TrainConfig, search: LearningRateSearch, context: ProcessContext) -> int:
     """Searches on all processes of the job; rank 0 prints and writes the result. Returns the exit code.
 
     Raises:
@@ -21,7 +21,7 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, place:
     """
     from tfdist.cli import tensorflow_import
 
-    place = check_cluster(config, place)
+    context = check_cluster(config, context)
     tensorflow_import.load_tensorflow()
     from tfdist.cli import run as training
     from tfdist.planning.learning_rate import find_learning_rate
@@ -29,19 +29,19 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, place:
     from tfdist.reporting import python_logging
     from tfdist.trainer.options import Checks, Schedule
 
-    with training.opened(config, place) as opened:
-        strategy = opened.strategy
+    with training.open_session(config, context) as session:
+        strategy = session.strategy
         path = strategy.group.broadcast("output_dir", str(directory(config)))
         folder = path_of(path) / FIND
         if strategy.is_chief:
             check(folder)
-        trainer = training.make_trainer(opened, strategy)
+        trainer = training.make_trainer(session, strategy)
         with python_logging.setup(strategy.cluster.rank, folder / f"rank-{strategy.cluster.rank}.log"):
-            _log.info("%s", opened.detection.reason)
+            _log.info("%s", session.detection.reason)
             _log.info("Trying %d learning rates from %g to %g.", search.steps, search.min, search.max)
             result = find_learning_rate(
                 trainer,
-                opened.data.train,
+                session.data.train,
                 batch_size=config.batch_size,
                 **{field.name: getattr(search, field.name) for field in dataclasses.fields(search)},
                 schedule=Schedule.of(config),
@@ -72,7 +72,7 @@ def _usage(config: TrainConfig, rate: float) -> str:
     return f"Train with --learning_rate={rate:g}{note}."
 
 
-def run(config: TrainConfig, place: Place) -> int:
+def run(config: TrainConfig, context: ProcessContext) -> int:
     """Searches as `--find` says, prints the result, and writes it to the output directory; returns the exit code.
 
     Raises:
@@ -82,5 +82,5 @@ def run(config: TrainConfig, place: Place) -> int:
 
     search = parse_search(config.find)
     if isinstance(search, BatchSizeSearch):
-        return batch_size_search.run(config, search, place)
-    return search_learning_rate(config, search, place)
+        return batch_size_search.run(config, search, context)
+    return search_learning_rate(config, search, context)

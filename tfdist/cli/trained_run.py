@@ -81,7 +81,7 @@ class Trained(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(run: str, config: TrainedConfig) -> Iterator[Trained]:
+def open_run(run: str, config: TrainedConfig) -> Iterator[Trained]:
     """Starts the strategy, builds the model of a run and loads its weights; every process must enter it.
 
     Raises:
@@ -90,7 +90,7 @@ def opened(run: str, config: TrainedConfig) -> Iterator[Trained]:
     sources = weights.sources(run, config.checkpoint)
     flags = _flags_of(sources, run)
     trained = _adapt_flags(flags, sources[0], config)
-    with training.opened(trained) as training_run:
+    with training.open_session(trained) as training_run:
         data_set = data.load(config.dataset, config.data_dir) if config.dataset else training_run.data
         trainer = training.make_trainer(training_run, training_run.strategy)
         trainer.build(training_run.data.train)
@@ -169,11 +169,11 @@ def _adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedC
         overrides["sync"] = defaults["sync"]  # its one replica reads the weights to evaluate
     trained = TrainConfig(**known_flags | overrides)
     if config.safe_mode:
-        check_runs_nothing(trained, source, overrides)
+        check_safe_mode(trained, source, overrides)
     return trained
 
 
-def check_runs_nothing(trained: TrainConfig, source: StoragePath, own: Container[str] = ()) -> None:
+def check_safe_mode(trained: TrainConfig, source: StoragePath, own: Container[str] = ()) -> None:
     """Refuses flags of a run that may name code of any package, except the command's own flags, `own`."""
     if refused := [name for name in unsafe_fields(trained) if name not in own]:
         code = " ".join(flag_text(name, getattr(trained, name)) for name in refused)
@@ -220,8 +220,8 @@ def _load_model_file(trainer: Trainer, path: StoragePath, safe_mode: bool) -> No
 
 def _check_modules(model: Path) -> None:
     """Raises `ValueError` for modules of other packages: Keras imports some, perhaps from the current directory."""
-    named: set[str] = set()
+    modules: set[str] = set()
     with zipfile.ZipFile(model) as archive:
-        json.loads(archive.read("config.json"), object_hook=lambda node: named.add(str(node.get("module"))))
-    if others := [module for module in named if module.partition(".")[0] not in _MODULES]:
-        raise ValueError(f"it names the module {others[0]}, which is imported only with --safe_mode=false")
+        json.loads(archive.read("config.json"), object_hook=lambda node: modules.add(str(node.get("module"))))
+    if foreign := [module for module in modules if module.partition(".")[0] not in _MODULES]:
+        raise ValueError(f"it names the module {foreign[0]}, which is imported only with --safe_mode=false")

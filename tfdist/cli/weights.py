@@ -20,48 +20,48 @@ def sources(run: str, checkpoint: str) -> list[StoragePath]:
     Raises:
       InputError: there are none.
     """
-    place = path_of(run)
-    if not storage_of(place).exists(place):
+    directory = path_of(run)
+    if not storage_of(directory).exists(directory):
         raise InputError(
             f"A run must be an existing directory. Received: {run}, which does not exist. Give the directory of a run."
         )
-    if not storage_of(place).is_directory(place):
-        named = f" Write --checkpoint={run} and the directory of its run." if place.name.endswith(MODEL_FILE) else ""
+    if not storage_of(directory).is_directory(directory):
+        hint = f" Write --checkpoint={run} and the directory of its run." if directory.name.endswith(MODEL_FILE) else ""
         raise InputError(
-            f"A run must be a directory. Received: {run}, which is a file.{named or ' Give the directory of a run.'}"
+            f"A run must be a directory. Received: {run}, which is a file.{hint or ' Give the directory of a run.'}"
         )
     if checkpoint == NEWEST:
-        model = RunDirectory(place).model
-        found = checkpoints_at(run) or ([model] if storage_of(model).exists(model) else [])
-        if not found:
+        model = RunDirectory(directory).model
+        files = checkpoints_at(run) or ([model] if storage_of(model).exists(model) else [])
+        if not files:
             raise InputError(
                 f"A run must have finished, or saved a checkpoint. Received: {run}, which has neither "
                 f"checkpoints nor {model.name}. Give the directory of another run, or train with --checkpoint_every."
             )
-        return found
+        return files
     if checkpoint == BEST:
-        found = _best(checkpoints_at(run))
-        if not found:
+        files = _best(checkpoints_at(run))
+        if not files:
             raise InputError(
                 f"--checkpoint=best needs a run that has kept its best checkpoint. Received: {run}, which has none. Use "
                 "--checkpoint=newest or the path of a checkpoint."
             )
-        return found
+        return files
     path = path_of(checkpoint)
-    found = [path] if path.name.endswith(MODEL_FILE) else checkpoints_at(checkpoint)
-    if not found or not storage_of(found[0]).exists(found[0]):
+    files = [path] if path.name.endswith(MODEL_FILE) else checkpoints_at(checkpoint)
+    if not files or not storage_of(files[0]).exists(files[0]):
         raise InputError(
             f"--checkpoint must be newest, best, or the path of a checkpoint or of a .keras file. Received: {checkpoint}, "
             "where there is none."
         )
-    return found
+    return files
 
 
-def _best(found: Sequence[StoragePath]) -> list[StoragePath]:
+def _best(checkpoints: Sequence[StoragePath]) -> list[StoragePath]:
     """Returns the checkpoint of the best step, which the newest one names, if it is still there."""
-    best = Checkpoint.open(found[0]).values.get("best") if found else None
+    best = Checkpoint.open(checkpoints[0]).values.get("best") if checkpoints else None
     steps = [best[-1]] if isinstance(best, list) and best else []
-    return [path for path in found if step_of(path) in steps]
+    return [path for path in checkpoints if step_of(path) in steps]
 
 
 def folder_of(source: StoragePath) -> StoragePath:
@@ -70,11 +70,11 @@ def folder_of(source: StoragePath) -> StoragePath:
     return folder.parent if folder.name == "checkpoints" else folder
 
 
-def written(path: StoragePath, contents: bytes) -> None:
+def write_output(path: StoragePath, contents: bytes) -> None:
     """Writes a result atomically.
 
     Raises:
-      InputError: it cannot be written.
+      InputError: it cannot be write_output.
     """
     with must_write_output(path):
         storage_of(path).make_directory(path.parent)
@@ -82,7 +82,7 @@ def written(path: StoragePath, contents: bytes) -> None:
 
 
 def check_output(output: str) -> None:
-    """Checks that a file could be written, without creating anything; it may exist."""
+    """Checks that a file could be write_output, without creating anything; it may exist."""
     path = path_of(output)
     with must_write_output(path):
         if storage_of(path).is_directory(path):

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.conflicts import check_arguments
-from tfdist.config.fields import names
+from tfdist.config.fields import field_names
 from tfdist.config.job_config import RunConfig
 from tfdist.coordination.group import long_timeout
 from tfdist.data.batches import ReplicaRows, checksum, part
@@ -145,7 +145,7 @@ class Distributed:
           options: options for its gradients and layers.
         """
         self.strategy = check_strategy(strategy, options)
-        per_process = names(options, "per_process")
+        per_process = field_names(options, "per_process")
         shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in per_process}
         with long_timeout("its data or its model") as deadline:
             strategy.group.agree("flags", shared, deadline=deadline)
