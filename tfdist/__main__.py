@@ -28,8 +28,8 @@ def commands() -> dict[str, str]:
 
     They are parsed, not imported, so that the list is shown without delay.
     """
-    found = {path.stem: _summary(path) for path in sorted(_FOLDER.glob("*.py")) if not path.stem.startswith("_")}
-    return {name: summary for name, summary in found.items() if summary is not None}
+    summaries = {path.stem: _summary(path) for path in sorted(_FOLDER.glob("*.py")) if not path.stem.startswith("_")}
+    return {name: summary for name, summary in summaries.items() if summary is not None}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,9 +81,9 @@ def _is_main_guard(node: ast.stmt) -> bool:
 
 
 def _listed() -> Iterable[str]:
-    found = commands()
-    width = max(map(len, found))
-    return [_USAGE, "", *(f"  {name:{width}}  {summary}" for name, summary in found.items()), "", _MORE]
+    summaries = commands()
+    width = max(map(len, summaries))
+    return [_USAGE, "", *(f"  {name:{width}}  {summary}" for name, summary in summaries.items()), "", _MORE]
 
 
 def _versions() -> Iterable[str]:

@@ -104,7 +104,7 @@ def _measurements(config: BenchConfig, strategy: "Strategy") -> "Iterator[Measur
     from tfdist.collectives.all_reduce_algorithms import check_algorithm, possible_algorithms
     from tfdist.planning.benchmark_timing import measure
 
-    how: dict[str, Any] = {"repeats": config.repeats, "repeat_seconds": config.repeat_seconds}
+    timing: dict[str, Any] = {"repeats": config.repeats, "repeat_seconds": config.repeat_seconds}
     dtype = tf.as_dtype(config.dtype)
     if config.all_reduce and strategy.tuned:
         topology, algorithms = strategy.tuned.topology, parse_algorithms(config.all_reduce)
@@ -112,11 +112,11 @@ def _measurements(config: BenchConfig, strategy: "Strategy") -> "Iterator[Measur
             check_algorithm(algorithm, topology)
         for size in parse_sizes(config.sizes):
             for algorithm in possible_algorithms(topology) if algorithms == (ALL,) else algorithms:
-                yield measure(strategy, "all_reduce", size, dtype, algorithm=algorithm, **how)
+                yield measure(strategy, "all_reduce", size, dtype, algorithm=algorithm, **timing)
         return
     for name in parse_operations(config.operations):
         for size in parse_sizes(config.sizes) if name != "barrier" else (0,):
-            yield measure(strategy, name, size, dtype, **how)
+            yield measure(strategy, name, size, dtype, **timing)
 
 
 def start(argv: Sequence[str]) -> int:
@@ -125,8 +125,8 @@ def start(argv: Sequence[str]) -> int:
     Args:
       argv: command line, including the program name.
     """
-    named = len(argv) > 1 and not argv[1].startswith("-")
-    name, rest = (argv[1], argv[2:]) if named else ("", argv[1:])
+    has_name = len(argv) > 1 and not argv[1].startswith("-")
+    name, rest = (argv[1], argv[2:]) if has_name else ("", argv[1:])
 
     def call(values: flags.absl_flags.FlagValues, output: Output) -> int:
         if name not in BENCHMARKS:

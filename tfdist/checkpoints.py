@@ -13,7 +13,7 @@ from tfdist.errors.numbers import byte_size
 from tfdist.storage import StoragePath, path_of, storage_of
 
 
-class Found(NamedTuple):
+class CheckpointSummary(NamedTuple):
     """A checkpoint, as it was found.
 
     Attributes:
@@ -39,43 +39,43 @@ def main(run: str, output: Output = TEXT) -> int:
     """Prints a line for each checkpoint, the newest first; returns the exit code."""
     paths = [path for path in checkpoints_at(run) if storage_of(path).exists(path)]
     if not paths:
-        there = storage_of(path_of(run)).exists(path_of(run))
+        exists = storage_of(path_of(run)).exists(path_of(run))
         raise InputError(
             f"The directory must be that of a run with checkpoints, or of a checkpoint. Received: {run}, which "
-            f"{'has none. Train with --checkpoint_every' if there else 'does not exist. Give the directory of a run'}."
+            f"{'has none. Train with --checkpoint_every' if exists else 'does not exist. Give the directory of a run'}."
         )
     checkpoints = []
     for path in paths:
-        found = _examined(path)
-        if found.problem and not storage_of(path).exists(path):  # a running job has removed it meanwhile
+        summary = _verify(path)
+        if summary.problem and not storage_of(path).exists(path):  # a running job has removed it meanwhile
             continue
-        checkpoints.append(found)
-        output.line(f"{found.name}  {'bad ' if found.problem else 'good'}  {_described(found)}".rstrip())
-        if found.problem:
-            output.line(f"  {found.problem}")
-    output.result({"run": run, "checkpoints": [_facts(found) for found in checkpoints]})
-    return ExitCode.FAILED if any(found.problem for found in checkpoints) else ExitCode.DONE
+        checkpoints.append(summary)
+        output.line(f"{summary.name}  {'bad ' if summary.problem else 'good'}  {_describe(summary)}".rstrip())
+        if summary.problem:
+            output.line(f"  {summary.problem}")
+    output.result({"run": run, "checkpoints": [_facts(summary) for summary in checkpoints]})
+    return ExitCode.FAILED if any(summary.problem for summary in checkpoints) else ExitCode.DONE
 
 
-def _examined(path: StoragePath) -> Found:
+def _verify(path: StoragePath) -> CheckpointSummary:
     """Verifies a checkpoint."""
-    found = Found(path.name)
+    summary = CheckpointSummary(path.name)
     try:
         checkpoint = Checkpoint.open(path)
-        found = _opened(checkpoint)
+        summary = _read(checkpoint)
         checkpoint.verify()
-    except CorruptCheckpointError as damaged:
-        return found._replace(problem=f"{str(damaged.path).rpartition('/')[2]}: {damaged.problem}")
+    except CorruptCheckpointError as error:
+        return summary._replace(problem=f"{str(error.path).rpartition('/')[2]}: {error.problem}")
     except (CheckpointError, InputError, OSError) as error:
-        return found._replace(problem=str(error))
-    return found
+        return summary._replace(problem=str(error))
+    return summary
 
 
-def _opened(checkpoint: Checkpoint) -> Found:
+def _read(checkpoint: Checkpoint) -> CheckpointSummary:
     path, storage = checkpoint.path, storage_of(checkpoint.path)
     files = {entry.name: storage.info(path / entry.name) for entry in storage.entries(path)}
     manifest = files[NAME]
-    return Found(
+    return CheckpointSummary(
         path.name,
         step=checkpoint.step,
         written=manifest.modified if manifest else 0,
@@ -85,24 +85,24 @@ def _opened(checkpoint: Checkpoint) -> Found:
     )
 
 
-def _described(found: Found) -> str:
-    if found.bytes is None:
+def _describe(summary: CheckpointSummary) -> str:
+    if summary.bytes is None:
         return ""
-    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.written))
-    parts = [written, byte_size(found.bytes), f"{found.tensors} tensors"]
-    return "  ".join([*parts, f"by {found.strategy}"] if found.strategy else parts)
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.written))
+    parts = [written, byte_size(summary.bytes), f"{summary.tensors} tensors"]
+    return "  ".join([*parts, f"by {summary.strategy}"] if summary.strategy else parts)
 
 
-def _facts(found: Found) -> dict[str, Any]:
+def _facts(summary: CheckpointSummary) -> dict[str, Any]:
     return {
-        "name": found.name,
-        "good": not found.problem,
-        "problem": found.problem,
-        "step": found.step,
-        "written_unix_seconds": found.written,
-        "bytes": found.bytes,
-        "tensors": found.tensors,
-        "strategy": found.strategy,
+        "name": summary.name,
+        "good": not summary.problem,
+        "problem": summary.problem,
+        "step": summary.step,
+        "written_unix_seconds": summary.written,
+        "bytes": summary.bytes,
+        "tensors": summary.tensors,
+        "strategy": summary.strategy,
     }
 
 

@@ -20,18 +20,18 @@ def main(shell: str) -> int:
     """Prints the script for a shell; returns the exit code."""
     if shell not in SHELLS:
         raise InputError(f"The shell must be {_SHOWN}. Received: {shell}.{nearest(shell, SHELLS)}")
-    described = [_described(name) for name in commands()]
-    print(SHELLS[shell](described), end="")
+    descriptions = [_describe(name) for name in commands()]
+    print(SHELLS[shell](descriptions), end="")
     return 0
 
 
-def _described(name: str) -> Command:
+def _describe(name: str) -> Command:
     """Returns what a command says of itself."""
-    described = description.described(name)
-    useful = [one for one in described["flags"] if one["topic"] != WITHOUT_EFFECT]
-    flags = [Flag(one["name"], one["help"], one["boolean"], one["choices"] or one["known"]) for one in useful]
-    words = described["name"].split()
-    return Command(words[0], described["about"], words[1:], described["arguments"], flags)
+    data = description.described(name)
+    useful = [flag for flag in data["flags"] if flag["topic"] != WITHOUT_EFFECT]
+    flags = [Flag(flag["name"], flag["help"], flag["boolean"], flag["choices"] or flag["known"]) for flag in useful]
+    words = data["name"].split()
+    return Command(words[0], data["about"], words[1:], data["arguments"], flags)
 
 
 def _run(values: Any, arguments: list[str]) -> int:

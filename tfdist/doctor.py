@@ -45,45 +45,47 @@ class _Report:
         self._facts[section.name] = section.facts
         self._title(section.name)
         for finding in section.findings:
-            self._find(section.name, finding)
+            self._add_finding(section.name, finding)
 
     def add_engines(self, smoke_tests: Iterable[SmokeTestResult]) -> None:
         """Adds the smoke tests of engines, each when it has ended."""
         name = "engines"
         self._facts[name] = []
         self._title(name)
-        for tried in smoke_tests:
-            self._find(name, engines.finding(tried))
-            self._facts[name].append(tried.facts())
+        for result in smoke_tests:
+            self._add_finding(name, engines.finding(result))
+            self._facts[name].append(result.facts())
 
     def add_speeds(self, measured: Iterable[SmokeTestResult]) -> None:
         """Adds the speeds of engines, each when it has been measured, and names the fastest."""
         name = "speeds"
         self._title(name)
-        found = []
-        for speed in measured:
-            self._find(name, speeds.finding(speed))
-            found.append(speed)
-        self._facts[name] = [speeds.facts(speed) for speed in found]
-        if best := speeds.fastest(found):
-            self._find(name, best)
+        results = []
+        for result in measured:
+            self._add_finding(name, speeds.finding(result))
+            results.append(result)
+        self._facts[name] = [speeds.facts(result) for result in results]
+        if fastest := speeds.fastest(results):
+            self._add_finding(name, fastest)
 
     def end(self) -> bool:
         """Prints the summary; returns whether all that is installed works."""
         counts = {status: sum(each["status"] == status for each in self._problems) for status in Status}
-        bad = counts[Status.FAILED]
-        said = f"{bad} failed" if bad else "Everything installed works"
-        said += f"; {counts[Status.MISSING]} missing, {counts[Status.WARNING]} warnings."
-        self._output.line(f"\n{said}")
-        self._output.result({"works": not bad, "engines": [], "speeds": [], **self._facts, "problems": self._problems})
-        return not bad
+        failed = counts[Status.FAILED]
+        summary = f"{failed} failed" if failed else "Everything installed works"
+        summary += f"; {counts[Status.MISSING]} missing, {counts[Status.WARNING]} warnings."
+        self._output.line(f"\n{summary}")
+        self._output.result(
+            {"works": not failed, "engines": [], "speeds": [], **self._facts, "problems": self._problems}
+        )
+        return not failed
 
     def _title(self, name: str) -> None:
         if len(self._facts) > 1:
             self._output.line()
         self._output.line(_TITLES[name])
 
-    def _find(self, section: str, finding: Finding) -> None:
+    def _add_finding(self, section: str, finding: Finding) -> None:
         for line in lines(finding):
             self._output.line(line)
         if finding.status != Status.OK:
@@ -116,12 +118,12 @@ def main(values: flags.FlagValues, output: Output) -> int:
         report.add(limits.section())
         report.add(environment_variables.section(os.environ))
         report.add(network.section(os.environ))
-        found, section = frameworks.probe(children, seconds)
+        installed, section = frameworks.probe(children, seconds)
         report.add(section)
-        if not values.quick and not found.problem:
-            report.add_engines(engines.run_smoke_tests(children, found, names, seconds))
-        if values.speed and not found.problem:
-            report.add_speeds(speeds.measure(children, found, names, seconds))
+        if not values.quick and not installed.problem:
+            report.add_engines(engines.run_smoke_tests(children, installed, names, seconds))
+        if values.speed and not installed.problem:
+            report.add_speeds(speeds.measure(children, installed, names, seconds))
     return ExitCode.DONE if report.end() else ExitCode.FAILED
 
 

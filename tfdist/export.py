@@ -67,12 +67,12 @@ def _check_output(path: StoragePath, kind: str) -> None:
     """Checks that a model could be written, without creating anything."""
     ending, others = _ENDINGS[kind], tuple(filter(None, _ENDINGS.values()))
     suffix, storage = os.path.splitext(path.name)[1], storage_of(path)
-    is_one = suffix == ending if ending else suffix not in others
+    has_ending = suffix == ending if ending else suffix not in others
     with must_write_output(path):
-        if storage.exists(path) or not is_one:
-            wanted = f"ending in {ending}" if ending else f"not ending in {' or '.join(others)}"
+        if storage.exists(path) or not has_ending:
+            rule = f"ending in {ending}" if ending else f"not ending in {' or '.join(others)}"
             raise InputError(
-                f"--output must be a path {wanted} that does not exist yet. Received: {path}. Give another --output."
+                f"--output must be a path {rule} that does not exist yet. Received: {path}. Give another --output."
             )
         storage.check_writable(path.parent)
 
@@ -83,19 +83,19 @@ def _write(trainer: "Trainer", kind: str, path: StoragePath) -> None:
     with must_write_output(path):
         storage = storage_of(path)
         storage.make_directory(path.parent)
-        with storage.staged(path) as written, _system_errors(written), trainer.averaged_weights():
-            write(trainer, written)
+        with storage.staged(path) as staged, _system_errors(staged), trainer.averaged_weights():
+            write(trainer, staged)
 
 
 @contextlib.contextmanager
-def _system_errors(written: Path) -> Iterator[None]:
+def _system_errors(staged: Path) -> Iterator[None]:
     """Turns TensorFlow's errors about what it writes here, as on a full disk, into those of the system."""
     from tensorflow import errors
 
     try:
         yield
     except errors.OpError as error:
-        if str(written.parent) not in str(error):
+        if str(staged.parent) not in str(error):
             raise  # not about a file
         raise OSError(errno.EIO, cause(error)) from error
 

@@ -65,8 +65,8 @@ class Log:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"$ {shlex.join(pip)}\n")
             file.flush()
-            done = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment)
-        if done.returncode:
+            result = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment)
+        if result.returncode:
             cause = horovod_build.last_error(self.path.read_text(encoding="utf-8", errors="replace"))
             raise TfdistError(f"`pip {arguments[0]}` failed: {cause} (log: {self.path})")
 
@@ -171,14 +171,14 @@ def _download(folder: pathlib.Path, log: Log, environment: Mapping[str, str]) ->
 def _transports(build: Build) -> str:
     """Imports Horovod in a new process and returns its communication libraries; raises `TfdistError` on failure."""
     probe = [sys.executable, "-P", "-c", _PROBE]
-    done = subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        raise TfdistError(f"`import horovod.tensorflow` failed: {horovod_build.last_error(done.stderr)}")
-    version, tensorflow, transports = json.loads(done.stdout.splitlines()[-1])
+    result = subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if result.returncode:
+        raise TfdistError(f"`import horovod.tensorflow` failed: {horovod_build.last_error(result.stderr)}")
+    version, tensorflow, transports = json.loads(result.stdout.splitlines()[-1])
     if (version, tensorflow) != (PATCHED, build.tensorflow) or not build.transports <= set(transports):
-        wanted = ", ".join(sorted(build.transports))
+        required = ", ".join(sorted(build.transports))
         raise TfdistError(
-            f"It must be Horovod {PATCHED} for TensorFlow {build.tensorflow} with {wanted}. "
+            f"It must be Horovod {PATCHED} for TensorFlow {build.tensorflow} with {required}. "
             f"Received: {version} for {tensorflow} with {', '.join(transports)}."
         )
     return ", ".join(transports)

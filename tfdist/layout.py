@@ -35,23 +35,23 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
 
     abstract_model = planned_model(config)
     mesh = mesh_of(config.mesh_shape, 0 if config.mesh_shape else config.devices)
-    chosen = parse_layout("" if config.layout == AUTO else config.layout, mesh)
-    check_equal_shares(config.batch_size, mesh.axes[chosen["batch"]], config.accumulate_steps)
+    rules = parse_layout("" if config.layout == AUTO else config.layout, mesh)
+    check_equal_shares(config.batch_size, mesh.axes[rules["batch"]], config.accumulate_steps)
     rows = config.batch_size // config.accumulate_steps
-    shard = parse_shard(config.shard, config.shard_axis or chosen["batch"], config.shard_min_elements, mesh)
+    shard = parse_shard(config.shard, config.shard_axis or rules["batch"], config.shard_min_elements, mesh)
     if config.layout == AUTO:
-        chosen, found = layout_plan.cheapest(abstract_model, mesh, chosen, shard, rows, config.memory_gb * 2**30)
-        output.line(f"--layout={rules_text(chosen)}")
+        rules, plan = layout_plan.cheapest(abstract_model, mesh, rules, shard, rows, config.memory_gb * 2**30)
+        output.line(f"--layout={rules_text(rules)}")
     else:
-        found = abstract_model.plan(mesh, chosen, shard, rows)
-    notes = list(_not_counted(found, layout_plan.uncounted(chosen), config))
-    for line in (*_lines(found, chosen, shard, config.accumulate_steps), *notes):
+        plan = abstract_model.plan(mesh, rules, shard, rows)
+    notes = list(_not_counted(plan, layout_plan.uncounted(rules), config))
+    for line in (*_lines(plan, rules, shard, config.accumulate_steps), *notes):
         output.line(line)
-    output.result(_facts(found, chosen, shard, config.accumulate_steps) | {"notes": notes})
+    output.result(_facts(plan, rules, shard, config.accumulate_steps) | {"notes": notes})
     return 0
 
 
-def _lines(found: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: int) -> Iterator[str]:
+def _lines(plan: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: int) -> Iterator[str]:
     header = ("variable", "dims", "shape", "computed", "stored", "optimizer", "on a device")
     rows = [
         (
@@ -61,33 +61,33 @@ def _lines(found: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: i
             str(v.placement.computed),
             str(v.placement.stored),
             str(v.placement.slots) if v.slots else "-",
-            byte_size(v.on_a_device(found.mesh)["parameters"]),
+            byte_size(v.on_a_device(plan.mesh)["parameters"]),
         )
-        for v in found.variables
+        for v in plan.variables
     ]
-    yield f"Mesh {found.mesh}; rules {'; '.join(f'{dim}:{axis}' for dim, axis in rules.items())}"
+    yield f"Mesh {plan.mesh}; rules {'; '.join(f'{dim}:{axis}' for dim, axis in rules.items())}"
     yield from text_table([header, *rows])
-    yield from _whole(found, shard)
+    yield from _replicated(plan, shard)
     yield ""
-    totals = {kind.replace("_", " "): size for kind, size in _by_kind(found.totals()).items()}
+    totals = {kind.replace("_", " "): size for kind, size in _by_kind(plan.totals()).items()}
     yield "On each device: " + ", ".join(f"{kind} {byte_size(size)}" for kind, size in totals.items())
-    for line in unused_rule_warnings(rules, found.dims, shard, found.mesh):
+    for line in unused_rule_warnings(rules, plan.dims, shard, plan.mesh):
         yield f"Warning: {line}"
-    if found.sent:
+    if plan.sent:
         each = f"each of the {micro_steps} micro-steps of a step" if micro_steps > 1 else "a step"
         yield f"Collectives of {each}, with the size of the tensor on each device:"
         once = {"updated variables": "updated variables, once per step"} if micro_steps > 1 else {}
-        sent = [(once.get(one.what, one.what), one.kind, one.axis, byte_size(one.bytes)) for one in found.sent]
+        sent = [(once.get(one.what, one.what), one.kind, one.axis, byte_size(one.bytes)) for one in plan.sent]
         yield from text_table([("what", "operation", "axis", "size"), *sent])
 
 
-def _not_counted(found: "Plan", missing: Sequence[str], config: LayoutConfig) -> Iterator[str]:
+def _not_counted(plan: "Plan", missing: Sequence[str], config: LayoutConfig) -> Iterator[str]:
     from tfdist.layers.recompute import NONE
 
-    if found.unknown:
-        yield f"Not counted: communication and memory of these nested layers: {', '.join(found.unknown)}."
-    if found.unclear:
-        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(found.unclear)}."
+    if plan.unknown:
+        yield f"Not counted: communication and memory of these nested layers: {', '.join(plan.unknown)}."
+    if plan.unclear:
+        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(plan.unclear)}."
     if missing:
         yield f"Not counted: communication caused by {'; '.join(missing)}."
     if config.recompute != NONE:
@@ -98,23 +98,23 @@ def _not_counted(found: "Plan", missing: Sequence[str], config: LayoutConfig) ->
         )
 
 
-def _facts(found: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: int) -> dict[str, Any]:
+def _facts(plan: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: int) -> dict[str, Any]:
     return {
-        "mesh": dict(found.mesh.axes),
+        "mesh": dict(plan.mesh.axes),
         "layout": dict(rules),
         "shard": shard.stage,
         "shard_axis": shard.axis,
-        "device_bytes": _by_kind(found.totals()),
-        "variables": [_variable(each, found) for each in found.variables],
+        "device_bytes": _by_kind(plan.totals()),
+        "variables": [_variable(each, plan) for each in plan.variables],
         "micro_steps_per_step": micro_steps,
         "collectives": [
-            {"what": one.what, "operation": one.kind, "axis": one.axis, "device_bytes": one.bytes} for one in found.sent
+            {"what": one.what, "operation": one.kind, "axis": one.axis, "device_bytes": one.bytes} for one in plan.sent
         ],
-        "warnings": unused_rule_warnings(rules, found.dims, shard, found.mesh),
+        "warnings": unused_rule_warnings(rules, plan.dims, shard, plan.mesh),
     }
 
 
-def _variable(variable: "VariablePlan", found: "Plan") -> dict[str, Any]:
+def _variable(variable: "VariablePlan", plan: "Plan") -> dict[str, Any]:
     return {
         "path": variable.path,
         "dims": list(variable.dims),
@@ -123,8 +123,8 @@ def _variable(variable: "VariablePlan", found: "Plan") -> dict[str, Any]:
         "computed": str(variable.placement.computed),
         "stored": str(variable.placement.stored),
         "optimizer": str(variable.placement.slots) if variable.slots else None,
-        "replicated": variable.is_replicated(found.mesh),
-        "device_bytes": _by_kind(variable.on_a_device(found.mesh)),
+        "replicated": variable.is_replicated(plan.mesh),
+        "device_bytes": _by_kind(variable.on_a_device(plan.mesh)),
     }
 
 
@@ -132,12 +132,12 @@ def _by_kind(sizes: Mapping[str, int]) -> dict[str, int]:
     return {kind.replace("slots", "optimizer_state"): size for kind, size in sizes.items()}
 
 
-def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
+def _replicated(plan: "Plan", shard: Shard) -> Iterator[str]:
     """Yields lines about variables that are not sharded, by reason."""
     reasons: dict[str, list[VariablePlan]] = {}
-    for v in found.variables:
-        if v.is_replicated(found.mesh):
-            reasons.setdefault(why_replicated(v.shape, v.trainable, v.slots, found.mesh, shard), []).append(v)
+    for v in plan.variables:
+        if v.is_replicated(plan.mesh):
+            reasons.setdefault(why_replicated(v.shape, v.trainable, v.slots, plan.mesh, shard), []).append(v)
     for why, variables in reasons.items():
         paths = ", ".join(v.path for v in variables[:_SHOWN]) + (", ..." if len(variables) > _SHOWN else "")
         count = f"{len(variables)} variable{'s' if len(variables) > 1 else ''}"

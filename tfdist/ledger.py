@@ -15,8 +15,8 @@ from tfdist.reporting import RunDirectory
 from tfdist.reporting.ledger_file import read_ledger
 from tfdist.storage import StoragePath, path_of, storage_of
 
-_NAMED_AT_MOST = 10
-_MOST = 1 << 62  # of a count
+_MAX_LISTED = 10
+_MAX_COUNT = 1 << 62
 
 
 class Start(NamedTuple):
@@ -65,11 +65,11 @@ class Proof(NamedTuple):
 def main(run: str, output: Output = TEXT) -> int:
     """Prints the result; returns the exit code."""
     proof = prove(RunDirectory(path_of(run)))
-    shown = proof.problems[:_NAMED_AT_MOST]
-    for problem in shown:
+    listed = proof.problems[:_MAX_LISTED]
+    for problem in listed:
         output.line(problem)
     if proof.problems:
-        output.line(f"Not proved: {len(proof.problems)} problems, of which {len(shown)} are above.")
+        output.line(f"Not proved: {len(proof.problems)} problems, of which {len(listed)} are above.")
     else:
         output.line(
             f"Proved: {proof.steps} steps, {count_of(proof.starts, 'start')}. Each of "
@@ -86,7 +86,7 @@ def main(run: str, output: Output = TEXT) -> int:
             "complete_epochs": proof.epochs,
             "examples_of_next_epoch": proof.next_examples,
             "problem_count": len(proof.problems),
-            "problems": shown,
+            "problems": listed,
         }
     )
     return ExitCode.FAILED if proof.problems else ExitCode.DONE
@@ -102,65 +102,65 @@ def prove(directory: RunDirectory) -> Proof:
     size = starts[0].examples
     epoch, before = divmod(starts[0].before, size)  # a run that began with another one's checkpoint
     steps, epochs = 0, 0
-    wrong = _other_sizes(starts)
+    problems = _size_errors(starts)
     used: list[np.ndarray] = []  # of the current epoch, concatenated at its end
     count = 0
-    for found, numbers in _stream(starts, _steps_done(directory)):
-        wrong += found
+    for errors, numbers in _stream(starts, _completed_steps(directory)):
+        problems += errors
         steps += 1
         used.append(numbers)
         count += len(numbers)
         while count >= size - before:
             rest = np.concatenate(used)
-            wrong += _problems(f"epoch {epoch}", rest[: size - before], size, whole=not before)
+            problems += _problems(f"epoch {epoch}", rest[: size - before], size, is_complete=not before)
             used = [rest[size - before :]]
             epoch, count, epochs, before = epoch + 1, len(used[0]), epochs + (not before), 0
     rest = np.concatenate([np.zeros([0], np.int64), *used])
-    wrong += _problems(f"epoch {epoch}, which has not ended", rest, size, whole=False)
-    return Proof(steps, len(starts), size, epochs, len(rest), wrong)
+    problems += _problems(f"epoch {epoch}, which has not ended", rest, size, is_complete=False)
+    return Proof(steps, len(starts), size, epochs, len(rest), problems)
 
 
 def _starts(directory: RunDirectory) -> list[Start]:
-    said = directory.read_starts()
-    if not said:
+    records = directory.read_starts()
+    if not records:
         raise InputError(
             f"A ledger is kept in a run's directory. Received: {directory.path}, where no start is recorded. Give the "
             "directory of a run."
         )
-    if any(start.get("trains_clients") for start in said):
+    if any(start.get("trains_clients") for start in records):
         raise InputError(
             "A ledger proves that each epoch uses each example once, and clients are drawn at random. Received: "
             f"{directory.path}, a run with --sync=fedavg. Its ledger files say which examples each of its steps used."
         )
-    ends = [start["step"] for start in said[1:]] + [None]
-    until = [_earliest(ends[number:]) for number in range(len(said))]
-    counting = [  # all steps of other starts were repeated
-        number for number, end in enumerate(until) if end is None or end > said[number]["step"]
+    ends = [start["step"] for start in records[1:]] + [None]
+    ends_by_number = [_earliest(ends[number:]) for number in range(len(records))]
+    counted = [  # all steps of other starts were repeated
+        number for number, end in enumerate(ends_by_number) if end is None or end > records[number]["step"]
     ]
-    _check_kept(said, counting, directory)
-    for number in counting:
-        _check_counts(number, said[number], directory)
+    _check_has_ledgers(records, counted, directory)
+    for number in counted:
+        _check_counts(number, records[number], directory)
     return [
         Start(
             number,
-            said[number]["step"],
-            until[number],
-            said[number]["examples_before"],
-            said[number]["batch_size"],
-            said[number]["examples"],
-            [directory.ledger(number, rank) for rank in range(said[number]["ledgers"])],
+            records[number]["step"],
+            ends_by_number[number],
+            records[number]["examples_before"],
+            records[number]["batch_size"],
+            records[number]["examples"],
+            [directory.ledger(number, rank) for rank in range(records[number]["ledgers"])],
         )
-        for number in counting
+        for number in counted
     ]
 
 
 def _check_counts(number: int, start: dict[str, Any], directory: RunDirectory) -> None:
     """Raises `InputError` unless the fields of a start that are needed here are counts, as a run writes them."""
     ranges = {
-        "step": (0, _MOST),
-        "batch_size": (1, _MOST),
-        "examples": (1, _MOST),
-        "examples_before": (0, _MOST),
+        "step": (0, _MAX_COUNT),
+        "batch_size": (1, _MAX_COUNT),
+        "examples": (1, _MAX_COUNT),
+        "examples_before": (0, _MAX_COUNT),
         "ledgers": (0, 1 << 20),
     }
     for name, (smallest, most) in ranges.items():
@@ -172,17 +172,19 @@ def _check_counts(number: int, start: dict[str, Any], directory: RunDirectory) -
             )
 
 
-def _check_kept(said: list[dict[str, Any]], counting: list[int], directory: RunDirectory) -> None:
-    without = [f"{number} (from step {said[number]['step']})" for number in counting if not said[number].get("ledgers")]
-    if without:
-        which = f"where neither was given at start {', '.join(without)}, counted from 0"
+def _check_has_ledgers(records: list[dict[str, Any]], counted: list[int], directory: RunDirectory) -> None:
+    missing = [
+        f"{number} (from step {records[number]['step']})" for number in counted if not records[number].get("ledgers")
+    ]
+    if missing:
+        which = f"where neither was given at start {', '.join(missing)}, counted from 0"
         raise InputError(
             f"A ledger needs --checkpoint_every or --commit_every at each start of a run. Received: {directory.path}, "
             f"{which}. Such a start cannot be proved: give one of these flags to each start of the next run."
         )
 
 
-def _other_sizes(starts: list[Start]) -> list[str]:
+def _size_errors(starts: list[Start]) -> list[str]:
     """Returns errors if the size of the data set has changed, so that epochs are undefined."""
     return [
         f"start {start.number}: an epoch has {start.examples} examples, where the run began with {starts[0].examples}"
@@ -191,7 +193,7 @@ def _other_sizes(starts: list[Start]) -> list[str]:
     ]
 
 
-def _steps_done(directory: RunDirectory) -> int:
+def _completed_steps(directory: RunDirectory) -> int:
     """Returns how many steps the run has made according to its other files."""
     saved = [step_of(path) for path in newest(directory.checkpoints)]
     return max([0, *saved, *(record["step"] for record in directory.records())])
@@ -209,21 +211,21 @@ def _stream(starts: list[Start], done: int) -> Iterator[tuple[list[str], np.ndar
         if start.first > expected:
             yield [f"steps {expected} to {start.first - 1}: not recorded"], np.zeros([0], np.int64)
             expected = start.first
-        ranks = [_of_one_process(path) for path in start.files]
+        ranks = [_read_process(path) for path in start.files]
         last = max((step for steps in ranks for step in steps), default=-1)
         for step in range(expected, max(last + 1, done) if start.end is None else start.end):
             parts = [steps.get(step) for steps in ranks]
             missing = [rank for rank, part in enumerate(parts) if part is None]
             numbers = np.concatenate([*(part for part in parts if part is not None), np.zeros([0], np.int64)])
-            yield _wrong_step(step, missing, len(numbers), start), numbers
+            yield _step_errors(step, missing, len(numbers), start), numbers
             expected = step + 1
 
 
-def _of_one_process(path: StoragePath) -> dict[int, np.ndarray]:
+def _read_process(path: StoragePath) -> dict[int, np.ndarray]:
     return dict(read_ledger(path)) if storage_of(path).exists(path) else {}
 
 
-def _wrong_step(step: int, missing: list[int], count: int, start: Start) -> list[str]:
+def _step_errors(step: int, missing: list[int], count: int, start: Start) -> list[str]:
     if missing:
         return [f"step {step}: process {missing[0]} of start {start.number} did not record it"]
     if count != start.batch_size:
@@ -231,16 +233,20 @@ def _wrong_step(step: int, missing: list[int], count: int, start: Start) -> list
     return []
 
 
-def _problems(epoch: str, numbers: np.ndarray, size: int, whole: bool) -> list[str]:
+def _problems(epoch: str, numbers: np.ndarray, size: int, is_complete: bool) -> list[str]:
     """Returns errors: examples not used exactly once or, in an incomplete epoch, more than once."""
     outside = numbers[(numbers < 0) | (numbers >= size)]
     if len(outside):
         return [f"{epoch}: example {outside[0]} is not among {size}"]
     counts = np.bincount(numbers, minlength=size)
-    twice, never = np.flatnonzero(counts > 1), np.flatnonzero(counts == 0) if whole else np.zeros([0], int)
+    repeated, unused = np.flatnonzero(counts > 1), np.flatnonzero(counts == 0) if is_complete else np.zeros([0], int)
     return [
-        *([f"{epoch}: {len(twice)} examples were used more than once, the first is {twice[0]}"] if len(twice) else []),
-        *([f"{epoch}: {len(never)} examples were not used, the first is {never[0]}"] if len(never) else []),
+        *(
+            [f"{epoch}: {len(repeated)} examples were used more than once, the first is {repeated[0]}"]
+            if len(repeated)
+            else []
+        ),
+        *([f"{epoch}: {len(unused)} examples were not used, the first is {unused[0]}"] if len(unused) else []),
     ]
 
 

@@ -30,7 +30,7 @@ def main(run: str, config: PredictConfig) -> int:
         examples = trained.examples(config.split)
         outputs = trained.trainer.predict(examples, batch_size=trained.batch_size, verbose=verbose)
         if is_chief:
-            arrays = _named(outputs)
+            arrays = _arrays_by_name(outputs)
             if config.classes:
                 arrays = {name: _classes(name, values) for name, values in arrays.items()}
             number = "" if trained.step is None else f"-{trained.step:09d}"
@@ -44,7 +44,7 @@ def main(run: str, config: PredictConfig) -> int:
     return 0
 
 
-def _named(outputs: Any) -> dict[str, "np.ndarray"]:
+def _arrays_by_name(outputs: Any) -> dict[str, "np.ndarray"]:
     """Returns the arrays of a structure of outputs by name; "" for the only one."""
     import tensorflow as tf
 
@@ -76,11 +76,11 @@ def _contents(arrays: dict[str, "np.ndarray"], ending: str, path: str, origins: 
     if ending == ".npy":
         np.save(file, only, allow_pickle=False)
     elif ending == ".npz":
-        named: dict[str, Any] = {name or "predictions": values for name, values in arrays.items()}
+        arrays_by_name: dict[str, Any] = {name or "predictions": values for name, values in arrays.items()}
         names = (
             {} if origins is None else {f"{origins.kind}s": np.asarray(origins.names)}
         )  # "file" is the name of an argument
-        np.savez_compressed(file, **names | named)
+        np.savez_compressed(file, **names | arrays_by_name)
     else:
         rows = only.reshape(len(only), -1)
         is_class = rows.dtype.kind in "iu"

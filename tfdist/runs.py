@@ -25,8 +25,8 @@ from tfdist.reporting.run_summary import RunSummary, is_higher_better, read_run
 from tfdist.storage import StoragePath, path_of, storage_of
 
 _SELECTION, _OUTPUT = "Selection", "Output"
-_NAMED_AT_MOST = 10
-_METRICS_AT_MOST = 3  # in the picture
+_MAX_LISTED = 10
+_MAX_METRICS = 3  # in the picture
 _PICTURE = "comparison.png"
 _SORT_KEYS: dict[str, Callable[[RunSummary], Any]] = {
     "started": lambda run: run.started or 0.0,
@@ -83,30 +83,30 @@ class RunsConfig:
 
 def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int:
     """Prints tables of the runs at these paths; returns the exit code."""
-    found, skipped = _found([path_of(path) for path in paths])
-    if not found:
+    all_runs, skipped = _find_runs([path_of(path) for path in paths])
+    if not all_runs:
         raise InputError(
-            f"tfdist runs needs a directory with runs. Received: {', '.join(paths)}{_because(skipped)}. Give the directory of "
-            "a run, or one that contains such directories, such as the parent of an --output_dir."
+            f"tfdist runs needs a directory with runs. Received: {', '.join(paths)}{_skipped_text(skipped)}. Give the "
+            "directory of a run, or one that contains such directories, such as the parent of an --output_dir."
         )
-    _check_metrics(config.metric, found)
-    runs = _selected(found, config)
+    _check_metrics(config.metric, all_runs)
+    runs = _select(all_runs, config)
     is_comparison = bool(config.compare or config.output) or len(paths) > 1
     if output.is_json:
         output.result({"runs": [run_summary.as_json(run) for run in runs], "skipped": skipped})
     elif not runs:
-        print(f"None of {len(found)} runs matches --filter={config.filter}.")
+        print(f"None of {len(all_runs)} runs matches --filter={config.filter}.")
     elif is_comparison:
         _compare(runs, path_of(paths[0]), config)
     else:
         print(*run_summary.table(runs, _main_metric(runs, config), terminal.columns_of(sys.stdout) or None), sep="\n")
     if skipped and not output.is_json:
-        more = f" and {len(skipped) - _NAMED_AT_MOST} more" if len(skipped) > _NAMED_AT_MOST else ""
-        print(one_line(f"Skipped: {'; '.join(skipped[:_NAMED_AT_MOST])}{more}."), file=sys.stderr)
+        more = f" and {len(skipped) - _MAX_LISTED} more" if len(skipped) > _MAX_LISTED else ""
+        print(one_line(f"Skipped: {'; '.join(skipped[:_MAX_LISTED])}{more}."), file=sys.stderr)
     return ExitCode.DONE
 
 
-def _found(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
+def _find_runs(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
     """Returns the runs at paths or in directories there, with different names, and what was skipped, with the reason.
 
     Directories that have nothing of a run, such as those of a launcher's logs, are left out without a word.
@@ -120,19 +120,19 @@ def _found(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
                     f"tfdist runs takes directories. Received: {path}, which is not a directory. Give the parent of an "
                     "--output_dir."
                 )
-            inner = sorted(entry.name for entry in storage.entries(path) if storage.is_directory(path / entry.name))
-            own = storage.exists(path / "starts.jsonl")
+            names = sorted(entry.name for entry in storage.entries(path) if storage.is_directory(path / entry.name))
+            is_run = storage.exists(path / "starts.jsonl")
         except OSError as error:
             raise InputError(f"The directory of runs must be readable. Received: {path} ({cause(error)}).") from error
-        for place, name in [(path, path.name or str(path))] if own else [(path / name, name) for name in inner]:
+        for directory, name in [(path, path.name or str(path))] if is_run else [(path / name, name) for name in names]:
             try:
-                if not RunDirectory(place).is_unused:
-                    runs.append(read_run(place, name))
+                if not RunDirectory(directory).is_unused:
+                    runs.append(read_run(directory, name))
             except (InputError, OSError) as error:
                 skipped.append(f"{name} ({_reason(error)})")
-    names = collections.Counter(run.name for run in runs)
+    counts = collections.Counter(run.name for run in runs)
     return [
-        run if names[run.name] == 1 else dataclasses.replace(run, name=str(run.directory.path)) for run in runs
+        run if counts[run.name] == 1 else dataclasses.replace(run, name=str(run.directory.path)) for run in runs
     ], skipped
 
 
@@ -141,13 +141,13 @@ def _reason(error: Exception) -> str:
     return text.partition(" Restore the file")[0].rstrip(".")
 
 
-def _because(skipped: Sequence[str]) -> str:
-    return f" (skipped: {'; '.join(skipped[:_NAMED_AT_MOST])})" if skipped else " without any"
+def _skipped_text(skipped: Sequence[str]) -> str:
+    return f" (skipped: {'; '.join(skipped[:_MAX_LISTED])})" if skipped else " without any"
 
 
-def _selected(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary]:
+def _select(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary]:
     """Returns the runs that match, in order."""
-    kept = [run for run in runs if all(_matches(run, *condition) for condition in _conditions(config.filter))]
+    matching = [run for run in runs if all(_matches(run, *condition) for condition in _conditions(config.filter))]
     key = _SORT_KEYS.get(config.sort)
     if key is None:
         metrics = {name for run in runs for name in run.metrics}
@@ -159,8 +159,8 @@ def _selected(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary
             best = run.best(config.sort)
             return best is not None, sign * best[1] if best else 0.0
 
-    in_time = sorted(kept, key=_SORT_KEYS["started"])
-    return sorted(in_time, key=key)[-config.limit :]
+    chronological = sorted(matching, key=_SORT_KEYS["started"])
+    return sorted(chronological, key=key)[-config.limit :]
 
 
 def _conditions(text: str) -> list[tuple[str, str]]:
@@ -206,7 +206,7 @@ def _compare(runs: Sequence[RunSummary], directory: StoragePath, config: RunsCon
     )
     print(*lines, sep="\n")
     known = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    metrics = config.metric.split(",") if config.metric else known[:_METRICS_AT_MOST]
+    metrics = config.metric.split(",") if config.metric else known[:_MAX_METRICS]
     if not metrics:
         print("\nNothing has been recorded, so that there is nothing to plot.")
         return

@@ -28,16 +28,16 @@ def main(config: VerifyConfig, output: Output = TEXT) -> int:
         keras.config.set_dtype_policy("float64")
     with run.open_session(config, context) as session:
         strategy = session.strategy
-        result = comparison.verify(session, output.line if strategy.is_chief else _nothing)
+        result = comparison.verify(session, output.line if strategy.is_chief else _discard)
         if result:
             output.result(_facts(result, session))
-        good = strategy.group.broadcast(
+        is_equal = strategy.group.broadcast(
             "verify/good", result.is_equal if result else None, deadline=comparison.REFERENCE_SECONDS
         )
-    return ExitCode.DONE if good else ExitCode.FAILED
+    return ExitCode.DONE if is_equal else ExitCode.FAILED
 
 
-def _nothing(_: str) -> None:
+def _discard(_: str) -> None:
     """Prints nothing, on the other ranks."""
 
 

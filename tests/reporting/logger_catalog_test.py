@@ -26,7 +26,7 @@ class Lines(Logger):
     def __init__(self, run: LoggedRun, fails_at: int = -1):
         self._fails_at = fails_at
         name = run.external_id("lines") or f"lines-{os.getpid()}.txt"
-        run.keep_external_id("lines", name)
+        run.store_external_id("lines", name)
         self._path = run.directory.path / name
         self._write(f"run {run.name} {run.flags['model']} {sorted(run.tags)}")
 

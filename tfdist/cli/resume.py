@@ -22,7 +22,7 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
 from tfdist.reporting import RunDirectory
-from tfdist.reporting.file_errors import entering
+from tfdist.reporting.file_errors import must_enter
 from tfdist.reporting.run_directory import flag_values
 from tfdist.storage import StoragePath, path_of, storage_of
 
@@ -43,7 +43,7 @@ class Origin(NamedTuple):
     continues_run: bool
 
 
-@entering()
+@must_enter()
 def origin(
     resume: str,
     directory: RunDirectory,
@@ -105,7 +105,7 @@ def overwrites(directory: RunDirectory, flags: Mapping[str, Any], job_name: str 
     return bool(flags.get("overwrite")) and directory.is_run and not _is_restart(directory, job_name)
 
 
-@entering()
+@must_enter()
 def finished(resume: str, directory: RunDirectory, flags: Mapping[str, Any], job_name: str = "") -> str:
     """Returns what to say about a run that has finished and has nothing left to do, else ""; see `origin`."""
     if overwrites(directory, flags, job_name) or not _is_own_run(resume, directory, job_name):

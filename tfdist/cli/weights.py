@@ -7,13 +7,13 @@ from tfdist.checkpoint.format import Checkpoint, checkpoints_at, step_of
 from tfdist.config.trained_config import BEST, NEWEST
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
-from tfdist.reporting.file_errors import entering, must_write_output
+from tfdist.reporting.file_errors import must_enter, must_write_output
 from tfdist.storage import StoragePath, path_of, storage_of
 
 MODEL_FILE = ".keras"
 
 
-@entering()
+@must_enter()
 def sources(run: str, checkpoint: str) -> list[StoragePath]:
     """Returns the checkpoints to try, the newest first, or a single model file.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Points = list[tuple[int, float]]
 
-_MOST_METRICS = 4
+_MAX_METRICS = 4
 # Narrow panels of single curves, each only if the run has it: title and unit by the name of the field.
 _NARROW = {
     "learning_rate": ("Learning rate", "learning rate"),
@@ -28,7 +28,7 @@ _NARROW = {
 }
 _LOG_SCALE_RATIO = 100.0
 # One hue per curve: light for training, dark for evaluation (ColorBrewer's "Paired").
-_COLOURS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f"), ("#c3a9d6", "#5f3a8c"))
+_COLORS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f"), ("#c3a9d6", "#5f3a8c"))
 
 
 class CurvesReporter(Reporter):
@@ -73,9 +73,9 @@ class CurvesReporter(Reporter):
         """Adds records without plotting: those from before a run resumed."""
         for record in records:
             if "step" in record:
-                self._take(record)
+                self._add(record)
 
-    def _take(self, record: Mapping[str, Json]) -> None:
+    def _add(self, record: Mapping[str, Json]) -> None:
         kind = str(record.get("kind", TRAIN))
         narrow = {name: record[name] for name in _NARROW if name in record}
         for name, value in {"loss": record.get("loss"), **main_metrics(record), **narrow}.items():
@@ -109,18 +109,20 @@ def draw(curves: Mapping[str, Mapping[str, Points]], title: str = "") -> "Figure
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    narrow = [name for name in _NARROW if name in curves]
-    figure = Figure(figsize=(11 + 3 * len(narrow), 4.2), dpi=120, layout="constrained")
+    narrow_panels = [name for name in _NARROW if name in curves]
+    figure = Figure(figsize=(11 + 3 * len(narrow_panels), 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    left, right, *last = figure.subplots(1, 2 + len(narrow), width_ratios=[3, 3, *[2] * len(narrow)])
+    left, right, *narrow_axes = figure.subplots(
+        1, 2 + len(narrow_panels), width_ratios=[3, 3, *[2] * len(narrow_panels)]
+    )
     if title:
         figure.suptitle(title.replace("$", r"\$"), x=0.01, ha="left")
-    for axes, name in zip(last, narrow, strict=True):
+    for axes, name in zip(narrow_axes, narrow_panels, strict=True):
         _panel(axes, *_NARROW[name], {name: curves[name]})
         axes.set_ylim(bottom=0.0)
         if legend := axes.get_legend():
             legend.remove()
-    metrics = [name for name in curves if name not in ("loss", *_NARROW)][:_MOST_METRICS]
+    metrics = [name for name in curves if name not in ("loss", *_NARROW)][:_MAX_METRICS]
     _panel(left, "Loss", "loss", {"loss": curves["loss"]} if "loss" in curves else {})
     unit = metrics[0].replace("$", r"\$") if len(metrics) == 1 else "value"
     _panel(right, "Metrics", unit, {name: curves[name] for name in metrics})
@@ -133,8 +135,8 @@ def draw(curves: Mapping[str, Mapping[str, Points]], title: str = "") -> "Figure
 def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str, Points]]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for (name, kinds), colours in zip(curves.items(), _COLOURS, strict=False):
-        for kind, colour in zip((TRAIN, EVAL), colours, strict=True):
+    for (name, kinds), colors in zip(curves.items(), _COLORS, strict=False):
+        for kind, color in zip((TRAIN, EVAL), colors, strict=True):
             points = kinds.get(kind)
             if not points or not any(math.isfinite(value) for _, value in points):
                 continue
@@ -142,12 +144,12 @@ def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str
             label = (kind if len(curves) == 1 else f"{name}, {kind}").replace("$", r"\$")
             if kind == EVAL and len(points) > 1:
                 step, best = _best(name, points)
-                axes.plot([step], [best], color=colour, marker="*", markersize=13, linestyle="none", zorder=3)
+                axes.plot([step], [best], color=color, marker="*", markersize=13, linestyle="none", zorder=3)
                 label += f" (best {rounded(best)} at step {step})"
             # A single training point would be an invisible line; evaluations are few, so each is marked.
             marker = "o" if kind == EVAL or len(points) == 1 else None
             width = 1.8 if kind == EVAL else 1.4
-            axes.plot(steps, values, color=colour, linewidth=width, marker=marker, markersize=4, label=label)
+            axes.plot(steps, values, color=color, linewidth=width, marker=marker, markersize=4, label=label)
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel("step (optimizer updates)")
     axes.set_ylabel(unit)

@@ -31,7 +31,7 @@ from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.schema import EVAL, number
 from tfdist.reporting.tensorboard import TensorBoardReporter
 
-_LEAST_BAR = 6
+_MIN_BAR = 6
 _SPEED_SECONDS = 30.0  # the speed is that of the last half minute
 # What a line has, from most to least: its fields, whether they are long, and whether there is a bar.
 _LEVELS = (
@@ -112,9 +112,9 @@ class BarText:
             return self._fitted(["epoch", "step", "status"], True, True, width) or Line("", 0, 0, self._status[:width])
         while self._level < len(_LEVELS):
             names, is_long, has_bar = _LEVELS[self._level]
-            found = self._fitted(names.split(), is_long, has_bar, width)
-            if found:
-                return found
+            line = self._fitted(names.split(), is_long, has_bar, width)
+            if line:
+                return line
             self._level += 1
         return Line(self._field("step", is_long=False)[:width], 0, 0, "")
 
@@ -124,10 +124,10 @@ class BarText:
         left = separator.join(text for name, text in texts.items() if name not in _AFTER_BAR)
         right = separator.join(text for name, text in texts.items() if name in _AFTER_BAR)
         if not has_bar:
-            found = Line(left, 0, 0, right)
-            return found if len(str(found)) <= width else None
+            line = Line(left, 0, 0, right)
+            return line if len(str(line)) <= width else None
         room = width - len(left) - len(right) - sum(1 for text in (left, right) if text)
-        if room < _LEAST_BAR:
+        if room < _MIN_BAR:
             return None
         filled = room * self._step // max(self._plan.total_steps, 1)
         return Line(left, min(filled, room), max(room - filled, 0), right)

@@ -39,13 +39,13 @@ def describe(hosts: Sequence[str], started: float, communication: str = "") -> d
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of installed packages that may affect results, by name."""
-    found = {"python": platform.python_version()}
+    versions_by_name = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions_by_name[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions_by_name
 
 
 _STATUS = Path("/proc/self/status")

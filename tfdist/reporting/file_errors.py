@@ -41,8 +41,8 @@ def must_write_output(path: AnyPath) -> Iterator[None]:
 
 def cause(error: Exception) -> str:
     """Returns the system's error message. TensorFlow's has the form `PATH; No space left on device [Op:SaveV2]`."""
-    said = getattr(error, "strerror", None) or one_line(str(error)).rpartition("; ")[2].partition(" [Op:")[0]
-    return said.rstrip(".") or type(error).__name__
+    message = getattr(error, "strerror", None) or one_line(str(error)).rpartition("; ")[2].partition(" [Op:")[0]
+    return message.rstrip(".") or type(error).__name__
 
 
 class GrowingFile:
@@ -79,7 +79,7 @@ class GrowingFile:
 
 
 @contextlib.contextmanager
-def entering() -> Iterator[None]:
+def must_enter() -> Iterator[None]:
     """Context, or decorator, that raises an `InputError` if the directory of a run may not be entered."""
     try:
         yield

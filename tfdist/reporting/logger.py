@@ -45,17 +45,17 @@ class LoggedRun:
         """Returns the id that the run has in a tracker since an earlier start; "" if it has none."""
         return self._ids().get(tracker, "")
 
-    def keep_external_id(self, tracker: str, identifier: str) -> None:
+    def store_external_id(self, tracker: str, identifier: str) -> None:
         """Stores the id that the run has in a tracker, so that a resumed run continues there."""
         text = json.dumps({**self._ids(), tracker: identifier}, indent=2)
         storage_of(self.directory.loggers).replace(self.directory.loggers, f"{text}\n".encode())
 
     def _ids(self) -> dict[str, str]:
         try:
-            found = json.loads(storage_of(self.directory.loggers).read(self.directory.loggers))
+            ids = json.loads(storage_of(self.directory.loggers).read(self.directory.loggers))
         except (OSError, ValueError, RecursionError):
             return {}
-        return {name: str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+        return {name: str(value) for name, value in ids.items()} if isinstance(ids, dict) else {}
 
 
 class Logger(Reporter, abc.ABC):
@@ -77,12 +77,12 @@ class Logger(Reporter, abc.ABC):
 
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""
-        kind, found = record.get("kind", TRAIN), {}
+        kind, values = record.get("kind", TRAIN), {}
         for name, value in record.items():
-            if name not in _NOT_VALUES and (known := number(value)) is not None:
-                found[f"{kind}/{name}"] = known
-        if found and "step" in record:
-            self.log(found, int(record["step"]))
+            if name not in _NOT_VALUES and (plain := number(value)) is not None:
+                values[f"{kind}/{name}"] = plain
+        if values and "step" in record:
+            self.log(values, int(record["step"]))
 
 
 class OptionalReporter(Reporter):

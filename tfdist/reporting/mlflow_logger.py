@@ -7,8 +7,8 @@ from tfdist.reporting.logger import LoggedRun, Logger
 from tfdist.reporting.reporter import RunPlan
 
 _TRACKER = "mlflow"
-_PARAMS_AT_ONCE = 100  # limit of MLflow
-_LONGEST_PARAM = 500
+_MAX_PARAMS = 100  # limit of MLflow
+_MAX_PARAM_LENGTH = 500
 _STATUS = {"done": "FINISHED", "preempted": "KILLED", "interrupted": "KILLED"}
 
 
@@ -27,18 +27,18 @@ class MLflowLogger(Logger):
 
         self._metric, self._tag = Metric, RunTag
         self._client = MlflowClient(tracking_uri=tracking_uri)
-        self._id = self._resumed(run.external_id(_TRACKER)) or self._created(run, experiment)
-        run.keep_external_id(_TRACKER, self._id)
+        self._id = self._resume(run.external_id(_TRACKER)) or self._create(run, experiment)
+        run.store_external_id(_TRACKER, self._id)
         self._set_tags(run.tags)
         known = self._client.get_run(self._id).data.params
         # MLflow refuses to change a param, which a resumed run may do.
         params = [
-            Param(k, str(v)[:_LONGEST_PARAM]) for k, v in run.flags.items() if k not in known and v not in ("", None)
+            Param(k, str(v)[:_MAX_PARAM_LENGTH]) for k, v in run.flags.items() if k not in known and v not in ("", None)
         ]
-        for first in range(0, len(params), _PARAMS_AT_ONCE):
-            self._client.log_batch(self._id, params=params[first : first + _PARAMS_AT_ONCE])
+        for first in range(0, len(params), _MAX_PARAMS):
+            self._client.log_batch(self._id, params=params[first : first + _MAX_PARAMS])
 
-    def _resumed(self, identifier: str) -> str:
+    def _resume(self, identifier: str) -> str:
         """Continues an earlier MLflow run; returns "" if it does not exist any more, as on another server."""
         if not identifier:
             return ""
@@ -52,9 +52,9 @@ class MLflowLogger(Logger):
             return ""
         return identifier
 
-    def _created(self, run: LoggedRun, experiment: str) -> str:
-        found = self._client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else self._client.create_experiment(experiment)
+    def _create(self, run: LoggedRun, experiment: str) -> str:
+        known = self._client.get_experiment_by_name(experiment)
+        number = known.experiment_id if known else self._client.create_experiment(experiment)
         return self._client.create_run(number, run_name=run.name).info.run_id
 
     def _set_tags(self, tags: Mapping[str, str]) -> None:

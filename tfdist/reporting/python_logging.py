@@ -35,22 +35,22 @@ def setup(rank: int, path: AnyPath) -> contextlib.ExitStack:
     """
     formatter = logging.Formatter(_FORMAT.format(rank=rank))
     with must_write(path):
-        place = path_of(path)
-        storage_of(place).make_directory(place.parent)
-        file = _File(place)
+        file_path = path_of(path)
+        storage_of(file_path).make_directory(file_path.parent)
+        file = _File(file_path)
     terminal = _StandardError(logging.INFO if rank == 0 else logging.WARNING)
     root, tfdist = logging.getLogger(), logging.getLogger("tfdist")
     with contextlib.ExitStack() as stack:
         stack.callback(tfdist.setLevel, tfdist.level)
         for logger in (root, logging.getLogger("tensorflow")):
-            for handler in list(_terminal_handlers(logger)):
-                logger.removeHandler(handler)
-                stack.callback(logger.addHandler, handler)
-        for ours in (file, terminal):
-            ours.setFormatter(formatter)
-            root.addHandler(ours)
-            stack.callback(ours.close)
-            stack.callback(root.removeHandler, ours)
+            for existing in list(_terminal_handlers(logger)):
+                logger.removeHandler(existing)
+                stack.callback(logger.addHandler, existing)
+        for handler in (file, terminal):
+            handler.setFormatter(formatter)
+            root.addHandler(handler)
+            stack.callback(handler.close)
+            stack.callback(root.removeHandler, handler)
         tfdist.setLevel(logging.INFO)
         stack.push(lambda kind, error, trace: _write_error(file, error, trace))
         return stack.pop_all()
@@ -59,9 +59,9 @@ def setup(rank: int, path: AnyPath) -> contextlib.ExitStack:
 def _write_error(file: "_File", error: BaseException | None, trace: TracebackType | None) -> None:
     if error is not None:
         text = one_line(str(error)) or type(error).__name__
-        behind = None if isinstance(error, TfdistError | KeyboardInterrupt) else (type(error), error, trace)
-        file.has_complained |= isinstance(error, WriteError)  # the error itself says so
-        file.handle(logging.LogRecord("tfdist", logging.ERROR, __file__, 0, text, None, behind))
+        exc_info = None if isinstance(error, TfdistError | KeyboardInterrupt) else (type(error), error, trace)
+        file.has_failed |= isinstance(error, WriteError)  # the error itself says so
+        file.handle(logging.LogRecord("tfdist", logging.ERROR, __file__, 0, text, None, exc_info))
 
 
 class LogReporter(Reporter):
@@ -79,7 +79,7 @@ class _File(logging.Handler):
     def __init__(self, path: StoragePath):
         super().__init__()
         self._path, self._file = path, storage_of(path).append(path)
-        self.has_complained = False
+        self.has_failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """See base class."""
@@ -93,8 +93,8 @@ class _File(logging.Handler):
         error = sys.exception()
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self.has_complained:
-            self.has_complained = True
+        elif not self.has_failed:
+            self.has_failed = True
             print(f"{self._path} lacks lines from here on: {error.strerror}.", file=sys.stderr, flush=True)
 
     def close(self) -> None:

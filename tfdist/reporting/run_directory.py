@@ -18,16 +18,16 @@ FIND = "find"  # results of searches for the learning rate and the batch size
 _STARTS = "starts.jsonl"
 _PARTIAL = ".partial"
 # May exist before a run begins: logs of a launcher, searches, the lock, and a partial file of a killed process.
-_BEFORE = (_LOGS, FIND, "lock", f"{_STARTS}{_PARTIAL}")
+_ALLOWED_BEFORE = (_LOGS, FIND, "lock", f"{_STARTS}{_PARTIAL}")
 # What a run writes into its directories, by their names: checkpoints, also partial and damaged ones, ledgers, and events.
-_OWN = {
+_FILE_NAMES = {
     "checkpoints": re.compile(r"\.?step-[0-9]{9,18}(\..*)?"),
     "ledger": re.compile(r"start-[0-9]+-rank-[0-9]+\.bin"),
     "tensorboard/train": re.compile(r"events\.out\.tfevents\..*"),
     "tensorboard/eval": re.compile(r"events\.out\.tfevents\..*"),
     "tensorboard": re.compile(r"plugins"),
 }
-_DIRECTORIES = (_LOGS, FIND, *_OWN, "tensorboard/plugins", "tensorboard/plugins/profile")
+_DIRECTORIES = (_LOGS, FIND, *_FILE_NAMES, "tensorboard/plugins", "tensorboard/plugins/profile")
 
 
 class _Entry:
@@ -156,8 +156,8 @@ class RunDirectory:
     @property
     def finished(self) -> dict[str, Any]:
         """The facts with which the run has finished; empty if it has not."""
-        found = _json(self._contents(self.end)) if self.is_done else None
-        return found if isinstance(found, dict) and _is_count(found.get("step")) else {}
+        facts = _json(self._contents(self.end)) if self.is_done else None
+        return facts if isinstance(facts, dict) and _is_count(facts.get("step")) else {}
 
     def write_all_reduce_table(self, table: str) -> None:
         """Writes the table of all-reduce algorithms, as CSV.
@@ -193,24 +193,25 @@ class RunDirectory:
             for path in (self.end, self.model, self.flags, self.environment, self.all_reduce_table, *records):
                 if storage.exists(path):
                     storage.remove(path)
-            for home, own in _OWN.items():
-                for entry in storage.entries(self.path / home) if storage.is_directory(self.path / home) else []:
-                    if own.fullmatch(entry.name):
-                        place = self.path / home / entry.name
-                        (storage.remove_directory if entry.is_directory else storage.remove)(place)
+            for name, pattern in _FILE_NAMES.items():
+                directory = self.path / name
+                for entry in storage.entries(directory) if storage.is_directory(directory) else []:
+                    if pattern.fullmatch(entry.name):
+                        path = directory / entry.name
+                        (storage.remove_directory if entry.is_directory else storage.remove)(path)
             storage.remove(self.starts)
 
-    def _drop(self, stays: Callable[[dict[str, Any]], bool]) -> None:
+    def _drop(self, is_kept: Callable[[dict[str, Any]], bool]) -> None:
         """Moves records from metrics.jsonl to another file, so that nothing is lost."""
-        recorded = self._recorded()
-        dropped = [line for line, record in recorded if not stays(record)]
+        records = self._records_with_lines()
+        dropped = [line for line, record in records if not is_kept(record)]
         if dropped:
             file = self._storage.append(self.dropped)
             with contextlib.closing(file):
                 file.write(b"".join(dropped))
                 file.sync()
         if self._storage.exists(self.metrics):
-            self._storage.replace(self.metrics, b"".join(line for line, record in recorded if stays(record)))
+            self._storage.replace(self.metrics, b"".join(line for line, record in records if is_kept(record)))
 
     def _contents(self, path: StoragePath) -> bytes:
         """Returns the contents of a file; none if there is no file.
@@ -234,7 +235,7 @@ class RunDirectory:
         Raises:
           InputError: it cannot be read, or a line is not what a run writes.
         """
-        found = []
+        starts = []
         for number, line in enumerate(self._contents(self.starts).splitlines()):
             start = _json(line)
             if not (
@@ -246,8 +247,8 @@ class RunDirectory:
                     f"Each line of {self.starts} must describe a start of the run. Received: another line {number + 1}. "
                     "Restore the file, or start a run in another directory."
                 )
-            found.append(start)
-        return found
+            starts.append(start)
+        return starts
 
     def last_flags(self) -> dict[str, str]:
         """Returns the values of the flags of the last start, as text by name; see `read_starts` for errors."""
@@ -267,11 +268,11 @@ class RunDirectory:
 
     def records(self) -> list[dict[str, Any]]:
         """Returns the records so far, in the schema of metrics.jsonl."""
-        return [record for _, record in self._recorded()]
+        return [record for _, record in self._records_with_lines()]
 
-    def _recorded(self) -> list[tuple[bytes, dict[str, Any]]]:
+    def _records_with_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
         """Returns lines with their contents, up to one that is no record, as a crash may leave it."""
-        found = []
+        records = []
         for line in self._contents(self.metrics).splitlines(keepends=True):
             record = _json(line)
             if (
@@ -280,25 +281,25 @@ class RunDirectory:
                 or not isinstance(record.get("kind"), str)
             ):
                 break
-            found.append((line, record))
-        return found
+            records.append((line, record))
+        return records
 
     @property
     def is_run(self) -> bool:
         """Whether a run has begun in it."""
-        found = self._storage.info(self.starts)
-        return found is not None and not found.is_directory
+        info = self._storage.info(self.starts)
+        return info is not None and not info.is_directory
 
     @property
     def is_unused(self) -> bool:
         """Whether an existing directory has nothing but what may be there before a run, such as a launcher's logs."""
-        return all(entry.name in _BEFORE for entry in self._storage.entries(self.path))
+        return all(entry.name in _ALLOWED_BEFORE for entry in self._storage.entries(self.path))
 
     @property
     def is_done(self) -> bool:
         """Whether a run in it has finished."""
-        found = self._storage.info(self.model)
-        return found is not None and (found.is_directory or found.size > 0)  # empty after a failure of the machine
+        info = self._storage.info(self.model)
+        return info is not None and (info.is_directory or info.size > 0)  # empty after a failure of the machine
 
     @property
     def has_dropped(self) -> bool:
@@ -312,8 +313,8 @@ class RunDirectory:
         if self.has_dropped:
             return True
         names = storage.entries(ledgers) if storage.is_directory(ledgers) else []
-        found = [storage.info(ledgers / name) for name, _ in names if name.startswith("start-")]
-        return any(info.size for info in found if info)
+        files = [storage.info(ledgers / name) for name, _ in names if name.startswith("start-")]
+        return any(info.size for info in files if info)
 
     @staticmethod
     def check(path: AnyPath) -> None:

@@ -193,13 +193,13 @@ def _time(text: Any) -> float | None:
         return None
 
 
-def _seconds(begins: Sequence[float | None], records: Sequence[Mapping[str, Any]]) -> float | None:
+def _seconds(starts: Sequence[float | None], records: Sequence[Mapping[str, Any]]) -> float | None:
     """Returns the time from each start to the last record before the next one, in total."""
-    known = [begin for begin in begins if begin is not None]
+    known_starts = [start for start in starts if start is not None]
     times = [time for record in records if (time := number(record.get("time"))) is not None and math.isfinite(time)]
     total = 0.0
-    for begin, end in itertools.pairwise([*known, math.inf]):
-        total += max([time for time in times if begin <= time < end], default=begin) - begin
+    for start, end in itertools.pairwise([*known_starts, math.inf]):
+        total += max([time for time in times if start <= time < end], default=start) - start
     return total or None
 
 
@@ -216,8 +216,8 @@ _NOT_COMPARED = ("output_dir",)
 _MAIN = ("strategy", "model", "dataset")
 UNKNOWN = "-"
 _NAMES = ("run", "model", "data set")  # columns whose text may be long
-_SHORTENED = 20
-_SHORTEST = 12
+_SHORT_LENGTH = 20
+_MIN_LENGTH = 12
 
 
 def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
@@ -261,7 +261,7 @@ def table(runs: Sequence[RunSummary], metric: str, width: int | None = None) -> 
     if width is None or _width(cells) <= width:
         return _lines(cells)
     for title in _NAMES:
-        cells[title] = [shortened(cell, _SHORTENED) for cell in cells[title]]
+        cells[title] = [shortened(cell, _SHORT_LENGTH) for cell in cells[title]]
     omitted = []
     for title in ("started", "loss", metric, "best loss", "time", "strategy", "model"):
         if title in cells and _width(cells) > width:
@@ -290,17 +290,17 @@ def fitted(rows: Sequence[Sequence[str]], width: int | None) -> list[list[str]]:
     if width is None:
         return [list(row) for row in rows]
     count, first = len(rows[0]) - 1, max(len(row[0]) for row in rows)
-    length = max((width - first) // count - 2, _SHORTEST)
+    length = max((width - first) // count - 2, _MIN_LENGTH)
     return [[row[0], *(shortened(cell, length) for cell in row[1:])] for row in rows]
 
 
 def differences(runs: Sequence[RunSummary]) -> list[list[str]]:
     """Returns rows of the flags and versions that differ: the name, and its value in each run."""
     rows = []
-    for kind, of in (("", lambda run: run.flags), ("version of ", lambda run: run.versions)):
-        names = sorted({name for run in runs for name in of(run)} - set(_NOT_COMPARED))
+    for kind, values_of in (("", lambda run: run.flags), ("version of ", lambda run: run.versions)):
+        names = sorted({name for run in runs for name in values_of(run)} - set(_NOT_COMPARED))
         for name in sorted(names, key=lambda name: name not in _MAIN):
-            values = [of(run).get(name, UNKNOWN) for run in runs]
+            values = [values_of(run).get(name, UNKNOWN) for run in runs]
             if len(set(values)) > 1:
                 rows.append([f"{kind}{name}", *(value or '""' for value in values)])
     replicas = [UNKNOWN if run.replicas is None else str(run.replicas) for run in runs]

@@ -102,8 +102,8 @@ def over_ranks(own_seconds: Sequence[float | None]) -> dict[str, float | int]:
     Returns:
       `step_seconds_min`, `step_seconds_max` and `slowest_rank`; empty if no rank has a time.
     """
-    known = {rank: seconds for rank, seconds in enumerate(own_seconds) if seconds is not None}
-    if not known:
+    times = {rank: seconds for rank, seconds in enumerate(own_seconds) if seconds is not None}
+    if not times:
         return {}
-    slowest = max(known, key=lambda rank: known[rank])
-    return {"step_seconds_min": min(known.values()), "step_seconds_max": known[slowest], "slowest_rank": slowest}
+    slowest = max(times, key=lambda rank: times[rank])
+    return {"step_seconds_min": min(times.values()), "step_seconds_max": times[slowest], "slowest_rank": slowest}

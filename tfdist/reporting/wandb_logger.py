@@ -36,7 +36,7 @@ class WandbLogger(Logger):
             tags=[f"{key}:{value}"[:64] for key, value in run.tags.items() if key != "directory"],
             settings=wandb.Settings(silent=True),
         )
-        run.keep_external_id(_TRACKER, self._run.id)
+        run.store_external_id(_TRACKER, self._run.id)
         # Not W&B's own step, which may not decrease: a resumed run repeats the steps since its checkpoint.
         self._run.define_metric("*", step_metric="step")
 

@@ -13,9 +13,9 @@ def warn_once(text: str, situation: str = "") -> None:
       text: what was found, why it matters, and what to do.
       situation: name of the situation, if there are several texts about it: only the first of them is logged.
     """
-    texts = _texts(situation or text)
-    if not texts:
-        texts.append(text)
+    logged = _texts(situation or text)
+    if not logged:
+        logged.append(text)
         _log.warning("%s", text)
 
 
