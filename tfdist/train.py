@@ -26,7 +26,9 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     if config.find:
         return search.run(config, context)
     check_installed(config.parsed.loggers)
-    in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
+    in_memory.required_parent(
+        config.commit_every, config.commit_dir
+    )  # reports an invalid directory before anything starts
     context = early_checks.check_cluster(config, context)
     decided = resume.decide_early(config, context)
     if decided and decided[0] and not config.dry_run:

@@ -17,7 +17,7 @@ def bytes_of(rank: int) -> np.ndarray:
 
 
 def work(strategy: tfdist.Strategy, directory: pathlib.Path, *folders: str) -> None:
-    replication._AT_ONCE = 3 * PIECE
+    replication._MAX_BYTES_AT_ONCE = 3 * PIECE
     carry(replication.ByteTransfer(strategy), strategy.group)
     for folder in folders:
         found = replication.share(strategy, directory / f"host{strategy.cluster.rank}" / folder)

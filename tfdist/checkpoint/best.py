@@ -72,11 +72,11 @@ def checkpoint_of(best: Best, directory: AnyPath) -> StoragePath | None:
     return next((path for path in newest(directory) if step_of(path) == best.step), None)
 
 
-def best_checkpoint(following: BestValue | None, step: int, group: Group) -> tuple[Best | None, str]:
+def best_checkpoint(tracker: BestValue | None, step: int, group: Group) -> tuple[Best | None, str]:
     """Returns the best value, and the path of its checkpoint; the same on every process.
 
     Args:
-      following: has followed the metric.
+      tracker: has followed the metric.
       step: the present step; if it is the best one, its path is empty.
       group: the processes.
 
@@ -86,16 +86,16 @@ def best_checkpoint(following: BestValue | None, step: int, group: Group) -> tup
     Raises:
       InputError: there is no best value.
     """
-    if following is None or following.best is None:
+    if tracker is None or tracker.best is None:
         raise InputError(
             "`load_best` needs a fit with checkpoints=Checkpoints(best=...) in which its metric was measured. "
-            f"Received: a trainer {'in whose fit it was not measured' if following else 'without such a fit'}."
+            f"Received: a trainer {'in whose fit it was not measured' if tracker else 'without such a fit'}."
         )
-    best = following.best
+    best = tracker.best
     if best.step == step:
         return best, ""
-    mine = _intact(best, following.directory) if group.rank == 0 else ""
-    path = group.broadcast("checkpoints/best/intact", mine, LONG_SECONDS)
+    intact = _intact(best, tracker.directory) if group.rank == 0 else ""
+    path = group.broadcast("checkpoints/best/intact", intact, LONG_SECONDS)
     return (best if path else None), path
 
 
@@ -121,6 +121,6 @@ def best_of(values: Mapping[str, Any]) -> Best | None:
     saved: Json = values.get("best")
     if saved is None:
         return None
-    if not isinstance(saved, list) or [type(each) for each in saved] != [str, str, float, int]:
+    if not isinstance(saved, list) or [type(item) for item in saved] != [str, str, float, int]:
         raise TypeError(f"the best value is {saved!r:.60}")
     return Best(*saved)

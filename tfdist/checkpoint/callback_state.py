@@ -100,12 +100,14 @@ class CallbackStates:
     def train_begun(self) -> None:
         """Restores the callbacks after `on_train_begin`, which resets those of Keras."""
         self._load()
-        lost = [name for name, held in (self._saved or {}).items() if held and not self._takes(name, held)]
-        if lost and self._is_chief:
+        unrestored = [
+            name for name, state in (self._saved or {}).items() if state and not self._is_restored(name, state)
+        ]
+        if unrestored and self._is_chief:
             _log.warning(
                 "These callback states in the checkpoint are not restored: %s. Each belongs to no callback of this run "
                 "or to one without load_state_dict.",
-                ", ".join(lost),
+                ", ".join(unrestored),
             )
         self._unsaved = {
             name: _identities(callback)
@@ -143,8 +145,8 @@ class CallbackStates:
         self._warn_once()
         arrays: dict[str, np.ndarray] = {}
         values = {name: _encoded(name, callback, arrays) for name, callback in self._callbacks.items()}
-        copied = arrays if self._is_chief else {}
-        return values, [Part.full(name, np.array(array, order="C")) for name, array in copied.items()]
+        saved_arrays = arrays if self._is_chief else {}
+        return values, [Part.full(name, np.array(array, order="C")) for name, array in saved_arrays.items()]
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Reads the callbacks' state from a checkpoint, for the next run to resume with.
@@ -155,8 +157,8 @@ class CallbackStates:
         saved = checkpoint.values["callbacks"]
         try:
             self._next = {
-                name: {key: decoded(value, checkpoint.read) for key, value in held.items()}
-                for name, held in saved.items()
+                name: {key: decoded(value, checkpoint.read) for key, value in state.items()}
+                for name, state in saved.items()
             }
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(checkpoint.path, f"its callback state cannot be read ({error})") from error
@@ -168,17 +170,17 @@ class CallbackStates:
         if self._rate is not None and keras_internals.constant_learning_rate(self._optimizer) is not None:
             self._optimizer.learning_rate = self._rate
         for name, callback in self._callbacks.items():
-            held = copy.deepcopy(self._saved.get(name, {}))  # callbacks may change what they get
-            keras_internals.restore_callback(callback, held)
-            if _STATE_DICT in held and _has_state_dict(callback):
-                callback.load_state_dict(held[_STATE_DICT])
+            state = copy.deepcopy(self._saved.get(name, {}))  # callbacks may change what they get
+            keras_internals.restore_callback(callback, state)
+            if _STATE_DICT in state and _has_state_dict(callback):
+                callback.load_state_dict(state[_STATE_DICT])
 
-    def _takes(self, name: str, held: Mapping[str, Any]) -> bool:
+    def _is_restored(self, name: str, state: Mapping[str, Any]) -> bool:
         """Returns whether a callback of this run is restored from this state."""
         callback = self._callbacks.get(name)
         if callback is None:
             return False
-        return _has_state_dict(callback) if _STATE_DICT in held else _is_of_keras(callback)
+        return _has_state_dict(callback) if _STATE_DICT in state else _is_of_keras(callback)
 
     def _warn_once(self) -> None:
         """Names the callbacks that have set attributes since the start and are not saved."""

@@ -16,26 +16,26 @@ VARIABLE = (
 )
 
 
-def home(every: int, given: str, environment: Mapping[str, str] = os.environ) -> str:
+def required_parent(every: int, commit_dir: str, environment: Mapping[str, str] = os.environ) -> str:
     """Returns the directory in which runs have their directories of in-memory checkpoints; "" for a run without them.
 
     Args:
       every: number of steps between in-memory checkpoints; 0 for none.
-      given: the directory; empty for the launcher's.
+      commit_dir: the directory; empty for the launcher's.
       environment: contains the launcher's directory.
 
     Raises:
       InputError: in-memory checkpoints are enabled, but no directory is known, or others can write to it.
     """
-    found = place(given, environment)
-    if every and found:
-        _check_private(Path(found))
-    if every and not found:
+    parent = parent_directory(commit_dir, environment)
+    if every and parent:
+        _check_private(Path(parent))
+    if every and not parent:
         raise InputError(
             f"Commits need a directory that outlives the run's processes. Received: --commit_every={every}, without "
             f"--commit_dir, and without {VARIABLE}, which tfdist launch sets. Add --commit_dir, such as /dev/shm/mine."
         )
-    return found if every else ""
+    return parent if every else ""
 
 
 def _check_private(directory: Path) -> None:
@@ -47,28 +47,28 @@ def _check_private(directory: Path) -> None:
         return
     is_own = owners == {os.geteuid()}
     if not is_own or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        why = "writable by other users" if is_own else "another user's"
+        reason = "writable by other users" if is_own else "another user's"
         raise InputError(
             f"Only the user of a run may write to its directory of commits. Received: --commit_dir={directory}, which is "
-            f"{why}. Give a directory of your own with the mode 700, such as /dev/shm/mine."
+            f"{reason}. Give a directory of your own with the mode 700, such as /dev/shm/mine."
         )
 
 
-def place(given: str, environment: Mapping[str, str] = os.environ) -> str:
+def parent_directory(commit_dir: str, environment: Mapping[str, str] = os.environ) -> str:
     """Returns the parent directory of in-memory checkpoints on this host, enabled or not; "" if none is known."""
-    return os.path.expanduser(given or environment.get(VARIABLE, ""))
+    return os.path.expanduser(commit_dir or environment.get(VARIABLE, ""))
 
 
-def local_path(recorded: Path, given: str) -> Path:
+def local_path(recorded: Path, commit_dir: str) -> Path:
     """Returns the path on this host of a directory of in-memory checkpoints that was recorded on this or another host.
 
     Args:
       recorded: its path there.
-      given: as in `place`.
+      commit_dir: as in `parent_directory`.
     """
-    home = place(given)
-    own = Path(home).absolute() / recorded.name if home else recorded
-    return recorded if recorded.is_dir() and not own.is_dir() else own
+    parent = parent_directory(commit_dir)
+    local = Path(parent).absolute() / recorded.name if parent else recorded
+    return recorded if recorded.is_dir() and not local.is_dir() else local
 
 
 def new_name(run: StoragePath) -> str:
@@ -83,25 +83,25 @@ def new_name(run: StoragePath) -> str:
     return f"{_mark(run)}-{secrets.token_hex(8)}"
 
 
-def take_along(checkpoint: StoragePath, folder: Path) -> None:
+def link_checkpoint(checkpoint: StoragePath, folder: Path) -> None:
     """Hard-links the in-memory checkpoint from which a start resumes into its own directory, to be used again.
 
     Does nothing for a durable checkpoint, or one on another device.
     """
     target = folder / checkpoint.name
-    arriving = folder / f".{target.name}.partial"
+    partial = folder / f".{target.name}.partial"
     if _run_of(checkpoint.parent) != _run_of(folder):
         return
     try:
-        arriving.mkdir()
+        partial.mkdir()
         for file in Path(str(checkpoint)).iterdir():
-            os.link(file, arriving / file.name)
-        arriving.rename(target)
+            os.link(file, partial / file.name)
+        partial.rename(target)
     except OSError:
-        shutil.rmtree(arriving, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def remove_former(checkpoint: StoragePath, folder: Path) -> None:
+def remove_other_starts(checkpoint: StoragePath, folder: Path) -> None:
     """Removes the directories of other starts of the same run, unless this start could not link the one it needs."""
     if _run_of(checkpoint.parent) == _run_of(folder) and not (folder / checkpoint.name).exists():
         return
@@ -114,7 +114,7 @@ def _run_of(folder: StoragePath) -> str:
     return folder.name.partition("-")[0]
 
 
-def is_of(folder: StoragePath, run: StoragePath) -> bool:
+def belongs_to(folder: StoragePath, run: StoragePath) -> bool:
     """Returns whether a directory of in-memory checkpoints was made for the run in `run`, not for a copy of it."""
     return folder.name.startswith(f"{_mark(run)}-")
 

@@ -24,7 +24,7 @@ _PREEMPTED, _DUE, _FAILED = "preempted", "checkpoint", "checkpoint failed"  # to
 
 _log = logging.getLogger(__name__)
 
-COMMITS_KEPT = 2  # the second one is used if the newest is corrupted
+MAX_COMMITS = 2  # the second one is used if the newest is corrupted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,12 +157,12 @@ class _PeriodicSaver(Saver):
         )
         self._commit_every = options.commit_every
         self._commits = (
-            InMemoryTier(strategy, options.commit_directory, COMMITS_KEPT, options.flags)
+            InMemoryTier(strategy, options.commit_directory, MAX_COMMITS, options.flags)
             if options.commit_every
             else None
         )
         self._step = -1  # the last step for which `at` was called
-        self._wished_at = time.monotonic()
+        self._last_request = time.monotonic()
 
     def next(self, step: int) -> int | None:
         """See base class."""
@@ -189,8 +189,8 @@ class _PeriodicSaver(Saver):
         durable = periodic or is_best or _DUE in due or _PREEMPTED in due or (is_last and is_on)
         commit = self._commit_every and step % self._commit_every == 0
         # In-memory first, because it is faster.
-        wanted = [self._commits if commit else None, self._durable if durable else None]
-        self._save([store for store in wanted if store and store.written != step])
+        tiers = [self._commits if commit else None, self._durable if durable else None]
+        self._save([tier for tier in tiers if tier and tier.written != step])
         if _PREEMPTED in due:
             self._durable.wait(strict=True)
             if CTRL_C in self._notices:
@@ -202,7 +202,7 @@ class _PeriodicSaver(Saver):
                 f"Preempted: stopped at step {step}, which is saved in {self._durable.directory}. Resume with the same "
                 "command and the same --output_dir."
             )
-        self._ask_for_another()
+        self._request_if_due()
 
     def finish(self) -> None:
         """Waits until everything is written, at the end of the run."""
@@ -218,29 +218,29 @@ class _PeriodicSaver(Saver):
         if self._commits:
             self._commits.drop()
 
-    def _ask_for_another(self) -> None:
+    def _request_if_due(self) -> None:
         if self._interval.seconds and self._group.rank == 0:
             now = time.monotonic()
-            if now - self._wished_at >= self._interval.seconds:
-                self._wished_at = now
+            if now - self._last_request >= self._interval.seconds:
+                self._last_request = now
                 self._sync_points.request(_DUE)
 
-    def _save(self, stores: Sequence[Tier]) -> None:
+    def _save(self, tiers: Sequence[Tier]) -> None:
         """Copies the state once, and starts to write it after all processes have completed the previous write."""
-        if not stores:
+        if not tiers:
             return
-        for store in stores:
-            store.wait()
+        for tier in tiers:
+            tier.wait()
         if self._best:  # a commit that names the best checkpoint must not outlive a process that is writing it
             self._durable.wait()
         saved = self._saved()
-        if self._durable in stores or (self._commits and self._commits.survives_host_loss):
+        if self._durable in tiers or (self._commits and self._commits.survives_host_loss):
             self._synchronize()
-        for store in stores:
-            store.start(saved)
+        for tier in tiers:
+            tier.start(saved)
         if not self._in_background:
-            for store in stores:
-                store.wait()
+            for tier in tiers:
+                tier.wait()
 
 
 @contextlib.contextmanager
@@ -269,39 +269,39 @@ def saver(
     if options is None:
         yield Saver()
         return
-    received: list[str] = []
+    received_notices: list[str] = []
     with (
-        _claimed(options, strategy.group, step),
+        _reserve(options, strategy.group, step),
         SyncPoints(strategy.group) as sync_points,
-        notices(_noting(received, sync_points)),
+        notices(_notice_recorder(received_notices, sync_points)),
         machine_notices(lambda _: sync_points.request(_PREEMPTED)),
     ):
-        _forget_what_is_elsewhere(best, strategy.group)
-        made = _PeriodicSaver(options, strategy, sync_points, saved, synchronize, best, received)
+        _forget_missing_best(best, strategy.group)
+        periodic_saver = _PeriodicSaver(options, strategy, sync_points, saved, synchronize, best, received_notices)
         try:
-            yield made
+            yield periodic_saver
         except BaseException:
-            made.drop()
+            periodic_saver.drop()
             raise
-        made.finish()
+        periodic_saver.finish()
 
 
-def _noting(received: list[str], sync_points: SyncPoints) -> Callable[[str], None]:
+def _notice_recorder(received_notices: list[str], sync_points: SyncPoints) -> Callable[[str], None]:
     """Returns a function that notes a notice of preemption, and requests that all ranks stop."""
 
     def note(name: str) -> None:
-        received.append(name)
+        received_notices.append(name)
         sync_points.request(_PREEMPTED)
 
     return note
 
 
-def _forget_what_is_elsewhere(best: BestValue | None, group: Group) -> None:
+def _forget_missing_best(best: BestValue | None, group: Group) -> None:
     """Starts without a best value if its checkpoint is not in this directory, as when another run is resumed here."""
     if best is None or best.best is None:
         return
-    mine = group.rank == 0 and checkpoint_of(best.best, best.directory) is not None
-    if not group.broadcast("checkpoints/best", mine, LONG_SECONDS):
+    exists = group.rank == 0 and checkpoint_of(best.best, best.directory) is not None
+    if not group.broadcast("checkpoints/best", exists, LONG_SECONDS):
         if group.rank == 0:
             _log.info(
                 "The best value so far, %s, has no checkpoint in %s: only later steps are considered for the best.",
@@ -312,7 +312,7 @@ def _forget_what_is_elsewhere(best: BestValue | None, group: Group) -> None:
 
 
 @contextlib.contextmanager
-def _claimed(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
+def _reserve(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
     """Reserves the directory of checkpoints for this run; the chief's result is sent to all ranks.
 
     Raises:
@@ -324,7 +324,7 @@ def _claimed(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
             try:
                 _lock(path_of(options.directory), stack)
                 for directory in filter(None, (options.directory, options.commit_directory)):
-                    _check_nothing_is_ahead(path_of(directory), step)
+                    _check_no_later_checkpoint(path_of(directory), step)
             except InputError as error:
                 refusal = str(error)
         if refusal := group.broadcast("checkpoints/claimed", refusal, LONG_SECONDS):
@@ -342,11 +342,11 @@ def _lock(directory: StoragePath, stack: contextlib.ExitStack) -> None:
         _log.warning("%s Another run could write there at the same time.", error)
 
 
-def _check_nothing_is_ahead(directory: StoragePath, step: int) -> None:
+def _check_no_later_checkpoint(directory: StoragePath, step: int) -> None:
     """Raises `InputError` for a later checkpoint, which would count as this run's newest and displace its own ones."""
-    found = newest(directory)
-    if found and step_of(found[0]) > step:
+    checkpoints = newest(directory)
+    if checkpoints and step_of(checkpoints[0]) > step:
         raise InputError(
-            f"A run that is saved at step {step} needs a directory without later checkpoints. Received: {found[0]}. Give "
+            f"A run that is saved at step {step} needs a directory without later checkpoints. Received: {checkpoints[0]}. Give "
             "another directory, or call trainer.resume first."
         )

@@ -35,7 +35,9 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, TfdistError
 from tfdist.storage import path_of
 
-_AT_ONCE = 64 << 20  # total bytes that all processes send at once; an engine may deliver all of them to each process
+_MAX_BYTES_AT_ONCE = (
+    64 << 20
+)  # total bytes that all processes send at once; an engine may deliver all of them to each process
 
 
 class ByteTransfer:
@@ -60,7 +62,7 @@ class ByteTransfer:
         self._strategy = strategy
         self._packed = strategy.collectives.wire.packed
         self._local = len(strategy.local_replicas)
-        self.piece = max(_AT_ONCE // strategy.replicas, 1 << 10)
+        self.piece = max(_MAX_BYTES_AT_ONCE // strategy.replicas, 1 << 10)
         self._to_one = self._traced(self._exchange)
         self._to_all = self._traced(self._gather)
 
@@ -74,14 +76,14 @@ class ByteTransfer:
         Returns:
           What other processes have sent to this one, uint8, by rank.
         """
-        plans = self._strategy.group.gather("carrying/to one", [data.size, process], LONG_SECONDS)
-        me = self._strategy.cluster.rank
-        mine = {rank: np.empty(size, np.uint8) for rank, (size, to) in enumerate(plans) if to == me}
-        for begin in range(0, max(size for size, _ in plans), self.piece):
-            received = self._sent(self._to_one, data[begin : begin + self.piece], process)
-            for whole in mine.values():
-                received = self._take(received, whole[begin : begin + self.piece])
-        return mine
+        messages = self._strategy.group.gather("carrying/to one", [data.size, process], LONG_SECONDS)
+        own_rank = self._strategy.cluster.rank
+        buffers = {rank: np.empty(size, np.uint8) for rank, (size, to) in enumerate(messages) if to == own_rank}
+        for start in range(0, max(size for size, _ in messages), self.piece):
+            received = self._transmit(self._to_one, data[start : start + self.piece], process)
+            for buffer in buffers.values():
+                received = self._unpack(received, buffer[start : start + self.piece])
+        return buffers
 
     def to_all(self, data: np.ndarray) -> dict[int, np.ndarray]:
         """Sends the bytes of each process to all processes.
@@ -93,14 +95,14 @@ class ByteTransfer:
           What each process has sent, uint8, by rank; empty arrays for those that sent nothing.
         """
         sizes = self._strategy.group.gather("carrying/to all", data.size, LONG_SECONDS)
-        received = self._sent(self._to_all, data)
-        found = {}
+        received = self._transmit(self._to_all, data)
+        buffers = {}
         for rank, size in enumerate(sizes):
-            found[rank] = np.empty(size, np.uint8)
-            received = self._take(received, found[rank])
-        return found
+            buffers[rank] = np.empty(size, np.uint8)
+            received = self._unpack(received, buffers[rank])
+        return buffers
 
-    def _sent(self, function: Any, data: np.ndarray, process: int = 0) -> np.ndarray:
+    def _transmit(self, function: Any, data: np.ndarray, process: int = 0) -> np.ndarray:
         packed = np.zeros(self._padded(data.size), np.uint8)
         packed[: data.size] = data
         words = packed.view(self._packed.as_numpy_dtype)
@@ -109,10 +111,10 @@ class ByteTransfer:
         sent = function()(tf.constant(words), tf.constant(splits))
         return np.asarray(self._strategy.local(sent)[0]).view(np.uint8)
 
-    def _take(self, received: np.ndarray, into: np.ndarray) -> np.ndarray:
+    def _unpack(self, received: np.ndarray, buffer: np.ndarray) -> np.ndarray:
         """Copies the first bytes into an array; returns the following ones."""
-        into[:] = received[: into.size]
-        return received[self._padded(into.size) :]
+        buffer[:] = received[: buffer.size]
+        return received[self._padded(buffer.size) :]
 
     def _padded(self, size: int) -> int:
         """Returns the number of bytes including padding."""
@@ -156,7 +158,7 @@ def check_can_transfer(strategy: Strategy) -> None:
 _log = logging.getLogger(__name__)
 
 _MARK = ".host"  # a file that distinguishes directories of the same name on different hosts
-_TRIES, _PAUSE = 500, 0.01  # seconds
+_ATTEMPTS, _PAUSE = 500, 0.01  # seconds
 
 
 def hosts(group: Group, directory: Path) -> list[list[int]]:
@@ -172,15 +174,15 @@ def hosts(group: Group, directory: Path) -> list[list[int]]:
         mark = _mark(directory)
     except OSError as error:
         failure = f"{directory} ({error.strerror})"
-    everyone = group.gather("commits/hosts", [mark, failure], LONG_SECONDS)
-    found: dict[str, list[int]] = {}
-    for rank, (mark, failure) in enumerate(everyone):
+    answers = group.gather("commits/hosts", [mark, failure], LONG_SECONDS)
+    ranks_by_mark: dict[str, list[int]] = {}
+    for rank, (mark, failure) in enumerate(answers):
         if failure:
             raise InputError(
                 f"Commits need a writable directory. Received, on rank {rank}: {failure}. Give another --commit_dir."
             )
-        found.setdefault(mark, []).append(rank)
-    return list(found.values())
+        ranks_by_mark.setdefault(mark, []).append(rank)
+    return list(ranks_by_mark.values())
 
 
 def _mark(directory: Path) -> str:
@@ -189,7 +191,7 @@ def _mark(directory: Path) -> str:
     path = directory / _MARK
     with contextlib.suppress(FileExistsError), open(path, "x") as file:
         file.write(secrets.token_hex(8))
-    for _ in range(_TRIES):  # the process that created it may not have written it yet
+    for _ in range(_ATTEMPTS):  # the process that created it may not have written it yet
         if text := path.read_text():
             return text
         time.sleep(_PAUSE)
@@ -210,29 +212,33 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
         cannot send files, in which case none has been examined.
     """
     group = strategy.group
-    those = _hosts_that_are(group, folder) if group.size > 1 else [[0]]
-    if len(those) == 1 or not can_transfer(strategy):
+    host_ranks = _hosts_or_processes(group, folder) if group.size > 1 else [[0]]
+    if len(host_ranks) == 1 or not can_transfer(strategy):
         return None
-    firsts = [host[0] for host in those]
-    everyone = group.gather("commits/held", _all_held(folder) if group.rank in firsts else {}, LONG_SECONDS)
-    held = {rank: {name: LocalFiles(*one) for name, one in everyone[rank].items()} for rank in firsts}
-    names = sorted(set().union(*held.values()), reverse=True)
-    possible = [name for name in names if _is_whole(name, held)]
-    found = [name for name in possible if all(_is_whole(name, {rank: own}) for rank, own in held.items())]
-    chosen = next(iter(possible), "")
-    if chosen and chosen not in found:
-        found += (
-            [chosen] if _send(strategy, folder / chosen, {rank: own.get(chosen) for rank, own in held.items()}) else []
-        )
-    left_out = [name for name in names if name > max(found, default="")]
-    if left_out and strategy.is_chief:
+    first_ranks = [host[0] for host in host_ranks]
+    answers = group.gather(
+        "commits/held", _local_checkpoints(folder) if group.rank in first_ranks else {}, LONG_SECONDS
+    )
+    files_by_rank = {rank: {name: LocalFiles(*one) for name, one in answers[rank].items()} for rank in first_ranks}
+    names = sorted(set().union(*files_by_rank.values()), reverse=True)
+    complete = [name for name in names if _is_complete(name, files_by_rank)]
+    shared = [
+        name for name in complete if all(_is_complete(name, {rank: files}) for rank, files in files_by_rank.items())
+    ]
+    newest_complete = next(iter(complete), "")
+    if newest_complete and newest_complete not in shared:
+        copies = {rank: files.get(newest_complete) for rank, files in files_by_rank.items()}
+        if _send(strategy, folder / newest_complete, copies):
+            shared.append(newest_complete)
+    ignored = [name for name in names if name > max(shared, default="")]
+    if ignored and strategy.is_chief:
         _log.warning(
-            "Ignoring the commit %s: the hosts of this start do not have all of its files.", ", ".join(left_out)
+            "Ignoring the commit %s: the hosts of this start do not have all of its files.", ", ".join(ignored)
         )
-    return found
+    return shared
 
 
-def _hosts_that_are(group: Group, folder: Path) -> list[list[int]]:
+def _hosts_or_processes(group: Group, folder: Path) -> list[list[int]]:
     """Same as `hosts`; if a host cannot create the directory, each process counts as a host without files."""
     try:
         return hosts(group, folder)
@@ -240,60 +246,60 @@ def _hosts_that_are(group: Group, folder: Path) -> list[list[int]]:
         return [[rank] for rank in range(group.size)]
 
 
-def _all_held(folder: Path) -> dict[str, LocalFiles]:
-    found = {}
+def _local_checkpoints(folder: Path) -> dict[str, LocalFiles]:
+    files = {}
     with contextlib.suppress(OSError):
         clean_partial(folder)
     for path in newest(folder):
         with contextlib.suppress(OSError, TfdistError):  # of the manifest: another host may have it
-            found[path.name] = Checkpoint.held(path)
-    return found
+            files[path.name] = Checkpoint.held(path)
+    return files
 
 
-def _is_whole(name: str, held: Mapping[int, Mapping[str, LocalFiles]]) -> bool:
+def _is_complete(name: str, files_by_rank: Mapping[int, Mapping[str, LocalFiles]]) -> bool:
     """Returns whether the hosts together have all files of an in-memory checkpoint."""
-    there = [own[name] for own in held.values() if name in own]
-    return len({one.manifest for one in there}) == 1 and all(
-        any(file in one.intact for one in there) for file in there[0].sizes
+    copies = [files[name] for files in files_by_rank.values() if name in files]
+    return len({copy.manifest for copy in copies}) == 1 and all(
+        any(file in copy.intact for copy in copies) for file in copies[0].sizes
     )
 
 
-def _send(strategy: Strategy, path: Path, held: Mapping[int, LocalFiles | None]) -> bool:
+def _send(strategy: Strategy, path: Path, files_by_rank: Mapping[int, LocalFiles | None]) -> bool:
     """Sends each missing file from a host that has it to those that do not; returns whether all have them now."""
-    carrier = ByteTransfer(strategy)
-    sizes = next(one for one in held.values() if one).sizes
-    me, failure, is_new = strategy.group.rank, "", not path.exists()
+    transfer = ByteTransfer(strategy)
+    sizes = next(one for one in files_by_rank.values() if one).sizes
+    own_rank, failure, is_new = strategy.group.rank, "", not path.exists()
     for file, size in sizes.items():
-        holder, *others = [rank for rank, one in held.items() if one and file in one.intact]
-        lacking = held.keys() - {holder, *others}
-        for begin in range(0, size, carrier.piece) if lacking else ():
-            data = np.zeros(min(carrier.piece, size - begin) * (me == holder), np.uint8)
-            if me == holder:
+        source_rank, *others = [rank for rank, one in files_by_rank.items() if one and file in one.intact]
+        lacking_ranks = files_by_rank.keys() - {source_rank, *others}
+        for begin in range(0, size, transfer.piece) if lacking_ranks else ():
+            data = np.zeros(min(transfer.piece, size - begin) * (own_rank == source_rank), np.uint8)
+            if own_rank == source_rank:
                 with open(path / file, "rb") as source:
                     source.seek(begin)
                     source.readinto(data.data)
-            piece = carrier.to_all(data)[holder]
-            if me in lacking and not failure:
-                failure = _written(path / file, piece, begin, size)
+            piece = transfer.to_all(data)[source_rank]
+            if own_rank in lacking_ranks and not failure:
+                failure = _write_piece(path / file, piece, begin, size)
     failures = strategy.group.gather("commits/shared", failure, LONG_SECONDS)
-    for rank, said in enumerate(failures):
-        if said and me == 0:
-            _log.warning("Rank %d cannot write the commit %s, which the others have: %s.", rank, path.name, said)
+    for rank, error in enumerate(failures):
+        if error and own_rank == 0:
+            _log.warning("Rank %d cannot write the commit %s, which the others have: %s.", rank, path.name, error)
     if failure and is_new:
         shutil.rmtree(path, ignore_errors=True)
     return not any(failures)
 
 
-def _written(path: Path, piece: np.ndarray, begin: int, size: int) -> str:
+def _write_piece(path: Path, piece: np.ndarray, start: int, size: int) -> str:
     """Writes a piece of a file, which is renamed after the last piece; returns the error, or ""."""
-    arriving = path.with_name(f".{path.name}.arriving")
+    partial = path.with_name(f".{path.name}.arriving")
     try:
         path.parent.mkdir(exist_ok=True)
-        with open(arriving, "r+b" if begin else "wb") as file:
-            file.seek(begin)
+        with open(partial, "r+b" if start else "wb") as file:
+            file.seek(start)
             file.write(piece.data)
-        if begin + piece.size == size:
-            arriving.replace(path)
+        if start + piece.size == size:
+            partial.replace(path)
     except OSError as error:
         return f"{path.parent} ({error.strerror})"
     return ""
@@ -435,23 +441,25 @@ class InMemoryTier(Tier):
         self._fails = False
         self._hosts = hosts(self._group, Path(str(self.directory)))
         self._is_first = any(host[0] == self._group.rank for host in self._hosts)
-        self._carrier = ByteTransfer(strategy) if len(self._hosts) > 1 else None
+        self._transfer = ByteTransfer(strategy) if len(self._hosts) > 1 else None
 
     @property
     def survives_host_loss(self) -> bool:
         """Whether the checkpoint survives the loss of a host."""
-        return self._carrier is not None
+        return self._transfer is not None
 
     def start(self, saved: Saved) -> None:
         """See base class."""
-        super().start(self._spread(saved, self._carrier) if self._carrier else saved)
+        super().start(self._spread(saved, self._transfer) if self._transfer else saved)
 
-    def _spread(self, saved: Saved, carrier: ByteTransfer) -> Saved:
+    def _spread(self, saved: Saved, transfer: ByteTransfer) -> Saved:
         replicated = saved.state.replicated()
         own = [part for part in saved.parts if part.name not in replicated]
-        copies = carrier.to_one(shard_bytes(own), copy_holder(self._group.rank, self._hosts))
-        over = HostPlacement(self._hosts, saved.state.replicated_parts(saved.parts) if self._is_first else (), copies)
-        return saved._replace(parts=own, over=over)
+        copies = transfer.to_one(shard_bytes(own), copy_holder(self._group.rank, self._hosts))
+        placement = HostPlacement(
+            self._hosts, saved.state.replicated_parts(saved.parts) if self._is_first else (), copies
+        )
+        return saved._replace(parts=own, over=placement)
 
     def clear(self) -> None:
         """Removes all checkpoints to free the memory."""

@@ -36,31 +36,31 @@ def resume_candidates(strategy: Strategy, path: AnyPath, commits: str | os.PathL
     Every process must call it; rank 0's checkpoints are used.
     """
     group, folder = strategy.group, Path(commits).expanduser()
-    mine = [str(found) for found in checkpoints_at(path)]
+    own_checkpoints = [str(checkpoint) for checkpoint in checkpoints_at(path)]
     with long_timeout("its data or its model") as deadline:
-        durable = [path_of(found) for found in group.broadcast("resume", mine, deadline)]
+        durable = [path_of(checkpoint) for checkpoint in group.broadcast("resume", own_checkpoints, deadline)]
     names: list[str] = []
     if commits:
-        whole = share(strategy, folder)
-        there = [found.name for found in newest(folder)] if whole is None else whole
-        names = group.broadcast("resume/commits", there)
-    found = newest_first(durable, [folder / name for name in names])
-    if not found:
+        complete_commits = share(strategy, folder)
+        commit_names = [commit.name for commit in newest(folder)] if complete_commits is None else complete_commits
+        names = group.broadcast("resume/commits", commit_names)
+    checkpoints = newest_first(durable, [folder / name for name in names])
+    if not checkpoints:
         folders = [path_of(path), *([folder] if commits else [])]
-        _check_none_was_damaged(group, folders)
-    return [str(one) for one in found]
+        _check_not_all_damaged(group, folders)
+    return [str(path) for path in checkpoints]
 
 
-def _check_none_was_damaged(group: Group, folders: Sequence[StoragePath]) -> None:
+def _check_not_all_damaged(group: Group, folders: Sequence[StoragePath]) -> None:
     """Raises `CheckpointError` if the run would silently start over because all of its checkpoints were set aside."""
     damaged = [
         str(found) for found in set_aside_in(*(place for path in folders for place in (path, path / "checkpoints")))
     ]
-    known = next(filter(None, group.gather("resume/damaged", damaged)), None)
-    if known:
+    reported = next(filter(None, group.gather("resume/damaged", damaged)), None)
+    if reported:
         raise CheckpointError(
             f"A run must resume from a valid checkpoint. Received: {folders[0]}, where all checkpoints are damaged; "
-            f"the newest is {known[-1]}. Start in another directory, with new weights or from a checkpoint of another "
+            f"the newest is {reported[-1]}. Start in another directory, with new weights or from a checkpoint of another "
             "run."
         )
 
@@ -79,26 +79,26 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
       InputError: a checkpoint is of another model or optimizer, or of a newer version.
       CheckpointError: none of them is valid, or a process other than the chief cannot read a valid one.
     """
-    chief, damages = group.rank == 0, []
+    chief, damaged = group.rank == 0, []
     state.collect()
     for number, path in enumerate(paths):
-        checkpoint, damage = _restored(state, path_of(path), whole=chief)
-        found = group.gather(f"checkpoint/read/{number}", damage, LONG_SECONDS)
-        if not any(found):
+        checkpoint, damage = _try_restore(state, path_of(path), verifies_all=chief)
+        errors = group.gather(f"checkpoint/read/{number}", damage, LONG_SECONDS)
+        if not any(errors):
             return checkpoint
-        if not found[0]:
-            rank = next(rank for rank, text in enumerate(found) if text)
+        if not errors[0]:
+            rank = next(rank for rank, text in enumerate(errors) if text)
             raise CheckpointError(
                 "All processes must be able to read the checkpoint that a run resumes from. Received, on rank "
-                f"{rank}: {found[rank]} "
+                f"{rank}: {errors[rank]} "
                 "It is valid on rank 0: share its directory between the hosts."
             )
-        damages.append(found[0])
+        damaged.append(errors[0])
         if chief:
-            _log.warning("%s%s", damages[-1], _set_aside(path_of(path)) if sets_aside else "")
-    if damages:
+            _log.warning("%s%s", damaged[-1], _set_aside(path_of(path)) if sets_aside else "")
+    if damaged:
         raise CheckpointError(
-            f"A run must resume from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Start in "
+            f"A run must resume from a valid checkpoint. Received: {len(damaged)} damaged. {damaged[0]} Start in "
             "another directory, with new weights or from a checkpoint of another run."
         )
     return None
@@ -137,14 +137,14 @@ def _set_aside(path: StoragePath) -> str:
         return f" It could not be renamed ({error.strerror})."
 
 
-def _restored(state: RunVariables, path: StoragePath, whole: bool) -> tuple[Checkpoint | None, str]:
-    """Restores a checkpoint; returns it, and an error if it is corrupted. `whole` verifies unneeded data, too."""
+def _try_restore(state: RunVariables, path: StoragePath, verifies_all: bool) -> tuple[Checkpoint | None, str]:
+    """Restores a checkpoint; returns it, and an error if it is corrupted. `verifies_all` verifies unneeded data, too."""
     try:
         checkpoint = Checkpoint.open(path)
         _check_values(checkpoint)
         state.restore(checkpoint)
-        if whole:
+        if verifies_all:
             checkpoint.verify()
-    except CorruptCheckpointError as damaged:
-        return None, str(damaged)
+    except CorruptCheckpointError as error:
+        return None, str(error)
     return checkpoint, ""

@@ -47,8 +47,8 @@ _MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE, _EXCHANGES = (
 _LOCAL = "local_"  # before the prefix of variables of which each replica has its own value
 _PER_REPLICA = (_STATISTICS, _REPLICA_STATE, _LOCAL)
 _AVERAGED = (_STATISTICS, _LOCAL)  # where a value is needed that no replica has, it is the mean
-_TAKEN_OVER = f"{_REPLICA_STATE}loss_scale/"  # a new replica gets the value of another one
-_NAMED_AT_MOST = 10  # maximum number of reported differences between two models
+_COPIED = f"{_REPLICA_STATE}loss_scale/"  # a new replica gets the value of another one
+_MAX_LISTED = 10  # maximum number of reported differences between two models
 
 
 class _RunVariable(NamedTuple):
@@ -91,43 +91,43 @@ class RunVariables:
         self._store = store
         self._callbacks = callbacks
         moving = {id(variable) for variable in keras_internals.moving_statistics(model)}
-        own = [variable for variable in model.variables if id(variable) in moving]
+        statistics = [variable for variable in model.variables if id(variable) in moving]
         replicated = [variable for variable in model.variables if id(variable) not in moving]
         local = {id(v) for v in (*model.trainable_variables, *model.optimizer.variables) if exchanges.has_local_weights}
         state, paths = model.optimizer.variables, keras_internals.paths_of_state(model.optimizer)
         of_optimizer = _named(_OPTIMIZER, state, local, strategy.optimizer_shards.is_here_only, paths)
-        every = {**_named(_MODEL, replicated, local), **_named(_STATISTICS, own, moving), **of_optimizer}
-        self._own_forms = {name: held.form for name, held in every.items()}
+        variables = {**_named(_MODEL, replicated, local), **_named(_STATISTICS, statistics, moving), **of_optimizer}
+        self._own_forms = {name: entry.form for name, entry in variables.items()}
         self._forms = self._own_forms  # of all processes; see `collect`
         # Of a sharded optimizer, other processes have the rest.
-        self._variables = {name: held for name, held in every.items() if held.variable is not None}
+        self._variables = {name: entry for name, entry in variables.items() if entry.variable is not None}
         differing = {id(variable) for variable in exchanges.own_variables}
         self._exchanged = _named(_EXCHANGES, [*exchanges.variables, *exchanges.own_variables], differing)
-        self._written: frozenset[str] = frozenset()  # names; see `collect`
+        self._written_names: frozenset[str] = frozenset()  # names; see `collect`
 
     def collect(self) -> None:
         """Learns which variables other processes have, before the run is saved or restored; every process must call it."""
-        forms = {**self._own_forms, **{name: held.form for name, held in self._held().items()}}
-        found = self._strategy.blocks.of_all({name: [dtype, *shape] for name, (dtype, shape) in forms.items()})
+        forms = {**self._own_forms, **{name: entry.form for name, entry in self._all_variables().items()}}
+        of_all = self._strategy.blocks.of_all({name: [dtype, *shape] for name, (dtype, shape) in forms.items()})
         kinds = (_MODEL, _STATISTICS, _OPTIMIZER)
         ordered = sorted(
-            (name for name in found.forms if name.removeprefix(_LOCAL).startswith(kinds)),
+            (name for name in of_all.forms if name.removeprefix(_LOCAL).startswith(kinds)),
             key=lambda name: [name.removeprefix(_LOCAL).startswith(kind) for kind in kinds],
             reverse=True,
         )
-        self._forms = {name: (found.forms[name][0], tuple(found.forms[name][1:])) for name in ordered}
-        self._written = found.written
+        self._forms = {name: (of_all.forms[name][0], tuple(of_all.forms[name][1:])) for name in ordered}
+        self._written_names = of_all.written
 
     def parts(self, copied: bool = True) -> list[Part]:
         """Returns the blocks that this process writes, on the host, after `collect`; `copied`: see `VariableBlocks.written`."""
         return [
-            Part(name, self._saved_shape(held), offset, values)
-            for name, held in self._held().items()
-            if name in self._written
-            for offset, values in self._blocks_written(held, copied)
+            Part(name, self._saved_shape(entry), offset, values)
+            for name, entry in self._all_variables().items()
+            if name in self._written_names
+            for offset, values in self._blocks_written(entry, copied)
         ]
 
-    def _held(self) -> dict[str, _RunVariable]:
+    def _all_variables(self) -> dict[str, _RunVariable]:
         """Returns all variables of this process by name."""
         states = {
             f"{_REPLICA_STATE if state.per_replica else _STATE}{state.name}": _RunVariable(
@@ -137,28 +137,28 @@ class RunVariables:
         }
         return {**self._variables, **self._exchanged, **states}
 
-    def _blocks_written(self, held: _RunVariable, copied: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        if held.is_here_only:
-            return [((0,) * len(held.form[1]), np.array(held.variable))]
-        return self._strategy.blocks.written(held.variable, held.per_replica, copied)
+    def _blocks_written(self, entry: _RunVariable, copied: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        if entry.is_here_only:
+            return [((0,) * len(entry.form[1]), np.array(entry.variable))]
+        return self._strategy.blocks.written(entry.variable, entry.per_replica, copied)
 
     def replicated(self) -> dict[str, tf.Variable]:
         """Returns the replicated variables by name, except states of random layers, which differ between replicas."""
         store = {f"{_STATE}{state.name}": variable for state, variable in self._store.items() if not state.per_replica}
-        held_by_all = {**self._variables, **self._exchanged}.items()
-        own = {name: held.variable for name, held in held_by_all if not (held.per_replica or held.is_here_only)}
+        named = {**self._variables, **self._exchanged}.items()
+        replicated = {name: entry.variable for name, entry in named if not (entry.per_replica or entry.is_here_only)}
         return {
             name: v
-            for name, v in {**own, **store}.items()
+            for name, v in {**replicated, **store}.items()
             if not name.partition("#")[0].endswith("seed_generator_state")
         }
 
     def replicated_parts(self, parts: Sequence[Part]) -> list[Part]:
         """Returns the replicated variables as complete tensors: from `parts`, else copies of this process's values."""
-        there = {part.name: part for part in parts}
-        return [there.get(name) or self._whole(name, variable) for name, variable in self.replicated().items()]
+        copied = {part.name: part for part in parts}
+        return [copied.get(name) or self._full_part(name, variable) for name, variable in self.replicated().items()]
 
-    def _whole(self, name: str, variable: tf.Variable) -> Part:
+    def _full_part(self, name: str, variable: tf.Variable) -> Part:
         [(_, _, values), *_] = self._strategy.blocks.copies(variable)
         return Part.full(name, values)
 
@@ -172,19 +172,19 @@ class RunVariables:
         names = self._names_in(checkpoint)
         self._callbacks.restore(checkpoint)
         names |= self._exchanges_in(checkpoint)
-        every, centers = {**self._variables, **self._exchanged}, _centers(checkpoint)
-        for name, held in ((name, every[name]) for name in names):
+        variables, centers = {**self._variables, **self._exchanged}, _centers(checkpoint)
+        for name, entry in ((name, variables[name]) for name in names):
             saved, replicas = names[name], self._strategy.replicas
-            if saved in centers and not _as_saved(checkpoint, saved, held.per_replica, replicas):
+            if saved in centers and not _as_saved(checkpoint, saved, entry.per_replica, replicas):
                 saved = centers[saved]
-            read = _reader(checkpoint, saved, held.per_replica, replicas)
-            self._strategy.blocks.assign(held.variable, held.per_replica, read)
+            read = _reader(checkpoint, saved, entry.per_replica, replicas)
+            self._strategy.blocks.assign(entry.variable, entry.per_replica, read)
         states = {**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)}
         self._store.restore(states, _resized(checkpoint, self._strategy.replicas))
 
     def _states(self, checkpoint: Checkpoint, prefix: str) -> dict[str, StateArray]:
         per_replica = prefix == _REPLICA_STATE
-        found = {}
+        states = {}
         for name in (name for name in checkpoint.tensors if name.startswith(prefix)):
             shape = checkpoint.tensors[name].shape
             if per_replica:
@@ -193,12 +193,12 @@ class RunVariables:
                 values = np.concatenate([read((r, *zeros), one) for r in self._strategy.local_replicas])
             else:
                 values = checkpoint.read(name)
-            found[name.removeprefix(prefix)] = StateArray(per_replica, values)
-        return found
+            states[name.removeprefix(prefix)] = StateArray(per_replica, values)
+        return states
 
-    def _saved_shape(self, held: _RunVariable) -> tuple[int, ...]:
-        shape = tuple(held.variable.shape)
-        return (self._strategy.replicas, *shape) if held.per_replica else shape
+    def _saved_shape(self, entry: _RunVariable) -> tuple[int, ...]:
+        shape = tuple(entry.variable.shape)
+        return (self._strategy.replicas, *shape) if entry.per_replica else shape
 
     def _names_in(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Returns the names of a checkpoint's tensors by the names of the variables here.
@@ -233,7 +233,7 @@ class RunVariables:
     def _exchanges_in(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Same as `_names_in` for the exchanges; empty if the run in the checkpoint had none, or others."""
         saved = [name for name in checkpoint.values["order"] if name.removeprefix(_LOCAL).startswith(_EXCHANGES)]
-        if [held.form for held in self._exchanged.values()] != [_form_in(checkpoint, name) for name in saved]:
+        if [entry.form for entry in self._exchanged.values()] != [_form_in(checkpoint, name) for name in saved]:
             if saved and self._exchanged:
                 raise InputError(
                     "A run must resume with the same method of exchanging weights. Received: the checkpoint "
@@ -264,8 +264,8 @@ def _named(
       is_here_only: returns whether no other replica has a variable.
       paths: paths of the variables; by default Keras's.
     """
-    found = paths or [variable.path for variable in variables]
-    named = unique_names((f"{prefix}{path}", v) for path, v in zip(found, variables, strict=True))
+    variable_paths = paths or [variable.path for variable in variables]
+    named = unique_names((f"{prefix}{path}", v) for path, v in zip(variable_paths, variables, strict=True))
     return {
         f"{_LOCAL if id(v) in per_replica and prefix != _STATISTICS else ''}{name}": _RunVariable(
             keras_internals.value_of(v), _form(v), id(v) in per_replica, is_here_only(v)
@@ -289,20 +289,20 @@ def _is_rate(name: str) -> bool:
 
 def _differences(here: Mapping[str, tuple], there: Mapping[str, tuple]) -> str:
     """Describes names that only one of them has, and differences in shape or dtype."""
-    said = [
-        *(f"{name} {_written(*there[name])} is not in the model" for name in there if name not in here),
-        *(f"{name} {_written(*here[name])} is not in the checkpoint" for name in here if name not in there),
+    differences = [
+        *(f"{name} {_form_text(*there[name])} is not in the model" for name in there if name not in here),
+        *(f"{name} {_form_text(*here[name])} is not in the checkpoint" for name in here if name not in there),
         *(
-            f"{name} is {_written(*there[name])} in the checkpoint and {_written(*form)} in the model"
+            f"{name} is {_form_text(*there[name])} in the checkpoint and {_form_text(*form)} in the model"
             for name, form in here.items()
             if name in there and there[name] != form
         ),
     ]
-    more = f" and {len(said) - _NAMED_AT_MOST} more" if len(said) > _NAMED_AT_MOST else ""
-    return "; ".join(said[:_NAMED_AT_MOST]) + more if said else "in the order of variables"
+    more = f" and {len(differences) - _MAX_LISTED} more" if len(differences) > _MAX_LISTED else ""
+    return "; ".join(differences[:_MAX_LISTED]) + more if differences else "in the order of variables"
 
 
-def _written(dtype: str, shape: tuple[int, ...]) -> str:
+def _form_text(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
 
 
@@ -312,12 +312,12 @@ def _resized(checkpoint: Checkpoint, replicas: int) -> str:
     before = next((entry.shape[0] for entry in entries), replicas)
     if before == replicas:
         return ""
-    what = (
+    message = (
         f"{replicas} replicas resume a run of {before}: what compression has not sent yet keeps its sum over replicas"
     )
     if before > replicas:
-        return f"{what}; replica r takes over that of r + {replicas}, r + {2 * replicas}, ..."
-    return f"{what}; replicas from {before} on start with zeros."
+        return f"{message}; replica r takes over that of r + {replicas}, r + {2 * replicas}, ..."
+    return f"{message}; replicas from {before} on start with zeros."
 
 
 def _centers(checkpoint: Checkpoint) -> dict[str, str]:
@@ -357,16 +357,16 @@ def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int)
         return merged_rows(offset, block)
 
     def merged_rows(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:
-        if name.startswith(_TAKEN_OVER):
+        if name.startswith(_COPIED):
             return checkpoint.read_block(name, (offset[0] % shape[0], *offset[1:]), block)
         is_mean = name.startswith(_AVERAGED)
         rows = range(0 if is_mean else offset[0], shape[0], 1 if is_mean else replicas)
-        found = [checkpoint.read_block(name, (row, *offset[1:]), block) for row in rows]
-        if not found:  # a new replica has nothing left to send
+        blocks = [checkpoint.read_block(name, (row, *offset[1:]), block) for row in rows]
+        if not blocks:  # a new replica has nothing left to send
             return np.zeros(block, checkpoint.read_block(name, (0, *offset[1:]), block).dtype)
-        if len(found) == 1:
-            return found[0]
-        total = np.sum(np.stack(found).astype(np.float64), axis=0)
-        return (total / len(found) if is_mean else total).astype(found[0].dtype)
+        if len(blocks) == 1:
+            return blocks[0]
+        total = np.sum(np.stack(blocks).astype(np.float64), axis=0)
+        return (total / len(blocks) if is_mean else total).astype(blocks[0].dtype)
 
     return merged if saved_per_replica else shared

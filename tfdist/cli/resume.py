@@ -187,17 +187,17 @@ def commit_folder(directory: RunDirectory, commit_dir: str) -> Path | None:
 
     Args:
       directory: directory of the run.
-      commit_dir: as in `in_memory.place`.
+      commit_dir: as in `in_memory.parent_directory`.
     """
     last = Path(_starts(directory)[-1].get("commits", ""))
-    if not in_memory.is_of(last, directory.path):
+    if not in_memory.belongs_to(last, directory.path):
         return None
     return in_memory.local_path(last, commit_dir)
 
 
 def is_own(path: StoragePath, directory: RunDirectory) -> bool:
     """Returns whether a checkpoint is in a directory for checkpoints, or in-memory ones, of this run."""
-    return path.parent == directory.checkpoints or in_memory.is_of(path.parent, directory.path)
+    return path.parent == directory.checkpoints or in_memory.belongs_to(path.parent, directory.path)
 
 
 def _commits(directory: RunDirectory, commit_dir: str, complete_commits: Sequence[str] | None) -> list[StoragePath]:
@@ -207,7 +207,7 @@ def _commits(directory: RunDirectory, commit_dir: str, complete_commits: Sequenc
         [path for path in newest(folder) if complete_commits is None or path.name in complete_commits] if folder else []
     )
     resumed_from = path_of(_starts(directory)[-1].get("checkpoint", ""))
-    is_commit = in_memory.is_of(resumed_from.parent, directory.path) and storage_of(resumed_from).is_directory(
+    is_commit = in_memory.belongs_to(resumed_from.parent, directory.path) and storage_of(resumed_from).is_directory(
         resumed_from
     )
     return [*commits, resumed_from] if is_commit and resumed_from not in commits else commits

@@ -302,7 +302,7 @@ def _begin(
     ledgers = strategy.replicas // len(strategy.local_replicas) if _is_saved(config) else 0
     start = _record_start(trainer, session.data.train.size, config, directory, ledgers=ledgers, commits=commits)
     if commits:
-        in_memory.remove_former(path_of(checkpoint), Path(commits))
+        in_memory.remove_other_starts(path_of(checkpoint), Path(commits))
     checkpoints = Checkpoints(
         directory=str(directory.checkpoints),
         every=config.checkpoint_every,
@@ -378,7 +378,7 @@ def _last_commits(
     if not shared_path:
         return None, None
     folder = in_memory.local_path(Path(shared_path), config.commit_dir)
-    has_directory = strategy.group.gather("commits/place", bool(in_memory.place(config.commit_dir)))
+    has_directory = strategy.group.gather("commits/place", bool(in_memory.parent_directory(config.commit_dir)))
     return folder, share(strategy, folder) if all(has_directory) else None
 
 
@@ -437,7 +437,7 @@ def _commit_folder(
     config: TrainConfig, directory: RunDirectory, checkpoint: str, continues_run: bool, strategy: Strategy
 ) -> str:
     """Creates this start's directory of in-memory checkpoints, with the one it resumes from; "" if it makes none."""
-    parent = in_memory.home(config.commit_every, config.commit_dir)
+    parent = in_memory.required_parent(config.commit_every, config.commit_dir)
     if not parent:
         return ""
     name = strategy.group.broadcast("commits", in_memory.new_name(directory.path) if strategy.is_chief else None)
@@ -453,7 +453,7 @@ def _commit_folder(
             _log.warning("This start writes no commits. %s", error)
         return ""
     if checkpoint and strategy.cluster.rank in (host[0] for host in host_ranks):
-        in_memory.take_along(path_of(checkpoint), folder)
+        in_memory.link_checkpoint(path_of(checkpoint), folder)
     return str(folder)
 
 

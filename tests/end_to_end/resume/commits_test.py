@@ -301,28 +301,28 @@ def test_commits_in_a_file_are_refused(tmp_path):
 
 
 def test_a_directory_that_is_given_comes_before_the_launcher_s():
-    assert in_memory.home(5, "mine", {in_memory.VARIABLE: "launcher's"}) == "mine"
-    assert in_memory.home(5, "", {in_memory.VARIABLE: "launcher's"}) == "launcher's"
-    assert in_memory.home(0, "", {in_memory.VARIABLE: "launcher's"}) == ""
-    assert in_memory.home(0, "", {}) == ""
+    assert in_memory.required_parent(5, "mine", {in_memory.VARIABLE: "launcher's"}) == "mine"
+    assert in_memory.required_parent(5, "", {in_memory.VARIABLE: "launcher's"}) == "launcher's"
+    assert in_memory.required_parent(0, "", {in_memory.VARIABLE: "launcher's"}) == ""
+    assert in_memory.required_parent(0, "", {}) == ""
 
 
 def test_a_directory_that_others_can_write_to_is_refused(tmp_path, monkeypatch):
     """Whoever can exchange a commit chooses what the run resumes from."""
     (tmp_path / "mine").mkdir()
-    assert in_memory.home(5, str(tmp_path / "mine"), {}) == str(tmp_path / "mine")
+    assert in_memory.required_parent(5, str(tmp_path / "mine"), {}) == str(tmp_path / "mine")
     (tmp_path / "link").symlink_to(tmp_path / "mine")
-    assert in_memory.home(5, str(tmp_path / "link"), {}) == str(tmp_path / "link")
+    assert in_memory.required_parent(5, str(tmp_path / "link"), {}) == str(tmp_path / "link")
     os.lchown(tmp_path / "link", 12345, -1)
     with pytest.raises(InputError, match=f"--commit_dir={tmp_path}/link, which is another user's"):
-        in_memory.home(5, str(tmp_path / "link"), {})
+        in_memory.required_parent(5, str(tmp_path / "link"), {})
     (tmp_path / "mine").chmod(0o770)
     with pytest.raises(InputError, match=f"--commit_dir={tmp_path}/mine, which is writable by other users"):
         run(tmp_path / "run", steps=5, commit_every=5, commit_dir=str(tmp_path / "mine"))
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(InputError, match=f"--commit_dir={tmp_path}, which is another user's"):
-        in_memory.home(5, str(tmp_path), {})
+        in_memory.required_parent(5, str(tmp_path), {})
 
 
 def test_new_directories_are_private(tmp_path):

@@ -153,7 +153,7 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
         def __init__(self, group):
             self.group, self.is_chief = group, group.rank == 0
 
-    written = replication._written
+    written = replication._write_piece
 
     def full(path, *given):
         wrong = written(path, *given)
@@ -161,7 +161,7 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
 
     monkeypatch.setattr(replication, "ByteTransfer", Carrier)
     monkeypatch.setattr(replication, "can_transfer", lambda strategy: True)
-    monkeypatch.setattr(replication, "_written", full)
+    monkeypatch.setattr(replication, "_write_piece", full)
     with members(RANKS) as joined, ThreadPoolExecutor(RANKS) as pool, caplog.at_level(logging.WARNING):
         found = list(pool.map(lambda g: replication.share(Strategy(g), hosts(tmp_path, "commits")[g.rank]), joined))
     assert found == [[]] * RANKS
@@ -190,7 +190,7 @@ def test_where_a_host_cannot_have_the_folder_it_is_left_out(tmp_path) -> None:
     (tmp_path / "host1").write_text("a file")
     with members(2) as joined, ThreadPoolExecutor(2) as pool:
         assert (
-            list(pool.map(lambda g: replication._hosts_that_are(g, tmp_path / f"host{g.rank}"), joined))
+            list(pool.map(lambda g: replication._hosts_or_processes(g, tmp_path / f"host{g.rank}"), joined))
             == [[[0], [1]]] * 2
         )
 

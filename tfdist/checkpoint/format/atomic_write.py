@@ -89,7 +89,9 @@ class MultiHost:
         for rank, data in self._over.copies.items():
             files.write(partial / shard_name(rank), data.data)
         numbered = ((self._group.rank, parts), (self._group.size, self._over.replicated))
-        own, replicated = (manifest.dump_index(write_shard(partial, number, those)) for number, those in numbered)
+        own, replicated = (
+            manifest.dump_index(write_shard(partial, number, own_parts)) for number, own_parts in numbered
+        )
         # Encoded here, because a rank that failed in `exchange` would leave the others waiting.
         self._text = _packed(self._words | {"own": own, "replicated": replicated})
 
@@ -100,7 +102,7 @@ class MultiHost:
         """
         self._texts = _gathered(self._group, name, self._text, deadline)
 
-    def understand(self) -> None:
+    def decode(self) -> None:
         """Decodes the exchanged indices.
 
         Raises:
@@ -112,8 +114,8 @@ class MultiHost:
                 self._check(rank)
 
     def _check(self, rank: int) -> None:
-        here, there = (self._said[one]["replicated"]["tensors"] for one in (0, rank))
-        differs = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+        expected, received = (self._said[one]["replicated"]["tensors"] for one in (0, rank))
+        differs = [name for name in {**expected, **received} if expected.get(name) != received.get(name)]
         if differs:
             raise ValueError(f"{differs[0]} on rank {rank} differs from that on rank 0, see --check_sync_every")
 
@@ -134,17 +136,17 @@ def _unpacked(text: str) -> Json:
 
 def _gathered(group: Group, name: str, text: str, deadline: float) -> list[str]:
     """Like `group.gather`, split into several messages: an index has a hash for every 4 MiB."""
-    mine = [text[at : at + _MESSAGE] for at in range(0, len(text), _MESSAGE)]
+    pieces = [text[start : start + _MESSAGE] for start in range(0, len(text), _MESSAGE)]
     texts = [""] * group.size
-    for number in range(max(group.gather(f"{name} messages", len(mine), deadline))):
-        piece = mine[number] if number < len(mine) else ""
+    for number in range(max(group.gather(f"{name} messages", len(pieces), deadline))):
+        piece = pieces[number] if number < len(pieces) else ""
         for rank, more in enumerate(group.gather(f"{name} {number}", piece, deadline)):
             texts[rank] += more
     return texts
 
 
-_LONGEST = 500  # of a rank's error message
-_MOST = 3  # number of ranks whose errors are in a message
+_MAX_ERROR_LENGTH = 500  # of a rank's error message
+_MAX_ERRORS = 3  # number of ranks whose errors are in a message
 
 
 def commit(
@@ -192,32 +194,32 @@ def commit(
     if keep < 1:
         raise ValueError(f"keep must be at least 1. Received: keep={keep}.")
     home = path_of(directory)
-    partial, whole = places.partial(home, step), home / places.name(step)
-    spread = MultiHost(group, over, flags, values) if over else None
-    place = spread or _InOne(group, partial, flags, values)
+    partial, final = places.partial(home, step), home / places.name(step)
+    multi_host = MultiHost(group, over, flags, values) if over else None
+    writer = multi_host or _SharedDirectory(group, partial, flags, values)
     stages = _Stages(group, noun, places.name(step), deadline)
 
     def publish() -> None:
-        index, said_flags, said_values = place.content()
-        content = Manifest(step, seed, said_flags, said_values, index)
+        index, shared_flags, shared_values = writer.content()
+        content = Manifest(step, seed, shared_flags, shared_values, index)
         files.write(partial / manifest.NAME, manifest.dump(content))
-        places.publish(partial, whole)
+        places.publish(partial, final)
 
     try:
-        stages.run("begin", lambda: places.make_partial(home, step), place.is_first)
-        stages.run("shards", lambda: place.write(partial, parts))
-        if spread:
-            spread.exchange(f"{noun} {whole.name} index", deadline)
-            stages.run("indices", spread.understand)
-        stages.run("manifest", publish, place.is_first)
+        stages.run("begin", lambda: places.make_partial(home, step), writer.is_first)
+        stages.run("shards", lambda: writer.write(partial, parts))
+        if multi_host:
+            multi_host.exchange(f"{noun} {final.name} index", deadline)
+            stages.run("indices", multi_host.decode)
+        stages.run("manifest", publish, writer.is_first)
         # After it has been published in all directories.
-        stages.run("prune", lambda: places.prune(home, keep, whole, kept), place.is_first)
+        stages.run("prune", lambda: places.prune(home, keep, final, kept), writer.is_first)
     except BaseException:
-        if place.is_first:  # what cannot be removed is removed by the next write
+        if writer.is_first:  # what cannot be removed is removed by the next write
             with contextlib.suppress(OSError):
                 storage_of(partial).remove_directory(partial)
         raise
-    return whole
+    return final
 
 
 class _Stages:
@@ -229,22 +231,22 @@ class _Stages:
         self._name = name
         self._deadline = deadline
 
-    def run(self, stage: str, action: Callable[[], object], does: bool = True) -> None:
+    def run(self, stage: str, action: Callable[[], object], takes_part: bool = True) -> None:
         """Runs the action if this rank takes part; returns when every rank has completed the stage."""
         failure: Exception | None = None
         try:
-            if does:
+            if takes_part:
                 action()
         except Exception as error:  # any error, because the others wait for a message
             failure = error
-        said = None if failure is None else _words(failure)
-        everyone = self._group.gather(f"{self._noun} {self._name} {stage}", said, self._deadline)
-        failed = {rank: words for rank, words in enumerate(everyone) if words is not None}
+        message = None if failure is None else _words(failure)
+        answers = self._group.gather(f"{self._noun} {self._name} {stage}", message, self._deadline)
+        failed = {rank: answer for rank, answer in enumerate(answers) if answer is not None}
         if failed:
             raise CheckpointError(_message(self._noun, self._name, failed)) from failure
 
 
-class _InOne:
+class _SharedDirectory:
     """Writing by ranks that share a directory; their indices are files in it."""
 
     def __init__(self, group: Group, partial: StoragePath, flags: Json, values: Json):
@@ -256,40 +258,40 @@ class _InOne:
         files.write(_index_file(partial, self._group.rank), manifest.sealed(manifest.dump_index(index)))
 
     def content(self) -> tuple[Index, Json, Json]:
-        return _fold(self._partial, self._group.size), self._flags, self._values
+        return _merge_indices(self._partial, self._group.size), self._flags, self._values
 
 
 def _index_file(partial: StoragePath, rank: int) -> StoragePath:
     return partial / f"index-{rank:05d}.json"
 
 
-def _fold(partial: StoragePath, size: int) -> Index:
+def _merge_indices(partial: StoragePath, size: int) -> Index:
     """Merges the index files of all ranks, and removes them."""
     storage = storage_of(partial)
-    own = [_index_file(partial, rank) for rank in range(size)]
-    for rank, file in enumerate(own):
+    index_files = [_index_file(partial, rank) for rank in range(size)]
+    for rank, file in enumerate(index_files):
         if not storage.exists(file):
             raise FileNotFoundError(f"the part of rank {rank} is missing: there is no {file}")
-    index = entries.merged(json_validation.index(manifest.unsealed(files.read(file))) for file in own)
+    index = entries.merged(json_validation.index(manifest.unsealed(files.read(file))) for file in index_files)
     for name, size_there in index.shards.items():
-        found = storage.info(partial / name)
-        if found is None or found.size != size_there:
+        info = storage.info(partial / name)
+        if info is None or info.size != size_there:
             raise ValueError(f"{partial / name} does not have {size_there} bytes")
-    for file in own:
+    for file in index_files:
         storage.remove(file)
     return index
 
 
 def _words(error: Exception) -> str:
     text = str(error) if isinstance(error, (OSError, CheckpointError, ValueError)) else repr(error)
-    return " ".join(text.split())[:_LONGEST]
+    return " ".join(text.split())[:_MAX_ERROR_LENGTH]
 
 
 def _message(noun: str, name: str, failed: Mapping[int, str]) -> str:
-    words = [f"rank {rank}: {said}" for rank, said in list(failed.items())[:_MOST]]
-    more = [f"and {len(failed) - _MOST} more ranks"] if len(failed) > _MOST else []
+    errors = [f"rank {rank}: {error}" for rank, error in list(failed.items())[:_MAX_ERRORS]]
+    more = [f"and {len(failed) - _MAX_ERRORS} more ranks"] if len(failed) > _MAX_ERRORS else []
     return (
-        f"Every rank must write its part of a {noun}. Received, for {name}: {'; '.join([*words, *more])}. "
+        f"Every rank must write its part of a {noun}. Received, for {name}: {'; '.join([*errors, *more])}. "
         f"Free space, or repair the directory, which all ranks share; earlier {noun}s are unchanged."
     )
 

@@ -23,10 +23,10 @@ from collections.abc import Collection, Iterable, Iterator
 from tfdist.errors import InputError
 from tfdist.storage import AnyPath, LockFile, StoragePath, path_of, storage_of
 
-_WHOLE = re.compile(r"step-([0-9]{9,18})")
+_COMPLETE = re.compile(r"step-([0-9]{9,18})")
 _DAMAGED = re.compile(r"step-.*\.damaged.*")
 NAME = "lock"
-_LEFT = re.compile(r"\.(step-[0-9]{9,18})\.(partial|replaced|pruned(?:-[0-9]+)?)")
+_REMAINS = re.compile(r"\.(step-[0-9]{9,18})\.(partial|replaced|pruned(?:-[0-9]+)?)")
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def name(step: int) -> str:
 
 def is_name(text: str) -> bool:
     """Returns whether this is the directory name of a checkpoint."""
-    return _WHOLE.fullmatch(text) is not None
+    return _COMPLETE.fullmatch(text) is not None
 
 
 def step_of(path: StoragePath) -> int:
@@ -56,8 +56,8 @@ def newest(directory: AnyPath) -> list[StoragePath]:
 
     They may be corrupted, which is detected by `Checkpoint.open` and by reading.
     """
-    found = [(int(match[1]), path) for path, match in _matching(path_of(directory), _WHOLE)]
-    return [path for _, path in sorted(found, key=lambda each: (each[0], each[1].name), reverse=True)]
+    checkpoints = [(int(match[1]), path) for path, match in _matching(path_of(directory), _COMPLETE)]
+    return [path for _, path in sorted(checkpoints, key=lambda item: (item[0], item[1].name), reverse=True)]
 
 
 def newest_first(durable: Iterable[StoragePath], commits: Iterable[StoragePath]) -> list[StoragePath]:
@@ -67,11 +67,11 @@ def newest_first(durable: Iterable[StoragePath], commits: Iterable[StoragePath])
 
 def checkpoints_at(path: AnyPath) -> list[StoragePath]:
     """Returns the checkpoints at a path, the newest first: itself, those in it, or those of the run there."""
-    place = path_of(path)
-    inner = place / "checkpoints"
-    if is_name(place.name) and not storage_of(inner).exists(inner):
-        return [place]
-    return newest(place) or newest(inner)
+    directory = path_of(path)
+    inner = directory / "checkpoints"
+    if is_name(directory.name) and not storage_of(inner).exists(inner):
+        return [directory]
+    return newest(directory) or newest(inner)
 
 
 def set_aside(path: AnyPath) -> StoragePath:
@@ -80,15 +80,15 @@ def set_aside(path: AnyPath) -> StoragePath:
     Raises:
       OSError: it cannot be renamed.
     """
-    whole = path_of(path)
-    return _renamed(whole, f"{whole.name}.damaged")
+    checkpoint = path_of(path)
+    return _renamed(checkpoint, f"{checkpoint.name}.damaged")
 
 
-def _renamed(path: StoragePath, wanted: str) -> StoragePath:
+def _renamed(path: StoragePath, name: str) -> StoragePath:
     """Renames a directory; appends a number if the name exists already."""
-    names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     storage = storage_of(path)
-    target = next(place for each in names if not storage.exists(place := path.with_name(each)))
+    target = next(new_path for candidate in names if not storage.exists(new_path := path.with_name(candidate)))
     storage.rename(path, target)
     return target
 
@@ -106,17 +106,17 @@ def clean_partial(directory: AnyPath) -> None:
     Raises:
       OSError: the directory cannot be read, or the last checkpoint cannot be renamed back.
     """
-    for path, match in _matching(path_of(directory), _LEFT):
-        whole = path.with_name(match[1])
+    for path, match in _matching(path_of(directory), _REMAINS):
+        complete = path.with_name(match[1])
         storage = storage_of(path)
-        if match[2] == "replaced" and not storage.exists(whole):
-            storage.rename(path, whole)  # killed between two renames, so the former one is the only one
+        if match[2] == "replaced" and not storage.exists(complete):
+            storage.rename(path, complete)  # killed between two renames, so the former one is the only one
         else:
             _discard(path)
 
 
 @contextlib.contextmanager
-def _tried(path: StoragePath) -> Iterator[None]:
+def _warning_on_error(path: StoragePath) -> Iterator[None]:
     """Turns an error into a warning, logged once per directory; the remains do no harm."""
     try:
         yield
@@ -145,33 +145,33 @@ def make_partial(directory: StoragePath, step: int) -> StoragePath:
     return path
 
 
-def publish(written: StoragePath, whole: StoragePath) -> None:
+def publish(written: StoragePath, final: StoragePath) -> None:
     """Renames a written checkpoint to its final name, replacing an existing one.
 
     If the replaced checkpoint cannot be removed, a warning is logged.
 
     Args:
       written: directory with all files, which have been flushed to disk.
-      whole: final name, in the same parent directory.
+      final: final name, in the same parent directory.
 
     Raises:
       OSError: as raised by the storage.
     """
-    storage = storage_of(whole)
+    storage = storage_of(final)
     storage.sync_directory(written)
-    former = whole.with_name(f".{whole.name}.replaced")
-    replaces = storage.exists(whole)
+    former = final.with_name(f".{final.name}.replaced")
+    replaces = storage.exists(final)
     if replaces:
         if storage.exists(former):  # it could not be removed
-            _renamed(former, _pruned(whole))
-        storage.rename(whole, former)
+            _renamed(former, _pruned(final))
+        storage.rename(final, former)
     try:
-        storage.rename(written, whole)
+        storage.rename(written, final)
     except OSError:
         if replaces:
-            storage.rename(former, whole)
+            storage.rename(former, final)
         raise
-    storage.sync_directory(whole.parent)
+    storage.sync_directory(final.parent)
     if replaces:
         _discard(former)
 
@@ -190,7 +190,7 @@ def prune(directory: StoragePath, keep: int, written: StoragePath, kept: Collect
     """
     for path in newest(directory)[keep:]:
         if path != written and step_of(path) not in kept:
-            with _tried(path):
+            with _warning_on_error(path):
                 _discard(_renamed(path, _pruned(path)))
 
 
@@ -203,13 +203,13 @@ def remove(path: StoragePath) -> None:
     storage_of(path).remove_directory(_renamed(path, _pruned(path)))
 
 
-def _pruned(whole: StoragePath) -> str:
+def _pruned(checkpoint: StoragePath) -> str:
     """Returns a checkpoint's name during removal: an incomplete one must not have the name of a complete one."""
-    return f".{whole.name}.pruned"
+    return f".{checkpoint.name}.pruned"
 
 
 def _discard(path: StoragePath) -> None:
-    with _tried(path):
+    with _warning_on_error(path):
         storage_of(path).remove_directory(path)
 
 
@@ -237,7 +237,7 @@ class Holder:
         """Initializes with the lock `file`."""
         self._file = file
         started = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
-        self._words = f"process {os.getpid()} on {socket.gethostname()} since {started}\n".encode()
+        self._description = f"process {os.getpid()} on {socket.gethostname()} since {started}\n".encode()
         self.is_written = False
 
     def write_owner(self) -> None:
@@ -245,7 +245,7 @@ class Holder:
         if self.is_written:
             return
         try:
-            self._file.write(self._words)
+            self._file.write(self._description)
             self.is_written = True
         except OSError:
             self.clear()  # an incomplete description would be misread

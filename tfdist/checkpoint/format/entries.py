@@ -102,19 +102,19 @@ def check(index: Index) -> None:
     Raises:
       ValueError: it is inconsistent.
     """
-    used = set()
+    used_keys = set()
     for name, tensor in index.tensors.items():
         _check_size(name, tensor)
         _check_tiling(name, tensor)
         for part in tensor.parts:
             if part.file not in index.shards:
                 raise ValueError(f"a block of {name} is in {part.file}, which is no shard of it")
-            if (part.file, part.key) in used or part.key == "__metadata__":
+            if (part.file, part.key) in used_keys or part.key == "__metadata__":
                 raise ValueError(f"a key in a shard is one block's; {part.key} of {part.file} is not")
-            used.add((part.file, part.key))
+            used_keys.add((part.file, part.key))
             if len(part.sha256) != (needed := files.count(tensor.size_of(part))):
                 raise ValueError(f"{part.key} of {part.file} has {len(part.sha256)} hashes and needs {needed}")
-    if unused := index.shards.keys() - {file for file, _ in used}:
+    if unused := index.shards.keys() - {file for file, _ in used_keys}:
         raise ValueError(f"no tensor is in {min(unused)}")
 
 

@@ -151,7 +151,7 @@ def write_hashed(file: NewFile, each: Sequence[Piece], threads: int) -> list[str
     Raises:
       OSError: as raised by the storage; pieces that have not been started are not written.
     """
-    return _over(threads, functools.partial(_write, file), each)
+    return _map(threads, functools.partial(_write, file), each)
 
 
 def read_hashed(file: StoredFile, each: Sequence[Piece], threads: int) -> list[str]:
@@ -161,10 +161,10 @@ def read_hashed(file: StoredFile, each: Sequence[Piece], threads: int) -> list[s
       OSError: as raised by the storage.
       EOFError: the file is too short.
     """
-    return _over(threads, functools.partial(_read, file), each)
+    return _map(threads, functools.partial(_read, file), each)
 
 
-def _over(threads: int, work: Callable[[Piece], str], each: Sequence[Piece]) -> list[str]:
+def _map(threads: int, work: Callable[[Piece], str], each: Sequence[Piece]) -> list[str]:
     if len(each) < 2:  # most tensors are small, and starting threads takes longer than hashing them
         return [work(piece) for piece in each]
     with ThreadPoolExecutor(threads, "checkpoint") as pool:
@@ -173,27 +173,27 @@ def _over(threads: int, work: Callable[[Piece], str], each: Sequence[Piece]) -> 
 
 def _write(file: NewFile, piece: Piece) -> str:
     assert piece.memory is not None
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for begin in range(0, piece.size, CHUNK):
         chunk = piece.memory[begin : begin + CHUNK]
-        found.update(chunk)
+        digest.update(chunk)
         file.write(chunk, piece.position + begin)
     if piece.size == PIECE:
         # So that its writeback starts while the next piece is hashed, not only after the last.
         file.is_complete(piece.position, piece.size)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _read(file: StoredFile, piece: Piece) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     scratch = memoryview(bytearray(min(CHUNK, piece.size) if piece.memory is None else 0))
     done = 0
     while done < piece.size:
-        left = min(CHUNK, piece.size - done)
-        into = scratch[:left] if piece.memory is None else piece.memory[done : done + left]
-        got = file.read_into(into, piece.position + done)
-        if not got:
+        size = min(CHUNK, piece.size - done)
+        buffer = scratch[:size] if piece.memory is None else piece.memory[done : done + size]
+        count = file.read_into(buffer, piece.position + done)
+        if not count:
             raise EOFError
-        found.update(into[:got])
-        done += got
-    return found.hexdigest()
+        digest.update(buffer[:count])
+        done += count
+    return digest.hexdigest()

@@ -62,9 +62,9 @@ def _lengths(value: Any, what: str) -> tuple[int, ...]:
 
 def index(value: Any) -> Index:
     """Parses the result of `manifest.dump_index`; does not check whether it is consistent."""
-    own = fields(value, "index", "shards", "tensors")
-    sizes = mapping(own["shards"], "shards").items()
-    tensors = mapping(own["tensors"], "tensors").items()
+    values = fields(value, "index", "shards", "tensors")
+    sizes = mapping(values["shards"], "shards").items()
+    tensors = mapping(values["tensors"], "tensors").items()
     return Index(
         {text(file, "a shard's name", _SHARD): natural(size, f"the size of {file}") for file, size in sizes},
         {name: _tensor(tensor, name) for name, tensor in tensors},
@@ -72,20 +72,22 @@ def index(value: Any) -> Index:
 
 
 def _tensor(value: Any, name: str) -> TensorEntry:
-    own = fields(value, name, "dtype", "shape", "parts")
-    dtype = text(own["dtype"], f"the type of {name}")
+    values = fields(value, name, "dtype", "shape", "parts")
+    dtype = text(values["dtype"], f"the type of {name}")
     if dtype not in files.DTYPES:
         raise ValueError(f"the type of {name} is {dtype!r:.40}")
-    parts = tuple(_part(part, f"a block of {name}") for part in sequence(own["parts"], f"parts of {name}"))
-    return TensorEntry(dtype, _lengths(own["shape"], f"the shape of {name}"), parts)
+    parts = tuple(_part(part, f"a block of {name}") for part in sequence(values["parts"], f"parts of {name}"))
+    return TensorEntry(dtype, _lengths(values["shape"], f"the shape of {name}"), parts)
 
 
 def _part(value: Any, what: str) -> PartEntry:
-    own = fields(value, what, "file", "key", "offset", "shape", "sha256")
+    values = fields(value, what, "file", "key", "offset", "shape", "sha256")
     return PartEntry(
-        file=text(own["file"], f"the file of {what}", _SHARD),
-        key=text(own["key"], f"the key of {what}"),
-        offset=_lengths(own["offset"], f"the offset of {what}"),
-        shape=_lengths(own["shape"], f"the shape of {what}"),
-        sha256=tuple(text(one, f"a hash of {what}", _SHA256) for one in sequence(own["sha256"], f"hashes of {what}")),
+        file=text(values["file"], f"the file of {what}", _SHARD),
+        key=text(values["key"], f"the key of {what}"),
+        offset=_lengths(values["offset"], f"the offset of {what}"),
+        shape=_lengths(values["shape"], f"the shape of {what}"),
+        sha256=tuple(
+            text(digest, f"a hash of {what}", _SHA256) for digest in sequence(values["sha256"], f"hashes of {what}")
+        ),
     )

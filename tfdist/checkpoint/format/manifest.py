@@ -56,8 +56,8 @@ def unsealed(data: bytes) -> dict[str, Any]:
     """
     try:
         content = json.loads(data)
-        own = content.pop("sha256")
-        is_intact = isinstance(own, str) and sealed(content) == data
+        digest = content.pop("sha256")
+        is_intact = isinstance(digest, str) and sealed(content) == data
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         is_intact = False
     if not is_intact:
@@ -133,15 +133,17 @@ def load(path: StoragePath, data: bytes) -> Manifest:
 
 
 def _manifest(content: dict[str, Any]) -> Manifest:
-    own = json_validation.fields(content, "manifest", "version", "step", "seed", "flags", "values", "shards", "tensors")
-    if own["version"] != VERSION:
-        raise ValueError(f"there is no version {own['version']}")
-    index = json_validation.index({"shards": own["shards"], "tensors": own["tensors"]})
+    values = json_validation.fields(
+        content, "manifest", "version", "step", "seed", "flags", "values", "shards", "tensors"
+    )
+    if values["version"] != VERSION:
+        raise ValueError(f"there is no version {values['version']}")
+    index = json_validation.index({"shards": values["shards"], "tensors": values["tensors"]})
     check(index)
     return Manifest(
-        step=json_validation.natural(own["step"], "step"),
-        seed=json_validation.integer(own["seed"], "seed"),
-        flags=json_validation.mapping(own["flags"], "flags"),
-        values=own["values"],
+        step=json_validation.natural(values["step"], "step"),
+        seed=json_validation.integer(values["seed"], "seed"),
+        flags=json_validation.mapping(values["flags"], "flags"),
+        values=values["values"],
         index=index,
     )

@@ -90,13 +90,13 @@ class Checkpoint:
           CheckpointError: the system refuses to read it.
         """
         directory = path_of(path)
-        found = cls._described(directory, files.read(directory / manifest.NAME))
-        for name, plan in found._plans.items():
-            _check_shard(found.path / name, plan)
-        return found
+        checkpoint = cls._parse(directory, files.read(directory / manifest.NAME))
+        for name, plan in checkpoint._plans.items():
+            _check_shard(checkpoint.path / name, plan)
+        return checkpoint
 
     @classmethod
-    def _described(cls, directory: StoragePath, data: bytes) -> "Checkpoint":
+    def _parse(cls, directory: StoragePath, data: bytes) -> "Checkpoint":
         """Parses the bytes of a manifest, without reading shards."""
         file = directory / manifest.NAME
         content = manifest.load(file, data)
@@ -118,9 +118,9 @@ class Checkpoint:
         """
         directory = path_of(path)
         data = files.read(directory / manifest.NAME)
-        found = cls._described(directory, data)
-        sizes = {name: plan.size for name, plan in found._plans.items()}
-        intact = [name for name in sizes if found._is_intact(name)]
+        checkpoint = cls._parse(directory, data)
+        sizes = {name: plan.size for name, plan in checkpoint._plans.items()}
+        intact = [name for name in sizes if checkpoint._is_intact(name)]
         own = manifest.NAME
         return LocalFiles(hashlib.sha256(data).hexdigest(), {**sizes, own: len(data)}, [*intact, own])
 
@@ -196,15 +196,15 @@ class Checkpoint:
     def _check_in(self, file: str, blocks: Sequence[_Block]) -> None:
         path, positions = self.path / file, self._plans[file].positions
         with files.opened(path) as opened:
-            each = [
+            pieces = [
                 piece for block in blocks for piece in files.pieces(positions[block.part.key], block.size, block.into)
             ]
             try:
-                found = iter(files.read_hashed(opened, each, self._threads))
+                hashes = iter(files.read_hashed(opened, pieces, self._threads))
             except EOFError as error:
                 raise CorruptCheckpointError(path, "it is too short") from error
         for block in blocks:
-            if tuple(itertools.islice(found, len(block.part.sha256))) != block.part.sha256:
+            if tuple(itertools.islice(hashes, len(block.part.sha256))) != block.part.sha256:
                 raise CorruptCheckpointError(path, f"{block.part.key} is not what was written")
             self._verified.add((file, block.part.key))
 

@@ -171,10 +171,10 @@ def _write(path: StoragePath, plan: ShardPlan, parts: Sequence[Part]) -> dict[st
     ordered = sorted(parts, key=lambda part: plan.positions[part.key])  # in file order, which is faster
     with storage_of(path).create(path) as file:
         file.write(plan.header, 0)
-        each = [
+        pieces = [
             piece
             for part in ordered
             for piece in files.pieces(plan.positions[part.key], part.values.nbytes, part.values)
         ]
-        found = iter(files.write_hashed(file, each, THREADS))
-    return {part.key: tuple(islice(found, files.count(part.values.nbytes))) for part in ordered}
+        hashes = iter(files.write_hashed(file, pieces, THREADS))
+    return {part.key: tuple(islice(hashes, files.count(part.values.nbytes))) for part in ordered}
