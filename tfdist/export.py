@@ -34,7 +34,6 @@ class ExportConfig(WeightsConfig):
     )
 
     def __post_init__(self) -> None:
-        """Validates all fields."""
         check_fields(self)
 
     @property

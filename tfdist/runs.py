@@ -76,7 +76,6 @@ class RunsConfig:
     )
 
     def __post_init__(self) -> None:
-        """Validates all fields."""
         check_fields(self)
         _conditions(self.filter)
 

@@ -68,7 +68,6 @@ class Checkpoints:
     commit_directory: str = ""
 
     def __post_init__(self) -> None:
-        """Validates the values; raises `InputError`."""
         object.__setattr__(self, "every", str(self.every))  # a number of steps is natural, too
         _ = self.interval  # reports an invalid one
         if not self.directory:

@@ -389,13 +389,6 @@ class DurableTier(Tier):
     """Durable checkpoints; a failure is reported to all processes."""
 
     def __init__(self, *args: Any, strict: bool, on_failure: Callable[[], object]):
-        """Initializes without writing.
-
-        Args:
-          *args: see base class.
-          strict: see `Checkpoints`.
-          on_failure: called on rank 0, from the writing thread.
-        """
         super().__init__(*args)
         self._strict = strict
         self._on_failure = on_failure
@@ -431,12 +424,6 @@ class InMemoryTier(Tier):
     level = logging.DEBUG
 
     def __init__(self, strategy: Strategy, *args: Any):
-        """Initializes without writing.
-
-        Args:
-          strategy: strategy of the processes.
-          *args: see base class, without the group.
-        """
         super().__init__(strategy.group, *args)
         self._fails = False
         self._hosts = hosts(self._group, Path(str(self.directory)))

@@ -96,7 +96,6 @@ class TrainingTrials:
     """
 
     def __init__(self, config: TrainConfig, search: BatchSizeSearch):
-        """Initializes the trials of a configuration."""
         self.facts: Facts | None = None
         self.was_short = False
         self._config, self._search, self._timed_steps = config, search, search.steps // 2

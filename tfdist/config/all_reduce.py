@@ -48,7 +48,6 @@ class AlgorithmTable:
     bands: tuple[Band, ...] = ()
 
     def __post_init__(self) -> None:
-        """Validates the bands."""
         end = -1
         for band in self.bands:
             if band.algorithm not in ALGORITHMS:

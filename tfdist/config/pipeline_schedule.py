@@ -24,7 +24,6 @@ class Balanced:
     by: str = "memory"
 
     def __post_init__(self) -> None:
-        """Validates the measure."""
         if self.by not in MEASURES:
             raise InputError(f"balanced: {self.by} is not a measure.{nearest(str(self.by), MEASURES)}")
 
@@ -118,7 +117,6 @@ class Interleaved(PipelineSchedule):
     chunks: int = 2
 
     def __post_init__(self) -> None:
-        """Validates the parameters."""
         if not is_integer(self.chunks) or self.chunks < 2:
             raise InputError(
                 "interleaved: chunks must be a number of parts of the model in each process, at least 2. "
@@ -146,7 +144,6 @@ class PipeDream(PipelineSchedule):
     vertical_sync: bool = False
 
     def __post_init__(self) -> None:
-        """Validates the parameters."""
         if not isinstance(self.vertical_sync, bool):
             raise InputError(
                 "pipedream: vertical_sync must be True, for weights of the same age in all stages, or False. "
@@ -174,7 +171,6 @@ class FromCSV(PipelineSchedule):
     file: str
 
     def __str__(self) -> str:
-        """See base class."""
         return f"{self.name}:{self.file}"
 
 

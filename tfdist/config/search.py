@@ -59,7 +59,6 @@ class LearningRateSearch:
     steps: int = 100
 
     def __post_init__(self) -> None:
-        """Validates the values."""
         _check_integers(self, steps=_FEWEST_RATES)
         for name in ("min", "max"):
             value = getattr(self, name)
@@ -94,7 +93,6 @@ class BatchSizeSearch:
     launcher: str = "tensorflow"
 
     def __post_init__(self) -> None:
-        """Validates the values."""
         _check_integers(self, max=0, steps=4, processes=1)
         if self.memory != "":
             object.__setattr__(self, "memory", parse_byte_size(self.memory, "memory"))

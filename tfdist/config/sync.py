@@ -71,7 +71,6 @@ class Periodic(Sync):
     period: int = 8
 
     def __post_init__(self) -> None:
-        """Validates the parameters."""
         check_integer(self, "period", 1, "steps")
 
     @property
@@ -97,7 +96,6 @@ class Averaging(Periodic):
     state: str = "local"
 
     def __post_init__(self) -> None:
-        """Validates the parameters."""
         super().__post_init__()
         check_choice(self, "state", STATES)
 
@@ -167,7 +165,6 @@ class LocalSGD(Averaging):
     delay: int = 0
 
     def __post_init__(self) -> None:
-        """Validates the parameters."""
         super().__post_init__()
         self._check_delay()
 
@@ -243,7 +240,6 @@ class PostLocalSGD(LocalSGD):
     warmup_steps: int
 
     def __post_init__(self) -> None:
-        """Validates the parameters."""
         super().__post_init__()
         check_integer(self, "warmup_steps", 0, "steps")
 
@@ -273,7 +269,6 @@ class HierarchicalLocalSGD(Averaging):
     group_sizes: tuple[int, ...] = (2,)
 
     def __post_init__(self) -> None:
-        """Validates the parameters."""
         for name in ("periods", "group_sizes"):
             check_multiples(self, name)
         if len(self.periods) != len(self.group_sizes) + 1 or not self.group_sizes:
@@ -322,7 +317,6 @@ class DiLoCo(LocalSGD):
     mixing: float | None = None
 
     def __post_init__(self) -> None:
-        """Validates the parameters."""
         check_integer(self, "fragments", 1, "parts")
         super().__post_init__()
         if self.mixing is not None and not (is_number(self.mixing) and 0 <= self.mixing <= 1):
@@ -358,7 +352,6 @@ class EASGD(Periodic):
     alpha: float | None = None
 
     def __post_init__(self) -> None:
-        """Validates the parameters."""
         super().__post_init__()
         if self.alpha is not None:
             check_fraction(self, "alpha")
@@ -409,7 +402,6 @@ class FedAvg(Sync):
     outer: str = "sgd(learning_rate=1.0)"
 
     def __post_init__(self) -> None:
-        """Validates the parameters."""
         check_integer(self, "clients", 1, "clients")
         check_integer(self, "local_epochs", 1, "epochs")
         check_integer(self, "shards_per_client", 0, "shards")

@@ -108,7 +108,6 @@ class CorruptCheckpointError(CheckpointError):
     """
 
     def __init__(self, path: object, problem: str):
-        """Initializes with the attributes `path` and `problem`."""
         problem = " ".join(problem.split())[:300]  # a message from a corrupted file may have any length
         super().__init__(
             f"A checkpoint must be undamaged. Received: {path}: {problem}. Continue from another one, or restore this "
@@ -131,7 +130,6 @@ class SpawnError(TfdistError):
     """
 
     def __init__(self, message: str, rank: int | None, code: int):
-        """Initializes with the attributes `rank` and `code`."""
         super().__init__(message)
         self.rank, self.code = rank, code
 
@@ -144,7 +142,6 @@ class TrialError(TfdistError):
     """
 
     def __init__(self, message: str, code: int):
-        """Initializes with the attribute `exit_code`."""
         super().__init__(message)
         self.exit_code = code  # type: ignore[assignment]  # that of any program
 

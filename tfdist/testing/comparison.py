@@ -197,12 +197,6 @@ class _Rounding:
     """The effect of 16 bits on the training of one device, step by step."""
 
     def __init__(self, session: Session, single: Strategy):
-        """Trains in float32.
-
-        Args:
-          session: as for the reference.
-          single: as for the reference.
-        """
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy("float32")
         exact = dataclasses.replace(session, config=dataclasses.replace(session.config, precision="float32"))

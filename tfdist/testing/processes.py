@@ -57,12 +57,6 @@ class Job:
     """Several processes of one command, started together."""
 
     def __init__(self, processes: Sequence[Process], outputs: Sequence[str]):
-        """Starts to measure time.
-
-        Args:
-          processes: processes by rank.
-          outputs: files with their output, by rank.
-        """
         self.processes = processes
         self._outputs = outputs
         self._started = time.monotonic()

@@ -59,14 +59,6 @@ class MultiHost:
     """Writing by ranks that do not share a directory; their indices are exchanged through the group."""
 
     def __init__(self, group: Group, over: HostPlacement, flags: Json, values: Json):
-        """Initializes the write.
-
-        Args:
-          group: group of all ranks.
-          over: their hosts.
-          flags: flags in the manifest; rank 0's are used.
-          values: values in the manifest; rank 0's are used.
-        """
         self._group = group
         self._words = {"flags": flags, "values": values} if group.rank == 0 else {}
         self._over = over

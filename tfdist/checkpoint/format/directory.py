@@ -234,7 +234,6 @@ class Holder:
     """
 
     def __init__(self, file: LockFile):
-        """Initializes with the lock `file`."""
         self._file = file
         started = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
         self._description = f"process {os.getpid()} on {socket.gethostname()} since {started}\n".encode()

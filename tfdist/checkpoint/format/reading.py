@@ -60,13 +60,6 @@ class Checkpoint:
     """
 
     def __init__(self, path: StoragePath, content: Manifest, plans: Mapping[str, ShardPlan]):
-        """Initializes a checkpoint.
-
-        Args:
-          path: its directory.
-          content: contents of its manifest.
-          plans: layouts of its shards, which have been checked.
-        """
         self.path = path
         self.step = content.step
         self.seed = content.seed
