@@ -7,14 +7,15 @@ import contextlib
 import functools
 import importlib.util
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 import pytest
 
-from tests.fork_server import Servers, can_fork
+from tests.fork_server import Forked, Servers, can_fork
 from tfdist.testing import processes
-from tfdist.testing.processes import Ended, Job, Process, free_addresses
+from tfdist.testing.processes import Ended, Job, free_addresses
 
 __all__ = ["ONE_THREAD", "Ended", "Job", "finish", "free_addresses", "job", "start"]
 
@@ -48,7 +49,7 @@ def finish(
 
 def start(
     command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, directory: str | None = None
-) -> Process:
+) -> subprocess.Popen | Forked:
     """See `tfdist.testing.processes.start`; forks where possible, and skips what needs a Horovod that is not built."""
     if not _HAS_HOROVOD and (_NAMES_HOROVOD.search(" ".join(command)) or "HOROVOD_RANK" in environment):
         pytest.skip("make horovod builds it")

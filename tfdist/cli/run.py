@@ -584,8 +584,8 @@ def open_run(
             profile=_profile(config.profile_steps, directory, strategy.is_chief),
             ledger=ledger,
             strategy_reason=session.detection.why,
-            record_all_reduce_table=directory.write_all_reduce_table,
-            record_timelines=lambda timelines: directory.write_timeline(timeline.png(timelines)),
+            record_all_reduce_table=lambda table: directory.write(directory.all_reduce_table, table.encode()),
+            record_timelines=lambda timelines: directory.write(directory.timeline, timeline.png(timelines)),
             description={
                 "output": str(directory.path),
                 "resuming": f"from {resumed_from}" if resumed_from else "",

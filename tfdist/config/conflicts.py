@@ -204,7 +204,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("profile_steps", "steps"),
-        lambda c: c.profile_steps and 0 < c.steps <= int(c.profile_steps.partition(":")[0]),
+        lambda c: c.profile_steps and 0 < c.steps <= c.parsed.profile_steps[0],
         "A profile must begin before the run ends: lower --profile_steps or raise --steps.",
     ),
 )

@@ -188,12 +188,12 @@ def own_text(text: str) -> str:
     return str(spec or "")
 
 
-def window_text(text: str) -> str:
-    """Validates A:B, two step numbers; may be empty."""
+def parse_step_range(text: str) -> tuple[int, int]:
+    """Parses A:B, two step numbers; raises `InputError`."""
     match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
-    if text and not (match and int(match[1]) < int(match[2])):
+    if not match or int(match[1]) >= int(match[2]):
         raise InputError(f"{text} must be A:B, two step numbers with 0 <= A < B. Write 10:20")
-    return text
+    return int(match[1]), int(match[2])
 
 
 def flag_field(default: Any, *args: Any, **more: Any) -> Any:

@@ -20,7 +20,7 @@ from tfdist.config.fields import (
     names_text,
     own_text,
     parse_loggers,
-    window_text,
+    parse_step_range,
 )
 from tfdist.config.job_config import OWN, JobConfig
 from tfdist.config.monitor import parse_best, parse_early_stopping, parse_interval
@@ -293,7 +293,8 @@ class TrainConfig(TrainerOptions, JobConfig):
         "",
         OUTPUT,
         "A:B profiles steps A to B for TensorBoard. A pipeline also draws the timeline of step A.",
-        check=window_text,
+        check=str,
+        parse=parse_step_range,
         training_only=True,
         trial_value="",
     )

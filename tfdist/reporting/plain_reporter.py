@@ -25,9 +25,8 @@ def banner(description: Mapping[str, str]) -> list[str]:
     indent = max(map(len, rows), default=0) + 2
     lines = []
     for name, text in rows.items():
-        clean = "".join(character if character.isprintable() else " " for character in text)
         lines += textwrap.wrap(
-            clean,
+            printable(text),
             _WIDTH,
             initial_indent=name.ljust(indent),
             subsequent_indent=" " * indent,

@@ -2,7 +2,7 @@
 
 import logging
 
-from tfdist.errors import InputError
+from tfdist.config.fields import parse_step_range
 from tfdist.storage import AnyPath
 
 _log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ class NullProfile:
     def with_boundaries(cls, steps: str) -> "NullProfile":
         """Returns the profile of a rank whose chief profiles these steps: its calls end at the same steps."""
         profile = cls()
-        profile.boundaries = parse_steps(steps)
+        profile.boundaries = parse_step_range(steps)
         return profile
 
     def at(self, step: int) -> None:
@@ -51,7 +51,7 @@ class ProfileWindow(NullProfile):
 
         self._profiler = tf.profiler.experimental
         self._directory = str(directory)
-        self._start, self._stop = self.boundaries = parse_steps(steps)
+        self._start, self._stop = self.boundaries = parse_step_range(steps)
         self._running = False
 
     def at(self, step: int) -> None:
@@ -68,18 +68,3 @@ class ProfileWindow(NullProfile):
             self._running = False
             self._profiler.stop()
             _log.info("Wrote a profile of steps %d to %d to %s.", self._start, self._stop, self._directory)
-
-
-def parse_steps(steps: str) -> tuple[int, int]:
-    """Parses `A:B`.
-
-    Raises:
-      InputError: it is not two integers with 0 <= A < B.
-    """
-    start, _, stop = steps.partition(":")
-    if not (start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):
-        raise InputError(
-            f"--profile_steps must be A:B with integers 0 <= A < B. Received: {steps!r}. "
-            "For ten steps after the first hundred, write 100:110."
-        )
-    return int(start), int(stop)

@@ -159,23 +159,12 @@ class RunDirectory:
         facts = _json(self._contents(self.end)) if self.is_done else None
         return facts if isinstance(facts, dict) and _is_count(facts.get("step")) else {}
 
-    def write_all_reduce_table(self, table: str) -> None:
-        """Writes the table of all-reduce algorithms, as CSV.
+    def write(self, path: StoragePath, contents: bytes) -> None:
+        """Writes a file of the run, such as `timeline`.
 
         Raises:
           InputError: it cannot be written.
         """
-        self._write(self.all_reduce_table, table.encode())
-
-    def write_timeline(self, png: bytes) -> None:
-        """Writes the picture of a pipeline's timelines, as PNG.
-
-        Raises:
-          InputError: it cannot be written.
-        """
-        self._write(self.timeline, png)
-
-    def _write(self, path: StoragePath, contents: bytes) -> None:
         with _writing(path):
             self._storage.replace(path, contents)
 

@@ -11,10 +11,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 _PORTS = range(10000, 19000)  # below those of outgoing connections and of launchers, even with 1000 added for the group
-_places = itertools.count()
+_port_offsets = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,31 +32,14 @@ class Ended:
     seconds: float
 
 
-class Process(Protocol):
-    """The part of the interface of `subprocess.Popen` that a job uses. The process is the leader of its own session."""
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code, once `poll` or `wait` has seen it; -s if it was killed by signal s."""
-
-    def poll(self) -> int | None:
-        """Returns `returncode`."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Waits for the process to end; returns `returncode`."""
-
-
-Start = Callable[[Sequence[str], Mapping[str, str], BinaryIO], Process]  # (command, environment, output) -> process
+# (command, environment, output) -> process, which is the leader of its own session
+Start = Callable[[Sequence[str], Mapping[str, str], BinaryIO], subprocess.Popen[bytes]]
 
 
 class Job:
     """Several processes of one command, started together."""
 
-    def __init__(self, processes: Sequence[Process], outputs: Sequence[str]):
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], outputs: Sequence[str]):
         self.processes = processes
         self._outputs = outputs
         self._started = time.monotonic()
@@ -101,7 +84,7 @@ class Job:
 
 def start(
     command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, directory: str | None = None
-) -> Process:
+) -> subprocess.Popen[bytes]:
     """Starts a command as a new process."""
     return subprocess.Popen(
         command,
@@ -129,7 +112,7 @@ def job(
     workers = free_addresses(size)
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as files:
         outputs = [os.path.join(directory, f"{rank}.txt") for rank in range(size)]
-        processes: list[Process] = []
+        processes: list[subprocess.Popen[bytes]] = []
         running = Job(processes, outputs)
         files.callback(running.kill)
         for rank in range(size):
@@ -145,16 +128,16 @@ def free_addresses(count: int) -> list[str]:
     """Returns loopback addresses whose ports, and the group's ports derived from them, are free.
 
     No other program should take one before the job does, seconds later: outgoing connections have other ports, and each process
-    that calls this goes through the ports from its own place.
+    that calls this goes through the ports from its own position.
     """
     with contextlib.ExitStack() as stack:
         found: list[str] = []
         while len(found) < count:
-            probe, neighbour = (stack.enter_context(socket.socket()) for _ in range(2))
-            place = os.getpid() * 5563 + next(_places)  # processes with successive ids are far from each other
-            port = _PORTS[place % len(_PORTS)]
+            probe, neighbor = (stack.enter_context(socket.socket()) for _ in range(2))
+            offset = os.getpid() * 5563 + next(_port_offsets)  # processes with successive ids are far from each other
+            port = _PORTS[offset % len(_PORTS)]
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
-                neighbour.bind(("127.0.0.1", port + 1000))
+                neighbor.bind(("127.0.0.1", port + 1000))
                 found.append(f"127.0.0.1:{port}")
         return found
