@@ -10,7 +10,6 @@ differences are measured in roundings: in units of the difference between 16 and
 """
 
 import dataclasses
-import hashlib
 import math
 import re
 from collections.abc import Callable
@@ -34,12 +33,13 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.declarations import checked
 from tfdist.row_semantics.explanation import Explanation, using_listener
+from tfdist.testing.parity import digest
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.run_warnings import ONE_DEVICE
 from tfdist.trainer.trainer import Trainer
 
 MOST_ROUNDINGS = 4.0  # two runs in 16 bits differ by about one rounding, a bug by ten or more
-_SMALLEST = 1e-30
+_MIN_NORM = 1e-30
 REFERENCE_SECONDS = 24 * 3600.0  # the other processes wait for the reference
 
 # By precision and kind of optimizer: one that divides by a gradient's own size turns the rounding error of a small
@@ -136,16 +136,20 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
         )
     warn_of_flags(session.config, session.strategy, tested.model)
     trace: list[dict[str, np.ndarray]] = []
-    with using_listener(lambda found: _say_values(found, say)) if session.strategy.batch_parts > 1 else nullcontext():
+    with using_listener(lambda found: _print_values(found, say)) if session.strategy.batch_parts > 1 else nullcontext():
         tested.build(session.data.train)
     losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)))
     equal = _replicas_equal(session.strategy, tested.model)
     if not session.strategy.is_chief:
         return None
     single = create(REFERENCE, Cluster(), lambda _: LocalGroup())
-    whole = dataclasses.replace(session.config, compression="none", balance="equal")
-    rounding = _Rounding(dataclasses.replace(session, config=whole), single) if in_roundings(whole) else None
-    reference = make_trainer(dataclasses.replace(session, config=whole), single)
+    reference_config = dataclasses.replace(session.config, compression="none", balance="equal")
+    rounding = (
+        _Rounding(dataclasses.replace(session, config=reference_config), single)
+        if in_roundings(reference_config)
+        else None
+    )
+    reference = make_trainer(dataclasses.replace(session, config=reference_config), single)
     reference.build(session.data.train)
     noise = _noise(session, reference)
     by_design = _different_by_design(session, reference.model)
@@ -154,17 +158,17 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
     lines: list[tuple[float, float, str]] = []
 
     def compare() -> None:
-        found, expected = trace.pop(0), _values(single, reference.model)
+        values, expected = trace.pop(0), _values(single, reference.model)
         sizes = rounding.next(expected) if rounding else {path: _norm(value) or 1.0 for path, value in expected.items()}
-        apart = {path: found[path] - value for path, value in expected.items()}
-        norms = {path: rounding.norm(path, value) if rounding else _norm(value) for path, value in apart.items()}
+        deltas = {path: values[path] - value for path, value in expected.items()}
+        norms = {path: rounding.norm(path, value) if rounding else _norm(value) for path, value in deltas.items()}
         differences = {
             path: (norms[path] / sizes[path], float(np.max(np.abs(value), initial=0.0)))
-            for path, value in apart.items()
+            for path, value in deltas.items()
         }
-        judged = {path: d for path, d in differences.items() if path not in noise} or differences
-        path = max(judged, key=lambda p: judged[p][0])
-        lines.append((*judged[path], path))
+        compared = {path: d for path, d in differences.items() if path not in noise} or differences
+        path = max(compared, key=lambda p: compared[p][0])
+        lines.append((*compared[path], path))
 
     expected_losses = _run(session, reference, compare)
     numbered = enumerate(zip(losses, expected_losses, lines, strict=True), 1)
@@ -174,8 +178,8 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
     return result
 
 
-def _say_values(found: Explanation, say: Callable[[str], None]) -> None:
-    for line in (found.summary, *map(": ".join, found.rows(all_values=False))):
+def _print_values(explanation: Explanation, say: Callable[[str], None]) -> None:
+    for line in (explanation.summary, *map(": ".join, explanation.rows(all_values=False))):
         say(line)
 
 
@@ -218,7 +222,7 @@ class _Rounding:
         roundings = {path: self.norm(path, rounded[path] - exact[path]) for path in exact}
         changes = {path: self.norm(path, exact[path] - self._first[path]) for path in exact}
         usual = float(np.median([roundings[path] / change for path, change in changes.items() if change] or [0.0]))
-        return {path: max(roundings[path], usual * changes[path], _SMALLEST) for path in exact}
+        return {path: max(roundings[path], usual * changes[path], _MIN_NORM) for path in exact}
 
     def norm(self, path: str, difference: np.ndarray) -> float:
         """Returns the norm of a variable's difference at this step, without the largest 5% of its trained elements.
@@ -260,10 +264,10 @@ def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> 
 
 def _values(strategy: Strategy, model: keras.Model) -> dict[str, np.ndarray]:
     """Returns the weights; on the chief those of the whole model, elsewhere those of this process."""
-    with strategy.parts.full_model(model) as whole:
+    with strategy.parts.full_model(model) as full_model:
         return {
             v.path: np.asarray(tf.convert_to_tensor(strategy.local(v.value)[0]), np.float64)
-            for v in whole.variables
+            for v in full_model.variables
             if tf.as_dtype(v.dtype).is_floating and (strategy.is_chief or keras_internals.value_of(v) is not None)
         }
 
@@ -274,21 +278,16 @@ def _norm(value: np.ndarray) -> float:
 
 def _replicas_equal(strategy: Strategy, model: keras.Model) -> bool:
     trainable = [strategy.local(v.value) for v in model.trainable_variables]
-    digests = []
-    for i in range(len(strategy.local_replicas)):
-        found = hashlib.sha256()
-        for values in trainable:
-            found.update(np.ascontiguousarray(values[i]).tobytes())
-        digests.append(found.hexdigest())
-    everyone = strategy.peers.gather("verify/digests", digests, deadline=REFERENCE_SECONDS)
-    equal = len({digest for digests in everyone for digest in digests}) == 1
+    digests = [digest([values[i] for values in trainable]) for i in range(len(strategy.local_replicas))]
+    digests_by_rank = strategy.peers.gather("verify/digests", digests, deadline=REFERENCE_SECONDS)
+    equal = len({each for digests in digests_by_rank for each in digests}) == 1
     return all(strategy.group.gather("verify/equal", equal, deadline=REFERENCE_SECONDS))
 
 
 def _noise(session: Session, reference: Trainer) -> set[str]:
     """Returns variables whose true gradient is zero: those in the model's table, and those measured to be so small."""
     model = reference.model
-    named = models.zero_gradient_patterns(session.config.model)
+    patterns = models.zero_gradient_patterns(session.config.model)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(_first_batch(session))
     state = [(variable, tf.identity(variable.value)) for variable in model.non_trainable_variables]
     limit = TOLERANCES[keras.config.floatx(), "adaptive"]
@@ -302,9 +301,9 @@ def _noise(session: Session, reference: Trainer) -> set[str]:
         for v, g in zip(model.trainable_variables, gradients, strict=True)
         if g is not None
     }
-    least = NOISE[keras.config.floatx()] * max(sizes.values(), default=0.0)
-    by_name = {path for path in sizes if any(re.search(pattern, path) for pattern in named)}
-    return by_name | {path for path, size in sizes.items() if size <= least}
+    threshold = NOISE[keras.config.floatx()] * max(sizes.values(), default=0.0)
+    by_name = {path for path in sizes if any(re.search(pattern, path) for pattern in patterns)}
+    return by_name | {path for path, size in sizes.items() if size <= threshold}
 
 
 def _first_batch(session: Session) -> Any:

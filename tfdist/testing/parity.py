@@ -168,7 +168,7 @@ def run_case(strategy: Strategy, case: Case, **trainer_options: Any) -> Outcome:
     )
     evaluation = trainer.evaluate(source, batch_size=case.batch_size)
     replicas = [strategy.local(variable.value) for variable in model.variables]
-    digests = [_digest([values[i] for values in replicas]) for i in range(len(strategy.local_replicas))]
+    digests = [digest([values[i] for values in replicas]) for i in range(len(strategy.local_replicas))]
     variables = {v.path: np.asarray(values[0]) for v, values in zip(model.variables, replicas, strict=True)}
     return Outcome(variables, losses, evaluation, digests)
 
@@ -222,13 +222,13 @@ def compare(outcome: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarra
     """Compares variables by path, the worst first; raises `KeyError` if the paths differ."""
     if set(outcome) != set(reference):
         raise KeyError(f"Not the same variables: {sorted(set(outcome) ^ set(reference))}")
-    found = []
+    differences = []
     for path, expected in reference.items():
         difference = np.asarray(outcome[path], np.float64) - np.asarray(expected, np.float64)
         scale = float(np.linalg.norm(np.asarray(expected, np.float64))) or 1.0
         absolute = float(np.max(np.abs(difference), initial=0.0))
-        found.append(Difference(path, float(np.linalg.norm(difference)) / scale, absolute, is_noise(path, model)))
-    return sorted(found, key=lambda d: (d.noise, -d.relative))
+        differences.append(Difference(path, float(np.linalg.norm(difference)) / scale, absolute, is_noise(path, model)))
+    return sorted(differences, key=lambda d: (d.noise, -d.relative))
 
 
 def is_noise(path: str, model: str) -> bool:
@@ -261,8 +261,9 @@ def source_of(case: Case) -> ArraySource:
     return ArraySource(arrays)
 
 
-def _digest(values: list[Any]) -> str:
-    found = hashlib.sha256()
+def digest(values: Sequence[Any]) -> str:
+    """Returns a hash of the bytes of several tensors."""
+    content = hashlib.sha256()
     for value in values:
-        found.update(np.ascontiguousarray(tf.convert_to_tensor(value).numpy()).tobytes())
-    return found.hexdigest()
+        content.update(np.ascontiguousarray(tf.convert_to_tensor(value).numpy()).tobytes())
+    return content.hexdigest()

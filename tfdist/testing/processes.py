@@ -131,13 +131,13 @@ def free_addresses(count: int) -> list[str]:
     that calls this goes through the ports from its own position.
     """
     with contextlib.ExitStack() as stack:
-        found: list[str] = []
-        while len(found) < count:
+        addresses: list[str] = []
+        while len(addresses) < count:
             probe, neighbor = (stack.enter_context(socket.socket()) for _ in range(2))
             offset = os.getpid() * 5563 + next(_port_offsets)  # processes with successive ids are far from each other
             port = _PORTS[offset % len(_PORTS)]
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 neighbor.bind(("127.0.0.1", port + 1000))
-                found.append(f"127.0.0.1:{port}")
-        return found
+                addresses.append(f"127.0.0.1:{port}")
+        return addresses
