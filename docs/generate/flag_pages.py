@@ -105,7 +105,7 @@ def _facts(flag: dict[str, Any], takers: list[str]) -> str:
     kind = " or ".join(f"`{choice}`" for choice in flag["choices"]) or _TYPES[flag["type"]]
     default = {None: "none", "": "empty", False: "`false`", True: "`true`"}.get(flag["default"], f"`{flag['default']}`")
     facts = [kind, f"default: {default}", f"commands: {', '.join(takers)}"]
-    if strategies := strategy_registry.taking(flag["name"]):
+    if strategies := strategy_registry.strategies_with(flag["name"]):
         facts.append(f"strategies: {', '.join(strategies)}")
     return " · ".join(facts) + "\n{ .facts }\n"
 

@@ -21,7 +21,7 @@ from tfdist.config.strategy_registry import (
     Declaration,
     Refusal,
     declared,
-    taking,
+    strategies_with,
 )
 from tfdist.config.train_config import TrainConfig
 from tfdist.distribution.factory import strategy_class
@@ -81,7 +81,7 @@ def test_unknown_strategies_are_refused_when_flags_are_read():
 
 
 def test_every_strategy_that_takes_an_option():
-    assert taking("devices") == ("mirrored", "mesh")
+    assert strategies_with("devices") == ("mirrored", "mesh")
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(RUN_KERAS_FIT)))

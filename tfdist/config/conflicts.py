@@ -8,7 +8,7 @@ from typing import Any
 from tfdist.config.decay import DECAYS
 from tfdist.config.rules import OF_GRADIENTS, is_chosen, is_for_gradients, parse_rules
 from tfdist.config.search import LearningRateSearch
-from tfdist.config.strategy_registry import DECLARATIONS, Declaration, declared, taking
+from tfdist.config.strategy_registry import DECLARATIONS, Declaration, declared, strategies_with
 from tfdist.config.sync import EveryStep, Sync
 from tfdist.errors import InputError
 
@@ -259,9 +259,11 @@ def check_strategy(config: Any, strategy: Declaration) -> None:
         accepted, value = field.metadata["flag"].neutral_values, getattr(config, field.name)
         if strategy.options is not None and field.name not in strategy.options and accepted and value not in accepted:
             accepting = [
-                name for name in taking(field.name) if value in declared(name).accepts.get(field.name, (value,))
+                name
+                for name in strategies_with(field.name)
+                if value in declared(name).accepts.get(field.name, (value,))
             ]
-            depends_on_value = len(accepting) < len(taking(field.name))
+            depends_on_value = len(accepting) < len(strategies_with(field.name))
             raise _refused(
                 f"{flag_text(field.name, value) if depends_on_value else f'--{field.name}'} is for --strategy="
                 f"{' or '.join(accepting)}: use {'it' if len(accepting) == 1 else 'one of them'} or leave out --{field.name}.",

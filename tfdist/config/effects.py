@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tfdist.config.all_reduce import AUTO, parse_all_reduce
 from tfdist.config.conflicts import flag_text
 from tfdist.config.pipeline_schedule import WITHOUT_FLUSH
-from tfdist.config.strategy_registry import Declaration, taking
+from tfdist.config.strategy_registry import Declaration, strategies_with
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ def _other_options(config: Any, strategy: Declaration) -> Iterator[tuple[str, st
         flag = field.metadata["flag"]
         is_other_option = flag.is_option and strategy.options is not None and field.name not in strategy.options
         if is_other_option and not flag.neutral_values and getattr(config, field.name) != field.default:
-            names = " or ".join(taking(field.name))
+            names = " or ".join(strategies_with(field.name))
             yield field.name, f"it is for --strategy={names}, and the strategy is {strategy.name}. Leave it out"
 
 

@@ -15,7 +15,7 @@ from tfdist.config.fields import (
     number_or_spec_text,
 )
 from tfdist.config.rules import parse_rules
-from tfdist.config.strategy_registry import AUTO, RUN_KERAS_FIT, JobOptions, declared, strategy_help, taking
+from tfdist.config.strategy_registry import AUTO, RUN_KERAS_FIT, JobOptions, declared, strategies_with, strategy_help
 from tfdist.errors import InputError
 
 _LARGEST_SEED = 2**31 - 1
@@ -122,7 +122,7 @@ class JobConfig(JobOptions):
 
 
 _ENGINES = f"{', '.join(RUN_KERAS_FIT[:-1])} and {RUN_KERAS_FIT[-1]}"
-_WITH_DEVICES = tuple(name for name in taking("devices") if name in RUN_KERAS_FIT)
+_WITH_DEVICES = tuple(name for name in strategies_with("devices") if name in RUN_KERAS_FIT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

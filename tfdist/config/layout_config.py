@@ -5,13 +5,13 @@ from typing import ClassVar
 
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import AUTO, DEVICES, flag_field, layout_text
-from tfdist.config.strategy_registry import taking
+from tfdist.config.strategy_registry import strategies_with
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 
-_WITH_STAGES = taking("pipeline_schedule")
-_WITH_LAYOUT = tuple(name for name in taking("layout") if name not in _WITH_STAGES)
-_WITH_REPLICAS = tuple(name for name in taking("shard") if name not in taking("layout"))
+_WITH_STAGES = strategies_with("pipeline_schedule")
+_WITH_LAYOUT = tuple(name for name in strategies_with("layout") if name not in _WITH_STAGES)
+_WITH_REPLICAS = tuple(name for name in strategies_with("shard") if name not in strategies_with("layout"))
 _PLAN_FLAGS = (  # flags on which memory and communication of a step depend
     "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
     " strategy devices mesh_shape layout shard shard_axis shard_min_elements pipeline_schedule micro_batches cut"

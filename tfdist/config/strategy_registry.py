@@ -366,7 +366,7 @@ def declared(name: str) -> Declaration:
     return _BY_NAME.get(name) or Declaration(name=name)
 
 
-def taking(option: str) -> tuple[str, ...]:
+def strategies_with(option: str) -> tuple[str, ...]:
     """Returns the names of the strategies that take an option."""
     return tuple(declaration.name for declaration in DECLARATIONS if option in (declaration.options or ()))
 
@@ -397,7 +397,7 @@ class JobOptions(Flags):
     devices: int = flag_field(
         0,
         DEVICES,
-        f"Number of devices per process, for {' and '.join(taking('devices'))}. 0 uses all GPUs, or one CPU device; "
+        f"Number of devices per process, for {' and '.join(strategies_with('devices'))}. 0 uses all GPUs, or one CPU device; "
         "for a mesh, as many as it needs.",
         is_option=True,
         neutral_values=(0, 1),

@@ -7,7 +7,7 @@ from tfdist.config.all_reduce import ALGORITHMS
 from tfdist.config.conflicts import check_strategy, flag_text
 from tfdist.config.fields import OUTPUT, check_fields, flag_field
 from tfdist.config.search import UNITS_HELP, parse_byte_size
-from tfdist.config.strategy_registry import declared, taking
+from tfdist.config.strategy_registry import declared, strategies_with
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
@@ -138,7 +138,7 @@ class BenchConfig:
                 "Only all_reduce has algorithms: leave out --operations or --all_reduce. Received: "
                 f"{flag_text('operations', self.operations)} {flag_text('all_reduce', self.all_reduce)}."
             )
-        if self.strategy in taking("mesh_shape"):
+        if self.strategy in strategies_with("mesh_shape"):
             raise too_few_replicas(flag_text("strategy", self.strategy))
         names = {field.name for field in dataclasses.fields(self)} & _TRAIN_FIELDS.keys() - {"all_reduce"}
         TrainConfig(**{name: getattr(self, name) for name in names})
