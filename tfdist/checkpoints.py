@@ -14,11 +14,11 @@ from tfdist.storage import StoragePath, path_of, storage_of
 
 
 class CheckpointSummary(NamedTuple):
-    """A checkpoint, as it was found.
+    """The state of a checkpoint.
 
     Attributes:
       name: name of its directory.
-      problem: what is wrong with it, or None.
+      problem: description of its damage, or None.
       step: its step, or None if it cannot be read, as for the values that follow.
       written: when its manifest was written, in seconds since 1970.
       bytes: size of its files.

@@ -16,7 +16,7 @@ _HEADER = ("value", "what it is", "on replicas")
 
 
 class _Explained(BaseException):
-    """Ends a program whose step is explained; no handler of errors in it is meant."""
+    """Ends a program whose step has been explained; not an `Exception`, so that the program does not handle it."""
 
 
 def main(config: TrainConfig, script: str = "", arguments: Sequence[str] = ()) -> int:
@@ -28,9 +28,9 @@ def main(config: TrainConfig, script: str = "", arguments: Sequence[str] = ()) -
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.row_semantics import explanation
 
-    def end(found: explanation.Explanation) -> None:
-        table = text_table([_HEADER, *found.rows(all_values=True)])
-        print(f"{found.step}:", *table, found.summary, sep="\n", flush=True)
+    def end(result: explanation.Explanation) -> None:
+        table = text_table([_HEADER, *result.rows(all_values=True)])
+        print(f"{result.step}:", *table, result.summary, sep="\n", flush=True)
         raise _Explained
 
     try:

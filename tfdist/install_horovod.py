@@ -112,7 +112,7 @@ def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
     """Builds the wheel and returns its path in the cache, to which it is moved with its hash when it is complete.
 
     Args:
-      build: what to build.
+      build: the build.
       cache: directory of the source distribution, which is downloaded if missing; must have a directory named
         `build.key`.
       log: receives the output.

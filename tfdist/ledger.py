@@ -43,7 +43,7 @@ class Start(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """What the records of a run prove.
+    """The result of counting the examples of a run.
 
     Attributes:
       steps: number of steps that count for the result.
@@ -51,7 +51,7 @@ class Proof(NamedTuple):
       examples: number of examples per epoch.
       epochs: number of complete epochs.
       next_examples: number of examples that were used in the epoch that has not ended.
-      problems: what contradicts the proof.
+      problems: contradictions.
     """
 
     steps: int
@@ -194,7 +194,7 @@ def _size_errors(starts: list[Start]) -> list[str]:
 
 
 def _completed_steps(directory: RunDirectory) -> int:
-    """Returns how many steps the run has made according to its other files."""
+    """Returns the number of steps of the run according to its other files."""
     saved = [step_of(path) for path in newest(directory.checkpoints)]
     return max([0, *saved, *(record["step"] for record in directory.records())])
 

@@ -44,7 +44,7 @@ _FIELDS: dict[str, Callable[[RunSummary], str]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunsConfig:
-    """Which runs are listed, in which order, and what is shown of them."""
+    """The selection, the order and the columns of the listed runs."""
 
     filter: str = flag_field(
         "",
@@ -108,7 +108,7 @@ def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int
 def _find_runs(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
     """Returns the runs at paths or in directories there, with different names, and what was skipped, with the reason.
 
-    Directories that have nothing of a run, such as those of a launcher's logs, are left out without a word.
+    Directories that have nothing of a run, such as those of a launcher's logs, are left out silently.
     """
     runs, skipped = [], []
     for path in dict.fromkeys(paths):

@@ -115,7 +115,7 @@ def _run_of(folder: StoragePath) -> str:
 
 
 def belongs_to(folder: StoragePath, run: StoragePath) -> bool:
-    """Returns whether a directory of in-memory checkpoints was made for the run in `run`, not for a copy of it."""
+    """Returns whether a directory of in-memory checkpoints belongs to the run in `run`, not to a copy of it."""
     return folder.name.startswith(f"{_mark(run)}-")
 
 

@@ -29,7 +29,7 @@ MAX_COMMITS = 2  # the second one is used if the newest is corrupted
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Where and how often a run is saved.
+    """Options for saving a run.
 
     A run that is saved stops at SIGTERM and SIGINT to any of its processes: all save at the same step, and `fit` raises
     `tfdist.errors.Preempted`.
@@ -99,7 +99,7 @@ def _same(one: str, other: str) -> bool:
 
 
 class Saver:
-    """What a run calls between its calls of the compiled loop; this base class saves nothing."""
+    """Saves a run between calls of the compiled loop; this base class saves nothing."""
 
     def next(self, step: int) -> int | None:
         """Returns the next step after this one at which a call must end; None if there is no constraint."""

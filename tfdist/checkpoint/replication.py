@@ -122,7 +122,7 @@ class ByteTransfer:
 
     def _traced(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Any:
         """Returns a lazily traced replica function, the same on all processes, whatever is sent."""
-        compiled: Any = self._strategy.compiled(lambda *given: self._strategy.run(function, *given))
+        compiled: Any = self._strategy.compiled(lambda *args: self._strategy.run(function, *args))
         splits = tf.TensorSpec([self._strategy.replicas], tf.int32)
         return functools.cache(lambda: compiled.get_concrete_function(tf.TensorSpec([None], self._packed), splits))
 
@@ -312,7 +312,7 @@ class Saved(NamedTuple):
       step: number of updates done.
       seed: seed of the run.
       parts: copies of what this process writes.
-      values: what is not a tensor, as JSON.
+      values: state other than tensors, as JSON.
       state: variables from which the parts were copied.
       over: hosts to which the files are distributed; None if all processes share a directory.
       kept: steps of the checkpoints to keep besides the newest ones.

@@ -54,7 +54,8 @@ def resume_candidates(strategy: Strategy, path: AnyPath, commits: str | os.PathL
 def _check_not_all_damaged(group: Group, folders: Sequence[StoragePath]) -> None:
     """Raises `CheckpointError` if the run would silently start over because all of its checkpoints were set aside."""
     damaged = [
-        str(found) for found in set_aside_in(*(place for path in folders for place in (path, path / "checkpoints")))
+        str(checkpoint)
+        for checkpoint in set_aside_in(*(directory for path in folders for directory in (path, path / "checkpoints")))
     ]
     reported = next(filter(None, group.gather("resume/damaged", damaged)), None)
     if reported:

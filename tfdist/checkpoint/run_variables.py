@@ -339,7 +339,7 @@ def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int)
     """Returns a reader for `VariableBlocks.assign` that redistributes values if the number of replicas has changed.
 
     Args:
-      checkpoint: where to read.
+      checkpoint: the checkpoint.
       name: name of the tensor in it.
       per_replica: whether each replica here has its own value.
       replicas: number of replicas here.

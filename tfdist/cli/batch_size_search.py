@@ -29,7 +29,7 @@ _SCHEMA = 1  # of NAME.json; increased when a key is renamed or removed, or chan
 
 
 def directory(config: TrainConfig) -> StoragePath:
-    """Returns the output directory of a search, which is named after data set and model if it is not given."""
+    """Returns the output directory of a search; by default, it is named after data set and model."""
     name = default_path(config.dataset, config.model, f"find-{time.strftime('%Y%m%d-%H%M%S')}")
     return path_of(os.path.expanduser(config.output_dir or name))
 
@@ -54,7 +54,7 @@ def write(folder: StoragePath, name: str, results: Mapping[str, Any], config: Tr
 
     Args:
       folder: the directory.
-      name: what was searched for, the name of the files.
+      name: name of the search and of the files.
       results: values of JSON.
       config: flags, which are written too, without the directory.
       picture: a PNG.
@@ -74,7 +74,7 @@ _MAX_STEPS = 1000
 
 
 class Facts(NamedTuple):
-    """What a trial has recorded of its job.
+    """Properties of a trial's job, read from its run directory.
 
     Attributes:
       examples: number of training examples.
@@ -140,7 +140,7 @@ class TrainingTrials:
 
 
 def run(config: TrainConfig, search: BatchSizeSearch, context: ProcessContext) -> int:
-    """Searches by trials in processes of their own; prints and writes what was found. Returns the exit code.
+    """Searches by trials in separate processes, prints and writes the result, and returns the exit code.
 
     TensorFlow is imported by the trials only.
 

@@ -31,7 +31,7 @@ from tfdist.errors.engine_errors import one_line, out_of_memory
 from tfdist.errors.suggestions import did_you_mean
 
 # Names that flags have in other libraries, for messages about unknown flags.
-# They are those of Lightning, Accelerate, DeepSpeed, torchrun, Horovod, Transformers, Megatron and Keras; none is accepted.
+# The libraries are Lightning, Accelerate, DeepSpeed, torchrun, Horovod, Transformers, Megatron and Keras.
 
 SAME = {  # other names of our flags
     "accumulate_steps": "gradient_accumulation_steps grad_accumulation_steps accumulate_grad_batches accumulation_steps "
@@ -168,7 +168,7 @@ def _use(name: str, value: str, flag: Any) -> str:
 
 
 def _with_value(name: str, value: str, flag: Any) -> str:
-    """Returns our flag with the value that was given, unless it does not accept that."""
+    """Returns our flag with a value, or without it if the flag does not accept it."""
     choices = getattr(flag.parser, "choices", ())
     try:
         flag.parser.parse(value)
@@ -191,10 +191,10 @@ def render(
     """Returns the help of a command.
 
     Args:
-      program: how it is started.
+      program: name of the program.
       topics: by title, the flags of each topic, as pairs of syntax and description.
-      about: what the command does.
-      arguments: what follows the flags, such as "-- COMMAND".
+      about: description of the command.
+      arguments: arguments after the flags, such as "-- COMMAND".
       width: of the text, in characters.
       examples: commands, which are not wrapped.
     """
@@ -277,7 +277,7 @@ def run(
       argv: command line, including the program name, or what returns it and may raise `InputError`; None for that of this
         process.
       about: first sentence of the help.
-      arguments: what the command takes after its flags, for the help; empty if it takes flags only.
+      arguments: arguments after the flags, for the help; empty if the command takes flags only.
       has_json: whether it has the flag `--json`.
       examples: commands to show at the end of the help.
       explain: returns the meaning of an exception if it knows it. Called for every `Exception` except `TfdistError` and
@@ -383,7 +383,7 @@ def parse(
       values: flag values with all flags defined.
       argv: command line, including the program name.
       program: name of the command in messages.
-      arguments: what it takes after its flags; empty if it takes flags only.
+      arguments: arguments after the flags; empty if the command takes flags only.
       locations: filled with file and line of the flags that are read from `--config`.
 
     Raises:

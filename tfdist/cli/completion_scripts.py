@@ -1,4 +1,4 @@
-"""Scripts for completion by Tab in shells, made from descriptions of the commands."""
+"""Scripts for completion by Tab in shells, generated from descriptions of the commands."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -35,9 +35,9 @@ class Command(NamedTuple):
 
     Attributes:
       name: its name.
-      about: what it does.
+      about: its description.
       words: words of which one follows the name.
-      arguments: what follows the flags, such as "RUN" or "bash|zsh"; empty if nothing does.
+      arguments: arguments after the flags, such as "RUN" or "bash|zsh"; may be empty.
       flags: its flags.
     """
 

@@ -22,7 +22,7 @@ class Entry(NamedTuple):
     Attributes:
       name: its name.
       text: its value, as on a command line.
-      kind: how it is written: a key of `KINDS`.
+      kind: form of the value: a key of `KINDS`.
       boolean: "true" or "false" if YAML takes the value for a boolean, else None.
       location: file and line, for messages.
     """

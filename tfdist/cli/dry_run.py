@@ -18,7 +18,7 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
     Args:
       session: the run's strategy and data.
       trainer: a built trainer.
-      output: where it is printed.
+      output: the output of the command.
     """
     config, strategy = session.config, session.strategy
     hosts = open_strategy.hosts(strategy)

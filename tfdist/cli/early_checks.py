@@ -18,12 +18,12 @@ from tfdist.errors import InputError
 
 
 class ProcessContext(NamedTuple):
-    """Where a command runs.
+    """The environment of this process, and its position in the job.
 
     Attributes:
       environment: the environment, with the variables that flags replace.
-      cluster: this process's context among the job's processes.
-      detection: how the strategy was chosen; None if that depends on devices or code that only TensorFlow knows.
+      cluster: the position of this process among those of the job.
+      detection: the chosen strategy and the reason; None if the choice depends on devices or code that only TensorFlow knows.
     """
 
     environment: Mapping[str, str]
@@ -32,7 +32,7 @@ class ProcessContext(NamedTuple):
 
 
 def detect_context(config: Any, environment: Mapping[str, str] = os.environ) -> ProcessContext:
-    """Finds this process's context in its job; raises `InputError` if sources disagree about it."""
+    """Detects the context of this process; raises `InputError` if sources disagree about it."""
     coordinator = {"TFDIST_COORDINATOR": config.coordinator} if config.coordinator else {}
     environment = job_token.add_token_flags({**environment, **coordinator}, config.token_file, config.insecure)
     return ProcessContext(environment, detect_cluster(environment))

@@ -40,7 +40,7 @@ def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainCon
     """Defines a flag for each field of a configuration.
 
     Args:
-      flag_values: where to define them; a command uses a new one, so that it has only these flags.
+      flag_values: values on which flags are defined; each command uses new ones, so that it has only these flags.
       config_type: `TrainConfig`, or another dataclass whose fields each have a `tfdist.config.fields.Flag`.
     """
     without_effect = getattr(config_type, "without_effect", ())

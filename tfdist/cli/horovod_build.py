@@ -132,7 +132,7 @@ _NOT_THE_CAUSE = re.compile(r"^[\"']|subprocess|CalledProcessError|ERROR: Failed
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """What a wheel of Horovod is built for; it cannot be used for anything else."""
+    """The environment for which a wheel of Horovod is built."""
 
     tensorflow: str
     gpu: bool = False
@@ -218,7 +218,7 @@ def environment(build: Build, packages: pathlib.Path, cmake: str) -> dict[str, s
     """Returns the environment variables of the build.
 
     Args:
-      build: what to build.
+      build: the build.
       packages: directory with `PACKAGES`.
       cmake: path of CMake.
     """

@@ -28,7 +28,7 @@ class Opened(NamedTuple):
 
     Attributes:
       config: the configuration, with the name of the strategy instead of "auto".
-      detection: how the strategy was chosen.
+      detection: the chosen strategy and the reason.
       strategy: the strategy.
     """
 
@@ -69,8 +69,8 @@ def opened_strategy(
 
     Args:
       config: a configuration with the flags of strategy and devices.
-      context: where it starts, if it is known.
-      end_timeout_seconds: how long a process that has finished waits for the others; by default, as long as they are running.
+      context: the context of this process; detected by default.
+      end_timeout_seconds: seconds that a finished process waits for the others; by default, as long as they run.
       more_options: options of the strategy besides those of the configuration.
     """
     context = context or detect_context(config)
@@ -109,7 +109,7 @@ def _final_barrier(group: Group, seconds: float) -> Iterator[None]:
 
 
 def _options(config: Any, detection: Detection) -> dict[str, Any]:
-    """Returns the options that the constructor of a strategy takes; flags that are not given leave it its own defaults."""
+    """Returns the options that a strategy's constructor takes; a user's strategy keeps its own defaults."""
     parameters = inspect.signature(strategy_class(detection.strategy)).parameters
     options = {name: getattr(config, name) for name in field_names(config, "is_option") if name in parameters}
     if ":" in detection.strategy:

@@ -26,8 +26,8 @@ class Output:
     """The output of a command.
 
     Attributes:
-      is_json: whether the result is wanted as JSON.
-      facts: the result, if it is wanted as JSON and there is one yet.
+      is_json: whether the result is printed as JSON.
+      facts: the result, if it is printed as JSON and there is one yet.
     """
 
     def __init__(self, is_json: bool = False):
@@ -35,15 +35,15 @@ class Output:
         self.facts: Mapping[str, Any] | None = None
 
     def line(self, text: str = "") -> None:
-        """Prints a line of the text, unless the result is wanted as JSON."""
+        """Prints a line of text, unless the result is printed as JSON."""
         if not self.is_json:
             print(text, flush=True)
 
     def result(self, facts: Mapping[str, Any]) -> None:
-        """Sets the result, which is printed when the command ends, if it is wanted as JSON.
+        """Sets the result, which is printed as JSON when the command ends, if `is_json`.
 
         Args:
-          facts: what the text says, as values of JSON; keys are in snake_case, and have the unit in their names.
+          facts: the contents of the text as JSON values; keys are in snake_case, and include the unit.
         """
         if self.is_json:
             self.facts = facts
@@ -54,14 +54,14 @@ TEXT = Output()  # prints text only
 
 @contextlib.contextmanager
 def opened(command: str, is_json: bool) -> Iterator[Output]:
-    """Yields the output of a command, and prints its result at the end if it is wanted as JSON.
+    """Yields the output of a command, and prints its result as JSON at the end, if `is_json`.
 
     Whatever else writes to standard output meanwhile, such as a user's model or a library in C++, writes to standard error
     then.
 
     Args:
       command: name of the command.
-      is_json: whether the result is wanted as JSON.
+      is_json: whether the result is printed as JSON.
     """
     output = Output(is_json)
     if not output.is_json:

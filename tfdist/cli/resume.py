@@ -32,7 +32,7 @@ FIXED = field_names(TrainConfig, "fixed")  # with other values, the steps before
 
 
 class Origin(NamedTuple):
-    """What a run begins with.
+    """The checkpoints with which a run begins.
 
     Attributes:
       checkpoints: checkpoints to try, including in-memory ones, the newest first; empty for step 0.
@@ -51,13 +51,13 @@ def origin(
     job_name: str = "",
     complete_commits: Sequence[str] | None = None,
 ) -> Origin:
-    """Decides what a run begins with; for the chief. Does not change any files.
+    """Decides how a run begins; for the chief. Does not change any files.
 
     Args:
       resume: value of the flag.
       directory: directory of the run.
       flags: flags of the run, by name.
-      job_name: name of the job if a launcher has restarted it; else empty. A run that was begun by the same job,
+      job_name: name of the job if a launcher has restarted it; else empty. A run that the same job started,
         even partially, is its own.
       complete_commits: names of the last start's in-memory checkpoints that are complete; None for all.
 
@@ -85,14 +85,14 @@ def origin(
 
 
 def decide(config: TrainConfig, directory: RunDirectory) -> tuple[str, Origin]:
-    """Returns what to say about a run that has finished, if it has, see `finished`; and what it begins with, see `origin`."""
+    """Returns the message about a run that has finished, see `finished`, and the origin of the run, see `origin`."""
     arguments = config.resume, directory, dataclasses.asdict(config), restarted_job()
     message = finished(*arguments)
     return message, Origin([], True) if message else origin(*arguments)
 
 
 def decide_early(config: TrainConfig, context: ProcessContext) -> tuple[str, Origin] | None:
-    """Returns what `decide` says, if there is one process, and a directory; raises as it and `path_of`."""
+    """Returns the result of `decide`, if there is one process and a directory; raises its errors and those of `path_of`."""
     for path in (config.output_dir, config.resume):
         path_of(path)
     if not config.output_dir or context.cluster.size > 1:
@@ -107,7 +107,7 @@ def overwrites(directory: RunDirectory, flags: Mapping[str, Any], job_name: str 
 
 @must_enter()
 def finished(resume: str, directory: RunDirectory, flags: Mapping[str, Any], job_name: str = "") -> str:
-    """Returns what to say about a run that has finished and has nothing left to do, else ""; see `origin`."""
+    """Returns the message about a run that has finished and has nothing left to do, else ""; see `origin`."""
     if overwrites(directory, flags, job_name) or not _is_own_run(resume, directory, job_name):
         return ""
     end = directory.finished
@@ -180,7 +180,7 @@ def _check_new(directory: RunDirectory) -> None:
 
 
 def commit_folder(directory: RunDirectory, commit_dir: str) -> Path | None:
-    """Returns the directory with the in-memory checkpoints of a run's last start on this host; None if it made none.
+    """Returns the directory with the in-memory checkpoints of a run's last start on this host; None if there are none.
 
     Each start has its own directory, and links the checkpoint from which it resumed into it, so all checkpoints in it
     belong to the run. Other directories may contain checkpoints of a start that was abandoned.
@@ -237,7 +237,7 @@ def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
 
 
 def _began_with_resume(resume: str, directory: RunDirectory) -> bool:
-    """Returns whether a run was begun with this flag, so that the same command resumes it."""
+    """Returns whether a run was started with this flag, so that the same command resumes it."""
     return directory.last_flags().get("resume") == resume
 
 
@@ -259,6 +259,6 @@ def _check_flags(checkpoints: list[StoragePath], flags: Mapping[str, Any]) -> No
 
 
 def _began_with_others(directory: RunDirectory, flags: Mapping[str, Any]) -> bool:
-    """Returns whether a run was begun with other values of flags that must stay the same."""
+    """Returns whether a run was started with other values of flags that must stay the same."""
     recorded = {name: text for name, text in directory.last_flags().items() if name in FIXED}
     return recorded != flag_values([flag_text(name, value) for name, value in flags.items() if name in FIXED])

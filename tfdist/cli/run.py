@@ -126,7 +126,7 @@ def _user_callbacks(text: str, output_dir: str) -> Sequence[Any]:
     return callbacks
 
 
-_DELAYED_BY = "a slow disk"  # what may delay rank 0 while the others wait
+_DELAYED_BY = "a slow disk"  # a possible reason why rank 0 makes the others wait
 _RATE = ("learning_rate", "lr_scaling", "base_batch_size")
 _log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """What a command works with after startup, before training."""
+    """The strategy and the data of a command after startup."""
 
     config: Any
     detection: Detection
@@ -153,7 +153,7 @@ def open_session(config: TrainConfig, context: ProcessContext | None = None) -> 
 
     Args:
       config: the flags.
-      context: where it starts, if it is known.
+      context: the context of this process; detected by default.
     """
     check(config.compression)  # reports what is invalid before anything starts
     _gradient_options(config)
@@ -235,13 +235,13 @@ def _gradient_options(config: TrainConfig) -> dict[str, Any]:
 
 
 class Target(NamedTuple):
-    """Where a run will be written, and what it will resume from.
+    """The directory of a run, and the checkpoints from which it resumes.
 
     Attributes:
       directory: directory of the run.
       config: the run's configuration, with that directory.
       origin: checkpoints to resume from.
-      finished: what to say instead of training, because the run has finished; empty if it has not.
+      finished: message to print instead of training, if the run has finished; else empty.
     """
 
     directory: RunDirectory
@@ -255,7 +255,7 @@ def target(session: Session, decision: tuple[str, Origin] | None) -> Target:
 
     Args:
       session: strategy, data and configuration of the run.
-      decision: what `resume.decide` has said already, if there is one process.
+      decision: result of `resume.decide`, if there is one process.
 
     Raises:
       InputError: the directory contains something else, or there is nothing to resume from where that was requested;
@@ -347,7 +347,7 @@ def _lock_owner(directory: RunDirectory) -> str:
 
 
 def _confirm_origin(target: Target, strategy: Strategy) -> Origin:
-    """Decides again what to begin with: another process may have ended, or begun here, while the model was built."""
+    """Decides the origin again: another process may have ended, or started here, while the model was built."""
     directory, config, before, _ = target
     commits, complete_commits = _last_commits(config, directory, strategy)
     decision = None
@@ -460,7 +460,7 @@ def _commit_folder(
 def _record_start(
     trainer: Trainer, examples: int, config: TrainConfig, directory: RunDirectory, *, ledgers: int, commits: str
 ) -> int:
-    """Writes what is known about this start to the directory, on the chief; returns the start's number.
+    """Records this start in the directory, on the chief; returns the start's number.
 
     Args:
       trainer: a trainer whose state has been restored.
@@ -508,8 +508,8 @@ class Run(NamedTuple):
     Attributes:
       directory: directory of the run.
       is_chief: whether this process writes to it, besides its own log and ledger.
-      checkpoints: how the run is saved.
-      reporting: where it is recorded.
+      checkpoints: options for saving the run.
+      reporting: destinations of its records.
       began: `time.monotonic()` when it was ready to train.
     """
 
@@ -557,7 +557,7 @@ def open_run(
       session: strategy, data and configuration of the run.
       target: its directory and what it resumes from.
       trainer: a built trainer.
-      findings: what is suspicious about the data.
+      findings: warnings about the data.
       loading_seconds: seconds that loading TensorFlow took, for the log.
 
     Raises:
@@ -648,7 +648,7 @@ def summary(run: Run, records: Sequence[Mapping[str, Any]], best: Best | None, f
       run: the run, which has ended.
       records: all of its records.
       best: the best value, if the model is that of its step; else None.
-      flags: what the next commands need to use the same model, such as `--checkpoint=best`.
+      flags: flags with which the next commands use the same model, such as `--checkpoint=best`.
     """
     directory, last = run.directory, records[-1]
     metrics = main_metrics(last)

@@ -58,7 +58,7 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, contex
 
 
 def _usage(config: TrainConfig, rate: float) -> str:
-    """Returns how to train with a learning rate, given the flags that change it."""
+    """Returns advice on training with a learning rate, under the flags that change it."""
     from tfdist.optimizers.learning_rate import SCALINGS
 
     notes = []

@@ -41,7 +41,7 @@ class Trained(NamedTuple):
       trainer: trainer with the weights.
       step: number of updates after which the weights were saved; None if unknown.
       source: checkpoint or file of the weights.
-      data: data set of the run, or the one that was asked for.
+      data: data set of the command or, by default, of the run.
       batch_size: examples per batch, over all replicas.
       directory: directory of the run.
     """
@@ -68,7 +68,7 @@ class Trained(NamedTuple):
         return examples
 
     def describe(self, split: str) -> dict[str, Any]:
-        """Returns what results for a split are computed from, as JSON values."""
+        """Describes the model and data from which results for a split are computed, as JSON values."""
         strategy = self.trainer.strategy
         return {
             "checkpoint": self.source,

@@ -1,4 +1,4 @@
-"""Parses how sums over replicas are computed, `--all_reduce`, and the table of algorithms by size, a CSV file."""
+"""Parses `--all_reduce`, the algorithm of sums over replicas, and the table of algorithms by size, a CSV file."""
 
 import dataclasses
 import re
@@ -117,7 +117,7 @@ def parse_table(text: str, source: str) -> AlgorithmTable:
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce:
-    """How sums over replicas are computed.
+    """The algorithm of sums over replicas.
 
     Attributes:
       name: one of `ALGORITHMS`, or `AUTO`.

@@ -14,7 +14,7 @@ _LEAST_RATIO = 1e-6  # of two weights, so that their sum is exact enough
 
 @dataclasses.dataclass(frozen=True)
 class Balance:
-    """How many rows of a batch each replica computes.
+    """The division of a batch's rows among replicas.
 
     Attributes:
       kind: "equal", "measured" or "weights".

@@ -253,7 +253,7 @@ def check_strategy(config: Any, strategy: Declaration) -> None:
 
     Args:
       config: the configuration.
-      strategy: what its strategy declares.
+      strategy: declaration of its strategy.
     """
     for field in dataclasses.fields(config):
         accepted, value = field.metadata["flag"].neutral_values, getattr(config, field.name)

@@ -1,4 +1,4 @@
-"""The data sets that the library has, where their files are, and errors about those that are not there."""
+"""The data sets that the library has, where their files are, and errors about missing files."""
 
 import functools
 import glob
@@ -32,7 +32,7 @@ _EXISTS = {"file": os.path.isfile, "folder": os.path.isdir}
 
 
 def located(path: str, data_dir: str | None) -> str:
-    """Returns a path with ~ expanded; a relative one is in `data_dir`, if that is given."""
+    """Returns a path with ~ expanded; a relative one is in `data_dir`, unless that is empty."""
     if not isinstance(path, str) or not path:
         raise InputError(
             f'A data set of files needs a path. Received: {path!r}. Write it after the colon, or path="...".'
@@ -75,7 +75,7 @@ _FILES: dict[str, Callable[[str, str, str | None], object]] = {
 
 
 def check_files(name: str, data_dir: str | None) -> None:
-    """Raises `InputError` if the files of a data set are not there, as loading it does, without importing a library."""
+    """Raises `InputError` if the files of a data set are missing, as loading it does, without importing a library."""
     parsed = spec.parse(name)
     kind, _, argument = parsed.name.partition(":")
     if kind in _FILES and (path := argument or parsed.args.get(AFTER_COLON[kind])):

@@ -86,7 +86,7 @@ class Exponential(Decay):
     """Continuous multiplication by a factor.
 
     Attributes:
-      factor: what remains after `every` steps, in (0, 1].
+      factor: fraction of the rate that remains after `every` steps, in (0, 1].
       every: number of steps, counted from the end of the warmup; 0 for those from there to the end of the run.
     """
 

@@ -29,7 +29,7 @@ def check_name(flag: str, text: str, known: tuple[str, ...]) -> None:
     Args:
       flag: name of the flag.
       text: its value, which `parse` accepts.
-      known: the names that it may have, besides `package.module:function`. More follows those that end in a colon.
+      known: the names that it may have, besides `package.module:function`; an argument follows one that ends in a colon.
 
     Raises:
       InputError: the name is unknown.
@@ -106,7 +106,7 @@ class Flag(NamedTuple):
       fixed: whether a resumed run must have the same value.
       training_only: whether it affects training only, so that exporting a model ignores it.
       trial_value: its value in trials of a batch size, which leave out what is neither part of a step nor changes its cost;
-        None for the value that was given.
+        None for the value of the command.
       structure: `list` if a text has parts with commas between, `dict` if it has pairs `a: b` with semicolons between:
         a configuration file may write it so.
       known: names that it may have, besides others, for completion.
@@ -243,7 +243,7 @@ class Flags:
     """Base class of configurations.
 
     Attributes:
-      parsed: what the texts of flags mean, by name; see `Flag.parse`.
+      parsed: typed values of the flags, by name; see `Flag.parse`.
     """
 
     parsed: types.SimpleNamespace

@@ -12,7 +12,7 @@ from tfdist.config.spec import Spec, parse
 from tfdist.errors import InputError
 
 _CONDITION = re.compile(r"\s*(\*|path=(?P<path>.+?)|size>=(?P<size>\d{1,18}))\s*", re.DOTALL)
-# Methods for gradients only: what they send has no size, or a momentum of its own.
+# Methods for gradients only: their messages have no magnitude, or a momentum of their own.
 OF_GRADIENTS = ("signsgd", "dgc")
 _GRAMMAR = (
     "Rules are CONDITION: METHOD, separated by ;. A condition is path=REGEX, size>=ELEMENTS or *. A method is "

@@ -21,7 +21,7 @@ def parse_byte_size(size: int | str, name: str) -> int:
 
     Args:
       size: the number, or a text such as "2GiB", "1.5 GiB" or "500MB".
-      name: what the size is, for the error message.
+      name: name of the size in the error message.
 
     Raises:
       InputError: it is something else, or less than 1.
@@ -79,7 +79,7 @@ class BatchSizeSearch:
       steps: least number of steps of a trial, at least 4; the second half is timed. There are more if they take less than a
         second.
       processes: number of processes of a trial, on this host.
-      launcher: how these find each other, see `Job`, which checks it.
+      launcher: launcher of these processes; see `Job`, which checks it.
 
     Raises:
       InputError: a value is out of range.

@@ -1,4 +1,4 @@
-"""The registry: what each strategy declares before it is loaded, and the flags that are options of strategies.
+"""The registry of strategies: their declarations, which need no import of a strategy, and the flags that are their options.
 
 The strategy NAME is the class `STRATEGY` of `strategies/NAME.py`. All other modules learn from this file which
 strategies there are and how they differ; it is read without importing TensorFlow.
@@ -76,7 +76,7 @@ class Refusal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SmokeTest:
-    """How `tfdist doctor` tests a strategy: a few steps on one machine.
+    """A test of a strategy by `tfdist doctor`: a few steps on one machine.
 
     Attributes:
       processes: number of processes.
@@ -101,25 +101,25 @@ class SmokeTest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """What a strategy declares.
+    """The declaration of a strategy.
 
     Attributes:
       name: as in `--strategy`.
-      help: where it runs, in a few words.
+      help: devices or processes on which it runs, in a few words.
       processes: the processes of its job.
       options: names of the flags that its constructor takes; None if that is not known.
       refuses: flags of which it accepts one value only.
       accepts: for flags that several strategies take: the values that this one accepts.
-      auto: called with this process's place in the job and its number of devices; returns whether `--strategy=auto`
+      auto: called with this process's position in the job and its number of devices; returns whether `--strategy=auto`
         chooses this strategy; at most one may return True. None if it never does.
       check: called with a configuration; raises `InputError` if the strategy's options exclude each other.
       check_processes: called with a configuration and the number of processes; raises `InputError` if they do not suit each
         other.
       runs_keras_fit: whether Keras's own `fit` runs on it in any script, for which replicas must accept any number of
         rows, and models may be created outside of its scope.
-      with_one_device: what to do if it is explicitly chosen but has one device only, as a sentence; empty if that is usual.
+      with_one_device: advice if it is explicitly chosen but has only one device, as a sentence; empty if that is usual.
       adopts: names of the classes of tf.distribute whose objects, created by a program, it can use.
-      smoke_tests: how it is tested on one machine; none if that takes special hardware.
+      smoke_tests: tests on one machine; none if the strategy needs special hardware.
     """
 
     name: str
@@ -345,7 +345,7 @@ NAMES = tuple(declaration.name for declaration in DECLARATIONS)
 RUN_KERAS_FIT = tuple(declaration.name for declaration in DECLARATIONS if declaration.runs_keras_fit)
 _AUTOMATIC = Declaration(
     name=AUTO,
-    options=tuple(option for found in DECLARATIONS if found.auto for option in found.options or ()),
+    options=tuple(option for each in DECLARATIONS if each.auto for option in each.options or ()),
 )
 _BY_NAME = {declaration.name: declaration for declaration in (_AUTOMATIC, *DECLARATIONS)}
 # Horovod supports oneCCL, tfdist does not: docs/guides/mpi.md has the measurements.
@@ -356,7 +356,7 @@ NO_ONECCL = (
 
 
 def declared(name: str) -> Declaration:
-    """Returns what a strategy declares; nothing for `package.module:Class`, which must be loaded first.
+    """Returns the declaration of a strategy; an empty one for `package.module:Class`, which must be loaded first.
 
     Raises:
       InputError: there is no such strategy.

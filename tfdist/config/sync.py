@@ -1,4 +1,4 @@
-"""Parses `--sync`: how often replicas exchange their weights, and how. Does not import TensorFlow."""
+"""Parses `--sync`: when and how replicas exchange their weights. Does not import TensorFlow."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ _WORDS = ("state", "client_sizes")  # parameters whose values may be without quo
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sync:
-    """How replicas are synchronized; the fields of subclasses are the parameters in the flag.
+    """A method of synchronizing replicas; the fields of subclasses are the parameters in the flag.
 
     Attributes:
       name: name of the method in the flag.

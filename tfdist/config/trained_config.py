@@ -15,7 +15,7 @@ TABLES = (".npy", ".npz", ".csv")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightsConfig:
-    """Which weights of a run are used, and whether code that the run names may be executed."""
+    """The weights of a run to use, and whether code that the run names may be executed."""
 
     checkpoint: str = flag_field(
         NEWEST,
@@ -36,7 +36,7 @@ class WeightsConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
-    """Which weights of a run compute on which data, and where; whatever is left out is as in the run."""
+    """The weights, the data and the devices of a command; the defaults are those of the run."""
 
     dataset: str = flag_field(
         "",

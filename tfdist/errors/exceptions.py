@@ -41,7 +41,7 @@ SIGNALLED = 128  # as in a shell: 128 + number of the signal that ended the proc
 
 
 def is_loss(code: int) -> bool:
-    """Returns whether the code says that something else ended a process: a signal, a lack of memory, or a lost peer.
+    """Returns whether a process ended for an external reason: a signal, a lack of memory, or a lost peer.
 
     Args:
       code: an exit code in [0, 255].
@@ -147,7 +147,7 @@ class TrialError(TfdistError):
 
 
 class Preempted(TfdistError):
-    """All ranks were asked to end, and have stopped at an agreed step and saved; the run should be restarted."""
+    """All ranks have received a request to end, stopped at the same step and saved; the run should be restarted."""
 
     exit_code = ExitCode.PREEMPTED
 

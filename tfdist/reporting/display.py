@@ -1,4 +1,4 @@
-"""How the progress of a run is displayed: a progress bar where a person looks, lines elsewhere."""
+"""The display of a run's progress: a progress bar on terminals and in notebooks, lines elsewhere."""
 
 import abc
 import collections
@@ -33,7 +33,7 @@ from tfdist.reporting.tensorboard import TensorBoardReporter
 
 _MIN_BAR = 6
 _SPEED_SECONDS = 30.0  # the speed is that of the last half minute
-# What a line has, from most to least: its fields, whether they are long, and whether there is a bar.
+# Contents of a line, in descending order: its fields, whether they are long, and whether there is a bar.
 _LEVELS = (
     ("epoch step time loss metric speed communication", True, True),
     ("epoch step time loss metric speed", True, True),
@@ -306,7 +306,7 @@ class TerminalReporter(BarReporter):
     """Displays a progress bar on a terminal. What the process prints or logs to a terminal appears above it.
 
     Args:
-      console: where to draw.
+      console: the terminal.
       clock: monotonic clock in seconds.
     """
 

@@ -37,7 +37,7 @@ class LoggedRun:
 
     @property
     def tags(self) -> dict[str, str]:
-        """What runs are grouped by: strategy, model and data set, and where the directory is."""
+        """Tags for grouping runs: strategy, model and data set, and the directory."""
         shown = {name: str(self.flags[name]) for name in ("strategy", "model", "dataset") if name in self.flags}
         return {**shown, "directory": str(self.directory.path)}
 

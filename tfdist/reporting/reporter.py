@@ -24,7 +24,7 @@ class RunPlan:
       first_epoch: number, from 0, of the epoch in the data's stream that is shown as epoch 1; negative if the first one has
         a higher number.
       shows_communication: whether to show the size and the time of a step's communication.
-      description: what is trained on what, as texts by name, to show before the first step; may be empty.
+      description: model, data and devices, as texts by name, to show before the first step; may be empty.
     """
 
     total_steps: int
@@ -100,7 +100,7 @@ class Reporter:
         """Ends the report and releases resources.
 
         Args:
-          outcome: how the run ended, in a few words: `done`, `loss not finite`, `failed`; empty if that needs no words.
+          outcome: the outcome in a few words: `done`, `loss not finite`, `failed`; empty if it is not reported.
         """
 
 

@@ -19,7 +19,7 @@ _STARTS = "starts.jsonl"
 _PARTIAL = ".partial"
 # May exist before a run begins: logs of a launcher, searches, the lock, and a partial file of a killed process.
 _ALLOWED_BEFORE = (_LOGS, FIND, "lock", f"{_STARTS}{_PARTIAL}")
-# What a run writes into its directories, by their names: checkpoints, also partial and damaged ones, ledgers, and events.
+# Patterns of the files that a run writes into its directories: checkpoints, also partial and damaged ones, ledgers, and events.
 _FILE_NAMES = {
     "checkpoints": re.compile(r"\.?step-[0-9]{9,18}(\..*)?"),
     "ledger": re.compile(r"start-[0-9]+-rank-[0-9]+\.bin"),
@@ -146,7 +146,7 @@ class RunDirectory:
         """Records that the run has finished, once all its files are complete; until it begins again.
 
         Args:
-          facts: the last step, what the run was asked for, and why it has ended.
+          facts: the last step, the flags that determine the end, and the reason of the end.
 
         Raises:
           OSError: it cannot be written.

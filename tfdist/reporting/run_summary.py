@@ -341,7 +341,7 @@ def when(seconds: float | None) -> str:
 
 
 def as_json(run: RunSummary) -> Mapping[str, Any]:
-    """Returns what is known of a run as JSON values."""
+    """Returns a summary as JSON values."""
     best = {name: run.best(name) for name in run.metrics}
     return {
         "run": run.name,
@@ -379,7 +379,7 @@ def draw(runs: Sequence[RunSummary], metrics: Sequence[str], axis: str = "step")
     Args:
       runs: runs with different names.
       metrics: names of metrics.
-      axis: what is on the horizontal axis, of `AXES`.
+      axis: quantity on the horizontal axis, a key of `AXES`.
     """
     # Imported late, because it takes 0.4 s.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

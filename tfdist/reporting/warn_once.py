@@ -10,7 +10,7 @@ def warn_once(text: str, situation: str = "") -> None:
     """Logs a warning, unless it has already been logged in this process; call it on the chief only.
 
     Args:
-      text: what was found, why it matters, and what to do.
+      text: the finding, its consequence, and the remedy.
       situation: name of the situation, if there are several texts about it: only the first of them is logged.
     """
     logged = _texts(situation or text)

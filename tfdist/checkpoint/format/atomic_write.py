@@ -170,7 +170,7 @@ def commit(
       values: other values of the state, as JSON without nan and inf; rank 0's are used.
       keep: number of checkpoints to keep, at least 1: the newest, and always the one just written.
       kept: steps of further checkpoints to keep.
-      noun: what it is called in messages; checkpoints with different nouns may be written concurrently, in different
+      noun: name of a checkpoint in messages; checkpoints with different nouns may be written concurrently, in different
         directories.
       deadline: seconds for each stage, by which the slowest rank may be behind the fastest.
       over: hosts to which the files are distributed, if no directory is shared by all ranks; `parts` are then those

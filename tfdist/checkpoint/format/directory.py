@@ -42,7 +42,7 @@ def is_name(text: str) -> bool:
 
 
 def step_of(path: StoragePath) -> int:
-    """Returns the step of a checkpoint found by `newest`."""
+    """Returns the step of a checkpoint, from its path."""
     return int(path.name.removeprefix("step-"))
 
 
@@ -261,7 +261,7 @@ def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclu
 
     Args:
       directory: existing directory of a run, or of its checkpoints.
-      remedy: what to do if it is locked, as the end of a sentence.
+      remedy: remedy if it is locked, as the end of a sentence.
       exclusive: False only writes the description, where files cannot be locked.
 
     Yields:
