@@ -111,10 +111,7 @@ def _run(values: Any, arguments: list[str], output: Output) -> int:
     return main(run, output)
 
 
-_EXAMPLES = (
-    "tfdist checkpoints runs/one",
-    "tfdist checkpoints runs/one/checkpoints/step-000000040",
-)
+_EXAMPLES = ("tfdist checkpoints runs/one", "tfdist checkpoints runs/one/checkpoints/step-000000040")
 
 if __name__ == "__main__":
     about = __doc__ or ""

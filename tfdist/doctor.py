@@ -135,10 +135,7 @@ def _names(text: str) -> Sequence[str]:
     return names
 
 
-_EXAMPLES = (
-    "tfdist doctor --quick --speed",
-    "tfdist doctor --only=mirrored,multiworker --json",
-)
+_EXAMPLES = ("tfdist doctor --quick --speed", "tfdist doctor --only=mirrored,multiworker --json")
 
 if __name__ == "__main__":
     about = __doc__.partition("\n")[0]

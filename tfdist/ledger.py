@@ -255,10 +255,7 @@ def _run(values: Any, arguments: list[str], output: Output) -> int:
     return main(run, output)
 
 
-_EXAMPLES = (
-    "tfdist ledger runs/one",
-    "tfdist ledger runs/one && tfdist export --output=proved.keras runs/one",
-)
+_EXAMPLES = ("tfdist ledger runs/one", "tfdist ledger runs/one && tfdist export --output=proved.keras runs/one")
 
 if __name__ == "__main__":
     about = __doc__ or ""

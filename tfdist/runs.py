@@ -66,10 +66,7 @@ class RunsConfig:
         check=names_text,
     )
     axis: str = flag_field(
-        "step",
-        _OUTPUT,
-        "Horizontal axis of the picture: step, epoch or time.",
-        choices=tuple(run_summary.AXES),
+        "step", _OUTPUT, "Horizontal axis of the picture: step, epoch or time.", choices=tuple(run_summary.AXES)
     )
     output: str = flag_field(
         "", _OUTPUT, f"Path of the picture of a comparison. Defaults to {_PICTURE} in the directory of the runs."

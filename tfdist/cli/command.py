@@ -31,7 +31,7 @@ from tfdist.errors.engine_errors import one_line, out_of_memory
 from tfdist.errors.suggestions import did_you_mean
 
 # Names that flags have in other libraries, for messages about unknown flags.
-# The libraries are Lightning, Accelerate, DeepSpeed, torchrun, Horovod, Transformers, Megatron and Keras.
+# The libraries are Lightning, Accelerate, DeepSpeed, torchrun, Horovod, Transformers, Megatron and Keras; none is accepted.
 
 SAME = {  # other names of our flags
     "accumulate_steps": "gradient_accumulation_steps grad_accumulation_steps accumulate_grad_batches accumulation_steps "

@@ -54,11 +54,7 @@ PATCHES = (
         "        elif 'MPICH' in output or 'HYDRA' in output:\n",
     ),
     # The stall inspector's list of ranks is reserved, but never filled.
-    (
-        "horovod/common/gloo/gloo_controller.cc",
-        "  global_ranks_.reserve(size_);\n",
-        "  global_ranks_.resize(size_);\n",
-    ),
+    ("horovod/common/gloo/gloo_controller.cc", "  global_ranks_.reserve(size_);\n", "  global_ranks_.resize(size_);\n"),
     # The interface was not set for process sets, including the one of all ranks.
     (
         "horovod/common/gloo/gloo_context.cc",

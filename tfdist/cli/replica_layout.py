@@ -78,12 +78,7 @@ def _facts(plan: "Plan", parts: Sequence[int], rows: int, config: LayoutConfig) 
         "process_bytes": {kind: totals[kind] for kind in ("parameters", "gradients", "activations")},
         "optimizer_state_bytes": [parts[rank % len(parts)] for rank in range(config.processes)],
         "variables": [
-            {
-                "path": v.path,
-                "shape": list(v.shape),
-                "bytes": v.bytes,
-                "optimizer_state_bytes": _state_bytes(v),
-            }
+            {"path": v.path, "shape": list(v.shape), "bytes": v.bytes, "optimizer_state_bytes": _state_bytes(v)}
             for v in plan.variables
         ],
         "micro_steps_per_step": config.accumulate_steps,

@@ -586,10 +586,7 @@ def open_run(
             strategy_reason=session.detection.why,
             record_all_reduce_table=lambda table: directory.write(directory.all_reduce_table, table.encode()),
             record_timelines=lambda timelines: directory.write(directory.timeline, timeline.png(timelines)),
-            description={
-                "output": str(directory.path),
-                "resuming": f"from {resumed_from}" if resumed_from else "",
-            },
+            description={"output": str(directory.path), "resuming": f"from {resumed_from}" if resumed_from else ""},
             findings=findings,
         )
         with _closing(reporting.reporter):

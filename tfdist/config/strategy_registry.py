@@ -240,15 +240,7 @@ DECLARATIONS = (
     Declaration(
         name="mesh",
         help="a mesh of devices over which the model is sharded",
-        options=(
-            "devices",
-            "mesh_shape",
-            "layout",
-            "shard",
-            "shard_axis",
-            "shard_min_elements",
-            "intra_op_threads",
-        ),
+        options=("devices", "mesh_shape", "layout", "shard", "shard_axis", "shard_min_elements", "intra_op_threads"),
         refuses=(
             _EQUAL_ROWS,
             Refusal(
@@ -330,10 +322,7 @@ DECLARATIONS = (
         runs_keras_fit=False,
         smoke_tests=(
             SmokeTest(processes=2, options={"micro_batches": 2}),
-            SmokeTest(
-                processes=2,
-                options={"micro_batches": 2, "mesh_shape": "stage:2;model:2", "layout": "in:model"},
-            ),
+            SmokeTest(processes=2, options={"micro_batches": 2, "mesh_shape": "stage:2;model:2", "layout": "in:model"}),
         ),
         with_one_device="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
     ),
@@ -344,8 +333,7 @@ REFERENCE = "single"  # other strategies are compared with it, and a trained mod
 NAMES = tuple(declaration.name for declaration in DECLARATIONS)
 RUN_KERAS_FIT = tuple(declaration.name for declaration in DECLARATIONS if declaration.runs_keras_fit)
 _AUTOMATIC = Declaration(
-    name=AUTO,
-    options=tuple(option for each in DECLARATIONS if each.auto for option in each.options or ()),
+    name=AUTO, options=tuple(option for each in DECLARATIONS if each.auto for option in each.options or ())
 )
 _BY_NAME = {declaration.name: declaration for declaration in (_AUTOMATIC, *DECLARATIONS)}
 # Horovod supports oneCCL, tfdist does not: docs/guides/mpi.md has the measurements.

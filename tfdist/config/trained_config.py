@@ -38,12 +38,7 @@ class WeightsConfig:
 class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
     """The weights, the data and the devices of a command; the defaults are those of the run."""
 
-    dataset: str = flag_field(
-        "",
-        MODEL,
-        "Data set; as for training. Defaults to that of the run.",
-        parse=parse,
-    )
+    dataset: str = flag_field("", MODEL, "Data set; as for training. Defaults to that of the run.", parse=parse)
     split: str = flag_field("test", MODEL, "Split of the data set: test or train.", choices=("test", "train"))
     batch_size: int = flag_field(
         0, MODEL, "Number of examples per batch, over all replicas. Does not affect the result. 0 is as in the run."

@@ -49,11 +49,7 @@ class CurvesReporter(Reporter):
     """
 
     def __init__(
-        self,
-        path: AnyPath,
-        title: str = "",
-        seconds_between: float = 10.0,
-        clock: Callable[[], float] = monotonic,
+        self, path: AnyPath, title: str = "", seconds_between: float = 10.0, clock: Callable[[], float] = monotonic
     ):
         self._path = path_of(path)
         self._title = title

@@ -441,10 +441,7 @@ def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> 
 
 def _style(index: int) -> dict[str, Any]:
     """Returns color and line style of a run, by its index; different for the first 36."""
-    return {
-        "color": _COLORS[index % len(_COLORS)],
-        "linestyle": _STYLES[index // len(_COLORS) % len(_STYLES)],
-    }
+    return {"color": _COLORS[index % len(_COLORS)], "linestyle": _STYLES[index // len(_COLORS) % len(_STYLES)]}
 
 
 def _curve_points(run: RunSummary, metric: str, kind: str, axis: str) -> list[tuple[float, float]]:
