@@ -302,8 +302,7 @@ _BY_OTHER_MEANS = [
 
 
 @pytest.mark.parametrize(
-    ("name", "code"),
-    [*itertools.product(["model", "dataset", "loss", "optimizer", "decay"], _CODE), *_BY_OTHER_MEANS],
+    ("name", "code"), [*itertools.product(["model", "dataset", "loss", "optimizer", "decay"], _CODE), *_BY_OTHER_MEANS]
 )
 def test_code_of_any_package_in_any_flag(name, code):
     with pytest.raises(InputError) as raised:

@@ -130,10 +130,7 @@ def test_what_is_not() -> None:
 
 @pytest.mark.parametrize(
     ("options", "received"),
-    [
-        ({"shard": "optimizer"}, "shard=optimizer"),
-        ({"activation_compression": "bf16"}, "activation_compression=bf16"),
-    ],
+    [({"shard": "optimizer"}, "shard=optimizer"), ({"activation_compression": "bf16"}, "activation_compression=bf16")],
 )
 def test_a_strategy_refuses_them(options: dict[str, str], received: str) -> None:
     with pytest.raises(InputError, match=f"Received: {received} pipeline_schedule=pipedream"):

@@ -213,10 +213,7 @@ REFUSED = {
         ("csv", "csv must name a file. Write csv:schedule.csv"),
         ("csv: ", "must name a file. Write csv:schedule.csv"),
     ],
-    parse_specs: [
-        ("a,b,a(x=1)", "a is given twice"),
-        ("a,b(", "column 2"),
-    ],
+    parse_specs: [("a,b,a(x=1)", "a is given twice"), ("a,b(", "column 2")],
     parse_sync: [
         ("local", 'Did you mean "local_sgd"'),
         ("local_sgd(period=2.5)", "period must be a number of steps of at least 1, not 2.5"),
@@ -267,9 +264,7 @@ REFUSED = {
         ("batch_size(max=-1)", "max must be an integer of at least 0. Received: -1."),
         ("batch_size(", "column 11"),
     ],
-    parse_rules: [
-        (";", "names no method"),
-    ],
+    parse_rules: [(";", "names no method")],
 }
 
 
