@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -70,13 +69,9 @@ def test_errors_with_a_code_are_one_line(capsys, error, code, line):
     assert _only_line(capsys) == line
 
 
-@pytest.mark.parametrize(
-    ("error", "more"),
-    [(ZeroDivisionError("by zero"), {}), (ConnectionError("reset"), {"explain": lambda error: None})],
-    ids=["any other", "one that is not explained"],
-)
-def test_other_errors_keep_their_traceback(capsys, error, more):
-    assert _run(_raiser(error), **more) == 1
+def test_other_errors_keep_their_traceback(capsys):
+    error = ZeroDivisionError("by zero")
+    assert _run(_raiser(error)) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith("Traceback (most recent call last):")
     assert captured.err.endswith(f"{type(error).__name__}: {error}\n")
@@ -99,7 +94,6 @@ def test_any_other_error_goes_to_the_hook(capsys, hooked):
 
 def test_errors_with_a_code_do_not_go_to_the_hook(hooked):
     assert _run(_raiser(InputError("No."))) == 2
-    assert _run(_raiser(ValueError()), explain=lambda error: PeerLostError("Lost.")) == 5
     assert hooked == []
 
 
@@ -127,25 +121,8 @@ def test_an_exit_passes_through():
 
 def test_lack_of_memory_is_code_6(capsys):
     error = MemoryError("Unable to allocate 6.9 GiB for an array")
-    assert _run(_raiser(error), explain=lambda e: pytest.fail("asked")) == 6
+    assert _run(_raiser(error)) == 6
     assert "Out of memory: tried to allocate 6.9 GiB. Lower --batch_size" in _only_line(capsys)
-
-
-def test_an_explained_error_is_one_line(capsys, caplog):
-    error = ConnectionError("connection reset")
-
-    def explain(seen):
-        assert seen is error
-        return PeerLostError("Rank 1 was lost.")
-
-    with caplog.at_level(logging.DEBUG, "tfdist.cli.command"):
-        assert _run(_raiser(error), explain=explain) == 5
-    assert _only_line(capsys) == "tfdist train: Rank 1 was lost."
-    assert "connection reset" in caplog.text
-
-
-def test_explanations_are_not_asked_for_errors_with_a_code(capsys):
-    assert _run(_raiser(InputError("Rule.")), explain=lambda error: pytest.fail("asked")) == 2
 
 
 @pytest.mark.parametrize("argument", ["--help", "-h", "-help", "--helpfull", "--helpshort"])

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.checkpoint.best import best_of
@@ -23,7 +23,6 @@ from tfdist.coordination import Group
 from tfdist.coordination.group import LONG_SECONDS, long_timeout
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError
 from tfdist.step.running_metrics import Progress
 from tfdist.storage import AnyPath, StoragePath, path_of
 
@@ -116,19 +115,10 @@ def _check_values(checkpoint: Checkpoint) -> None:
         for name, kind in (("compression", dict), ("exchanges", dict), ("order", list)):
             if type(checkpoint.values[name]) is not kind:
                 raise TypeError(name)
-        _check_methods(checkpoint.values["compression"])
-    except InputError:
-        raise
+        for methods in checkpoint.values["compression"].values():
+            parse_rules(methods)
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise CorruptCheckpointError(checkpoint.path, f"its run state cannot be read ({error})") from error
-
-
-def _check_methods(compression: Mapping[str, str]) -> None:
-    for methods in compression.values():
-        try:
-            parse_rules(methods)
-        except InputError as error:
-            raise ValueError(str(error)) from error
 
 
 def _set_aside(path: StoragePath) -> str:

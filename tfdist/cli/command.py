@@ -265,7 +265,6 @@ def run(
     arguments: str = "",
     has_json: bool = False,
     examples: Sequence[str] = (),
-    explain: Callable[[BaseException], TfdistError | None] | None = None,
 ) -> int:
     """Parses a command line, calls the command and reports errors.
 
@@ -280,9 +279,6 @@ def run(
       arguments: arguments after the flags, for the help; empty if the command takes flags only.
       has_json: whether it has the flag `--json`.
       examples: commands to show at the end of the help.
-      explain: returns the meaning of an exception if it knows it. Called for every `Exception` except `TfdistError` and
-        out-of-memory errors: for example, only the code that started the peers can tell that a broken connection is a
-        lost peer.
 
     Returns:
       The exit code, after flushing all output; the caller exits the process with it.
@@ -324,10 +320,9 @@ def run(
         code = INTERRUPTED if isinstance(error, Interrupted) else error.exit_code
         return _report(program, _with_location(str(error), locations), code)
     except Exception as error:
-        known = out_of_memory(error) or (explain(error) if explain else None)
-        if known is not None:
+        if memory_error := out_of_memory(error):
             _log.debug("Traceback of the cause:", exc_info=error)
-            return _report(program, str(known), known.exit_code)
+            return _report(program, str(memory_error), memory_error.exit_code)
         uncaught = error
     finally:
         flush()
