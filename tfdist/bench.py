@@ -74,15 +74,13 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
                 "reason": detection.reason,
                 "processes": strategy.cluster.size,
                 "replicas": strategy.replicas,
-                "measurements": [_without_schema(each.record()) for each in measured],
+                "measurements": [
+                    {name: value for name, value in each.record().items() if name != "schema"} for each in measured
+                ],
                 "output_dir": str(path),
             }
         )
     return 0
-
-
-def _without_schema(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name != "schema"}
 
 
 def _check_strategy(strategy: "Strategy", config: BenchConfig) -> None:

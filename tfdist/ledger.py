@@ -211,7 +211,7 @@ def _stream(starts: list[Start], done: int) -> Iterator[tuple[list[str], np.ndar
         if start.first > expected:
             yield [f"steps {expected} to {start.first - 1}: not recorded"], np.zeros([0], np.int64)
             expected = start.first
-        ranks = [_read_process(path) for path in start.files]
+        ranks = [dict(read_ledger(path)) if storage_of(path).exists(path) else {} for path in start.files]
         last = max((step for steps in ranks for step in steps), default=-1)
         for step in range(expected, max(last + 1, done) if start.end is None else start.end):
             parts = [steps.get(step) for steps in ranks]
@@ -219,10 +219,6 @@ def _stream(starts: list[Start], done: int) -> Iterator[tuple[list[str], np.ndar
             numbers = np.concatenate([*(part for part in parts if part is not None), np.zeros([0], np.int64)])
             yield _step_errors(step, missing, len(numbers), start), numbers
             expected = step + 1
-
-
-def _read_process(path: StoragePath) -> dict[int, np.ndarray]:
-    return dict(read_ledger(path)) if storage_of(path).exists(path) else {}
 
 
 def _step_errors(step: int, missing: list[int], count: int, start: Start) -> list[str]:

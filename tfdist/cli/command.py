@@ -291,7 +291,9 @@ def run(
         define(values)
         if has_json:
             define_json(values)
-        _define_help(values)
+        for flag in _HELP:
+            help_flag = _HelpFlag(flag, False, "", short_name="h" if flag == "help" else None)
+            absl_flags.DEFINE_flag(help_flag, values, __name__)
         line = argv() if callable(argv) else argv
         rest = parse(values, list(sys.argv if line is None else line), program, arguments, locations)
         with _stack_on_sigusr1(), naming_flags(), contextlib.ExitStack() as stack:
@@ -357,12 +359,6 @@ def define_json(values: absl_flags.FlagValues) -> None:
     """Defines `--json`."""
     about = "Print the result as one JSON object, and nothing else, on standard output (docs/reference/json.md)."
     absl_flags.DEFINE_boolean("json", False, about, flag_values=values, module_name="Result")
-
-
-def _define_help(values: absl_flags.FlagValues) -> None:
-    for name in _HELP:
-        flag = _HelpFlag(name, False, "", short_name="h" if name == "help" else None)
-        absl_flags.DEFINE_flag(flag, values, __name__)
 
 
 def parse(

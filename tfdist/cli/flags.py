@@ -13,7 +13,6 @@ from tfdist.config.train_config import TrainConfig
 
 Config = TypeVar("Config")  # a dataclass whose fields each have a `tfdist.config.fields.Flag`
 
-_ORDER = (*TOPICS, WITHOUT_EFFECT)
 _DEFINE: dict[type, Callable[..., Any]] = {
     bool: absl_flags.DEFINE_boolean,
     int: absl_flags.DEFINE_integer,
@@ -48,7 +47,9 @@ def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainCon
         field.name: WITHOUT_EFFECT if field.name in without_effect else field.metadata["flag"].topic
         for field in dataclasses.fields(config_type)
     }
-    for field in sorted(dataclasses.fields(config_type), key=lambda field: _place(topics[field.name])):
+    positions = {topic: position for position, topic in enumerate((*TOPICS, WITHOUT_EFFECT))}
+    # A command's own topics come first.
+    for field in sorted(dataclasses.fields(config_type), key=lambda field: positions.get(topics[field.name], -1)):
         flag, topic = field.metadata["flag"], topics[field.name]
         # absl groups flags by the module that defines them, while the help groups them by topic.
         text = TextParser(flag.choices, flag.structure, flag.known)
@@ -59,11 +60,6 @@ def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainCon
 def define_text(parser: TextParser, name: str, default: str | None, help_text: str, **more: Any) -> None:
     """Defines a flag with a text; takes what `absl.flags.DEFINE_string` takes after the parser."""
     absl_flags.DEFINE(parser, name, default, help_text, serializer=absl_flags.ArgumentSerializer(), **more)
-
-
-def _place(topic: str) -> int:
-    """Returns the position of a topic in the help; a command's own topics come first."""
-    return _ORDER.index(topic) if topic in _ORDER else -1
 
 
 def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = TrainConfig) -> Config:  # type: ignore[assignment]  # a TypeVar's default

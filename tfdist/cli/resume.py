@@ -140,11 +140,9 @@ def _is_own_run(resume: str, directory: RunDirectory, job_name: str) -> bool:
     """Returns whether a directory has a run that the command continues."""
     if not directory.is_run:
         return False
-    return (
-        _is_restart(directory, job_name)
-        or resume == AUTO
-        or (resume != NEVER and _began_with_resume(resume, directory))
-    )
+    # The same command resumes a run that began with its flag.
+    is_repeated = resume != NEVER and directory.last_flags().get("resume") == resume
+    return _is_restart(directory, job_name) or resume == AUTO or is_repeated
 
 
 def _nothing_to_resume(resume: str) -> InputError:
@@ -234,11 +232,6 @@ def _own_checkpoints(
 def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
     """Returns the record of each start of a run; one empty record if there is none."""
     return (directory.read_starts() if directory.is_run else []) or [{}]
-
-
-def _began_with_resume(resume: str, directory: RunDirectory) -> bool:
-    """Returns whether a run was started with this flag, so that the same command resumes it."""
-    return directory.last_flags().get("resume") == resume
 
 
 def _check_flags(checkpoints: list[StoragePath], flags: Mapping[str, Any]) -> None:

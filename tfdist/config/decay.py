@@ -48,7 +48,7 @@ class Falling(Decay):
     to: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_number(_name(self), "to", self.to, 0, 1)
+        _check_number(type(self).__name__.lower(), "to", self.to, 0, 1)
 
     @property
     def needs_total(self) -> bool:
@@ -271,10 +271,6 @@ def normalized_decay(text: str) -> str:
 def _spec(text: str) -> Spec:
     is_own = ":" in text.partition("(")[0]
     return parse(text, () if is_own else _WORDS)
-
-
-def _name(decay: Decay) -> str:
-    return next(name for name, kind in DECAYS.items() if kind is type(decay))
 
 
 def _check_number(decay: str, name: str, value: object, least: float, most: float) -> None:

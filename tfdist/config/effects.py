@@ -51,10 +51,6 @@ def _sends(config: Any, job: Job) -> bool:
     return job.replicas > 1
 
 
-def _has_replicas(config: Any, job: Job) -> bool:
-    return job.replicas > 1 or job.sums_gradients
-
-
 def _has_processes(config: Any, job: Job) -> bool:
     return job.processes > 1
 
@@ -67,25 +63,13 @@ def _sums_gradients(config: Any, job: Job) -> bool:
     return not config.parsed.sync.exchanges_weights
 
 
-def _has_flush(config: Any) -> bool:
-    return not isinstance(getattr(config.parsed, "pipeline_schedule", None), WITHOUT_FLUSH)
-
-
 def _saves(config: Any, job: Job) -> bool:
     return bool(config.best) or any(config.parsed.checkpoint_every)
-
-
-def _changes_rate(config: Any, job: Job) -> bool:
-    return bool(config.warmup_steps or config.decay != "none" or config.elastic_batch != "global")
 
 
 def _has_momentum(config: Any, job: Job) -> bool:
     optimizer = config.parsed.optimizer
     return optimizer.name != "sgd" or bool(optimizer.args.get("momentum"))
-
-
-def _uses_hosts(config: Any, job: Job) -> bool:
-    return parse_all_reduce(config.all_reduce).name in (AUTO, "hierarchical")
 
 
 def _scales_loss(config: Any, job: Job) -> bool:
@@ -105,7 +89,7 @@ EFFECTS = (
     Effect("topology", _sends, _NOTHING_SENT),
     Effect(
         "topology",
-        _uses_hosts,
+        lambda c, job: parse_all_reduce(c.all_reduce).name in (AUTO, "hierarchical"),
         "the all-reduce algorithm does not depend on hosts. Add --all_reduce=hierarchical, or leave it out",
     ),
     Effect(
@@ -129,12 +113,14 @@ EFFECTS = (
     Effect("measure_every", lambda c, job: _sends(c, job) or not c.measure_every, _NOTHING_SENT),
     Effect(
         "measure_every",
-        lambda c, job: _has_flush(c) or not c.measure_every,
+        lambda c, job: (
+            not c.measure_every or not isinstance(getattr(c.parsed, "pipeline_schedule", None), WITHOUT_FLUSH)
+        ),
         "communication is measured in steps that end with a flush. Leave it out, or use another --pipeline_schedule",
     ),
     Effect(
         "check_sync_every",
-        lambda c, job: _has_replicas(c, job) or c.check_sync == "gradients",
+        lambda c, job: job.replicas > 1 or job.sums_gradients or c.check_sync == "gradients",
         "one replica has no other to be compared with. Leave it out, or use several replicas",
     ),
     Effect("keep", _saves, _NO_CHECKPOINTS),
@@ -147,7 +133,7 @@ EFFECTS = (
     ),
     Effect(
         "momentum_correction",
-        _changes_rate,
+        lambda c, job: c.warmup_steps or c.decay != "none" or c.elastic_batch != "global",
         "the learning rate is constant. Add --warmup_steps or --decay, or leave it out",
     ),
     Effect(

@@ -144,7 +144,8 @@ class BarText:
             case "loss":
                 return next(loss_and_metrics(self._record, most=0), "")
             case "metric":
-                return next(iter([*loss_and_metrics(self._record, most=1)][-1:]), "") if self._has_metric else ""
+                texts = [*loss_and_metrics(self._record, most=1)]
+                return texts[-1] if len(texts) > ("loss" in self._record) else ""
             case "speed":
                 unit = "examples/s" if is_long else "ex/s"
                 speed = number(self._record.get("examples_per_second")) or self._speed * plan.batch_size
@@ -152,10 +153,6 @@ class BarText:
             case "communication":
                 return "  ".join(communication(self._record)) if plan.shows_communication else ""
         return self._status
-
-    @property
-    def _has_metric(self) -> bool:
-        return len([*loss_and_metrics(self._record, most=1)]) > ("loss" in self._record)
 
     @property
     def _speed(self) -> float:

@@ -70,8 +70,8 @@ def _make_logger(spec: Spec, run: LoggedRun) -> Reporter:
     return make() if spec.name == TENSORBOARD else OptionalReporter(spec.name, make)
 
 
-def _tensorboard(run: LoggedRun) -> Reporter:
-    return TensorBoardReporter(run.directory.tensorboard)
-
-
-CATALOG: dict[str, Callable[..., Reporter]] = {TENSORBOARD: _tensorboard, "mlflow": MLflowLogger, "wandb": WandbLogger}
+CATALOG: dict[str, Callable[..., Reporter]] = {
+    TENSORBOARD: lambda run: TensorBoardReporter(run.directory.tensorboard),
+    "mlflow": MLflowLogger,
+    "wandb": WandbLogger,
+}
