@@ -16,6 +16,9 @@ from tfdist.config.spec import unique_names
 from tfdist.coordination import Json
 from tfdist.errors import InputError
 
+_STATE_DICT = "state_dict()"  # key of its result, next to the names of attributes
+_log = logging.getLogger(__name__)
+
 
 def encoded(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Json:
     """Returns a value as JSON that refers to arrays by name.
@@ -66,11 +69,6 @@ def decoded(value: Any, read: Callable[[str], np.ndarray]) -> Any:
     if "tuple" in value:
         return tuple(decoded(value["tuple"], read))
     return dict(zip(decoded(value["keys"], read), decoded(value["dict"], read), strict=True))
-
-
-_STATE_DICT = "state_dict()"  # key of its result, next to the names of attributes
-
-_log = logging.getLogger(__name__)
 
 
 class CallbackStates:

@@ -35,9 +35,11 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, TfdistError
 from tfdist.storage import path_of
 
-_MAX_BYTES_AT_ONCE = (
-    64 << 20
-)  # total bytes that all processes send at once; an engine may deliver all of them to each process
+# Total bytes that all processes send at once; an engine may deliver all of them to each process.
+_MAX_BYTES_AT_ONCE = 64 << 20
+_log = logging.getLogger(__name__)
+_MARK = ".host"  # a file that distinguishes directories of the same name on different hosts
+_ATTEMPTS, _PAUSE = 500, 0.01  # seconds
 
 
 class ByteTransfer:
@@ -153,12 +155,6 @@ def check_can_transfer(strategy: Strategy) -> None:
             f"{strategy.name}, which has none between processes. Give a --commit_dir that all hosts share, or leave "
             "out --commit_every."
         )
-
-
-_log = logging.getLogger(__name__)
-
-_MARK = ".host"  # a file that distinguishes directories of the same name on different hosts
-_ATTEMPTS, _PAUSE = 500, 0.01  # seconds
 
 
 def hosts(group: Group, directory: Path) -> list[list[int]]:

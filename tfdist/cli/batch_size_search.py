@@ -26,6 +26,8 @@ from tfdist.reporting.run_directory import FIND, RunDirectory, default_path
 from tfdist.storage import StoragePath, path_of, storage_of
 
 _SCHEMA = 1  # of NAME.json; increased when a key is renamed or removed, or changes its meaning
+_SECONDS = 1.0  # for the steps whose speed is measured
+_MAX_STEPS = 1000
 
 
 def directory(config: TrainConfig) -> StoragePath:
@@ -67,10 +69,6 @@ def write(folder: StoragePath, name: str, results: Mapping[str, Any], config: Tr
     ):
         with must_write(path):
             storage_of(path).replace(path, contents)
-
-
-_SECONDS = 1.0  # for the steps whose speed is measured
-_MAX_STEPS = 1000
 
 
 class Facts(NamedTuple):

@@ -22,7 +22,6 @@ from absl import flags as absl_flags
 
 from tfdist.cli import output
 from tfdist.cluster import signals
-from tfdist.cluster.signals import main_stack
 from tfdist.cluster.uncaught_errors import call_excepthook
 from tfdist.config.fields import WITHOUT_EFFECT
 from tfdist.config.train_config import TrainConfig
@@ -116,6 +115,19 @@ OTHER = {  # what is written differently: our flags, and what else to know
     "xla": ("--jit_compile", ""),
 }
 _LAUNCH = "tfdist launch"
+EVERY_COMMAND = "Every command"  # topic of the flags that each command has
+_GONE = (errno.EPIPE, errno.EIO)  # errors of writing to a pipe or terminal that is closed
+INTERRUPTED = 130  # exit code of a shell after Ctrl-C
+_CONFIG = "config"
+_JSON = "helpjson"  # the same as data, for completion and other programs
+_HELP = ("help", "helpshort", "helpfull", _JSON)
+FILES = {
+    "--flagfile": "Read flags from a file, one per line; later flags win.",
+    f"--{_CONFIG}": "Read flags from a YAML file that maps their names to values; the command line and --flagfile win.",
+}
+_KINDS = {"int": "an integer", "float": "a number, such as 0.001", "bool": "true or false"}  # by absl's names of types
+HELP_LINE = {"--help": "Show this help."}
+_log = logging.getLogger(__name__)
 
 
 def _by_alias(names: Mapping[str, str]) -> dict[str, str]:
@@ -177,9 +189,6 @@ def _with_value(name: str, value: str, flag: Any) -> str:
     return f"--{name}={value}" if value and not flag.boolean and (not choices or value in choices) else f"--{name}"
 
 
-EVERY_COMMAND = "Every command"  # topic of the flags that each command has
-
-
 def render(
     program: str,
     topics: Mapping[str, Sequence[tuple[str, str]]],
@@ -219,20 +228,6 @@ def _line(name: str, text: str, column: int, width: int) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-_GONE = (errno.EPIPE, errno.EIO)  # errors of writing to a pipe or terminal that is closed
-INTERRUPTED = 130  # exit code of a shell after Ctrl-C
-_CONFIG = "config"
-_JSON = "helpjson"  # the same as data, for completion and other programs
-_HELP = ("help", "helpshort", "helpfull", _JSON)
-FILES = {
-    "--flagfile": "Read flags from a file, one per line; later flags win.",
-    f"--{_CONFIG}": "Read flags from a YAML file that maps their names to values; the command line and --flagfile win.",
-}
-_KINDS = {"int": "an integer", "float": "a number, such as 0.001", "bool": "true or false"}  # by absl's names of types
-HELP_LINE = {"--help": "Show this help."}
-_log = logging.getLogger(__name__)
 
 
 class _HelpRequested(Exception):
@@ -349,7 +344,7 @@ def _stack_on_sigusr1() -> Iterator[None]:
     with os.fdopen(os.dup(2), "w") as stream:
 
         def say(_: int) -> None:
-            print("Stack of this process (SIGUSR1):", *main_stack(), sep="\n  ", file=stream, flush=True)
+            print("Stack of this process (SIGUSR1):", *signals.main_stack(), sep="\n  ", file=stream, flush=True)
 
         with signals.handling({signal.SIGUSR1: say}):
             yield

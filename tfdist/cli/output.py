@@ -12,14 +12,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+SCHEMA = 1
+
 
 def text_table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Returns the lines of a table whose columns are aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-SCHEMA = 1
 
 
 class Output:

@@ -23,7 +23,6 @@ from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.replication import check_can_transfer, hosts, share
 from tfdist.cli import flags, open_strategy, resume
 from tfdist.cli.early_checks import ProcessContext
-from tfdist.cli.resume import END_FLAGS, Origin, commit_folder, is_own, restarted_job
 from tfdist.cluster.terminal import is_watched
 from tfdist.config.decay import Plateau
 from tfdist.config.effects import Job, without_effect
@@ -61,6 +60,10 @@ from tfdist.synchronization.federated import owned_by_clients
 from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau, check_monitored
 from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
+
+_DELAYED_BY = "a slow disk"  # a possible reason why rank 0 makes the others wait
+_RATE = ("learning_rate", "lr_scaling", "base_batch_size")
+_log = logging.getLogger(__name__)
 
 
 def warn_of_flags(config: Any, strategy: Strategy, model: keras.Model | None = None) -> None:
@@ -124,11 +127,6 @@ def _user_callbacks(text: str, output_dir: str) -> Sequence[Any]:
             f"{type(invalid).__name__}. Return such objects."
         )
     return callbacks
-
-
-_DELAYED_BY = "a slow disk"  # a possible reason why rank 0 makes the others wait
-_RATE = ("learning_rate", "lr_scaling", "base_batch_size")
-_log = logging.getLogger(__name__)
 
 
 # Strategy, data and model
@@ -246,11 +244,11 @@ class Target(NamedTuple):
 
     directory: RunDirectory
     config: TrainConfig
-    origin: Origin
+    origin: resume.Origin
     finished: str = ""
 
 
-def target(session: Session, decision: tuple[str, Origin] | None) -> Target:
+def target(session: Session, decision: tuple[str, resume.Origin] | None) -> Target:
     """Chooses the directory of a run and what to resume from, without writing anything; every process must call it.
 
     Args:
@@ -273,7 +271,7 @@ def target(session: Session, decision: tuple[str, Origin] | None) -> Target:
         decision = resume.decide(config, directory)
     with long_timeout(_DELAYED_BY) as deadline:
         finished, origin = strategy.group.broadcast("origin", decision, deadline)
-    return Target(directory, config, Origin(*origin), finished)
+    return Target(directory, config, resume.Origin(*origin), finished)
 
 
 def _begin(
@@ -291,7 +289,7 @@ def _begin(
         clean_partial(directory.checkpoints)
         holder.write_owner()  # the disk may have been full before the cleanup
     origin = _confirm_origin(target, strategy)
-    if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(target.config), restarted_job()):
+    if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(target.config), resume.restarted_job()):
         directory.clear()
         _log.info("Deleted the run that was in %s. To resume this one, leave out --overwrite.", directory.path)
     config = replaced(target.config, overwrite=False)  # what repeats the run, or resumes it, deletes nothing
@@ -346,18 +344,18 @@ def _lock_owner(directory: RunDirectory) -> str:
         return f"none: {error.strerror}"
 
 
-def _confirm_origin(target: Target, strategy: Strategy) -> Origin:
+def _confirm_origin(target: Target, strategy: Strategy) -> resume.Origin:
     """Decides the origin again: another process may have ended, or started here, while the model was built."""
     directory, config, before, _ = target
     commits, complete_commits = _last_commits(config, directory, strategy)
     decision = None
     if strategy.is_chief:
-        arguments = config.resume, directory, dataclasses.asdict(config), restarted_job()
+        arguments = config.resume, directory, dataclasses.asdict(config), resume.restarted_job()
         decision = resume.origin(*arguments, complete_commits)
         if resume.finished(*arguments) or (decision.continues_run and not before.continues_run):
             directory.check(directory.path)
     with long_timeout(_DELAYED_BY) as deadline:
-        origin = Origin(*strategy.group.broadcast("origin/locked", decision, deadline))
+        origin = resume.Origin(*strategy.group.broadcast("origin/locked", decision, deadline))
     if commits:  # rank 0's paths of in-memory checkpoints become those on this host
         paths = [path_of(path) for path in origin.checkpoints]
         local_paths = [str(commits / path.name if path.parent.name == commits.name else path) for path in paths]
@@ -370,7 +368,7 @@ def _last_commits(
     config: TrainConfig, directory: RunDirectory, strategy: Strategy
 ) -> tuple[Path | None, list[str] | None]:
     """Returns this host's directory of the last start's in-memory checkpoints, if any, and the result of `share`."""
-    own_path = commit_folder(directory, config.commit_dir) if strategy.is_chief else None
+    own_path = resume.commit_folder(directory, config.commit_dir) if strategy.is_chief else None
     if own_path:
         clean_partial(own_path)
     with long_timeout(_DELAYED_BY) as deadline:
@@ -382,7 +380,7 @@ def _last_commits(
     return folder, share(strategy, folder) if all(has_directory) else None
 
 
-def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:
+def _check_shared(origin: resume.Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:
     """Checks that all processes see the same directory, identified by rank 0's lock, to read and write checkpoints.
 
     A run without checkpoints needs this only if it is preempted, so it just gets a warning.
@@ -408,7 +406,7 @@ def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, 
         )
 
 
-def _visible_to_all(origin: Origin, directory: RunDirectory, strategy: Strategy) -> Origin:
+def _visible_to_all(origin: resume.Origin, directory: RunDirectory, strategy: Strategy) -> resume.Origin:
     """Drops in-memory checkpoints that not all processes see, unless nothing else is left."""
     visible = strategy.group.gather(
         "origin/seen", [storage_of(path).is_directory(path_of(path)) for path in origin.checkpoints]
@@ -422,10 +420,10 @@ def _visible_to_all(origin: Origin, directory: RunDirectory, strategy: Strategy)
     return origin._replace(checkpoints=kept or origin.checkpoints)
 
 
-def _restore(trainer: Trainer, origin: Origin, config: TrainConfig, directory: RunDirectory) -> None:
+def _restore(trainer: Trainer, origin: resume.Origin, config: TrainConfig, directory: RunDirectory) -> None:
     """Restores the trainer's state, except a learning rate changed on the command line."""
     rate = keras_internals.constant_learning_rate(trainer.model.optimizer)
-    is_own_run = any(is_own(path_of(path), directory) for path in origin.checkpoints)
+    is_own_run = any(resume.is_own(path_of(path), directory) for path in origin.checkpoints)
     trainer.resume_from(origin.checkpoints, sets_aside=is_own_run)
     if trainer.train_state.resumed_from and rate is not None:
         saved = Checkpoint.open(trainer.train_state.resumed_from).flags
@@ -533,7 +531,7 @@ class Run(NamedTuple):
         with must_write(self.directory.model):
             trainer.save(self.directory.model)
         if self.is_chief:
-            options = {name: getattr(config, name) for name in ("steps", "epochs", *END_FLAGS)}
+            options = {name: getattr(config, name) for name in ("steps", "epochs", *resume.END_FLAGS)}
             with must_write(self.directory.end):
                 self.directory.finish({"step": step, "model_step": trainer.step, "reason": reason, **options})
         return best

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 
-from tfdist.cli.batch_size_search import check, directory, write
+from tfdist.cli import batch_size_search
 from tfdist.cli.early_checks import ProcessContext, check_cluster
 from tfdist.config.search import BatchSizeSearch, LearningRateSearch, parse_search
 from tfdist.config.train_config import TrainConfig
@@ -31,10 +31,10 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, contex
 
     with training.open_session(config, context) as session:
         strategy = session.strategy
-        path = strategy.group.broadcast("output_dir", str(directory(config)))
+        path = strategy.group.broadcast("output_dir", str(batch_size_search.directory(config)))
         folder = path_of(path) / FIND
         if strategy.is_chief:
-            check(folder)
+            batch_size_search.check(folder)
         trainer = training.make_trainer(session, strategy)
         with python_logging.setup(strategy.cluster.rank, folder / f"rank-{strategy.cluster.rank}.log"):
             _log.info("%s", session.detection.reason)
@@ -49,7 +49,7 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, contex
             )
         if strategy.is_chief:
             figure = plot_learning_rates(result)
-            write(folder, search.name, result.to_json(), config, figure)
+            batch_size_search.write(folder, search.name, result.to_json(), config, figure)
             print(result.describe())
             if result.suggestion is not None:
                 print(_usage(config, result.suggestion))
@@ -78,8 +78,6 @@ def run(config: TrainConfig, context: ProcessContext) -> int:
     Raises:
       InputError: the output directory cannot be used, or the search is not possible here.
     """
-    from tfdist.cli import batch_size_search
-
     search = parse_search(config.find)
     if isinstance(search, BatchSizeSearch):
         return batch_size_search.run(config, search, context)

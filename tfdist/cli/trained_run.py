@@ -16,7 +16,6 @@ from tfdist import data, keras_internals
 from tfdist.checkpoint.format import first_readable
 from tfdist.cli import run as training
 from tfdist.cli import weights
-from tfdist.cli.weights import MODEL_FILE
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import field_names, unsafe_fields
 from tfdist.config.strategy_registry import declared
@@ -95,7 +94,7 @@ def open_run(run: str, config: TrainedConfig) -> Iterator[Trained]:
         trainer = training.make_trainer(training_run, training_run.strategy)
         trainer.build(training_run.data.train)
         source = _load_weights(trainer, run, config)
-        step = _last_step(run, source) if source.endswith(MODEL_FILE) else trainer.step
+        step = _last_step(run, source) if source.endswith(weights.MODEL_FILE) else trainer.step
         yield Trained(trainer, step, source, data_set, trained.batch_size, weights.folder_of(path_of(source)))
 
 
@@ -106,7 +105,7 @@ def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
         sources = weights.sources(run, config.checkpoint)
         with long_timeout("its data or its model") as deadline:
             paths = group.broadcast(attempt, [str(path) for path in sources], deadline)
-        if paths[0].endswith(MODEL_FILE):
+        if paths[0].endswith(weights.MODEL_FILE):
             _load_model_file(trainer, path_of(paths[0]), config.safe_mode)
             return paths[0]
         try:
@@ -121,7 +120,7 @@ def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
 
 def _flags_of(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
     """Returns the flags of a run: those in its checkpoint or, with a model file, those of its last start."""
-    if not sources[0].name.endswith(MODEL_FILE):
+    if not sources[0].name.endswith(weights.MODEL_FILE):
         flags = dict(first_readable(sources).flags)
     else:
         flags = _parse_flags(RunDirectory(path_of(run)).last_flags())
@@ -159,7 +158,7 @@ def _adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedC
     for name, value in config.options.items():
         if not (same_strategy and value == defaults[name] and name in field_names(TrainConfig, "is_option")):
             overrides[name] = value
-    if source.name.endswith(MODEL_FILE):
+    if source.name.endswith(weights.MODEL_FILE):
         overrides["ema"] = defaults["ema"]  # the weights in the file are the average
     if config.batch_size:
         overrides["batch_size"] = config.batch_size

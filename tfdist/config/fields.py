@@ -21,6 +21,34 @@ from tfdist.storage import path_of, storage_of
 
 _OF_FILES = {".csv": "csv", ".npz": "npz", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tsv": "csv"}
 _OF_TFDS = ("cifar10", "cifar100", "imagenet2012", "mnist")
+MODEL = "Model and data"
+DURATION = "Duration"
+DEVICES = "Strategy and devices"
+TRAINING = "Training"
+GRADIENTS = "Gradients"
+OUTPUT = "Output and checkpoints"
+CHECKS = "Checks"
+TOPICS = (MODEL, DURATION, DEVICES, TRAINING, GRADIENTS, OUTPUT, CHECKS)  # in the order of --help
+WITHOUT_EFFECT = "Accepted but ignored, so that flag files of tfdist train can be used"
+# Names of values in other libraries, and the corresponding values here.
+_SYNONYMS = {
+    "16": "mixed_float16",
+    "16-mixed": "mixed_float16",
+    "32": "float32",
+    "bf16": "mixed_bfloat16",
+    "bf16-mixed": "mixed_bfloat16",
+    "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16",
+    "fp16": "mixed_float16",
+    "fp32": "float32",
+    "half": "mixed_float16",
+    "sync": "synchronized",
+}
+Config = TypeVar("Config")
+ANY_TEXT = ".*"  # for `Flag.safe_values`
+CATALOG_NAME = r"\w+"  # resolved by a catalog of the library or of Keras only
+LOGGERS = ("tensorboard", "mlflow", "wandb")
+AUTO = "auto"  # searches for a layout
 
 
 def check_name(flag: str, text: str, known: tuple[str, ...]) -> None:
@@ -53,38 +81,6 @@ def _remedy(name: str, known: tuple[str, ...]) -> str:
         return f"Write tfds:{name}."
     module, _, attribute = name.rpartition(".")
     return f"Your own is {module or 'package.module'}:{attribute if module else 'function'}."
-
-
-MODEL = "Model and data"
-DURATION = "Duration"
-DEVICES = "Strategy and devices"
-TRAINING = "Training"
-GRADIENTS = "Gradients"
-OUTPUT = "Output and checkpoints"
-CHECKS = "Checks"
-TOPICS = (MODEL, DURATION, DEVICES, TRAINING, GRADIENTS, OUTPUT, CHECKS)  # in the order of --help
-WITHOUT_EFFECT = "Accepted but ignored, so that flag files of tfdist train can be used"
-
-
-# Names of values in other libraries, and the corresponding values here.
-_SYNONYMS = {
-    "16": "mixed_float16",
-    "16-mixed": "mixed_float16",
-    "32": "float32",
-    "bf16": "mixed_bfloat16",
-    "bf16-mixed": "mixed_bfloat16",
-    "bfloat16": "mixed_bfloat16",
-    "float16": "mixed_float16",
-    "fp16": "mixed_float16",
-    "fp32": "float32",
-    "half": "mixed_float16",
-    "sync": "synchronized",
-}
-
-
-Config = TypeVar("Config")
-ANY_TEXT = ".*"  # for `Flag.safe_values`
-CATALOG_NAME = r"\w+"  # resolved by a catalog of the library or of Keras only
 
 
 class Flag(NamedTuple):
@@ -151,9 +147,6 @@ def names_text(text: str) -> str:
     return ",".join(names)
 
 
-LOGGERS = ("tensorboard", "mlflow", "wandb")
-
-
 def parse_loggers(text: str) -> list[Spec]:
     """Parses comma-separated loggers; may be empty."""
     specs = parse_specs(text)
@@ -161,9 +154,6 @@ def parse_loggers(text: str) -> list[Spec]:
         if spec.name not in LOGGERS and ":" not in spec.name:
             raise InputError(f"{spec.name} is not a logger.{nearest(spec.name, LOGGERS)}")
     return specs
-
-
-AUTO = "auto"  # searches for a layout
 
 
 def layout_text(text: str) -> str:

@@ -20,6 +20,8 @@ from tfdist.errors import InputError
 
 _LARGEST_SEED = 2**31 - 1
 OWN = "or your own package.module:name(...)"
+_ENGINES = f"{', '.join(RUN_KERAS_FIT[:-1])} and {RUN_KERAS_FIT[-1]}"
+_WITH_DEVICES = tuple(name for name in strategies_with("devices") if name in RUN_KERAS_FIT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,10 +121,6 @@ class JobConfig(JobOptions):
 
     def _complete(self) -> None:
         """Sets defaults that depend on several fields."""
-
-
-_ENGINES = f"{', '.join(RUN_KERAS_FIT[:-1])} and {RUN_KERAS_FIT[-1]}"
-_WITH_DEVICES = tuple(name for name in strategies_with("devices") if name in RUN_KERAS_FIT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

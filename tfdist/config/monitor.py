@@ -9,6 +9,8 @@ from tfdist.config.spec import parse
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
 
+MODES = ("auto", "min", "max")
+
 
 class Interval(NamedTuple):
     """An interval; at most one of the fields is positive, and neither means never.
@@ -32,9 +34,6 @@ def parse_interval(text: str) -> Interval:
     if not match or (match[2] and not float(match[2])):
         raise InputError(f"{text} must be a number of steps such as 500, or of seconds such as 600s")
     return Interval(seconds=float(match[2])) if match[2] else Interval(steps=int(match[1]))
-
-
-MODES = ("auto", "min", "max")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from tfdist.errors.suggestions import nearest
 
 AUTO = "auto"
 MEASURES = ("time", "parameters", "memory")
+_CSV = "csv"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +71,6 @@ def parse_cut(text: str) -> Balanced | AfterLayers:
     if repeated is not None:
         raise InputError(f"A cut must name different layers. Received: {repeated} twice, in {text!r}. Name each once.")
     return AfterLayers(names)
-
-
-_CSV = "csv"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ from tfdist.errors.suggestions import nearest
 
 UNITS_HELP = "KB and KiB are 1024 bytes"
 _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([KMGT])i?B?|B)?\s*", re.IGNORECASE)
+_WORDS = ("memory", "launcher")  # may be without quotes
+_FEWEST_RATES = 10
 
 
 def parse_byte_size(size: int | str, name: str) -> int:
@@ -34,10 +36,6 @@ def parse_byte_size(size: int | str, name: str) -> int:
             f"{name} must be a number of bytes above 0, such as 512, 64KB or 2GiB; {UNITS_HELP}. Received: {size!r}."
         )
     return count
-
-
-_WORDS = ("memory", "launcher")  # may be without quotes
-_FEWEST_RATES = 10
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _WORD = r"[A-Za-z_]\w*|\d[\d.]*\s*[A-Za-z]\w*"  # a name, or a number with its unit
 _EMPTY = '""'
 _GRAMMAR = 'The grammar is name or name(key=value, ...); a value is a Python literal: 0.9, True, None, "text", (1, 2).'
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,9 +242,6 @@ def _location(function: Callable[..., Any], error: BaseException) -> str:
         file = None
     frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
     return f"{frame.filename}, line {frame.lineno}"
-
-
-T = TypeVar("T")
 
 
 def unique_names(entries: Iterable[tuple[str, T]], mark: str = "#") -> dict[str, T]:

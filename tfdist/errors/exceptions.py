@@ -13,6 +13,12 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
+SIGNALLED = 128  # as in a shell: 128 + number of the signal that ended the process
+P = ParamSpec("P")
+R = TypeVar("R")
+_FLAG = re.compile(r"(?<![\w-])--(?=[a-z])")
+_in_command = contextvars.ContextVar("in_command", default=False)
+
 
 class ExitCode(enum.IntEnum):
     """Exit code of a tfdist process, with the same meaning for every command and every rank."""
@@ -37,7 +43,6 @@ MEANINGS = {
     ExitCode.OUT_OF_MEMORY: "out of memory",
     ExitCode.PREEMPTED: "preempted",
 }
-SIGNALLED = 128  # as in a shell: 128 + number of the signal that ended the process
 
 
 def is_loss(code: int) -> bool:
@@ -165,12 +170,6 @@ def describe_error(error: BaseException) -> str:
 
 # Errors of the library name arguments (`batch_size=7`), those of commands the flags (`--batch_size=7`).
 # Messages are written for commands, and translated where a public function of the library raises them.
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_FLAG = re.compile(r"(?<![\w-])--(?=[a-z])")
-_in_command = contextvars.ContextVar("in_command", default=False)
 
 
 def naming_flags() -> contextlib.AbstractContextManager[None]:

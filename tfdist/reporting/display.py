@@ -47,6 +47,8 @@ _LEVELS = (
     ("step", False, False),
 )
 _AFTER_BAR = ("time", "loss", "metric", "speed", "communication", "status")
+_NOTEBOOK_COLUMNS = 100
+_NOTEBOOK_SECONDS = 0.2  # every state is a message to the browser
 
 
 class Line(NamedTuple):
@@ -341,10 +343,6 @@ class TerminalReporter(BarReporter):
             return Text(str(line), no_wrap=True)
         bar = ("━" * line.filled, "bar.complete"), ("━" * line.empty, "bar.back")
         return Text.assemble(f"{line.left} ", *bar, f" {line.right}", no_wrap=True)
-
-
-_NOTEBOOK_COLUMNS = 100
-_NOTEBOOK_SECONDS = 0.2  # every state is a message to the browser
 
 
 def terminal_or_plain(stream: TextIO) -> Reporter:

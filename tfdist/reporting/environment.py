@@ -13,6 +13,7 @@ from pathlib import Path
 from tfdist.coordination import Json
 
 _PACKAGES = ("tfdist", "tensorflow", "keras", "horovod", "numpy")
+_STATUS = Path("/proc/self/status")
 
 
 def describe(hosts: Sequence[str], started: float, communication: str = "") -> dict[str, Json]:
@@ -46,9 +47,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions_by_name
-
-
-_STATUS = Path("/proc/self/status")
 
 
 def peak_memory() -> dict[str, int]:

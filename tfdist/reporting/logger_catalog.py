@@ -16,6 +16,11 @@ from tfdist.reporting.wandb_logger import WandbLogger
 TENSORBOARD = "tensorboard"
 # The module that a logger needs, and the command that installs it.
 _REQUIREMENTS = {"mlflow": ("mlflow", "pip install mlflow-skinny"), "wandb": ("wandb", "pip install wandb")}
+CATALOG: dict[str, Callable[..., Reporter]] = {
+    TENSORBOARD: lambda run: TensorBoardReporter(run.directory.tensorboard),
+    "mlflow": MLflowLogger,
+    "wandb": WandbLogger,
+}
 
 
 def check_installed(loggers: Sequence[Spec]) -> None:
@@ -68,10 +73,3 @@ def _make_logger(spec: Spec, run: LoggedRun) -> Reporter:
         return logger
 
     return make() if spec.name == TENSORBOARD else OptionalReporter(spec.name, make)
-
-
-CATALOG: dict[str, Callable[..., Reporter]] = {
-    TENSORBOARD: lambda run: TensorBoardReporter(run.directory.tensorboard),
-    "mlflow": MLflowLogger,
-    "wandb": WandbLogger,
-}

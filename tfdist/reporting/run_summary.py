@@ -28,6 +28,17 @@ _HIGHER_IS_BETTER = re.compile(
     r"acc|auc|precision|recall|(^|_)f(1|beta|measure)|iou|(^|_)r2|cosine_similarity|top_?k|bleu|dice|hit"
 )
 FINISHED, RUNNING, KILLED = "finished", "running", "killed"
+_NOT_COMPARED = ("output_dir",)
+_MAIN = ("strategy", "model", "dataset")
+UNKNOWN = "-"
+_NAMES = ("run", "model", "data set")  # columns whose text may be long
+_SHORT_LENGTH = 20
+_MIN_LENGTH = 12
+# matplotlib's "tab10" without its gray, which is used for unnamed things.
+_COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
+_STYLES = ("-", "--", ":", "-.")
+_LOG_SCALE_RATIO = 100.0
+AXES = {"step": "step (optimizer updates)", "epoch": "epoch", "time": "time since the first record (minutes)"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,14 +223,6 @@ def _total_steps(flags: Mapping[str, str], start: Mapping[str, Any]) -> int | No
         return None
 
 
-_NOT_COMPARED = ("output_dir",)
-_MAIN = ("strategy", "model", "dataset")
-UNKNOWN = "-"
-_NAMES = ("run", "model", "data set")  # columns whose text may be long
-_SHORT_LENGTH = 20
-_MIN_LENGTH = 12
-
-
 def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
     """Returns the columns of the table: by title, a function that returns the cell of a run.
 
@@ -361,13 +364,6 @@ def as_json(run: RunSummary) -> Mapping[str, Any]:
         "flags": dict(run.flags),
         "versions": dict(run.versions),
     }
-
-
-# matplotlib's "tab10" without its gray, which is used for unnamed things.
-_COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
-_STYLES = ("-", "--", ":", "-.")
-_LOG_SCALE_RATIO = 100.0
-AXES = {"step": "step (optimizer updates)", "epoch": "epoch", "time": "time since the first record (minutes)"}
 
 
 def draw(runs: Sequence[RunSummary], metrics: Sequence[str], axis: str = "step") -> "Figure":

@@ -40,6 +40,8 @@ from tfdist.errors import InputError
 SCHEMA = 1
 TRAIN = "train"
 EVAL = "eval"
+_BOTH = (TRAIN, EVAL)
+_OF_ONE_EXPERT = re.compile(r"_expert_\d+$")  # see `tfdist.layers.MixtureOfExperts`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +58,6 @@ class Field:
     meaning: str
     kinds: tuple[str, ...] = (TRAIN,)
 
-
-_BOTH = (TRAIN, EVAL)
 
 FIELDS: Mapping[str, Field] = MappingProxyType(
     {
@@ -101,9 +101,6 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         "device_peak_memory_bytes": Field("bytes", "most memory ever allocated on one of the chief's devices"),
     }
 )
-
-
-_OF_ONE_EXPERT = re.compile(r"_expert_\d+$")  # see `tfdist.layers.MixtureOfExperts`
 
 
 def metrics_of(record: Mapping[str, Json]) -> dict[str, Json]:

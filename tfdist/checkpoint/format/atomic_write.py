@@ -17,9 +17,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from tfdist.checkpoint.format import directory as places
-from tfdist.checkpoint.format import entries, files, json_validation, manifest
+from tfdist.checkpoint.format import files, json_validation, manifest
 from tfdist.checkpoint.format.entries import Index, merged
-from tfdist.checkpoint.format.manifest import Manifest
 from tfdist.checkpoint.format.shard import Part, shard_name, write_shard
 from tfdist.coordination import Group, Json
 from tfdist.errors import CheckpointError
@@ -31,6 +30,8 @@ from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 # host, to which the bytes are sent. So if one host is lost, the others have everything.
 
 _MESSAGE = 1 << 19  # characters per message of a group, without its framing
+_MAX_ERROR_LENGTH = 500  # of a rank's error message
+_MAX_ERRORS = 3  # number of ranks whose errors are in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +138,6 @@ def _gathered(group: Group, name: str, text: str, deadline: float) -> list[str]:
     return texts
 
 
-_MAX_ERROR_LENGTH = 500  # of a rank's error message
-_MAX_ERRORS = 3  # number of ranks whose errors are in a message
-
-
 def commit(
     group: Group,
     directory: AnyPath,
@@ -193,7 +190,7 @@ def commit(
 
     def publish() -> None:
         index, shared_flags, shared_values = writer.content()
-        content = Manifest(step, seed, shared_flags, shared_values, index)
+        content = manifest.Manifest(step, seed, shared_flags, shared_values, index)
         files.write(partial / manifest.NAME, manifest.dump(content))
         places.publish(partial, final)
 
@@ -264,7 +261,7 @@ def _merge_indices(partial: StoragePath, size: int) -> Index:
     for rank, file in enumerate(index_files):
         if not storage.exists(file):
             raise FileNotFoundError(f"the part of rank {rank} is missing: there is no {file}")
-    index = entries.merged(json_validation.index(manifest.unsealed(files.read(file))) for file in index_files)
+    index = merged(json_validation.index(manifest.unsealed(files.read(file))) for file in index_files)
     for name, size_there in index.shards.items():
         info = storage.info(partial / name)
         if info is None or info.size != size_there:

@@ -1,4 +1,8 @@
-"""Reads and writes the files of a checkpoint while computing their hashes; their dtypes, and errors about them."""
+"""Reads and writes the files of a checkpoint while computing their hashes; their dtypes, and errors about them.
+
+A block is hashed in pieces of fixed size, each with its own SHA-256, so that even a single large tensor is divided between
+threads. The expensive operations (hashing, reading, writing) release the GIL, so that training continues meanwhile.
+"""
 
 import contextlib
 import errno
@@ -21,6 +25,28 @@ _IS_DAMAGE = {
     # A bad sector, or a wrong checksum in file systems that have them; over a network it may be temporary.
     errno.EIO: "the disk cannot read it; if it becomes readable again, rename it back",
 }
+_CODES = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+}
+# Little-endian, as in safetensors. NumPy does not know the names of ml_dtypes until it is imported.
+DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)).newbyteorder("<") for name in _CODES}
+PIECE = 4 << 20  # bytes of a block with one hash; part of the format
+CHUNK = 1 << 18  # bytes of a piece that are hashed while they are in the processor's cache
 
 
 def write(path: StoragePath, data: bytes | memoryview) -> None:
@@ -70,29 +96,6 @@ def read(path: StoragePath) -> bytes:
         return storage_of(path).read(path)
 
 
-_CODES = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-}
-
-# Little-endian, as in safetensors. NumPy does not know the names of ml_dtypes until it is imported.
-DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)).newbyteorder("<") for name in _CODES}
-
-
 def is_known(dtype: np.dtype) -> bool:
     """Returns whether arrays of this dtype can be stored; those with the other byte order cannot."""
     return DTYPES.get(dtype.name) == dtype
@@ -101,14 +104,6 @@ def is_known(dtype: np.dtype) -> bool:
 def code(name: str) -> str:
     """Returns the name of a dtype of `DTYPES` in safetensors."""
     return _CODES[name]
-
-
-# Writes and reads bytes while computing their hashes, in several threads.
-# A block is hashed in pieces of fixed size, each with its own SHA-256, so that even a single large tensor is divided between
-# threads. The expensive operations (hashing, reading, writing) release the GIL, so that training continues meanwhile.
-
-PIECE = 4 << 20  # bytes of a block with one hash; part of the format
-CHUNK = 1 << 18  # bytes of a piece that are hashed while they are in the processor's cache
 
 
 class Piece(NamedTuple):

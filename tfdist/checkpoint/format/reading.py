@@ -12,13 +12,12 @@ import numpy as np
 
 from tfdist.checkpoint.format import files, manifest, shard
 from tfdist.checkpoint.format.entries import PartEntry, TensorEntry
-from tfdist.checkpoint.format.manifest import Manifest
-from tfdist.checkpoint.format.shard import ShardPlan
 from tfdist.coordination import Json
 from tfdist.errors import CheckpointError, CorruptCheckpointError
 from tfdist.storage import AnyPath, StoragePath, path_of
 
 _MOST_THREADS = 8
+_Ranges = list[tuple[int, int]]
 
 
 class _Block(NamedTuple):
@@ -59,7 +58,7 @@ class Checkpoint:
       tensors: metadata of the tensors, by name.
     """
 
-    def __init__(self, path: StoragePath, content: Manifest, plans: Mapping[str, ShardPlan]):
+    def __init__(self, path: StoragePath, content: manifest.Manifest, plans: Mapping[str, shard.ShardPlan]):
         self.path = path
         self.step = content.step
         self.seed = content.seed
@@ -202,15 +201,12 @@ class Checkpoint:
             self._verified.add((file, block.part.key))
 
 
-def _check_shard(path: StoragePath, plan: ShardPlan) -> None:
+def _check_shard(path: StoragePath, plan: shard.ShardPlan) -> None:
     with files.opened(path) as file:
         if file.size != plan.size:
             raise CorruptCheckpointError(path, f"it has {file.size} bytes, not {plan.size}")
         if file.read(len(plan.header)) != plan.header:
             raise CorruptCheckpointError(path, "its header is not what was written")
-
-
-_Ranges = list[tuple[int, int]]
 
 
 def _overlap(part: PartEntry, offset: Sequence[int], shape: Sequence[int]) -> _Ranges | None:

@@ -20,6 +20,8 @@ from tfdist.checkpoint.format import files
 from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, merged
 from tfdist.storage import StoragePath, storage_of
 
+THREADS = 2  # that hash and write during training
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -66,9 +68,6 @@ class Part:
             return self.name
         ends = zip(self.offset, self.values.shape, strict=True)
         return f"{self.name}[{','.join(f'{begin}:{begin + size}' for begin, size in ends)}]"
-
-
-THREADS = 2  # that hash and write during training
 
 
 class ShardPlan(NamedTuple):
