@@ -26,7 +26,7 @@ def main(shell: str) -> int:
 
 
 def _describe(name: str) -> Command:
-    """Returns what a command says of itself."""
+    """Returns the description of a command."""
     data = description.described(name)
     useful = [flag for flag in data["flags"] if flag["topic"] != WITHOUT_EFFECT]
     flags = [Flag(flag["name"], flag["help"], flag["boolean"], flag["choices"] or flag["known"]) for flag in useful]

@@ -11,7 +11,7 @@ from tfdist.storage import path_of
 
 def main(run: str, config: EvaluateConfig) -> int:
     """Prints the loss and the metrics, and writes them if requested; returns the exit code."""
-    weights.sources(run, config.checkpoint)  # what is wrong is reported without delay
+    weights.sources(run, config.checkpoint)  # reports errors without delay
     if config.output:
         weights.check_output(config.output)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before

@@ -45,7 +45,7 @@ class ExportConfig(WeightsConfig):
 
 def main(run: str, config: ExportConfig) -> int:
     """Exports the model and prints its path; returns the exit code."""
-    sources = weights.sources(run, config.checkpoint)  # what is wrong is reported without delay
+    sources = weights.sources(run, config.checkpoint)  # reports errors without delay
     default = weights.folder_of(sources[0]) / f"export-STEP{_ENDINGS[config.format]}"
     _check_output(path_of(config.output) if config.output else default, config.format)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
@@ -88,7 +88,7 @@ def _write(trainer: "Trainer", kind: str, path: StoragePath) -> None:
 
 @contextlib.contextmanager
 def _system_errors(staged: Path) -> Iterator[None]:
-    """Turns TensorFlow's errors about what it writes here, as on a full disk, into those of the system."""
+    """Turns TensorFlow's errors in writing here, as on a full disk, into system errors."""
     from tensorflow import errors
 
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def main(run: str, config: PredictConfig) -> int:
     """Writes the predictions and prints their path; returns the exit code."""
-    weights.sources(run, config.checkpoint)  # what is wrong is reported without delay
+    weights.sources(run, config.checkpoint)  # reports errors without delay
     if config.output:
         weights.check_output(config.output)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before

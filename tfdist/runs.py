@@ -103,7 +103,7 @@ def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int
 
 
 def _find_runs(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
-    """Returns the runs at paths or in directories there, with different names, and what was skipped, with the reason.
+    """Returns the runs at paths or in directories there, with different names, and the skipped directories, with the reason.
 
     Directories that have nothing of a run, such as those of a launcher's logs, are left out silently.
     """

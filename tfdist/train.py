@@ -51,7 +51,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
             trainer = run.make_trainer(session, session.strategy)
             program = trainer.build(session.data.train)
         run.check_metrics(config, callbacks, trainer, evaluates=session.data.test is not None)
-        # Refuses data before there is a directory; `fit` logs what is suspicious.
+        # Refuses data before there is a directory; `fit` logs the warnings.
         examples, options = (session.data.train, session.data.test), (program.settings, program.dependence)
         findings = check_examples(session.strategy, trainer.model, *examples, *options)
         if config.dry_run:

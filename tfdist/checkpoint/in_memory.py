@@ -39,10 +39,10 @@ def required_parent(every: int, commit_dir: str, environment: Mapping[str, str] 
 
 
 def _check_private(directory: Path) -> None:
-    """Raises `InputError` if other users could exchange what is in a directory, which may be missing, or the directory."""
+    """Raises `InputError` if other users could replace a directory or its contents; it may be missing."""
     try:
         status = directory.stat()
-        owners = {directory.lstat().st_uid, status.st_uid}  # of a link, and of where it leads
+        owners = {directory.lstat().st_uid, status.st_uid}  # of a link, and of its target
     except OSError:  # missing, or reported when it is created
         return
     is_own = owners == {os.geteuid()}

@@ -46,7 +46,7 @@ _MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE, _EXCHANGES = (
 )
 _LOCAL = "local_"  # before the prefix of variables of which each replica has its own value
 _PER_REPLICA = (_STATISTICS, _REPLICA_STATE, _LOCAL)
-_AVERAGED = (_STATISTICS, _LOCAL)  # where a value is needed that no replica has, it is the mean
+_AVERAGED = (_STATISTICS, _LOCAL)  # a value that no replica has is the mean
 _COPIED = f"{_REPLICA_STATE}loss_scale/"  # a new replica gets the value of another one
 _MAX_LISTED = 10  # maximum number of reported differences between two models
 

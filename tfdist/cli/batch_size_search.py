@@ -37,7 +37,7 @@ def directory(config: TrainConfig) -> StoragePath:
 
 
 def check(folder: StoragePath) -> None:
-    """Checks that a run could begin where a search is going to write, and creates its directory.
+    """Checks that a run could begin in the directory of a search, and creates it.
 
     Raises:
       InputError: there is a run, or the directory cannot be written.

@@ -83,7 +83,7 @@ LAUNCHER = {  # other names of flags of `tfdist launch`
 }
 _MESH = "--strategy=mesh --mesh_shape='data:2;model:4'"
 _GLOBAL = "It is the global batch size, over all replicas."
-OTHER = {  # what is written differently: our flags, and what else to know
+OTHER = {  # names with another syntax here: our flags, and a note
     "accelerator": ("--strategy", ""),
     "amp": ("--precision=mixed_float16", ""),
     "bf16": ("--precision=mixed_bfloat16", ""),
@@ -395,7 +395,7 @@ def parse(
 
 
 def _invalid_value(values: absl_flags.FlagValues, error: Exception) -> str:
-    """Returns what is wrong with the value of a flag, as a sentence; absl's own texts are Python's."""
+    """Returns the problem of a flag's value, as a sentence; absl's own texts are Python's."""
     match = re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)
     kind = _KINDS.get(values[match[1]].flag_type()) if match and match[1] in values else None
     return f"--{match[1]} must be {kind}. Received: {match[2]}." if match and kind else f"{str(error).rstrip('.')}."
@@ -435,7 +435,7 @@ def _read_config(values: absl_flags.FlagValues, path: str, program: str, locatio
 
 
 def _with_location(message: str, locations: Mapping[str, str]) -> str:
-    """Adds to a message where the first flag that it names comes from, if that is a configuration file."""
+    """Adds to a message the file and line of the first flag that it names, if that is in a configuration file."""
     flags = [name for name in re.findall(r"--(\w+)", message) if name in locations]
     return f"{message.rstrip('.')}. --{flags[0]} is from {locations[flags[0]]}." if flags else message
 

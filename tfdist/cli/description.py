@@ -10,7 +10,7 @@ from typing import Any
 
 
 def described(name: str) -> dict[str, Any]:
-    """Returns what the command `tfdist NAME --helpjson` prints, without importing TensorFlow."""
+    """Returns the output of `tfdist NAME --helpjson`, without importing TensorFlow."""
     output, arguments = io.StringIO(), sys.argv[1:]
     sys.argv[1:] = ["--helpjson"]
     try:

@@ -1,4 +1,4 @@
-"""Output of `--dry_run`: the flags of a run, and how its batch and steps are divided."""
+"""Output of `--dry_run`: the flags of a run, and the division of its batch and steps."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

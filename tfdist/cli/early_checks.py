@@ -44,9 +44,9 @@ def check_cluster(config: Any, context: ProcessContext) -> ProcessContext:
     Raises:
       InputError: the job does not suit the strategy, or the other flags do not suit the one that "auto" means.
     """
-    if ":" in config.strategy:  # what a user's own strategy declares is known only after its import
+    if ":" in config.strategy:  # the declaration of a user's strategy is known only after its import
         return context
-    # Only TensorFlow knows how many devices there are: refuse what is refused for both one and several of them.
+    # Only TensorFlow knows the number of devices: refuse flags that are refused for both one and several.
     counts = (config.devices,) if config.devices or config.strategy != AUTO else (1, 2)
     refusals = []
     for devices in counts:

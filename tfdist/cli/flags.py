@@ -21,7 +21,7 @@ _DEFINE: dict[type, Callable[..., Any]] = {
 
 
 class TextParser(absl_flags.ArgumentParser[str]):
-    """Parses a text, and carries what help, completion and configuration files know of it.
+    """Parses a text, with its properties for help, completion and configuration files.
 
     Attributes:
       choices: the only allowed texts, if any.
@@ -58,7 +58,7 @@ def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainCon
 
 
 def define_text(parser: TextParser, name: str, default: str | None, help_text: str, **more: Any) -> None:
-    """Defines a flag with a text; takes what `absl.flags.DEFINE_string` takes after the parser."""
+    """Defines a flag with a text; after the parser, the arguments are those of `absl.flags.DEFINE_string`."""
     absl_flags.DEFINE(parser, name, default, help_text, serializer=absl_flags.ArgumentSerializer(), **more)
 
 

@@ -82,7 +82,7 @@ def _standard_output_as_error() -> Iterator[None]:
             yield
     finally:
         if sys.__stdout__ is not None:
-            sys.__stdout__.flush()  # what was written through the stream itself
+            sys.__stdout__.flush()  # writes through the stream itself
         os.dup2(saved, 1)
         os.close(saved)
 

@@ -1,4 +1,4 @@
-"""Prints the plan of a pipeline, and what its axis `model` shards, for `tfdist layout`."""
+"""Prints the plan of a pipeline, and of the sharding over its axis `model`, for `tfdist layout`."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def lines(spread: "SpreadPlan") -> Iterator[str]:
 
 
 def notes(spread: "SpreadPlan") -> Iterator[str]:
-    """Yields what is not counted."""
+    """Yields notes about costs that are not counted."""
     yield (
         "Variables, gradients and optimizer state are counted per device, activations as on one device without --layout. "
         "In addition, the host of a process stores its unsharded gradients while they are reduced."

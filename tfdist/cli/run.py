@@ -1,4 +1,4 @@
-"""The run of `tfdist train`: strategy, data, model, directory, resume, fit and end, and what it warns of."""
+"""The run of `tfdist train`: strategy, data, model, directory, resume, fit and end, and its warnings."""
 
 import contextlib
 import dataclasses
@@ -114,7 +114,7 @@ def check_metrics(
 
 
 def _user_callbacks(text: str, output_dir: str) -> Sequence[Any]:
-    """Returns what the user's function returns, as a list; it may take the directory of the run as `output_dir`."""
+    """Returns the result of the user's function, as a list; it may take the directory of the run as `output_dir`."""
     if not text:
         return []
     spec = parse(text)
@@ -153,7 +153,7 @@ def open_session(config: TrainConfig, context: ProcessContext | None = None) -> 
       config: the flags.
       context: the context of this process; detected by default.
     """
-    check(config.compression)  # reports what is invalid before anything starts
+    check(config.compression)  # reports invalid values before anything starts
     _gradient_options(config)
     parse_augmentations(config.augment)
     with open_strategy.opened_strategy(config, context) as (config, detection, strategy):
@@ -229,7 +229,7 @@ def _gradient_options(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-# The directory, and what the run resumes from
+# The directory, and the checkpoints from which the run resumes
 
 
 class Target(NamedTuple):
@@ -249,7 +249,7 @@ class Target(NamedTuple):
 
 
 def target(session: Session, decision: tuple[str, resume.Origin] | None) -> Target:
-    """Chooses the directory of a run and what to resume from, without writing anything; every process must call it.
+    """Chooses the directory and the origin of a run, without writing anything; every process must call it.
 
     Args:
       session: strategy, data and configuration of the run.
@@ -292,7 +292,7 @@ def _begin(
     if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(target.config), resume.restarted_job()):
         directory.clear()
         _log.info("Deleted the run that was in %s. To resume this one, leave out --overwrite.", directory.path)
-    config = replaced(target.config, overwrite=False)  # what repeats the run, or resumes it, deletes nothing
+    config = replaced(target.config, overwrite=False)  # a repeated or resumed run deletes nothing
     _restore(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from
     commits = _commit_folder(config, directory, checkpoint, origin.continues_run, strategy)
@@ -537,7 +537,7 @@ class Run(NamedTuple):
         return best
 
     def print_summary(self, best: Best | None, config: TrainConfig) -> None:
-        """Prints the results, what to do next, and the directory, on the chief."""
+        """Prints the results, the next commands, and the directory, on the chief."""
         if self.is_chief:
             flags = ["--checkpoint=best"] if best else []
             left_out = {"strategy", *field_names(config, "training_only"), *field_names(config, "is_option")}
@@ -621,7 +621,7 @@ def _warn_of_lost_progress(resumed_from: str, config: TrainConfig, directory: Ru
 
 @contextmanager
 def _closing(reporter: Reporter) -> Iterator[None]:
-    """Reports how the run ended, so that its directory is complete; the command prints the error."""
+    """Reports the outcome of the run, so that its directory is complete; the command prints the error."""
     outcome, is_reported = "done", False
     try:
         yield

@@ -1,4 +1,4 @@
-"""Parses how the rows of a batch are divided among replicas: `equal`, `measured` or `weights(2,1,1)`."""
+"""Parses `--balance`, the division of a batch's rows among replicas: `equal`, `measured` or `weights(2,1,1)`."""
 
 import dataclasses
 import math

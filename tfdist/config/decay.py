@@ -68,7 +68,7 @@ class Linear(Falling):
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial(Falling):
-    """Polynomial decay: what remains above the final rate is (1 - progress) to a power.
+    """Polynomial decay: the part of the rate above the final one is (1 - progress) to a power.
 
     Attributes:
       power: above 0; 1 is linear.

@@ -82,7 +82,7 @@ def _check_batch_norm(batch_norm: str, mesh: Mesh) -> None:
 
 
 def check_axis_model(shard: str = "none", schedule: str = DEFAULT_SCHEDULE) -> None:
-    """Raises `InputError` for what a pipeline with an axis model does not support."""
+    """Raises `InputError` for options that a pipeline with an axis model does not support."""
     if isinstance(parse_pipeline_schedule(schedule), WITHOUT_FLUSH):
         raise InputError(
             "Older weights are not kept with an axis model in a pipeline: use another --pipeline_schedule, such as 1f1b. "

@@ -1,4 +1,4 @@
-"""Parses `--pipeline_schedule` and `--cut`: where a model is cut into stages, and in which order these compute."""
+"""Parses `--pipeline_schedule` and `--cut`: the order in which stages compute, and the layers between them."""
 
 import dataclasses
 from typing import ClassVar

@@ -97,7 +97,7 @@ class BatchSizeSearch:
 
     @property
     def memory_bytes(self) -> int | None:
-        """The memory in bytes; None for what is available."""
+        """The memory in bytes; None for all available memory."""
         return self.memory if isinstance(self.memory, int) else None
 
 

@@ -24,7 +24,7 @@ from tfdist.storage.registry import read_text
 
 
 def all_reduce_text(text: str) -> str:
-    """Validates how sums over replicas are computed, and the file that it names, if any."""
+    """Validates `--all_reduce`, and the file that it names, if any."""
     choice = parse_all_reduce(text)
     if choice.table:
         read_table(choice.table)

@@ -80,7 +80,7 @@ class Periodic(Sync):
 
     @property
     def outer(self) -> str:
-        """The optimizer of the global weights, whose gradient is the mean of what replicas have changed; "" for none."""
+        """The optimizer of the global weights, whose gradient is the mean change of the replicas; "" for none."""
         return ""
 
 
@@ -175,12 +175,12 @@ class LocalSGD(Averaging):
 
     @property
     def lasts_until_next(self) -> bool:
-        """Whether what was sent is used when the next exchange begins, so that a link is never idle."""
+        """Whether weights are used when the next exchange begins, so that a link is never idle."""
         return self.overlap and not self.delay
 
     @property
     def is_delayed(self) -> bool:
-        """Whether replicas train on before what was sent is used."""
+        """Whether replicas continue to train before they use the weights that were sent."""
         return self.overlap or self.delay > 0
 
     def offsets(self, sizes: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Errors, with their exit codes, and how they name arguments or flags.
+"""Errors, their exit codes, and the translation of flags into arguments in messages.
 
 Every error that a user can cause is one of these classes, so that a command prints its message as one line and exits
 with the right code.
@@ -140,7 +140,7 @@ class SpawnError(TfdistError):
 
 
 class TrialError(TfdistError):
-    """A trial of a search failed, for a reason that says nothing about what is searched for.
+    """A trial of a search failed for a reason that is unrelated to the searched value.
 
     Attributes:
       exit_code: exit code of the process that failed.

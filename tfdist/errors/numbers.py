@@ -1,4 +1,4 @@
-"""Numbers as text, such as bytes and counts, and what counts as a number in an argument."""
+"""Numbers as text, such as bytes and counts, and types of numbers in arguments."""
 
 import numbers
 from typing import Any, TypeGuard

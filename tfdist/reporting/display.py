@@ -100,7 +100,7 @@ class BarText:
             self._points.popleft()
 
     def set_status(self, text: str) -> None:
-        """Sets what to show instead of loss and metrics; "" to show these again."""
+        """Sets a text to show instead of loss and metrics; "" to show these again."""
         self._status = printable(text)
 
     def line(self, width: int) -> Line:

@@ -17,7 +17,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def describe(hosts: Sequence[str], started: float, communication: str = "") -> dict[str, Json]:
-    """Returns what is needed to repeat a run: versions, hosts, command and machine.
+    """Returns the environment that repeats a run: versions, hosts, command and machine.
 
     Neither imports packages nor reads environment variables, which may contain secrets.
 

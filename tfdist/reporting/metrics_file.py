@@ -1,4 +1,4 @@
-"""Writes metrics.jsonl, the machine-readable record of a run, and outcome.json, how its last start ended."""
+"""Writes metrics.jsonl, the machine-readable record of a run, and outcome.json, the outcome of its last start."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ class MetricsFile(Reporter):
 
 
 class OutcomeFile(Reporter):
-    """Writes how a run ended; while it is running, and after a kill, there is no such file.
+    """Writes the outcome of a run; while it is running, and after a kill, there is no such file.
 
     Args:
       path: path of the file, in an existing directory.

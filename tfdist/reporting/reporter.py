@@ -146,7 +146,7 @@ class MultiReporter(Reporter):
 
 
 def synchronizer(ledger: "NullLedger", reporter: Reporter | None) -> Callable[[], None]:
-    """Returns a function that flushes to disk what belongs to a checkpoint but is stored elsewhere."""
+    """Returns a function that flushes to disk the data of a checkpoint that are stored elsewhere."""
 
     def synchronize() -> None:
         ledger.sync()

@@ -1,4 +1,4 @@
-"""The directory of a run: its files, and how it is created and resumed."""
+"""The directory of a run: its files, their creation, and the start of a run in it."""
 
 import contextlib
 import dataclasses
@@ -52,14 +52,16 @@ class RunDirectory:
     flags = _Entry("flags.txt")  # flags that repeat the run, for `--flagfile`
     environment = _Entry("environment.json")  # versions, hosts, command and machine; see `tfdist.reporting.environment`
     starts = _Entry(_STARTS)  # one line per start of the run, with its first step, flags and hosts
-    end = _Entry("finished.json")  # how the run has finished; missing while it has not
+    end = _Entry("finished.json")  # the end of a finished run; missing before
     checkpoints = _Entry("checkpoints")  # directory of checkpoints; defined by `tfdist.checkpoint.format`
     metrics = _Entry("metrics.jsonl")  # records of the run; defined by `tfdist.reporting.schema`
     dropped = _Entry("metrics-dropped.jsonl")  # records of steps that were repeated after a checkpoint
-    outcome = _Entry("outcome.json")  # how the last start ended; missing while it is running, and after a kill
+    outcome = _Entry("outcome.json")  # outcome of the last start; missing while it is running, and after a kill
     curves = _Entry("curves.png")  # plot of loss and metrics
     all_reduce_table = _Entry("all_reduce.csv")  # the table of algorithms that `--all_reduce=auto` has measured
-    timeline = _Entry("timeline.png")  # plot of when each process of a pipeline computed what; of `--profile_steps`
+    timeline = _Entry(
+        "timeline.png"
+    )  # plot of the computation of each process of a pipeline over time, by `--profile_steps`
     model = _Entry("model.keras")  # the trained model, for Keras
     tensorboard = _Entry("tensorboard")  # directory for `tensorboard --logdir`
     loggers = _Entry("loggers.json")  # the run's ids in experiment trackers
@@ -281,7 +283,7 @@ class RunDirectory:
 
     @property
     def is_unused(self) -> bool:
-        """Whether an existing directory has nothing but what may be there before a run, such as a launcher's logs."""
+        """Whether an existing directory has only files that may exist before a run, such as a launcher's logs."""
         return all(entry.name in _ALLOWED_BEFORE for entry in self._storage.entries(self.path))
 
     @property

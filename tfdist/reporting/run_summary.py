@@ -452,5 +452,5 @@ def _curve_points(run: RunSummary, metric: str, kind: str, axis: str) -> list[tu
 
 
 def _text(text: str) -> str:
-    """Escapes what matplotlib would take for a formula, and names that it would leave out of a legend."""
+    """Escapes characters of formulas, and names that matplotlib would leave out of a legend."""
     return text.replace("$", r"\$").lstrip("_") or text

@@ -26,5 +26,5 @@ def _texts(situation: str) -> list[str]:
 
 
 def forget() -> None:
-    """Forgets what has been logged; for tests."""
+    """Clears the record of logged warnings; for tests."""
     _texts.cache_clear()

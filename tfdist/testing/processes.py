@@ -45,7 +45,7 @@ class Job:
         self._started = time.monotonic()
 
     def output(self, rank: int) -> str:
-        """Returns what a rank has printed so far."""
+        """Returns the output of a rank so far."""
         with open(self._outputs[rank], encoding="utf-8", errors="replace") as file:
             return file.read()
 

@@ -1,4 +1,4 @@
-"""The format of checkpoints: NumPy arrays are written, and read back unchanged or with an error about what is corrupted.
+"""The format of checkpoints: NumPy arrays are written, and read back unchanged or with an error about the corrupted part.
 
     commit(group, directory, parts)   all processes write one checkpoint, completely or not at all
     Checkpoint.open(path).read(name)  data is only returned after its hash has been verified

@@ -204,7 +204,7 @@ def commit(
         # After it has been published in all directories.
         stages.run("prune", lambda: places.prune(home, keep, final, kept), writer.is_first)
     except BaseException:
-        if writer.is_first:  # what cannot be removed is removed by the next write
+        if writer.is_first:  # the next write removes files that cannot be removed now
             with contextlib.suppress(OSError):
                 storage_of(partial).remove_directory(partial)
         raise
