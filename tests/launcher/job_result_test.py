@@ -57,7 +57,7 @@ def test_in_words():
 
 SILENT = LostMember(1, silence(20.0))
 CLOSED = [LostMember(rank, "its connection closed") for rank in range(3)]
-SIGNALLED = LostMember(1, "ended with code 143 (signal 15)", 143)  # its own handler of SIGTERM calls `sys.exit(143)`
+SIGNAL_OFFSET = LostMember(1, "ended with code 143 (signal 15)", 143)  # its own handler of SIGTERM calls `sys.exit(143)`
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_who_is_silent_and_still_runs_is_the_cause(ends, loss):
         ([Ended(0, 1, 1.0), Ended(1, 137, 1.01)], CLOSED[2], 0),  # of another node, or still running
         ([Ended(0, 0), Ended(1, None)], CLOSED[0], None),  # a silent end with code 0 is no failure
         ([Ended(0, 0), Ended(1, 5)], CLOSED[0], 1),
-        ([Ended(0, 3), Ended(1, 143, 0.5, signalled=True)], SIGNALLED, 0),  # by the launcher
-        ([Ended(0, None), Ended(1, 143, 0.5, signalled=True)], SIGNALLED, None),
+        ([Ended(0, 3), Ended(1, 143, 0.5, signalled=True)], SIGNAL_OFFSET, 0),  # by the launcher
+        ([Ended(0, None), Ended(1, 143, 0.5, signalled=True)], SIGNAL_OFFSET, None),
     ],
 )
 def test_whoever_has_ended_or_is_not_missed_is_not(ends, loss, cause):

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
-from tfdist.errors.exceptions import SIGNALLED
+from tfdist.errors.exceptions import SIGNAL_OFFSET
 
 _FRAMES = 8
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
@@ -265,4 +265,4 @@ class _Notice:
             )
             return
         print_line(f"Received {name} again: exiting at once.", sys.stderr)
-        os._exit(SIGNALLED + number)
+        os._exit(SIGNAL_OFFSET + number)

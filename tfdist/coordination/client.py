@@ -315,7 +315,7 @@ def goodbye_of(error: BaseException | None) -> tuple[int, str]:
     if isinstance(error, TfdistError):
         return error.exit_code, str(error)
     if isinstance(error, KeyboardInterrupt):
-        return exceptions.SIGNALLED + signal.SIGINT, ""
+        return exceptions.SIGNAL_OFFSET + signal.SIGINT, ""
     if isinstance(error, SystemExit):
         code = error.code
         return (int(code) & 0xFF if isinstance(code, int) else int(code is not None)), ""  # as the process ends with

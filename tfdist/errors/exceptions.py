@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
-SIGNALLED = 128  # as in a shell: 128 + number of the signal that ended the process
+SIGNAL_OFFSET = 128  # as in a shell: 128 + number of the signal that ended the process
 P = ParamSpec("P")
 R = TypeVar("R")
 _FLAG = re.compile(r"(?<![\w-])--(?=[a-z])")
@@ -51,7 +51,7 @@ def is_loss(code: int) -> bool:
     Args:
       code: an exit code in [0, 255].
     """
-    return code > SIGNALLED or code in (ExitCode.PEER_LOST, ExitCode.OUT_OF_MEMORY)
+    return code > SIGNAL_OFFSET or code in (ExitCode.PEER_LOST, ExitCode.OUT_OF_MEMORY)
 
 
 def describe(code: int) -> str:
@@ -60,8 +60,8 @@ def describe(code: int) -> str:
     Args:
       code: an exit code in [0, 255].
     """
-    if code > SIGNALLED and code - SIGNALLED in signal.valid_signals():
-        return f"code {code} (killed by {signal.Signals(code - SIGNALLED).name})"
+    if code > SIGNAL_OFFSET and code - SIGNAL_OFFSET in signal.valid_signals():
+        return f"code {code} (killed by {signal.Signals(code - SIGNAL_OFFSET).name})"
     meaning = MEANINGS.get(code)  # type: ignore[call-overload]  # an IntEnum equals its number
     return f"code {code} ({meaning})" if meaning else f"code {code}"
 

@@ -197,7 +197,7 @@ def stop_requested(host: Host) -> Stop | None:
     if not host.received_signals:
         return None
     name = signal.Signals(host.received_signals[0]).name
-    outcome = Outcome(exceptions.SIGNALLED + host.received_signals[0], f"ended by {name}")
+    outcome = Outcome(exceptions.SIGNAL_OFFSET + host.received_signals[0], f"ended by {name}")
     return Stop(outcome, host.job.grace_seconds, is_requested=True)
 
 
@@ -207,7 +207,7 @@ def is_repeated_request(host: Host) -> bool:
 
 
 def _check_output(host: Host, screens: Sequence[Screen]) -> Stop | None:
-    outcome = Outcome(exceptions.SIGNALLED + signal.SIGPIPE, "the output is no longer read")
+    outcome = Outcome(exceptions.SIGNAL_OFFSET + signal.SIGPIPE, "the output is no longer read")
     return Stop(outcome, host.job.grace_seconds) if any(screen.is_broken for screen in screens) else None
 
 

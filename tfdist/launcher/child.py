@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tfdist.errors import ExitCode, InputError
-from tfdist.errors.exceptions import SIGNALLED
+from tfdist.errors.exceptions import SIGNAL_OFFSET
 
 _ROOT = pathlib.Path("/sys/fs/cgroup")
 _MEMBERSHIP = pathlib.Path("/proc/self/cgroup")
@@ -164,7 +164,7 @@ class Child:
         """Returns whether the process has ended."""
         if self.code is None and (code := self._process.poll()) is not None:
             self.ended = time.monotonic()
-            self.code = code if code >= 0 else SIGNALLED - code
+            self.code = code if code >= 0 else SIGNAL_OFFSET - code
             if self._is_out_of_memory():
                 self.code = ExitCode.OUT_OF_MEMORY
                 _log.warning(
@@ -176,7 +176,7 @@ class Child:
         return self.code is not None
 
     def _is_out_of_memory(self) -> bool:
-        is_killed = self.code == SIGNALLED + signal.SIGKILL and self._killed is None
+        is_killed = self.code == SIGNAL_OFFSET + signal.SIGKILL and self._killed is None
         return is_killed and out_of_memory_kills() > self._kills_before
 
     def signal(self, number: int) -> None:
@@ -197,7 +197,7 @@ class Child:
         self.signal(signal.SIGKILL)
         assert self._killed is not None
         if not self._process.reap(max(0.0, self._killed + REAP_SECONDS - time.monotonic())):
-            self.ended, self.code = time.monotonic(), SIGNALLED + signal.SIGKILL
+            self.ended, self.code = time.monotonic(), SIGNAL_OFFSET + signal.SIGKILL
             _log.warning(
                 "tfdist launch: giving up on rank %d: its process, %d, has not ended %g s after SIGKILL. It is blocked "
                 "in the kernel, for example by a file server that does not answer.",

@@ -163,7 +163,7 @@ class Outcome:
 
 SUCCESS = Outcome(ExitCode.DONE)
 # Exit codes of a process that a signal has ended, which is a consequence if the launcher sent it.
-_OF_SIGNALS = (exceptions.SIGNALLED + signal.SIGINT, exceptions.SIGNALLED + signal.SIGTERM)
+_OF_SIGNALS = (exceptions.SIGNAL_OFFSET + signal.SIGINT, exceptions.SIGNAL_OFFSET + signal.SIGTERM)
 
 
 def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Outcome:

@@ -67,7 +67,7 @@ MAX_LATER_FAILURES = 15  # in a row after training began; with the delays, an ou
 FINAL = frozenset({ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.NOT_FINITE})
 
 # SIGTERM is included because only schedulers send it, perhaps to a process that cannot save yet or has already saved.
-PREEMPTIONS = frozenset({ExitCode.PREEMPTED, exceptions.SIGNALLED + signal.SIGTERM})
+PREEMPTIONS = frozenset({ExitCode.PREEMPTED, exceptions.SIGNAL_OFFSET + signal.SIGTERM})
 
 
 class Decision(NamedTuple):

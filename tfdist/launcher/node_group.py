@@ -75,7 +75,7 @@ def _without_others(group: Group, own: Outcome, error: PeerLostError, grace: flo
 
 def is_request(code: int) -> bool:
     """Returns whether a launcher ended with this code because its end was requested, or its output was closed."""
-    return code - exceptions.SIGNALLED in (*END_SIGNALS, signal.SIGPIPE)
+    return code - exceptions.SIGNAL_OFFSET in (*END_SIGNALS, signal.SIGPIPE)
 
 
 def lost_launcher(group: Group) -> Outcome | None:

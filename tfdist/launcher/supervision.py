@@ -17,7 +17,7 @@ POLL_SECONDS = 0.02
 SETTLE_SECONDS = 0.7  # for the cause to appear after a consequence
 FAILURE_SECONDS = 3.0  # between SIGTERM and SIGKILL after a failure
 DRAIN_SECONDS = 0.5  # for the last output to arrive
-_FIRST_RESERVED_CODE = min(ExitCode.PREEMPTED, exceptions.SIGNALLED)  # lower ones are a program's own failures
+_FIRST_RESERVED_CODE = min(ExitCode.PREEMPTED, exceptions.SIGNAL_OFFSET)  # lower ones are a program's own failures
 
 
 class Stop(NamedTuple):
@@ -149,7 +149,7 @@ class Supervisor:
         """Returns the outcome; the cause may have appeared only while the processes were being ended."""
         codes = {child.code for child in self._children}
         code, *others = codes
-        if stop and code is not None and not others and code <= exceptions.SIGNALLED:
+        if stop and code is not None and not others and code <= exceptions.SIGNAL_OFFSET:
             if stop.is_requested or code == ExitCode.PREEMPTED:
                 return Outcome(code, f"all ranks ended with {exceptions.describe(code)}" if code else "")
         if codes == {ExitCode.DONE, ExitCode.PREEMPTED}:

@@ -68,6 +68,6 @@ class Children(CapturedJobs):
 
 def _reason(outcome: Outcome, text: str) -> str:
     """Returns the reason of a failure: the last line of the process that caused it, unless it was ended from outside."""
-    if outcome.rank is None or outcome.code > exceptions.SIGNALLED:
+    if outcome.rank is None or outcome.code > exceptions.SIGNAL_OFFSET:
         return outcome.reason
     return last_line(text) or outcome.reason

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from tfdist.errors import ExitCode, InputError, TfdistError, TrialError
-from tfdist.errors.exceptions import SIGNALLED
+from tfdist.errors.exceptions import SIGNAL_OFFSET
 from tfdist.errors.numbers import byte_size
 from tfdist.launcher.child import LocalProcess, NewProcess, Start
 from tfdist.launcher.job import Job, Outcome
@@ -189,7 +189,7 @@ def _failure(outcome: Outcome, seconds: float) -> str:
     """Returns why a size cannot be used, given how its job ended; empty if it can, or if the job failed otherwise."""
     if outcome.code == ExitCode.OUT_OF_MEMORY:
         return "out of memory on a device"
-    if outcome.code == SIGNALLED + signal.SIGKILL:
+    if outcome.code == SIGNAL_OFFSET + signal.SIGKILL:
         return "killed by the system, probably for lack of memory"
     if outcome.code == ExitCode.STALLED and outcome.rank is None:
         return f"longer than {seconds:g} s"
