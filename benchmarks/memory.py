@@ -41,8 +41,8 @@ def main(config: TrainConfig) -> None:
         )
         state = sum(_bytes(v) for v in (*trainer.model.variables, *trainer.model.optimizer.variables))
         print(
-            f"rank {session.strategy.cluster.rank}: building {building / MIB:.0f} MiB, steps {(_peak() - built) / MIB:.0f} MiB, "
-            f"state {state / MIB:.0f} MiB",
+            f"rank {session.strategy.cluster.rank}: building {building / MIB:.0f} MiB, "
+            f"steps {(_peak() - built) / MIB:.0f} MiB, state {state / MIB:.0f} MiB",
             flush=True,
         )
 
