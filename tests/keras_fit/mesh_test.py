@@ -188,8 +188,14 @@ REFUSED: dict[str, tuple[Callable[[tfdist.Strategy], Any], str]] = {
         lambda mesh: distributed(mesh, lambda: network(run_eagerly=True)).fit(X, Y, verbose=0),
         "On a mesh, every step is compiled. Received: run_eagerly=True",
     ),
-    "compression": (lambda mesh: distributed(mesh, compression="fp16"), "leave out jit_compile and compression"),
-    "jit_compile": (lambda mesh: distributed(mesh, jit_compile=True), "leave out jit_compile and compression"),
+    "compression": (
+        lambda mesh: distributed(mesh, compression="fp16"),
+        "DTensor reduces gradients itself: leave out compression",
+    ),
+    "jit_compile": (
+        lambda mesh: distributed(mesh, jit_compile=True),
+        "DTensor compiles its programs itself: leave out jit_compile",
+    ),
     "accumulation": (accumulate_uneven_batches, "Received: a batch of 7 rows, 2 shards and 2 micro-steps"),
     "ragged": (
         lambda mesh: distributed(mesh).predict(
