@@ -28,6 +28,7 @@ from tfdist.launcher.program_check import check_program
 _HELP = {
     "processes": "Number of processes to start on this host; or MIN:MAX for an elastic job: the total over all "
     "hosts, as many as --hosts has slots for. If a process fails, the others continue.",
+    "servers": "Number of parameter servers to start besides these processes, for --strategy=parameter_server.",
     "hosts": "For an elastic job: a file of lines NAME:SLOTS, or a program that prints them. Read again every second.",
     "launcher": f"Environment to set up for the processes: {' or '.join(ENGINES)}.",
     "nodes": "Number of hosts of the job; this command runs on each of them.",
@@ -64,7 +65,7 @@ _DEFINE: dict[type, Callable[..., Any]] = {
 }
 _CHOICES = {"launcher": tuple(ENGINES)}  # validated by `Job`
 _TOPICS = {
-    "Processes": "processes launcher isolate log_dir grace_seconds",
+    "Processes": "processes servers launcher isolate log_dir grace_seconds",
     "Several hosts": "nodes node_rank coordinator token_file insecure start_timeout_seconds",
     "Restarts": "max_restarts max_preemptions restart_backoff_seconds",
     "Elastic jobs": "hosts rejoin_seconds elastic_timeout_seconds",
@@ -96,7 +97,8 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
     if not arguments:
         raise InputError("The command to start must follow: tfdist launch --processes=2 -- tfdist train ...")
     fields: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
-    job = Job(**fields | parse_processes(fields["processes"]))
+    fields |= parse_processes(fields["processes"])
+    job = Job(**fields | {"processes": fields["processes"] + fields["servers"]})
     _prepend_own_bin_to_path()
     check_program(arguments[0], arguments[1:])
     if job.isolate:

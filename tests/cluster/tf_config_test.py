@@ -24,15 +24,16 @@ def text(cluster, task=("worker", 0)):
         ({"worker": TWO, "chief": ["c:1"]}, ("worker", 0), ("c:1", "a:1", "b:1"), 1),
         ({"chief": ["c:1"]}, ("chief", 0), ("c:1",), 0),
         ({"worker": TWO, "evaluator": ["e:1"], "ps": []}, ("worker", 1), ("a:1", "b:1"), 1),
+        ({"ps": ["p:1", "q:1"], "worker": TWO, "chief": ["c:1"]}, ("ps", 1), ("c:1", "a:1", "b:1", "p:1", "q:1"), 4),
         ({"worker": ["[::1]:1", "[fe80::1]:1"]}, ("worker", 1), ("[::1]:1", "[fe80::1]:1"), 1),
     ],
 )
 def test_ranks(cluster, task, addresses, rank):
-    assert parse(text(cluster, task)) == (addresses, rank)
+    assert parse(text(cluster, task)) == (addresses, rank, len(cluster.get("ps", ())))
 
 
 def test_the_example_in_the_messages_is_right():
-    assert parse(EXAMPLE.removeprefix("TF_CONFIG='").removesuffix("'")) == (("host1:12345", "host2:12345"), 0)
+    assert parse(EXAMPLE.removeprefix("TF_CONFIG='").removesuffix("'")) == (("host1:12345", "host2:12345"), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,10 @@ def test_the_example_in_the_messages_is_right():
         (text({"worker": TWO}, ("worker", True)), "index must be in"),
         (text({"worker": TWO}, ("worker", None)), "index must be in"),
         (text({"worker": TWO, "evaluator": ["e:1"]}, ("evaluator", 0)), "must train"),
-        (text({"worker": TWO, "ps": ["p:1"]}), "parameter servers"),
-        (text({"worker": TWO, "master": ["m:1"]}), "may have chief, worker and evaluator. Received: 'master'"),
+        (text({"worker": TWO, "ps": ["p:1"]}, ("ps", 1)), r"index must be in \[0, 1\)"),
+        (text({"ps": ["p:1"]}, ("ps", 0)), "must have a worker"),
+        (text({"worker": TWO, "ps": ["a:1"]}), "a different address"),
+        (text({"worker": TWO, "master": ["m:1"]}), "may have chief, worker, ps and evaluator. Received: 'master'"),
         (text({"worker": "a:1"}), "must list host:port"),
         (text({"worker": ["a"]}), "must list host:port"),
         (text({"worker": ["a:0"]}), "must list host:port"),

@@ -57,7 +57,9 @@ def test_in_words():
 
 SILENT = LostMember(1, silence(20.0))
 CLOSED = [LostMember(rank, "its connection closed") for rank in range(3)]
-SIGNAL_OFFSET = LostMember(1, "ended with code 143 (signal 15)", 143)  # its own handler of SIGTERM calls `sys.exit(143)`
+SIGNAL_OFFSET = LostMember(
+    1, "ended with code 143 (signal 15)", 143
+)  # its own handler of SIGTERM calls `sys.exit(143)`
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Where the ranks of a job are: their numbers, addresses and ports, and the variables that tell an engine so."""
 
+import dataclasses
 import json
 import socket
 import sys
@@ -87,6 +88,12 @@ def test_tf_config_says_who_a_rank_is():
     assert cluster.addresses == ("127.0.0.1:21001", "127.0.0.1:21002", "127.0.0.1:21003")
     with ENGINES["tensorflow"].serve(PLACEMENT) as port:
         assert port == 0
+
+
+def test_the_last_ranks_are_parameter_servers():
+    placement = dataclasses.replace(PLACEMENT, servers=1)
+    found = [from_tf_config(ENGINES["tensorflow"].variables(placement, 7, rank)) for rank in placement.ranks()]
+    assert [(cluster.rank, cluster.size, cluster.servers) for cluster in found] == [(1, 3, 1), (2, 3, 1)]
 
 
 def test_horovods_variables_say_who_a_rank_is():

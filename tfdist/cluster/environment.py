@@ -101,6 +101,7 @@ class Cluster:
       coordinator: `host:port` of the process that serves the `Group`; empty for a single process, or if unknown, so
         that the engine has to exchange it.
       source: the environment that provided this, for logs: "TF_CONFIG", "Horovod", "MPI", "Slurm", ...
+      servers: how many processes are parameter servers, if the environment says so; these have the last ranks.
     """
 
     rank: int = 0
@@ -110,6 +111,7 @@ class Cluster:
     addresses: tuple[str, ...] = ()
     coordinator: str = ""
     source: str = "one process"
+    servers: int = 0
 
 
 def from_tf_config(env: Environment) -> Cluster | None:
@@ -117,12 +119,12 @@ def from_tf_config(env: Environment) -> Cluster | None:
     text = env.get("TF_CONFIG", "").strip()
     if text in ("", "{}"):  # TensorFlow treats both as no cluster
         return None
-    addresses, rank = tf_config.parse(text)
+    addresses, rank, servers = tf_config.parse(text)
     hosts = [tf_config.host(address) for address in addresses]
     local_rank, local_size = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
     numbers = rank, len(addresses), local_rank, local_size
     cluster = _cluster(env, "TF_CONFIG", numbers, tf_config.control_address(addresses))
-    return dataclasses.replace(cluster, addresses=addresses)
+    return dataclasses.replace(cluster, addresses=addresses, servers=servers)
 
 
 def from_horovod(env: Environment) -> Cluster | None:

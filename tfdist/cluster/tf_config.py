@@ -12,32 +12,35 @@ EXAMPLE = (
     """TF_CONFIG='{"cluster": {"worker": ["host1:12345", "host2:12345"]}, "task": {"type": "worker", "index": 0}}'"""
 )
 
-_TRAINING = ("chief", "worker")  # in the order of ranks
-_JOBS = (*_TRAINING, "evaluator", "ps")
+_TRAINING = ("chief", "worker")
+_RANKED = (*_TRAINING, "ps")  # in the order of ranks
+_JOBS = (*_RANKED, "evaluator")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Members(NamedTuple):
-    """The training processes of a TF_CONFIG.
+    """The processes of a TF_CONFIG that train or are parameter servers.
 
     Attributes:
       addresses: `host:port` of each process, by rank.
       rank: rank of this process.
+      servers: number of parameter servers, which have the last ranks.
     """
 
     addresses: tuple[str, ...]
     rank: int
+    servers: int = 0
 
 
 def parse(text: str) -> Members:
-    """Parses TF_CONFIG: the chief, if any, is rank 0; the workers follow in order.
+    """Parses TF_CONFIG: the chief, if any, is rank 0; the workers follow in order, and then parameter servers.
 
     Args:
-      text: JSON, `{"cluster": {"chief": [...], "worker": [...], "evaluator": [...]}, "task": {"type", "index"}}`.
+      text: JSON, `{"cluster": {"chief": [...], "worker": [...], "ps": [...]}, "task": {"type", "index"}}`.
 
     Raises:
-      InputError: the text does not describe a member of a synchronous training job.
+      InputError: the text does not describe a member of a training job.
     """
     try:
         config = json.loads(text)
@@ -45,14 +48,15 @@ def parse(text: str) -> Members:
         raise InputError(f"TF_CONFIG must be JSON: {error}. Received: {text!r}. Example: {EXAMPLE}") from error
     jobs = _jobs(config)
     kind, index = _task(config, jobs)
-    addresses = tuple(address for job in _TRAINING for address in jobs.get(job, ()))
+    addresses = tuple(address for job in _RANKED for address in jobs.get(job, ()))
     repeated = [a for a, n in collections.Counter((host(a), port(a)) for a in addresses).items() if n > 1]
     if repeated:
         raise InputError(
             f"TF_CONFIG must give each process a different address. Received: {repeated[0][0]}:{repeated[0][1]} "
             f"more than once in {list(addresses)}."
         )
-    return Members(addresses, index + (len(jobs.get("chief", ())) if kind == "worker" else 0))
+    before = sum(len(jobs.get(job, ())) for job in _RANKED[: _RANKED.index(kind)])
+    return Members(addresses, index + before, len(jobs.get("ps", ())))
 
 
 def host(address: str) -> str:
@@ -96,14 +100,9 @@ def _jobs(config: Any) -> dict[str, list[str]]:
         raise InputError(f"TF_CONFIG must have a `cluster` with its workers. Received: {config!r}. Example: {EXAMPLE}")
     for job, addresses in jobs.items():
         if job not in _JOBS:
-            raise InputError(f"TF_CONFIG's `cluster` may have chief, worker and evaluator. Received: {job!r}.")
+            raise InputError(f"TF_CONFIG's `cluster` may have chief, worker, ps and evaluator. Received: {job!r}.")
         if not isinstance(addresses, list) or not all(map(is_address, addresses)):
             raise InputError(f"TF_CONFIG's `cluster` must list host:port for each {job}. Received: {addresses!r}.")
-    if jobs.get("ps"):
-        raise InputError(
-            f"TF_CONFIG must not have parameter servers: no strategy here supports them yet. Received: ps "
-            f"{jobs['ps']}. Use workers only."
-        )
     if len(jobs.get("chief", ())) > 1:
         raise InputError(
             f"TF_CONFIG may have one chief at most. Received: {jobs['chief']}. List the others as workers."
@@ -123,12 +122,12 @@ def _task(config: dict[str, Any], jobs: dict[str, list[str]]) -> tuple[str, int]
     kind, index = task["type"], task["index"]
     if kind == "evaluator":
         raise InputError(
-            "TF_CONFIG's task must train: evaluation is a part of training here. Received: an evaluator. Start the "
-            "chief and the workers only."
+            "TF_CONFIG's task must train or serve: evaluation is a part of training here. Received: an evaluator. Start the "
+            "other tasks only."
         )
-    if kind not in _TRAINING or not jobs.get(kind):
+    if kind not in _RANKED or not jobs.get(kind):
         raise InputError(
-            f"TF_CONFIG's task type must be one of {[j for j in _TRAINING if jobs.get(j)]}. Received: {kind!r}."
+            f"TF_CONFIG's task type must be one of {[j for j in _RANKED if jobs.get(j)]}. Received: {kind!r}."
         )
     if isinstance(index, bool) or not re.fullmatch(r"\d+", str(index)) or int(index) >= len(jobs[kind]):
         raise InputError(

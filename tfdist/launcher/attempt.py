@@ -86,13 +86,13 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
       InputError: the command or the coordinator's address cannot be used, or there is no free memory.
     """
     with order_source.launchers(order) as launchers, contextlib.ExitStack() as stack:
-        placement = place_processes(order.processes, order_source.host, launchers)
+        placement = place_processes(order.processes, order_source.host, launchers, host.job.servers)
         server, variables = stack.enter_context(_serve_group(host.job, placement, launchers))
         tasks = _tasks(host, placement, variables, order)
         if is_first:
             host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
             exposure = ENGINES[host.job.launcher].exposure
-            if exposure and not host.job.isolate:
+            if exposure and not (host.job.isolate or host.job.servers):
                 host.say(exposure)
         timeout = _StartTimeout(host.job.start_timeout_seconds, server)
         hooks = SupervisorHooks(

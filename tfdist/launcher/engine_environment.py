@@ -27,8 +27,14 @@ class Engine(NamedTuple):
 
 
 def _tf_config(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
-    cluster = {"worker": placement.addresses}
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank.rank}})}
+    workers = placement.size - placement.servers
+    addresses = {"worker": placement.addresses[:workers], "ps": placement.addresses[workers:]}
+    task = (
+        {"type": "worker", "index": rank.rank} if rank.rank < workers else {"type": "ps", "index": rank.rank - workers}
+    )
+    return {
+        "TF_CONFIG": json.dumps({"cluster": {job: there for job, there in addresses.items() if there}, "task": task})
+    }
 
 
 @contextlib.contextmanager

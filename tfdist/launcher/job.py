@@ -45,6 +45,7 @@ class Job:
 
     processes: int = 1
     min_processes: int = 0
+    servers: int = 0
     hosts: str = ""
     launcher: str = "tensorflow"
     nodes: int = 1
@@ -66,7 +67,13 @@ class Job:
         """Raises InputError if a value is out of range."""
         if self.launcher not in ENGINES:
             raise InputError(f'--launcher must be known. Received: "{self.launcher}".{nearest(self.launcher, ENGINES)}')
-        for name, lowest in (("processes", 1), ("nodes", 1), ("max_restarts", 0), ("max_preemptions", 0)):
+        for name, lowest in (
+            ("processes", 1),
+            ("servers", 0),
+            ("nodes", 1),
+            ("max_restarts", 0),
+            ("max_preemptions", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < lowest:
                 raise InputError(f"--{name} must be at least {lowest}. Received: {value}.")
@@ -83,6 +90,12 @@ class Job:
             raise InputError(
                 f"--isolate is for a job on one host, which no other host can reach then. Received: --nodes={self.nodes}, "
                 f'--coordinator="{self.coordinator}". Leave it out.'
+            )
+        if self.servers and (self.is_elastic or self.nodes > 1 or self.launcher != "tensorflow"):
+            elastic = f" --processes={self.min_processes}:{self.processes - self.servers}" if self.is_elastic else ""
+            raise InputError(
+                "--servers is for a fixed number of processes on one host, with --launcher=tensorflow. Received: --servers="
+                f"{self.servers} --nodes={self.nodes} --launcher={self.launcher}{elastic}. On several hosts, set TF_CONFIG."
             )
         self._check_elastic() if self.is_elastic else self._check_fixed()
 

@@ -63,11 +63,13 @@ class Placement:
       node: index of this node.
       hosts: by node, the address at which the other nodes reach it.
       ports: by node, a free port for each of its ranks.
+      servers: number of ranks that are parameter servers, the last ones.
     """
 
     node: int
     hosts: tuple[str, ...]
     ports: tuple[tuple[int, ...], ...]
+    servers: int = 0
 
     @property
     def size(self) -> int:
@@ -106,17 +108,19 @@ class Placement:
         ]
 
 
-def place_processes(processes: int, host: str, launchers: Group) -> Placement:
+def place_processes(processes: int, host: str, launchers: Group, servers: int = 0) -> Placement:
     """Finds free ports on each node, and exchanges them between all launchers.
 
     Args:
       processes: number of ranks of this node.
       host: address at which the other nodes reach this one.
       launchers: group of the launchers of all nodes.
+      servers: number of ranks that are parameter servers.
     """
     ports = free_ports(processes, host if launchers.size == 1 else "")
     nodes = launchers.gather("launch/places", [host, ports])
-    return Placement(launchers.rank, tuple(host for host, _ in nodes), tuple(tuple(ports) for _, ports in nodes))
+    hosts, port_lists = (tuple(values) for values in zip(*nodes, strict=True))
+    return Placement(launchers.rank, hosts, tuple(map(tuple, port_lists)), servers)
 
 
 def own_host(coordinator: str, serves: bool) -> str:
