@@ -28,7 +28,10 @@ pytestmark = pytest.mark.separable
 IN_PROCESS = ("mirrored2", "mirrored4")
 OVER_MPI = "horovod(communication='mpi')"
 IN_PROCESSES = (("multiworker", 2), ("horovod", 2), ("horovod", 3), (OVER_MPI, 2))
+# One server beside rank 0; of whole batches in turn, the updates are those of one device.
+SERVED, SERVED_WHOLE = ("parameter_server(servers=0)", 2), ("parameter_server(servers=0, staleness='bounded(0)')", 2)
 HALVES = {("multiworker", 2): parity.CASES[::2], ("horovod", 3): parity.CASES[1::2], (OVER_MPI, 2): parity.CASES[::8]}
+HALVES |= {SERVED: parity.CASES[::3], SERVED_WHOLE: parity.CASES[1::3]}
 LAYOUTS = (  # with sequence, context and expert parallelism
     ("deep_transformer", "data:2;model:2", "heads:model;ffn:model;sequence:model"),
     ("deep_transformer", "data:1;model:2;context:2", "heads:model;ffn:model;sequence:context;context:context"),

@@ -15,8 +15,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 # A package imports only itself and packages before it. The commands, which are the modules in tfdist/, may import any.
 PACKAGES = (
     "errors storage keras_internals cluster sharding config coordination reporting collectives row_semantics data"
-    " distribution gradients layers pipelining models optimizers step synchronization checkpoint diagnostics trainer"
-    " keras_fit horovod launcher planning cli machine testing"
+    " distribution gradients parameter_server layers pipelining models optimizers step synchronization checkpoint"
+    " diagnostics trainer keras_fit horovod launcher planning cli machine testing"
 ).split()
 STRATEGIES = "strategies"  # plugins, which import packages up to this one:
 BELOW_STRATEGIES = "pipelining"

@@ -16,6 +16,7 @@ from tfdist.config.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS, Algorit
 from tfdist.config.fields import DEVICES, Flags, address_text, flag_field, layout_text
 from tfdist.config.pipeline_options import PipelineOptions, check_flags_without_flush, check_mesh
 from tfdist.config.rules import is_chosen, parse_rules
+from tfdist.config.staleness import ParameterServerOptions
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
 from tfdist.sharding.layouts import OF_REPLICAS, STAGES, parse_grid, parse_layout, parse_shard
@@ -191,7 +192,9 @@ DECLARATIONS = (
         processes=Processes.SEVERAL,
         options=("communication", "intra_op_threads", "shard", *_OF_ALL_REDUCE),
         accepts={"communication": ("auto", "ring", "nccl"), "shard": OF_REPLICAS},
-        auto=lambda cluster, devices: cluster.size > 1 and cluster.source not in HOROVOD_LAUNCHERS,
+        auto=lambda cluster, devices: (
+            cluster.size > 1 and cluster.source not in HOROVOD_LAUNCHERS and not cluster.servers
+        ),
         adopts=("MultiWorkerMirroredStrategy",),
         smoke_tests=(SmokeTest(processes=2), SmokeTest(processes=2, options={"shard": "optimizer"})),
     ),
@@ -326,8 +329,47 @@ DECLARATIONS = (
         ),
         with_one_device="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
     ),
+    Declaration(
+        name="parameter_server",
+        help="workers that pull variables from servers",
+        processes=Processes.ANY,
+        options=("servers", "staleness", "intra_op_threads"),
+        refuses=(
+            Refusal(
+                "compression",
+                "none",
+                "Gradients are not compressed on the way to parameter servers: leave out --compression or use another "
+                "--strategy.",
+            ),
+            Refusal(
+                "sync",
+                "every_step",
+                "Workers of parameter servers have no optimizer to train locally: leave out --sync, and see --staleness.",
+            ),
+            Refusal("balance", "equal", "Parameter servers give work to whoever is free: leave out --balance."),
+            Refusal("all_reduce", ENGINE, "Parameter servers add gradients themselves: leave out --all_reduce."),
+            Refusal("ema", 0.0, "Parameter servers keep no average of the weights: leave out --ema."),
+            Refusal(
+                "precision",
+                "float32",
+                "Parameter servers do not scale the loss: use --precision=mixed_bfloat16.",
+                refused=lambda precision: precision == "mixed_float16",
+            ),
+            Refusal("find", "", "A search needs gradients of one step at a time: use another --strategy for --find."),
+            Refusal(
+                "check_sync",
+                "variables",
+                "Gradients of workers differ between parameter servers' updates: use --check_sync=variables.",
+            ),
+        ),
+        auto=lambda cluster, devices: cluster.servers > 0,
+        runs_keras_fit=False,
+        smoke_tests=(SmokeTest(processes=2),),
+        with_one_device="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
+    ),
 )
 AUTO = "auto"
+SERVED = "parameter_server"
 REFERENCE = "single"  # other strategies are compared with it, and a trained model is exported on it
 
 NAMES = tuple(declaration.name for declaration in DECLARATIONS)
@@ -453,7 +495,7 @@ class JobOptions(Flags):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainerOptions(PipelineOptions):
+class TrainerOptions(PipelineOptions, ParameterServerOptions):
     """Options of strategies on which `tfdist.Trainer` runs, but no script with Keras's own `fit`."""
 
     tpu: str = flag_field(

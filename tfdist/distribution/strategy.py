@@ -418,6 +418,7 @@ class Strategy:
       communication: which library its collectives use, and why, as a sentence; empty if there is no choice.
       collectives: collectives of the replicas, which communicate through them inside `run`.
       tuned: collectives of training steps, if their sums do not all use the engine's all-reduce; else None.
+      remote: the `RemoteVariables` of a strategy whose parameter servers make all updates; None for others.
       sums_gradients: whether the engine sums the gradients of the global batch by itself, so that `gradients` returns
         the sums: there is nothing left to reduce, to compress or to count, and the engine compiles the whole program.
     """
@@ -436,6 +437,7 @@ class Strategy:
     collectives: Collectives
     tuned: TunedCollectives | None = None
     sums_gradients: bool = False
+    remote: Any = None
 
     @property
     def blocks(self) -> VariableBlocks:

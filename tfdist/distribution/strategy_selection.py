@@ -4,7 +4,7 @@ import dataclasses
 
 from tfdist.cluster.environment import Cluster, Environment, describe, detect_cluster, hint
 from tfdist.cluster.tf_config import EXAMPLE
-from tfdist.config.strategy_registry import AUTO, DECLARATIONS, Declaration, Processes, declared
+from tfdist.config.strategy_registry import AUTO, DECLARATIONS, SERVED, Declaration, Processes, declared
 from tfdist.errors import InputError
 
 
@@ -57,6 +57,11 @@ def detect(
 
 
 def _check(strategy: str, processes: Processes, cluster: Cluster) -> None:
+    if cluster.servers and strategy != SERVED:
+        raise InputError(
+            f"Only --strategy={SERVED} has parameter servers. Received: --strategy={strategy} and a TF_CONFIG with "
+            f"{cluster.servers} of them (ps). Use it, or leave them out."
+        )
     if processes is Processes.ONE and cluster.size > 1:
         raise InputError(
             f"--strategy={strategy} is for one process; several would each train alone, into one directory. Received: "

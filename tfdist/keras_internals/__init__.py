@@ -117,6 +117,7 @@ from tfdist.keras_internals.optimizers import (
     scaled_learning_rate,
     scheduled_learning_rate,
     scheduled_momentum,
+    set_value,
     slots,
     slots_of,
     stateless_updates,
@@ -124,6 +125,7 @@ from tfdist.keras_internals.optimizers import (
     updating_one_device,
     updating_own_copies,
     updating_some,
+    variable_at,
     velocities_of,
     weight_averages,
 )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.optimizers import base_optimizer
@@ -322,6 +323,20 @@ def build_partially(
     with patched((kind, "_initialize_with_initializer", initialize_some)), updating_one_device(optimizer):
         optimizer.build(_ObservedList(variables, reached))
     return owners
+
+
+def variable_at(path: str, value: np.ndarray) -> keras.Variable:
+    """Returns a trainable variable with this path, as a layer at that place of a model would create it."""
+    *scopes, name = path.split("/")
+    with contextlib.ExitStack() as entered:
+        for scope in scopes:
+            entered.enter_context(keras.src.backend.name_scope(scope, deduplicate=False))
+        return keras.Variable(value, dtype=value.dtype.name, name=name)
+
+
+def set_value(variable: keras.Variable, value: Any) -> None:
+    """Replaces the TensorFlow variable that has the value of one that was built without a value."""
+    variable._value = value
 
 
 @contextlib.contextmanager

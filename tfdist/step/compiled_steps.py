@@ -140,7 +140,8 @@ class Steps:
     @property
     def sums_gradients(self) -> bool:
         """Whether every step sums gradients over several replicas."""
-        return self.strategy.replicas > 1 and not self._settings.sync.exchanges_weights
+        strategy = self.strategy
+        return strategy.replicas > 1 and not (self._settings.sync.exchanges_weights or strategy.remote)
 
     @property
     def has_loop(self) -> bool:

@@ -7,6 +7,7 @@ import keras
 from tfdist.config.sync import EASGD, DiLoCo, FedAvg, HierarchicalLocalSGD, LocalSGD, PostLocalSGD, Sync
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
+from tfdist.gradients import Clip
 from tfdist.step.compression import Compression
 from tfdist.step.reduction import Reduction
 from tfdist.step.state_store import StateStore
@@ -16,6 +17,7 @@ from tfdist.synchronization.exchange import specs_of
 from tfdist.synchronization.federated import FederatedSynchronizer, round_specs
 from tfdist.synchronization.interface import WeightSynchronizer
 from tfdist.synchronization.periodic import HierarchicalSynchronizer, PeriodicSynchronizer
+from tfdist.synchronization.server_updates import ServerSynchronizer
 from tfdist.synchronization.streaming import StreamingSynchronizer
 
 _KINDS: Mapping[type[Sync], Callable[..., WeightSynchronizer]] = {
@@ -28,7 +30,7 @@ _KINDS: Mapping[type[Sync], Callable[..., WeightSynchronizer]] = {
 
 
 def make_synchronizer(
-    sync: Sync, model: keras.Model, strategy: Strategy, compression: Compression, store: StateStore
+    sync: Sync, model: keras.Model, strategy: Strategy, compression: Compression, store: StateStore, clip: Clip
 ) -> WeightSynchronizer:
     """Creates the exchanges of a compiled and built model; every process must call it.
 
@@ -36,6 +38,8 @@ def make_synchronizer(
       InputError: the model communicates in every step, the strategy's replicas cannot train locally, or there are too many
         fragments.
     """
+    if strategy.remote:
+        return ServerSynchronizer(model, strategy, strategy.remote, clip)
     if not sync.exchanges_weights:
         return WeightSynchronizer()
     if not strategy.can_train_locally:

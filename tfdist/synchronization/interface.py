@@ -1,11 +1,13 @@
 """The interface `WeightSynchronizer` of exchanges between replicas outside of steps. The base class exchanges nothing."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 
+from tfdist.data import Pipeline
+from tfdist.distribution.strategy import Strategy
 from tfdist.step.compiled_loop import Loop
 from tfdist.step.compiled_steps import Steps
 
@@ -39,6 +41,10 @@ class WeightSynchronizer:
           step: the next step.
         """
         return steps.loop(batch_size, rate=rate, local=self.is_local_step(step))
+
+    def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
+        """Returns the iterator of the batches of this process's replicas, for `loop`."""
+        return strategy.distribute(pipeline.numbered)
 
     def next(self, step: int) -> int | None:
         """Returns the next step after `step` at which `at` must be called; None if there is none."""

@@ -34,6 +34,7 @@ from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.declarations import checked
 from tfdist.row_semantics.explanation import Explanation, using_listener
 from tfdist.testing.parity import digest
+from tfdist.testing.replay import Replay
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.run_warnings import ONE_DEVICE
 from tfdist.trainer.trainer import Trainer
@@ -51,6 +52,7 @@ TOLERANCES = {
     ("float32", "adaptive"): 1e-3,
 }
 LINEAR = ("SGD", "MomentumCorrectedSGD")
+_STEPS_PER_REPLAY = 10  # in calls of one step, no gradient is ever stale
 NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small, relative to the model's largest, is rounding error
 
 
@@ -138,7 +140,12 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
     trace: list[dict[str, np.ndarray]] = []
     with using_listener(lambda found: _print_values(found, say)) if session.strategy.batch_parts > 1 else nullcontext():
         tested.build(session.data.train)
-    losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)))
+    remote = session.strategy.remote
+    is_replayed = bool(remote) and remote.whole_batches and remote.staleness.bound != 0
+    if is_replayed:
+        remote.records_updates = True
+    per_call = _STEPS_PER_REPLAY if is_replayed else 1
+    losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)), per_call)
     equal = _replicas_equal(session.strategy, tested.model)
     if not session.strategy.is_chief:
         return None
@@ -151,10 +158,18 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
     )
     reference = make_trainer(dataclasses.replace(session, config=reference_config), single)
     reference.build(session.data.train)
+    if is_replayed:
+        recorded: Any = tested.program.synchronizer
+        updates = recorded.updates
+        replay = Replay(reference.model, single, updates, remote.servers.placement)
+        reference._program = reference.program._replace(synchronizer=replay)
     noise = _noise(session, reference)
     by_design = _different_by_design(session, reference.model)
     limit = tolerance(session.config, reference.model.optimizer)
     _print_header(session, reference.model, by_design, limit, say)
+    if is_replayed:
+        stalest = max(update.version - min(update.versions) for update in updates)
+        say(f"Each gradient is computed again from the weights that its worker had, up to {stalest} updates before.")
     lines: list[tuple[float, float, str]] = []
 
     def compare() -> None:
@@ -170,9 +185,9 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
         path = max(compared, key=lambda p: compared[p][0])
         lines.append((*compared[path], path))
 
-    expected_losses = _run(session, reference, compare)
+    expected_losses = _run(session, reference, compare, per_call)
     numbered = enumerate(zip(losses, expected_losses, lines, strict=True), 1)
-    steps = [Step(number, a, b, *line) for number, (a, b, line) in numbered]
+    steps = [Step(per_call * number, a, b, *line) for number, (a, b, line) in numbered]
     result = Comparison(limit, "roundings" if rounding else "relative", steps, equal, sorted(noise), by_design)
     _print_result(result, say)
     return result
@@ -235,7 +250,8 @@ class _Rounding:
         return math.hypot(_norm(np.sort(sizes)[:kept]), _norm(rest)) if np.isfinite(difference).all() else math.inf
 
 
-def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> list[float]:
+def _run(session: Session, trainer: Trainer, after_call: Callable[[], None], per_call: int = 1) -> list[float]:
+    """Trains, and returns the mean loss of each call of the loop."""
     config = session.config
     losses: list[float] = []
     epoch_losses: list[float] = []
@@ -247,7 +263,7 @@ def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> 
         # Keras's logs contain the mean since the start of the epoch.
         losses.append(logs["loss"] * (len(epoch_losses) + 1) - sum(epoch_losses))
         epoch_losses.append(losses[-1])
-        after_step()
+        after_call()
 
     callback = keras.callbacks.LambdaCallback(on_epoch_begin=on_epoch_begin, on_train_batch_end=on_step_end)
     trainer.fit(
@@ -255,7 +271,7 @@ def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> 
         batch_size=config.batch_size,
         steps=config.steps or None,
         epochs=config.epochs or None,
-        schedule=Schedule(steps_per_call=1),
+        schedule=Schedule(steps_per_call=per_call),
         callbacks=[callback],
         verbose=0,
     )

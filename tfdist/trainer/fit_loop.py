@@ -63,6 +63,7 @@ def describe(
         "model": describe_model(program.model),
         "data": describe_data(data),
         "strategy": describe_strategy(program.strategy),
+        "servers": program.strategy.remote.description if program.strategy.remote else "",
         "stages": program.strategy.parts.description(program.model),
         "optimizer": describe_optimizer(program.model, program.strategy),
         "chosen": strategy_reason,
@@ -124,6 +125,8 @@ def _batch(
         factors = [(parts, "replicas" if parts == strategy.replicas else "parts"), (micro_steps, name)]
         shown = [f"{count} {factor} x " for count, factor in factors if count > 1]
         split = f" = {''.join(shown)}{batch_size // (parts * micro_steps)}" if shown else ""
+    if strategy.remote and strategy.remote.whole_batches:
+        split = " for one worker" + (f", in {micro_steps} micro-steps" if micro_steps > 1 else "")
     return f"{count_of(batch_size, 'example')}{split}, computed in {precision}"
 
 
@@ -247,7 +250,7 @@ class FitLoop:
         pipeline = Pipeline(
             self._source, self._batch_size, self._program.settings.seed, to_skip, self._balancing.allocation
         )
-        iterator = self._strategy.distribute(pipeline.numbered)
+        iterator = self._program.synchronizer.batches(pipeline, self._strategy)
         self._iterator = iterator
         self._reporting.reporter.start(self._plan(first))
         self._progress_file.note(state.step)

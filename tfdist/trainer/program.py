@@ -295,7 +295,7 @@ def build(
     steps = Steps(model, strategy, settings, compression, store, recorded)
     trained = trained_ids(model)
     averaged = averaged_weights(model, strategy)
-    synchronizer = make_synchronizer(settings.sync, model, strategy, compression, store)
+    synchronizer = make_synchronizer(settings.sync, model, strategy, compression, store, settings.clip)
     dependence = dependence_of(strategy, model, element_spec, settings, steps)
     recorded.count_all_rows = dependence.is_partitioned and strategy.replicas > 1
     return Program(

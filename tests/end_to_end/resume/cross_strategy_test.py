@@ -29,7 +29,7 @@ def in_process(fixture: str, case: str, request: pytest.FixtureRequest) -> tfdis
     ("case", "jobs", "fixtures"),
     [
         ("mlp", ["multiworker2", "horovod3"], ["single", "mirrored2", "2x2", "1x4"]),
-        ("mlp", ["pipeline2", "pipeline3"], ["single", "mirrored2"]),
+        ("mlp", ["pipeline2", "pipeline3", "parameter_server2"], ["single", "mirrored2"]),
         *(
             pytest.param(case, [*product.JOBS], [*product.IN_PROCESS], marks=pytest.mark.full, id=f"{case}-all")
             for case in product.CASES

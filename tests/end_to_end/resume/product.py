@@ -25,8 +25,8 @@ IN_PROCESS = {
     "1x4": "mesh1x4",
     "4x1": "mesh4x1",
 }  # and the tests' fixtures
-JOBS = {"multiworker2": 2, "horovod3": 3, "horovod2": 2, "pipeline2": 2, "pipeline3": 3}
-OPTIONS = {"pipeline2": "(micro_batches=4)"}  # of the strategies of jobs
+JOBS = {"multiworker2": 2, "horovod3": 3, "horovod2": 2, "parameter_server2": 2, "pipeline2": 2, "pipeline3": 3}
+OPTIONS = {"pipeline2": "(micro_batches=4)", "parameter_server2": "(servers=0)"}  # of the strategies of jobs
 SAVED_AT, END = 5, 10
 
 

@@ -1,0 +1,177 @@
+"""Workers compute gradients; servers hold the variables and the optimizer's state, and apply updates."""
+
+import atexit
+import dataclasses
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster.devices import share_cores
+from tfdist.cluster.environment import Cluster
+from tfdist.collectives.interface import broadcast_from_first
+from tfdist.config.staleness import SYNC, Staleness, parse_staleness
+from tfdist.coordination import Group
+from tfdist.distribution.strategy import Strategy
+from tfdist.errors import InputError, PeerLostError
+from tfdist.parameter_server.coordinator import Coordinator
+from tfdist.parameter_server.messages import Connection, Service
+from tfdist.parameter_server.remote_variables import RemoteVariables
+from tfdist.parameter_server.servers import Servers
+from tfdist.parameter_server.variable_server import VariableServer
+from tfdist.parameter_server.worker_collectives import WorkerCollectives
+
+_SECONDS = 1.0  # between looks for lost processes
+_CLOSING_SECONDS = 0.3
+
+
+class ParameterServer(Strategy):
+    """One replica in each worker; its variables are copies of those that the servers hold."""
+
+    name = "parameter_server"
+    can_train_locally = False
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        join: Callable[[Cluster], Group],
+        servers: int = -1,
+        staleness: str = SYNC,
+        intra_op_threads: int = 0,
+    ):
+        """Connects workers and servers. In a server, it serves until the job ends, and then ends the process.
+
+        Args:
+          cluster: this process in the job, with the servers.
+          join: joins the job's group.
+          servers: number of servers, the last processes of the job; 0 if process 0 is the server, too; -1 for those of
+            TF_CONFIG, or 1.
+          staleness: when gradients become updates, as in `--staleness`.
+          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
+        """
+        if cluster.servers and servers not in (-1, cluster.servers):
+            raise InputError(
+                f"--servers must be the number of parameter servers in TF_CONFIG. Received: --servers={servers} and "
+                f"{cluster.servers}. Leave it out."
+            )
+        servers = (cluster.servers or 1) if servers < 0 else servers
+        workers = cluster.size - servers
+        if workers < 1:
+            raise InputError(
+                f"A job needs a worker besides its servers. Received: --servers={servers} and {cluster.size} "
+                f"process{'es' * (cluster.size != 1)}. Start more: tfdist launch --processes=2 --servers={servers} -- ..."
+            )
+        parsed = parse_staleness(staleness)
+        share_cores(cluster, intra_op_threads)
+        job = join(cluster)
+        job.agree("parameter_server/roles", {"servers": servers, "staleness": str(parsed)}, "flag --")
+        job.roles = {rank: f"server {rank - workers}" for rank in range(workers, cluster.size)}
+        is_server = cluster.rank >= workers or servers == 0 == cluster.rank
+        self._server = _Server(cluster, job, workers, max(servers, 1), parsed) if is_server else None
+        connections = _connections(cluster, job, workers, servers, self._server)
+        if self._server and cluster.rank >= workers:
+            for number in (signal.SIGTERM, signal.SIGINT):  # workers save, for which they need their servers
+                signal.signal(number, signal.SIG_IGN)
+            self._server.wait(job)
+            raise SystemExit(0)
+        self.cluster = dataclasses.replace(cluster, size=workers, addresses=())
+        self.group = job.subgroup(range(workers))
+        self.replicas, self.local_replicas = workers, range(cluster.rank, cluster.rank + 1)
+        self._job = job
+        self._servers = Servers(connections, cluster.rank)
+        self.collectives = WorkerCollectives(self._servers, cluster.rank, workers)
+        self.remote = self.optimizer_shards = RemoteVariables(self, self._servers, parsed)
+        if not self._server:  # whose threads end before
+            atexit.register(self._servers.leave)
+
+    def synchronize(self, variables: Sequence[tf.Variable]) -> None:
+        """See base class."""
+        values = broadcast_from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    def close(self) -> None:
+        """See base class; the servers end when all workers have called it."""
+        atexit.unregister(self._servers.leave)
+        self._servers.leave()
+        if self._server:
+            self._server.wait(self._job)
+
+
+class _Server:
+    """What a server process runs: the service of its variables and, on the first server, the coordinator."""
+
+    def __init__(self, cluster: Cluster, job: Group, workers: int, servers: int, staleness: Staleness):
+        number = max(cluster.rank - workers, 0)
+        self._number, self._workers, self._servers = number, workers, servers
+        self._coordinator = (
+            Coordinator(workers, synchronous=staleness.kind == SYNC, bound=staleness.bound) if number == 0 else None
+        )
+        self._connection: Connection | None = None
+        self.variables = VariableServer(self._updates, self._sum)
+        handlers = {**self.variables.handlers, **(self._coordinator.handlers if self._coordinator else {})}
+        self.host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
+        self._service = Service(handlers, _token(job), self.host, threads=8 * cluster.size + 8)
+        self.address = f"{self.host}:{self._service.port}"
+
+    def connect(self, coordinator: Connection) -> None:
+        """Connects to the coordinator."""
+        self._connection = coordinator
+
+    def wait(self, job: Group) -> None:
+        """Serves until all workers have left.
+
+        Raises:
+          PeerLostError: another process of the job is lost.
+        """
+        while not self._have_left():
+            if loss := job.lost():
+                raise PeerLostError(f"{loss}.")
+        self.variables.close()
+        if not self._coordinator:
+            assert self._connection
+            self._connection.call("leave", {"member": self._workers + self._number - 1})
+        if self._connection:
+            self._connection.close()
+        time.sleep(_CLOSING_SECONDS)  # for clients to close their connections first, or gRPC writes lines about them
+        self._service.close()
+
+    def _have_left(self) -> bool:
+        if self._coordinator:
+            return self._coordinator.have_left(self._workers + self._servers - 1, _SECONDS)
+        assert self._connection
+        return self._connection.call("have_left", {"members": self._workers, "seconds": _SECONDS}).values["value"]
+
+    def _updates(self, version: int, seconds: float) -> Sequence[Any]:
+        if self._coordinator:
+            return self._coordinator.updates(version, seconds)
+        assert self._connection
+        return self._connection.call("updates", {"version": version, "seconds": seconds}).values["value"]
+
+    def _sum(self, key: str, value: float) -> float:
+        assert self._connection
+        values = {"key": key, "member": self._number, "members": self._servers}
+        arrays = self._connection.call("gather", values, [tf.constant(value, tf.float64).numpy()]).arrays
+        return float(sum(arrays))
+
+
+def _token(job: Group) -> str:
+    return job.token_for("parameter servers")
+
+
+def _connections(cluster: Cluster, job: Group, workers: int, servers: int, server: _Server | None) -> list[Connection]:
+    """Returns this process's connections to all servers."""
+    addresses = [a for a in job.gather("parameter_server/addresses", server.address if server else "") if a]
+    ranks = range(workers, cluster.size) if servers else [0]
+    names = [f"server {number} (rank {rank})" for number, rank in enumerate(ranks)]
+    connections = [Connection(address, _token(job), name) for address, name in zip(addresses, names, strict=True)]
+    if server:
+        server.connect(connections[0])
+    return connections
+
+
+STRATEGY = ParameterServer

@@ -1,0 +1,116 @@
+"""Tests of `tfdist.parameter_server.update_order`."""
+
+import itertools
+
+import pytest
+
+from tfdist.parameter_server.update_order import Asynchronous, Synchronous
+
+
+def reachable(bound, workers, limit):
+    """Returns all states of a bounded order within `limit` updates: (version, what each worker does) and their successors.
+
+    A worker is idle, computes from a version, or has pushed a gradient that was computed from a version. Which push is applied
+    is drawn from all interleavings: the check replays each state in a fresh `Asynchronous`.
+    """
+    start = (0, ("idle",) * workers)
+    seen, todo, edges = {start}, [start], {}
+    while todo:
+        state = todo.pop()
+        edges[state] = [*successors(state, bound)]
+        for _, following in edges[state]:
+            if following not in seen and following[0] <= limit:
+                seen.add(following)
+                todo.append(following)
+    return edges
+
+
+def order_of(state, bound):
+    version, workers = state
+    order = Asynchronous(bound)
+    for worker, doing in sorted(enumerate(workers), key=lambda each: str(each[1])):
+        if doing != "idle":
+            order.version = doing[1]
+            order.read(worker, 0)
+    order.version = version
+    return order
+
+
+def successors(state, bound):
+    version, workers = state
+    for worker, doing in enumerate(workers):
+        order = order_of(state, bound)
+        if doing == "idle":
+            if order.may_read(worker, 0):
+                yield ("read", worker), (version, replaced(workers, worker, ("computes", version)))
+        elif doing[0] == "computes":
+            yield ("push", worker), (version, replaced(workers, worker, ("pushed", doing[1])))
+        else:
+            order.push(worker, 0)
+            update = order.next_update()
+            if update is not None:
+                assert update.staleness == version - doing[1]
+                yield ("update", worker), (version + 1, replaced(workers, worker, "idle"))
+
+
+def replaced(values, index, value):
+    return (*values[:index], value, *values[index + 1 :])
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2])
+def test_no_interleaving_of_three_workers_exceeds_the_bound_or_waits_forever(bound):
+    limit = 9
+    edges = reachable(bound, 3, limit)
+    staleness = set()
+    for state, following in edges.items():
+        version, workers = state
+        assert following, f"deadlock in {state}"
+        in_flight = [doing[1] for doing in workers if doing != "idle"]
+        assert all(version - read <= bound for read in in_flight), state
+        # No starvation: the oldest gradient, once pushed, can always be applied.
+        if in_flight:
+            oldest = min(in_flight)
+            worker = next(i for i, doing in enumerate(workers) if doing != "idle" and doing[1] == oldest)
+            if workers[worker][0] == "pushed":
+                assert ("update", worker) in [action for action, _ in following], state
+        for (action, worker), _ in following:
+            if action == "update":
+                staleness.add(version - workers[worker][1])
+    assert max(staleness) == min(
+        bound, 2
+    )  # the bound is reached: three workers cannot be staler than two updates apiece
+
+
+def test_a_push_that_would_make_an_older_gradient_late_waits():
+    order = Asynchronous(bound=1)
+    assert order.read(0, 0) == 0 and order.read(1, 1) == 0
+    order.push(0, 0)
+    assert order.next_update() == (0, 0, (0,), 0)
+    assert order.may_read(0, 2) and order.read(0, 2) == 1
+    order.push(0, 2)
+    assert order.next_update() is None  # worker 1 would then be two updates behind
+    order.push(1, 1)
+    assert order.next_update() == (1, 1, (1,), 1)
+    assert order.next_update() == (2, 2, (0,), 1)
+
+
+def test_without_a_bound_every_push_is_applied_at_once():
+    order = Asynchronous()
+    order.read(0, 0)
+    for ticket in range(1, 8):
+        order.read(1, ticket)
+        order.push(1, ticket)
+        assert order.next_update() == (ticket - 1, ticket, (1,), 0)
+    order.push(0, 0)
+    assert order.next_update() == (7, 0, (0,), 7)
+
+
+def test_synchronous_shares_are_one_update_in_the_order_of_ranks():
+    for pushes in itertools.permutations(range(3)):
+        order = Synchronous(range(3), version=4, first_ticket=4)
+        for worker in pushes:
+            assert order.next_update() is None and not order.may_read(worker, 5)
+            assert order.read(worker, 4) == 4
+            order.push(worker, 4)
+        assert order.next_update() == (4, 4, (0, 1, 2), 0)
+        assert order.may_read(0, 5)

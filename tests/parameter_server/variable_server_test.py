@@ -1,0 +1,164 @@
+"""Tests of `tfdist.parameter_server.variable_server`, with the calls of `Servers` over gRPC."""
+
+import contextlib
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.parameter_server.coordinator import Coordinator
+from tfdist.parameter_server.messages import Connection, Message, Service
+from tfdist.parameter_server.servers import Servers, by_size
+from tfdist.parameter_server.update_order import Update
+from tfdist.parameter_server.variable_server import VariableServer
+
+RNG = np.random.default_rng(0)
+SHAPES = {"dense/kernel": (5, 3), "dense/bias": (3,), "out/kernel": (3, 4)}
+WEIGHTS = {path: RNG.normal(size=shape) for path, shape in SHAPES.items()}
+GRADIENTS = [[RNG.normal(size=shape) for shape in SHAPES.values()] for _ in range(4)]
+
+
+@contextlib.contextmanager
+def served(count):
+    """Yields the calls of two workers to servers, and the list to which updates are appended."""
+    updates, coordinator, variable_servers, services = [], Coordinator(2, synchronous=True), [], []
+
+    def total(server, key, value):
+        return float(sum(coordinator.gather(Message({}, [np.array(value)]), key, server, count).arrays))
+
+    for number in range(count):
+        found = VariableServer(lambda version, _: updates[version : version + 1], functools.partial(total, number))
+        variable_servers.append(found)
+        services.append(Service(found.handlers, "secret", "127.0.0.1", threads=8))
+    connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
+    workers = [Servers(connections, rank) for rank in range(2)]
+    for worker in workers:
+        worker.place([value.nbytes for value in WEIGHTS.values()], [8])
+    yield workers, updates
+    for found, service in zip(variable_servers, services, strict=True):
+        found.close()
+        service.close()
+
+
+def define(worker, optimizer, clip_norm=0.0, constraint=None, excluded=()):
+    forms = [(path, constraint, path in excluded) for path in WEIGHTS]
+    worker.define(
+        list(WEIGHTS.values()),
+        [np.ones([1])],
+        forms,
+        optimizer=keras.optimizers.serialize(optimizer),
+        floatx="float64",
+        epsilon=keras.config.epsilon(),
+        clip_norm=clip_norm,
+        clip_value=0.0,
+    )
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+def by_keras(optimizer, gradients, constraint=None, excluded=()):
+    """Returns the weights that Keras's own optimizer computes from these gradients."""
+    variables = [keras.Variable(value, name=path.replace("/", "_")) for path, value in WEIGHTS.items()]
+    for variable in variables:
+        variable.constraint = keras.constraints.deserialize(constraint) if constraint else None
+    if excluded:
+        names = [path.replace("/", "_") for path in excluded]
+        optimizer.exclude_from_weight_decay([v for v in variables if v.name in names])
+    for each in gradients:
+        optimizer.apply(each, variables)
+    return [variable.numpy() for variable in variables]
+
+
+CASES = {
+    "sgd": ({}, lambda: keras.optimizers.SGD(0.1, momentum=0.9)),
+    "adamw": ({"excluded": ["dense/bias"]}, lambda: keras.optimizers.AdamW(0.1, weight_decay=0.3)),
+    "constrained": (
+        {"constraint": keras.constraints.serialize(keras.constraints.MaxNorm(0.5))},
+        lambda: keras.optimizers.RMSprop(0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_servers_update_as_keras_does(case, servers):
+    options, make = CASES[case]
+    with served(servers) as (workers, updates):
+        define(workers[0], make(), **options)
+        for ticket, gradients in enumerate(GRADIENTS):
+            for worker in workers:
+                worker.push(ticket, [ticket] * servers, [gradient / 2 for gradient in gradients], [], [])
+            updates.append(Update(ticket, ticket, (0, 1), 0))
+            versions, weights, *_ = workers[ticket % 2].pull(ticket + 1)
+            assert versions == [ticket + 1] * servers
+        fetched = workers[0].fetch(["slot/0/0", "slot/2/0", "optimizer/0"])
+    expected = by_keras(make(), GRADIENTS, **options)
+    for found, value in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-13)
+    assert fetched["optimizer/0"] == len(GRADIENTS) and fetched["slot/2/0"].shape == (3, 4)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_clipping_is_by_the_norm_over_all_servers(servers):
+    with served(servers) as (workers, updates):
+        define(workers[0], keras.optimizers.SGD(1.0), clip_norm=0.5)
+        workers[1].push(0, [0] * servers, GRADIENTS[0], [], [])
+        updates.append(Update(0, 0, (1,), 0))
+        _, weights, _, found_norm = workers[0].pull(1)
+    norm = np.sqrt(sum(np.sum(np.square(gradient)) for gradient in GRADIENTS[0]))
+    assert found_norm == pytest.approx(norm)
+    for found, before, gradient in zip(weights, WEIGHTS.values(), GRADIENTS[0], strict=True):
+        np.testing.assert_allclose(found, before - gradient * 0.5 / norm, rtol=1e-12)
+
+
+def test_states_are_assigned_or_moved_in_the_order_of_updates():
+    with served(1) as (workers, updates):
+        define(workers[0], keras.optimizers.SGD(1.0))
+        for rank, after in ((0, 3.0), (1, 11.0)):  # both computed from version 0, whose state is 1
+            workers[rank].push(rank, [0], GRADIENTS[0], [np.ones([1])], [np.array([after])])
+        updates += [Update(0, 0, (0,), 0), Update(1, 1, (1,), 1)]
+        states = workers[0].pull(2)[2]
+    assert states[0] == [3 + (11 - 1)]
+
+
+def test_unused_weights_are_left_alone_and_written_ones_are_read():
+    with served(2) as (workers, updates):
+        define(workers[0], keras.optimizers.AdamW(0.1))
+        workers[0].leave_out([1])
+        workers[0].write({"weight/0": np.zeros([5, 3]), "slot/2/1": np.full([3, 4], 2.0)}, version=7)
+        versions, weights, *_ = workers[1].pull(7)
+        assert versions == [7, 7] and not weights[0].any()
+        assert (workers[1].fetch(["slot/2/1"])["slot/2/1"] == 2).all()
+        updates += [None] * 7
+        workers[0].push(7, [7, 7], GRADIENTS[0], [], [])
+        updates.append(Update(7, 7, (0,), 0))
+        _, after, *_ = workers[1].pull(8)
+    assert (after[1] == WEIGHTS["dense/bias"]).all() and (after[0] != 0).all()
+
+
+def test_pushes_of_many_threads_are_each_applied_once():
+    count = 200
+    with served(2) as (workers, updates), ThreadPoolExecutor(8) as threads:
+        define(workers[0], keras.optimizers.SGD(1.0))
+        ones = [np.ones(shape) for shape in SHAPES.values()]
+
+        def push(ticket):
+            workers[ticket % 2].push(ticket, [0, 0], ones, [], [])
+
+        list(threads.map(push, range(count)))
+        updates += [Update(ticket, ticket, (ticket % 2,), ticket) for ticket in range(count)]
+        _, weights, *_ = workers[0].pull(count)
+    for found, before in zip(weights, WEIGHTS.values(), strict=True):
+        np.testing.assert_allclose(found, before - count, rtol=1e-12)
+
+
+def test_variables_are_placed_by_size():
+    assert by_size([8, 100, 8, 60, 50], 2) == [0, 0, 0, 1, 1]
+    assert by_size([1, 1], 3) == [0, 1]

@@ -1,0 +1,166 @@
+"""What a worker knows of the servers: which variables each of them holds, and the calls to all of them."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import PeerLostError
+from tfdist.parameter_server.messages import Connection, Message
+
+_LEAVING_SECONDS = 5.0
+
+
+def by_size(sizes: Sequence[int], servers: int) -> list[int]:
+    """Returns the server of each variable: the largest first, each on the server that has the fewest bytes.
+
+    Args:
+      sizes: bytes of each variable.
+      servers: number of servers.
+    """
+    loads, placed = [0] * servers, [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        placed[number] = loads.index(min(loads))
+        loads[placed[number]] += sizes[number]
+    return placed
+
+
+class Servers:
+    """The servers of a job, called by one worker."""
+
+    def __init__(self, connections: Sequence[Connection], worker: int):
+        """Initializes the calls.
+
+        Args:
+          connections: to each server; the coordinator runs on the first.
+          worker: rank of this worker.
+        """
+        self._connections, self._worker = connections, worker
+        self._weights: list[int] = []  # server of each weight
+        self._states: list[int] = []  # server of each state
+        self._gathers = itertools.count()
+
+    @property
+    def count(self) -> int:
+        """Number of servers."""
+        return len(self._connections)
+
+    @property
+    def placement(self) -> list[int]:
+        """The server of each weight, and then of each state."""
+        return [*self._weights, *self._states]
+
+    def coordinate(self, method: str, **values: Any) -> Any:
+        """Calls the coordinator, and returns its answer."""
+        return self._connections[0].call(method, values).values["value"]
+
+    def gather(self, arrays: Sequence[np.ndarray], workers: int) -> list[list[np.ndarray]]:
+        """Returns the arrays of each worker; all workers must make the same calls of it in the same order."""
+        values = {"key": f"workers/{next(self._gathers)}", "member": self._worker, "members": workers}
+        found = self._connections[0].call("gather", values, arrays).arrays
+        return [list(found[at : at + len(arrays)]) for at in range(0, workers * len(arrays), len(arrays))]
+
+    def place(self, weights: Sequence[int], states: Sequence[int]) -> None:
+        """Assigns variables to servers, given the bytes of the trained ones and of those that layers assign."""
+        placed = by_size([*weights, *states], len(self._connections))
+        self._weights, self._states = placed[: len(weights)], placed[len(weights) :]
+
+    def define(
+        self, weights: Sequence[np.ndarray], states: Sequence[np.ndarray], forms: Sequence[Any], **options: Any
+    ) -> None:
+        """Creates the variables; `forms` are descriptions of the weights, see `VariableServer.define`."""
+
+        def of(server: int) -> Message:
+            own, own_states = self._of(self._weights, server), self._of(self._states, server)
+            values = {"weights": [(number, *forms[number]) for number in own], "states": own_states, **options}
+            return Message(values, [*(weights[number] for number in own), *(states[number] for number in own_states)])
+
+        self._call_all("define", of)
+
+    def pull(self, version: int) -> tuple[list[int], list[np.ndarray], list[np.ndarray], float]:
+        """Returns the version that each server had, at least `version`; the values of weights and states; and a norm.
+
+        The norm is that of the latest gradient of which a norm was requested, over all servers.
+        """
+        answers = self._call_all("pull", lambda server: Message({"version": version}))
+        weights: list[Any] = [None] * len(self._weights)
+        states: list[Any] = [None] * len(self._states)
+        for server, answer in enumerate(answers):
+            arrays = iter(answer.arrays)
+            for values, placed in ((weights, self._weights), (states, self._states)):
+                for number in self._of(placed, server):
+                    values[number] = next(arrays)
+        return [answer.values["version"] for answer in answers], weights, states, answers[0].values["norm"]
+
+    def push(
+        self,
+        ticket: int,
+        versions: Sequence[int],
+        gradients: Sequence[np.ndarray],
+        before: Sequence[np.ndarray],
+        after: Sequence[np.ndarray],
+        *,
+        with_norm: bool = False,
+    ) -> None:
+        """Gives every server its gradients, and values of states before and after the forward pass."""
+
+        def of(server: int) -> Message:
+            own = [gradients[number] for number in self._of(self._weights, server)]
+            states = [each for n in self._of(self._states, server) if after for each in (before[n], after[n])]
+            values = {"worker": self._worker, "ticket": ticket, "version": versions[server], "with_norm": with_norm}
+            return Message(values, [*own, *states])
+
+        self._call_all("push", of)
+
+    def leave_out(self, numbers: Sequence[int]) -> None:
+        """Names the weights on which the loss does not depend, which are not updated."""
+        self._call_all("leave_out", lambda _: Message({"numbers": list(numbers)}))
+
+    def write(self, values: Mapping[str, np.ndarray], **options: Any) -> None:
+        """Assigns values by key, on the servers that hold them; see `VariableServer.write`."""
+        self._call_all("write", lambda server: _keyed(self._held(values, server), values, **options))
+
+    def fetch(self, keys: Iterable[str]) -> dict[str, np.ndarray]:
+        """Returns values by key, from the first server that holds each."""
+        found: dict[str, np.ndarray] = {}
+        for server, connection in enumerate(self._connections):
+            own = [key for key in self._held(keys, server) if key not in found]
+            found |= zip(own, connection.call("fetch", {"keys": own}).arrays, strict=True) if own else ()
+        return found
+
+    def loads(self, weights: Sequence[int]) -> list[int]:
+        """Returns the bytes of the trained variables on each server, given those of each variable."""
+        return [sum(weights[number] for number in self._of(self._weights, s)) for s in range(len(self._connections))]
+
+    def leave(self) -> None:
+        """Says that this worker needs the servers no longer, and ends the connections."""
+        with contextlib.suppress(PeerLostError):  # a server that is lost
+            self._connections[0].call("leave", {"member": self._worker}, seconds=_LEAVING_SECONDS)
+        for connection in self._connections:
+            connection.close()
+
+    def _held(self, keys: Iterable[str], server: int) -> list[str]:
+        placed = {"weight": self._weights, "slot": self._weights, "state": self._states}
+
+        def holds(key: str) -> bool:
+            kind, number, *_ = key.split("/")
+            return kind not in placed or placed[kind][int(number)] == server
+
+        return [key for key in keys if holds(key)]
+
+    def _call_all(self, method: str, message: Callable[[int], Message]) -> list[Message]:
+        """Calls all servers at once, and returns their answers."""
+        answers = [
+            connection.begin(method, message(number), None) for number, connection in enumerate(self._connections)
+        ]
+        return [answer() for answer in answers]
+
+    @staticmethod
+    def _of(placed: Sequence[int], server: int) -> list[int]:
+        return [number for number, found in enumerate(placed) if found == server]
+
+
+def _keyed(keys: Sequence[str], values: Mapping[str, np.ndarray], **options: Any) -> Message:
+    return Message({"keys": keys, **options}, [values[key] for key in keys])

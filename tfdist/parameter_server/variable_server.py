@@ -1,0 +1,219 @@
+"""A parameter server: it holds variables, and the part of the optimizer that updates them."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.gradients import Clip
+from tfdist.parameter_server.messages import Handler, Message
+from tfdist.parameter_server.update_order import Update
+
+_POLL_SECONDS = 1.0
+_defining = threading.Lock()  # Keras is patched meanwhile
+
+NextUpdates = Callable[[int, float], Sequence[Update]]
+SumOverServers = Callable[[str, float], float]
+
+
+class VariableServer:
+    """Holds variables of all kinds by key, and applies updates in the order of the coordinator.
+
+    Keys: `weight/3` is the trained variable 3 of the model, `state/3` the variable 3 of those that layers assign, `slot/3/0`
+    the first of the optimizer's variables that belong to weight 3, and `optimizer/0` the first that belongs to none.
+    """
+
+    def __init__(self, next_updates: NextUpdates, sum_over_servers: SumOverServers):
+        """Starts to apply updates as soon as variables are defined.
+
+        Args:
+          next_updates: function (version, seconds) that returns the updates after a version, waiting for them.
+          sum_over_servers: function (key, number) that returns the sum of the numbers of all servers.
+        """
+        self._next_updates, self._sum_over_servers = next_updates, sum_over_servers
+        self._changed = threading.Condition()
+        self._version = 0
+        self._norm = 0.0
+        self._variables: dict[str, tf.Variable] = {}
+        self._weights: list[keras.Variable] = []
+        self._numbers: list[int] = []  # of the weights
+        self._states: list[str] = []  # keys
+        self._used: list[int] = []  # indices of weights on which the loss depends
+        self._optimizer: Any = None
+        self._clip = Clip()
+        self._pushed: dict[tuple[int, int], Message] = {}  # by ticket and worker
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._apply_updates, name="updates", daemon=True)
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The calls that it answers, by name."""
+        return {
+            "define": self.define,
+            "pull": self.pull,
+            "push": self.push,
+            "write": self.write,
+            "fetch": self.fetch,
+            "leave_out": self.leave_out,
+        }
+
+    def define(self, message: Message) -> Message:
+        """Creates the variables and the optimizer.
+
+        Args:
+          message: `weights`, for each its number, path, serialized constraint or None, and whether it has no weight decay;
+            `states`, numbers; `optimizer`, as Keras serializes it; `floatx` and `epsilon` of Keras; `clip_norm` and
+            `clip_value` of `Clip`. The arrays are the values of the weights, then of the states.
+        """
+        values, arrays = message.values, iter(message.arrays)
+        keras.config.set_floatx(values["floatx"])
+        keras.config.set_epsilon(values["epsilon"])
+        with _defining, self._changed:
+            self._numbers = [number for number, *_ in values["weights"]]
+            self._weights = [keras_internals.variable_at(path, next(arrays)) for _, path, *_ in values["weights"]]
+            for variable, (*_, constraint, _) in zip(self._weights, values["weights"], strict=True):
+                variable.constraint = keras.constraints.deserialize(constraint) if constraint else None
+            self._optimizer = keras.optimizers.deserialize(values["optimizer"])
+            forms = zip(self._weights, values["weights"], strict=True)
+            if left_out := [variable for variable, (*_, is_left_out) in forms if is_left_out]:
+                self._optimizer.exclude_from_weight_decay(left_out)
+            self._clip = Clip(norm=values["clip_norm"], value=values["clip_value"])
+            slots = keras_internals.build_partially(self._optimizer, self._weights, range(len(self._weights)))
+            self._variables = {
+                f"weight/{number}": keras_internals.value_of(variable)
+                for number, variable in zip(self._numbers, self._weights, strict=True)
+            }
+            keys = optimizer_keys(self._optimizer, slots, self._numbers)
+            self._variables |= {
+                key: keras_internals.value_of(variable)
+                for key, variable in zip(keys, self._optimizer.variables, strict=True)
+            }
+            self._states = [f"state/{number}" for number in values["states"]]
+            self._variables |= {key: tf.Variable(next(arrays), trainable=False) for key in self._states}
+            self._used = [*range(len(self._numbers))]
+            self._update = tf.function(self._optimizer_update, autograph=False)
+            self._pushed.clear()
+        if not self._thread.is_alive():
+            self._thread.start()
+        return Message({})
+
+    def leave_out(self, message: Message) -> Message:
+        """Updates all weights from now on except those of these `numbers`, on which the loss does not depend."""
+        with self._changed:
+            self._used = [i for i, number in enumerate(self._numbers) if number not in message.values["numbers"]]
+            self._update = tf.function(self._optimizer_update, autograph=False)
+        return Message({})
+
+    def pull(self, message: Message) -> Message:
+        """Returns the weights and the states of version `version` or a newer one, which, and the latest norm."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or self._version >= message.values["version"])
+            if self._error:
+                raise RuntimeError(f"an update has failed: {self._error!r}") from self._error
+            keys = [*(f"weight/{number}" for number in self._numbers), *self._states]
+            return Message(
+                {"version": self._version, "norm": self._norm}, [np.array(self._variables[key]) for key in keys]
+            )
+
+    def push(self, message: Message) -> Message:
+        """Keeps a worker's gradient, or its share of it, until the coordinator orders its update.
+
+        Args:
+          message: `worker`, `ticket`, the `version` it was computed from, and whether to compute a norm, `with_norm`. The
+            arrays are the gradients of the weights, and of each state its value before and after the forward pass, unless
+            workers have states of their own.
+        """
+        with self._changed:
+            self._pushed[message.values["ticket"], message.values["worker"]] = message
+        return Message({})
+
+    def write(self, message: Message) -> Message:
+        """Assigns the arrays to the variables of these `keys`; with `version`, the weights are of that version."""
+        with self._changed:
+            for key, array in zip(message.values["keys"], message.arrays, strict=True):
+                self._variables[key].assign(array)
+            self._version = message.values.get("version", self._version)
+            self._changed.notify_all()
+        return Message({})
+
+    def fetch(self, message: Message) -> Message:
+        """Returns the variables of these `keys`."""
+        with self._changed:
+            return Message({}, [np.array(self._variables[key]) for key in message.values["keys"]])
+
+    def close(self) -> None:
+        """Stops applying updates."""
+        self._is_closed = True
+
+    def _apply_updates(self) -> None:
+        try:
+            while not self._is_closed:
+                for update in self._next_updates(self._version, _POLL_SECONDS):
+                    self._apply(Update(*update))
+        except Exception as error:  # which the next `pull` raises
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _apply(self, update: Update) -> None:
+        with self._changed:
+            if update.version != self._version:  # of a run before the one that has begun meanwhile
+                return
+            shares = [self._pushed.pop((update.ticket, worker)) for worker in update.workers]
+            count = len(self._weights)
+            gradients = [tf.constant(array) for array in shares[0].arrays[:count]]
+            for share in shares[1:]:
+                gradients = [total + array for total, array in zip(gradients, share.arrays[:count], strict=True)]
+            gradients = self._clipped(gradients, update, shares[0].values["with_norm"])
+            if self._used:
+                self._update([gradients[i] for i in self._used])
+            else:
+                self._optimizer.iterations.assign_add(1)
+            self._assign_states(shares[0])
+            self._version += 1
+            self._changed.notify_all()
+
+    def _optimizer_update(self, gradients: Sequence[tf.Tensor]) -> None:
+        keras_internals.disable_gradient_aggregation(self._optimizer)
+        self._optimizer.apply(list(gradients), [self._weights[i] for i in self._used])
+
+    def _clipped(self, gradients: list[tf.Tensor], update: Update, with_norm: bool) -> list[tf.Tensor]:
+        """Clips by the norm over all servers; every server computes the same."""
+        if not (self._clip.norm or self._clip.value or with_norm):
+            return gradients
+        dtype = keras.config.floatx()
+        squares = [tf.cast(tf.reduce_sum(tf.square(gradient)), dtype) for gradient in gradients]
+        own = float(tf.add_n(squares)) if squares else 0.0
+        norm = tf.sqrt(tf.constant(self._sum_over_servers(f"norm/{update.ticket}", own), dtype))
+        self._norm = float(norm)
+        return self._clip(gradients, norm)
+
+    def _assign_states(self, share: Message) -> None:
+        """Assigns what layers have assigned: their values, or how these changed, if they were computed from older ones."""
+        arrays = share.arrays[len(self._weights) :]
+        is_current = share.values["version"] == self._version
+        for key, before, after in zip(self._states, arrays[::2], arrays[1::2], strict=False):
+            variable = self._variables[key]
+            variable.assign(after if is_current or not variable.dtype.is_floating else variable + (after - before))
+
+
+def optimizer_keys(optimizer: keras.Optimizer, slots: Mapping[int, int], numbers: Sequence[int]) -> list[str]:
+    """Returns the key of each of an optimizer's variables.
+
+    Args:
+      optimizer: built optimizer.
+      slots: for the `id` of each variable that belongs to a weight, the index of that among the optimizer's weights.
+      numbers: the number of each of these weights in the model.
+    """
+    keys: list[str] = []
+    counts: dict[str, int] = {}
+    for variable in optimizer.variables:
+        kind = f"slot/{numbers[slots[id(variable)]]}" if id(variable) in slots else "optimizer"
+        keys.append(f"{kind}/{counts.get(kind, 0)}")
+        counts[kind] = counts.get(kind, 0) + 1
+    return keys

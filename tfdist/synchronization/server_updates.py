@@ -1,0 +1,245 @@
+"""The loop of a worker: it computes gradients with weights that it pulls from servers, and pushes them there."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import Collectives, OneReplica
+from tfdist.data import Pipeline
+from tfdist.distribution.strategy import Strategy
+from tfdist.errors import InputError
+from tfdist.gradients import Clip, Reduced, Reducer
+from tfdist.parameter_server.coordinator import RangeResult
+from tfdist.parameter_server.remote_variables import RemoteVariables
+from tfdist.parameter_server.update_order import Update
+from tfdist.step.compiled_loop import Loop, LoopResult, split_numbers
+from tfdist.step.compiled_steps import Steps
+from tfdist.step.gradient_source import GradientSource
+from tfdist.step.metrics import ModelMetrics
+from tfdist.step.settings import Settings
+from tfdist.step.state_store import StateStore
+from tfdist.step.step import Step
+from tfdist.synchronization import WeightSynchronizer
+
+
+class SummedByServers(Reducer):
+    """Leaves the sum of gradients to the servers."""
+
+    def reduce(
+        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
+    ) -> Reduced:
+        """See base class."""
+        return Reduced(list(tensors), list(tensors), [], list(tensors))
+
+
+class ServerSynchronizer(WeightSynchronizer):
+    """Updates by parameter servers: the steps of a call are tickets, which the workers compute at the same time.
+
+    Attributes:
+      updates: all updates so far, if they are recorded.
+    """
+
+    def __init__(self, model: keras.Model, strategy: Strategy, remote: RemoteVariables, clip: Clip):
+        """Creates the variables on the servers; every process must call it.
+
+        Args:
+          model: compiled and built model.
+          strategy: its strategy.
+          remote: the variables of this worker.
+          clip: how gradients are clipped.
+        """
+        self._model, self._strategy, self._remote = model, strategy, remote
+        self._staleness: Sequence[int] = ()
+        self.updates: list[Update] = []
+        if strategy.is_chief:  # servers clip sums of shares; a worker, whole gradients
+            remote.define(model.optimizer, Clip() if remote.whole_batches else clip)
+        strategy.group.barrier("servers/variables")
+
+    def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
+        """See base class."""
+        self._remote.check_holds(self._model)
+
+        def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
+            check_supported(self._model, self._remote, settings, metrics, rate)
+            settings = dataclasses.replace(settings, batch_size=batch_size)
+            if not self._remote.whole_batches:
+                settings = dataclasses.replace(settings, clip=Clip())  # by the servers, which have the sum
+            own = [OneReplica()] if self._remote.whole_batches else []
+            source = GradientSource(self._model, self._strategy, store, settings, metrics, *own)
+            created = Step(source, SummedByServers(), store)
+            return created, TicketLoop(self, created, self._strategy, self._remote)
+
+        return steps.custom_loop(("tickets", batch_size), create)
+
+    def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
+        """See base class."""
+        if self._remote.whole_batches:
+            return iter(pipeline.numbered(range(1), 1))
+        return super().batches(pipeline, strategy)
+
+    def at(self, step: int) -> Mapping[str, float]:
+        """See base class; the staleness of the gradients of the last call, in updates."""
+        if not self._remote.whole_batches or not self._staleness:
+            return {}
+        return {"mean_staleness": float(np.mean(self._staleness)), "max_staleness": float(max(self._staleness))}
+
+    def finished(self, result: RangeResult) -> None:
+        """Takes note of the result of a range of tickets."""
+        updates = [Update(*update) for update in result.updates]
+        self._staleness = [update.version - min(update.versions or (update.version,)) for update in updates]
+        if self._remote.records_updates:
+            self.updates += updates
+
+
+def check_supported(
+    model: keras.Model, remote: RemoteVariables, settings: Settings, metrics: ModelMetrics, rate: float
+) -> None:
+    """Raises `InputError` for what parameter servers do not support."""
+    clips_by_all = bool(getattr(model.optimizer, "global_clipnorm", None)) and remote.servers.count > 1
+    rules = (
+        (bool(settings.loss_scale), "no loss scaling", "a loss scale", "--precision=mixed_bfloat16"),
+        (rate != 1, "the same batch size in the whole run", "an elastic batch", "another --strategy"),
+        (
+            clips_by_all,
+            "an optimizer whose update of a variable does not depend on the others, if there are several",
+            "global_clipnorm",
+            "--clip_norm, or the argument `clip` of Trainer",
+        ),
+        (
+            remote.whole_batches and metrics.count_all_rows,
+            "outputs and metrics for a row that do not depend on other rows, where workers compute whole batches",
+            f"--staleness={remote.staleness} and a model with others",
+            "--staleness=sync",
+        ),
+    )
+    for is_refused, rule, received, remedy in rules:
+        if is_refused:
+            raise InputError(f"Parameter servers need {rule}. Received: {received}. Use {remedy}.")
+
+
+class TicketLoop:
+    """A call of the loop on one worker; see `Loop`."""
+
+    def __init__(self, synchronizer: ServerSynchronizer, step: Step, strategy: Strategy, remote: RemoteVariables):
+        """Initializes the loop.
+
+        Args:
+          synchronizer: told the result of each call.
+          step: computes the gradients, which it does not reduce.
+          strategy: the strategy.
+          remote: the variables of this worker.
+        """
+        self._synchronizer, self._step, self._strategy = synchronizer, step, strategy
+        self._remote, self._servers = remote, remote.servers
+        self._rank = strategy.cluster.rank
+        self._compute: Any = tf.function(
+            lambda *args: strategy.run(step.compute, *args), autograph=False, reduce_retracing=True
+        )
+        self._undo = tf.function(
+            lambda computed: strategy.run(step.undo, computed), autograph=False, reduce_retracing=True
+        )
+        self._is_traced = False
+
+    def __call__(
+        self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
+    ) -> LoopResult:
+        """Computes tickets until the range is done, and returns what all workers have computed."""
+        first, end = int(first_step), int(first_step) + int(steps)
+        call = _Call(first, np.zeros([end - first], np.int32))
+        batches = self._timed(iterator, call)
+        if not self._is_traced:
+            batches = self._traced(batches, with_norm)
+        if self._strategy.is_chief:
+            self._remote.write_changes(version=first)
+        self._servers.coordinate("open", worker=self._rank, first=first, end=end)
+        read, goes_on = 0, True  # the number of batches
+        while goes_on and (taken := self._servers.coordinate("take", worker=self._rank)):
+            ticket, version = taken
+            while read <= ticket - first:
+                batch, numbers = next(batches)
+                read += 1
+            goes_on = self._one(call, ticket, version, batch, numbers, with_norm)
+        for _ in range(end - first - read):
+            next(batches)
+        result = RangeResult(*self._servers.coordinate("result"))
+        updates = len(result.losses) - (not result.is_finite)
+        norm = self._remote.pull_all(end if result.is_finite else 0)
+        self._synchronizer.finished(result)
+        return LoopResult(
+            losses=tf.constant(result.losses, keras.config.floatx()),
+            counted=tf.range(len(result.losses)) < updates,
+            norm=tf.constant(call.norm if self._remote.whole_batches else norm, keras.config.floatx()),
+            may_continue=tf.constant(result.is_finite),
+            gradient_finite=(),
+            waited=tf.constant(call.waited, tf.float64),
+            busy=tf.constant([call.busy], tf.float64),
+            numbers=tf.concat(call.numbers, 0) if call.numbers else tf.zeros([0], tf.int64),
+            sizes=tf.constant(call.sizes[: len(result.losses)]),
+        )
+
+    def _one(
+        self, call: "_Call", ticket: int, version: int, batch: Any, numbers: tf.Tensor, with_norm: tf.Tensor
+    ) -> bool:
+        """Computes a ticket from a version or a newer one, and pushes its gradient; returns whether the run goes on."""
+        versions, before, _ = self._remote.pull(version)
+        started = time.perf_counter()
+        computed = self._compute(batch, tf.constant(ticket, tf.int64), with_norm)
+        loss, is_finite, call.norm = float(computed.loss), bool(computed.finite), float(computed.norm)
+        call.busy += time.perf_counter() - started
+        if is_finite:
+            after = [keras_internals.value_of(variable).numpy() for variable in self._remote.states]
+            gradients = [gradient.numpy() for gradient in computed.gradients]
+            self._servers.push(ticket, versions, gradients, before, after, with_norm=bool(with_norm))
+            call.numbers.append(numbers)
+            call.sizes[ticket - call.first] = len(numbers)
+        else:
+            self._undo(computed)
+        return self._servers.coordinate(
+            "commit", worker=self._rank, ticket=ticket, loss=loss, is_finite=is_finite, versions=versions
+        )
+
+    def _timed(self, iterator: Iterator[Any], call: "_Call") -> Iterator[tuple[Any, tf.Tensor]]:
+        """Yields batches and the indices of their examples."""
+        while True:
+            started = time.perf_counter()
+            element = next(iterator)
+            call.waited += time.perf_counter() - started
+            yield split_numbers(element, self._strategy)
+
+    def _traced(self, batches: Iterator[Any], with_norm: tf.Tensor) -> Iterator[Any]:
+        """Traces the step on all workers together, since they compare their traces; returns the same batches."""
+        batch, numbers = next(batches)
+        self._compute.get_concrete_function(batch, tf.constant(0, tf.int64), with_norm)
+        unused = self._step.unused()
+        if self._strategy.is_chief and unused:
+            self._servers.leave_out(sorted(unused))
+        self._is_traced = True
+        return itertools.chain([(batch, numbers)], batches)
+
+
+@dataclasses.dataclass
+class _Call:
+    """What a call of the loop has done on this worker.
+
+    Attributes:
+      first: its first ticket.
+      sizes: [tickets]; the number of examples of each ticket that this worker has computed.
+      numbers: indices of these examples.
+      norm: gradient norm of the latest ticket, if requested.
+      waited: seconds of waiting for data.
+      busy: seconds of computation.
+    """
+
+    first: int
+    sizes: np.ndarray
+    numbers: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    norm: float = 0.0
+    waited: float = 0.0
+    busy: float = 0.0
