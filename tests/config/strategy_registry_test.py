@@ -18,6 +18,7 @@ from tfdist.config.strategy_registry import (
     NAMES,
     REFERENCE,
     RUN_KERAS_FIT,
+    SERVED,
     Declaration,
     Refusal,
     declared,
@@ -46,7 +47,8 @@ def test_the_declared_options_are_those_of_the_constructor(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_keras_fit_runs_where_replicas_take_any_number_of_rows(name):
     found = strategy_class(name)
-    assert declared(name).runs_keras_fit == (found.trains_whole_model and not found.compiles_replicas)
+    takes_any = found.trains_whole_model and not found.compiles_replicas
+    assert declared(name).runs_keras_fit == (takes_any and name != SERVED)  # whose servers make the updates
 
 
 @pytest.mark.parametrize("declaration", DECLARATIONS, ids=lambda declaration: declaration.name)
@@ -65,7 +67,7 @@ def test_what_is_accepted_is_known_to_the_flag_and_has_its_default(declaration):
 
 
 def test_auto_takes_the_options_of_the_strategies_that_it_may_choose():
-    taken = {"devices", "communication", "intra_op_threads", "all_reduce", "shard", "topology"}
+    taken = {"devices", "communication", "intra_op_threads", "all_reduce", "shard", "topology", "servers", "staleness"}
     assert set(declared(AUTO).options or ()) == taken
     TrainConfig(strategy=AUTO, devices=2, communication="ring")
     with pytest.raises(

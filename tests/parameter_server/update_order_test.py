@@ -85,13 +85,13 @@ def test_a_push_that_would_make_an_older_gradient_late_waits():
     order = Asynchronous(bound=1)
     assert order.read(0, 0) == 0 and order.read(1, 1) == 0
     order.push(0, 0)
-    assert order.next_update() == (0, 0, (0,), 0)
+    assert order.next_update() == (0, 0, (0,), 0, ())
     assert order.may_read(0, 2) and order.read(0, 2) == 1
     order.push(0, 2)
     assert order.next_update() is None  # worker 1 would then be two updates behind
     order.push(1, 1)
-    assert order.next_update() == (1, 1, (1,), 1)
-    assert order.next_update() == (2, 2, (0,), 1)
+    assert order.next_update() == (1, 1, (1,), 1, ())
+    assert order.next_update() == (2, 2, (0,), 1, ())
 
 
 def test_without_a_bound_every_push_is_applied_at_once():
@@ -100,9 +100,9 @@ def test_without_a_bound_every_push_is_applied_at_once():
     for ticket in range(1, 8):
         order.read(1, ticket)
         order.push(1, ticket)
-        assert order.next_update() == (ticket - 1, ticket, (1,), 0)
+        assert order.next_update() == (ticket - 1, ticket, (1,), 0, ())
     order.push(0, 0)
-    assert order.next_update() == (7, 0, (0,), 7)
+    assert order.next_update() == (7, 0, (0,), 7, ())
 
 
 def test_synchronous_shares_are_one_update_in_the_order_of_ranks():
@@ -112,5 +112,5 @@ def test_synchronous_shares_are_one_update_in_the_order_of_ranks():
             assert order.next_update() is None and not order.may_read(worker, 5)
             assert order.read(worker, 4) == 4
             order.push(worker, 4)
-        assert order.next_update() == (4, 4, (0, 1, 2), 0)
+        assert order.next_update() == (4, 4, (0, 1, 2), 0, ())
         assert order.may_read(0, 5)

@@ -145,7 +145,7 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
     if is_replayed:
         remote.records_updates = True
     per_call = _STEPS_PER_REPLAY if is_replayed else 1
-    losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)), per_call)
+    calls = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)), per_call)
     equal = _replicas_equal(session.strategy, tested.model)
     if not session.strategy.is_chief:
         return None
@@ -166,10 +166,10 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
     noise = _noise(session, reference)
     by_design = _different_by_design(session, reference.model)
     limit = tolerance(session.config, reference.model.optimizer)
-    _print_header(session, reference.model, by_design, limit, say)
     if is_replayed:
         stalest = max(update.version - min(update.versions) for update in updates)
-        say(f"Each gradient is computed again from the weights that its worker had, up to {stalest} updates before.")
+        say(f"One device makes the same updates from the same weights, which were up to {stalest} updates old.")
+    _print_header(session, reference.model, by_design, limit, say)
     lines: list[tuple[float, float, str]] = []
 
     def compare() -> None:
@@ -185,9 +185,8 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
         path = max(compared, key=lambda p: compared[p][0])
         lines.append((*compared[path], path))
 
-    expected_losses = _run(session, reference, compare, per_call)
-    numbered = enumerate(zip(losses, expected_losses, lines, strict=True), 1)
-    steps = [Step(per_call * number, a, b, *line) for number, (a, b, line) in numbered]
+    expected = _run(session, reference, compare, per_call)
+    steps = [Step(a.step, a.loss, b.loss, *line) for a, b, line in zip(calls, expected, lines, strict=True)]
     result = Comparison(limit, "roundings" if rounding else "relative", steps, equal, sorted(noise), by_design)
     _print_result(result, say)
     return result
@@ -250,22 +249,34 @@ class _Rounding:
         return math.hypot(_norm(np.sort(sizes)[:kept]), _norm(rest)) if np.isfinite(difference).all() else math.inf
 
 
-def _run(session: Session, trainer: Trainer, after_call: Callable[[], None], per_call: int = 1) -> list[float]:
-    """Trains, and returns the mean loss of each call of the loop."""
+class Call(NamedTuple):
+    """A call of the loop: the step after it, its number of steps, and their mean loss."""
+
+    step: int
+    steps: int
+    loss: float
+
+
+def _run(session: Session, trainer: Trainer, after_call: Callable[[], None], per_call: int = 1) -> list[Call]:
+    """Trains, and returns the calls of the loop."""
     config = session.config
-    losses: list[float] = []
-    epoch_losses: list[float] = []
+    calls: list[Call] = []
+    epoch: list[Call] = []
 
     def on_epoch_begin(*_: Any) -> None:
-        epoch_losses.clear()
+        epoch.clear()
 
-    def on_step_end(_: int, logs: dict[str, float]) -> None:
+    def on_call_end(_: int, logs: dict[str, float]) -> None:
+        steps = trainer.step - (calls[-1].step if calls else 0)
         # Keras's logs contain the mean since the start of the epoch.
-        losses.append(logs["loss"] * (len(epoch_losses) + 1) - sum(epoch_losses))
-        epoch_losses.append(losses[-1])
+        total = logs["loss"] * (sum(call.steps for call in epoch) + steps) - sum(
+            call.loss * call.steps for call in epoch
+        )
+        calls.append(Call(trainer.step, steps, total / steps))
+        epoch.append(calls[-1])
         after_call()
 
-    callback = keras.callbacks.LambdaCallback(on_epoch_begin=on_epoch_begin, on_train_batch_end=on_step_end)
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=on_epoch_begin, on_train_batch_end=on_call_end)
     trainer.fit(
         session.data.train,
         batch_size=config.batch_size,
@@ -275,7 +286,7 @@ def _run(session: Session, trainer: Trainer, after_call: Callable[[], None], per
         callbacks=[callback],
         verbose=0,
     )
-    return losses
+    return calls
 
 
 def _values(strategy: Strategy, model: keras.Model) -> dict[str, np.ndarray]:

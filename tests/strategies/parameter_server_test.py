@@ -1,0 +1,134 @@
+"""Training on parameter servers: in processes by the command that users type, and with a server in this process."""
+
+import dataclasses
+import sys
+
+import keras
+import numpy as np
+import pytest
+from tfdist.strategies.parameter_server import ParameterServer
+
+import tfdist
+from tests import processes
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import LocalGroup
+from tfdist.errors import InputError
+from tfdist.gradients import LossScale
+from tfdist.testing import parity
+from tfdist.testing.replay import Replay
+
+CASE = parity.Case(model="cnn", optimizer="sgd")
+
+
+@pytest.fixture
+def served():
+    """Returns a function that starts the strategy with a server in this process."""
+    started = []
+
+    def start(staleness="async"):
+        started.append(ParameterServer(cluster=Cluster(), join=lambda _: LocalGroup(), servers=0, staleness=staleness))
+        return started[-1]
+
+    yield start
+    for strategy in started:
+        strategy.close()
+
+
+@pytest.mark.processes
+@pytest.mark.smoke("parameter_server")
+def test_an_asynchronous_run_of_two_workers_equals_its_updates_made_again(tmp_path):
+    launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=2", f"--log_dir={tmp_path}", "--"]
+    verify = [sys.executable, "-m", "tfdist.verify", "--strategy=parameter_server", "--staleness=async", "--model=cnn"]
+    flags = ["--dataset=digits", "--steps=20", "--float64", "--clip_norm=0.5", "--optimizer=sgd(momentum=0.9)"]
+    with processes.job([*launch, *verify, *flags], 1, processes.ONE_THREAD) as job:
+        [end] = job.wait(120)
+    assert end.code == 0, end.output
+    assert "One device makes the same updates" in end.output and "Replicas are equal bit for bit" in end.output
+
+
+def test_one_worker_gives_the_result_of_one_device_bit_for_bit(served, single, float64):
+    expected = parity.run_case(single, CASE)
+    found = parity.run_case(served(), CASE)
+    assert all(found.variables[path].tobytes() == value.tobytes() for path, value in expected.variables.items())
+    assert found.losses == expected.losses and found.evaluation == pytest.approx(expected.evaluation, rel=1e-12)
+
+
+WRONG = {
+    "one update twice": lambda updates: [*updates[:3], updates[2]._replace(version=3), *updates[4:]],
+    "a version off by one": lambda updates: [*updates[:3], updates[3]._replace(versions=(2,)), *updates[4:]],
+    "as recorded": list,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_replay_of_other_updates_differs(name, served, single, float64):
+    strategy = served()
+    trainer = parity.make_trainer(strategy, CASE)
+    trainer.build(parity.source_of(CASE))
+    strategy.remote.records_updates = True
+    trainer.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=5, verbose=0)
+    updates = trainer.program.synchronizer.updates
+    reference = parity.make_trainer(single, CASE)
+    program = reference.build(parity.source_of(CASE))
+    replay = Replay(reference.model, single, WRONG[name](updates), strategy.remote.servers.placement)
+    reference._program = program._replace(synchronizer=replay)
+    reference.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=5, verbose=0)
+    pairs = zip(trainer.model.trainable_variables, reference.model.trainable_variables, strict=True)
+    distance = max(float(np.max(np.abs(a.numpy() - b.numpy()))) for a, b in pairs)
+    assert distance == 0 if name == "as recorded" else distance > 1e-4
+
+
+def test_what_callbacks_assign_reaches_the_servers(served, single, float64):
+    def weights(strategy):
+        halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        clear = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: trainer.model.layers[-1].bias.assign(np.zeros([10]))
+        )
+        trainer = parity.make_trainer(strategy, dataclasses.replace(CASE, model="mlp"))
+        trainer.fit(parity.source_of(CASE), batch_size=16, epochs=3, callbacks=[halve, clear], verbose=0)
+        return [variable.numpy() for variable in (*trainer.model.variables, *trainer.model.optimizer.variables)]
+
+    pairs = zip(weights(single), weights(served()), strict=True)
+    assert all(a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+def small(strategy, **options):
+    """Returns a trainer of one layer that has trained two steps."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(2)])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        trainer = tfdist.Trainer(model, optimizer=optimizer, loss="mse", **options)
+    trainer.fit(np.ones([8, 4]), np.ones([8, 2]), batch_size=4, steps=2, verbose=0)
+    return trainer
+
+
+def test_a_worker_has_no_slots_and_saves_those_of_the_servers(served, tmp_path):
+    trainer = small(served())
+    assert [type(v.value).__name__ for v in trainer.model.optimizer.variables[2:]] == ["RemoteVariable"] * 2
+    trainer.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for variable, saved in zip(trainer.model.optimizer.variables, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(variable.value), saved.numpy())
+        assert np.any(saved.numpy() != 0)
+
+
+def train_again(strategy):
+    first, second = (parity.make_trainer(strategy, CASE) for _ in range(2))
+    for trainer in (first, second, first):
+        trainer.fit(parity.source_of(CASE), batch_size=16, steps=2, verbose=0)
+
+
+REFUSED = {
+    "two models": (train_again, "hold one model at a time"),
+    "a loss scale": (
+        lambda strategy: small(strategy, loss_scale=LossScale()),
+        "need no loss scaling. Received: a loss scale",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_servers_do_not_support_is_refused(name, served):
+    use, message = REFUSED[name]
+    with pytest.raises(InputError, match=message):
+        use(served())
