@@ -13,10 +13,10 @@ import tensorflow as tf
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives.interface import broadcast_from_first
-from tfdist.config.staleness import SYNC, Staleness, parse_staleness
+from tfdist.config.staleness import SYNC, Staleness, count_workers, parse_staleness
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError, PeerLostError
+from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Service
 from tfdist.parameter_server.remote_variables import RemoteVariables
@@ -53,18 +53,8 @@ class ParameterServer(Strategy):
           staleness: when gradients become updates, as in `--staleness`.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
         """
-        if cluster.servers and servers not in (-1, cluster.servers):
-            raise InputError(
-                f"--servers must be the number of parameter servers in TF_CONFIG. Received: --servers={servers} and "
-                f"{cluster.servers}. Leave it out."
-            )
-        servers = (cluster.servers or 1) if servers < 0 else servers
-        workers = cluster.size - servers
-        if workers < 1:
-            raise InputError(
-                f"A job needs a worker besides its servers. Received: --servers={servers} and {cluster.size} "
-                f"process{'es' * (cluster.size != 1)}. Start more: tfdist launch --processes=2 --servers={servers} -- ..."
-            )
+        workers = count_workers(servers, cluster.size, cluster.servers)
+        servers = cluster.size - workers
         parsed = parse_staleness(staleness)
         share_cores(cluster, intra_op_threads)
         job = join(cluster)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
@@ -28,8 +29,13 @@ def served(count):
     def total(server, key, value):
         return float(sum(coordinator.gather(Message({}, [np.array(value)]), key, server, count).arrays))
 
+    def following(version, seconds):
+        if len(updates) <= version:
+            threading.Event().wait(0.002)
+        return updates[version : version + 1]
+
     for number in range(count):
-        found = VariableServer(lambda version, _: updates[version : version + 1], functools.partial(total, number))
+        found = VariableServer(following, functools.partial(total, number))
         variable_servers.append(found)
         services.append(Service(found.handlers, "secret", "127.0.0.1", threads=8))
     connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
@@ -48,7 +54,7 @@ def define(worker, optimizer, clip_norm=0.0, constraint=None, excluded=()):
         list(WEIGHTS.values()),
         [np.ones([1])],
         forms,
-        optimizer=keras.optimizers.serialize(optimizer),
+        optimizer=keras.saving.serialize_keras_object(optimizer),
         floatx="float64",
         epsilon=keras.config.epsilon(),
         clip_norm=clip_norm,
@@ -79,6 +85,7 @@ def by_keras(optimizer, gradients, constraint=None, excluded=()):
 CASES = {
     "sgd": ({}, lambda: keras.optimizers.SGD(0.1, momentum=0.9)),
     "adamw": ({"excluded": ["dense/bias"]}, lambda: keras.optimizers.AdamW(0.1, weight_decay=0.3)),
+    "lamb": ({}, lambda: keras.optimizers.Lamb(0.1)),
     "constrained": (
         {"constraint": keras.constraints.serialize(keras.constraints.MaxNorm(0.5))},
         lambda: keras.optimizers.RMSprop(0.1),

@@ -118,7 +118,12 @@ def train_again(strategy):
         trainer.fit(parity.source_of(CASE), batch_size=16, steps=2, verbose=0)
 
 
+def start_others(_):
+    ParameterServer(cluster=Cluster(0, 3, servers=1), join=lambda _: LocalGroup(), servers=2)
+
+
 REFUSED = {
+    "servers unlike TF_CONFIG": (start_others, "Received: --servers=2 and 1. Leave it out"),
     "two models": (train_again, "hold one model at a time"),
     "a loss scale": (
         lambda strategy: small(strategy, loss_scale=LossScale()),

@@ -5,6 +5,7 @@ import re
 
 from tfdist.config.fields import ANY_TEXT, DEVICES, flag_field
 from tfdist.errors import InputError
+from tfdist.errors.numbers import count_of
 from tfdist.errors.suggestions import nearest
 
 SYNC, BOUNDED, ASYNC = "sync", "bounded", "async"
@@ -48,6 +49,31 @@ def parse_staleness(text: str) -> Staleness:
             f"{text} must have the maximum staleness in updates, a number of at least 0. Write {BOUNDED}(4)"
         )
     return Staleness(BOUNDED, int(bound))
+
+
+def count_workers(servers: int, processes: int, in_tf_config: int = 0) -> int:
+    """Returns the number of workers of a job.
+
+    Args:
+      servers: as in `--servers`.
+      processes: number of processes.
+      in_tf_config: number of parameter servers in TF_CONFIG.
+
+    Raises:
+      InputError: no process is left to be one, or TF_CONFIG has another number of servers.
+    """
+    if in_tf_config and servers not in (-1, in_tf_config):
+        raise InputError(
+            f"--servers must be the number of parameter servers in TF_CONFIG. Received: --servers={servers} and "
+            f"{in_tf_config}. Leave it out."
+        )
+    servers = (in_tf_config or 1) if servers < 0 else servers
+    if servers >= processes:
+        raise InputError(
+            f"A job needs a worker besides its servers. Received: --servers={servers} and {count_of(processes, 'process')}. "
+            f"Start more: tfdist launch --processes=2 --servers={servers} -- ..."
+        )
+    return processes - servers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

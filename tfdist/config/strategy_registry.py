@@ -16,7 +16,7 @@ from tfdist.config.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS, Algorit
 from tfdist.config.fields import DEVICES, Flags, address_text, flag_field, layout_text
 from tfdist.config.pipeline_options import PipelineOptions, check_flags_without_flush, check_mesh
 from tfdist.config.rules import is_chosen, parse_rules
-from tfdist.config.staleness import ParameterServerOptions
+from tfdist.config.staleness import ParameterServerOptions, count_workers
 from tfdist.errors import InputError
 from tfdist.errors.suggestions import nearest
 from tfdist.sharding.layouts import OF_REPLICAS, STAGES, parse_grid, parse_layout, parse_shard
@@ -363,6 +363,7 @@ DECLARATIONS = (
             ),
         ),
         auto=lambda cluster, devices: cluster.servers > 0,
+        check_processes=lambda config, processes: count_workers(config.servers, processes),
         runs_keras_fit=False,
         smoke_tests=(SmokeTest(processes=2),),
         with_one_device="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",

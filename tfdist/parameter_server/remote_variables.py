@@ -127,7 +127,7 @@ class RemoteVariables(OptimizerShards):
             [_array(variable) for variable in self._weights],
             [_array(variable) for variable in self.states],
             [(v.path, _constraint(v), any(name in v.path for name in left_out)) for v in self._weights],
-            optimizer=keras.optimizers.serialize(optimizer),
+            optimizer=keras.saving.serialize_keras_object(optimizer),
             floatx=keras.config.floatx(),
             epsilon=keras.config.epsilon(),
             clip_norm=clip.norm,

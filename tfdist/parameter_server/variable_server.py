@@ -67,7 +67,7 @@ class VariableServer:
 
         Args:
           message: `weights`, for each its number, path, serialized constraint or None, and whether it has no weight decay;
-            `states`, numbers; `optimizer`, as Keras serializes it; `floatx` and `epsilon` of Keras; `clip_norm` and
+            `states`, numbers; `optimizer`, serialized by Keras; `floatx` and `epsilon` of Keras; `clip_norm` and
             `clip_value` of `Clip`. The arrays are the values of the weights, then of the states.
         """
         values, arrays = message.values, iter(message.arrays)
@@ -78,7 +78,7 @@ class VariableServer:
             self._weights = [keras_internals.variable_at(path, next(arrays)) for _, path, *_ in values["weights"]]
             for variable, (*_, constraint, _) in zip(self._weights, values["weights"], strict=True):
                 variable.constraint = keras.constraints.deserialize(constraint) if constraint else None
-            self._optimizer = keras.optimizers.deserialize(values["optimizer"])
+            self._optimizer = keras.saving.deserialize_keras_object(values["optimizer"])
             forms = zip(self._weights, values["weights"], strict=True)
             if left_out := [variable for variable, (*_, is_left_out) in forms if is_left_out]:
                 self._optimizer.exclude_from_weight_decay(left_out)
