@@ -85,7 +85,12 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         "message_bytes": Field("bytes", "of these, what it sends to other stages of a pipeline"),
         "compression_ratio": Field("", "size of the gradients over what is sent for their sum"),
         "staleness": Field(
-            "updates", "age of the weights of a gradient, mean over all parameters, in pipelines without a flush"
+            "updates",
+            "age of the weights of a gradient: mean over all parameters in pipelines without a flush, and over the updates of "
+            "a call with parameter servers",
+        ),
+        "max_staleness": Field(
+            "updates", "the largest age of the weights of a gradient in a call with parameter servers"
         ),
         "replica_divergence": Field(
             "", "distance of the replicas' weights to their mean, over the norm of the mean, before the last exchange"

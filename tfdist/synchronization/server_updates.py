@@ -88,7 +88,7 @@ class ServerSynchronizer(WeightSynchronizer):
         """See base class; the staleness of the gradients of the last call, in updates."""
         if not self._remote.whole_batches or not self._staleness:
             return {}
-        return {"mean_staleness": float(np.mean(self._staleness)), "max_staleness": float(max(self._staleness))}
+        return {"staleness": float(np.mean(self._staleness)), "max_staleness": float(max(self._staleness))}
 
     def finished(self, result: RangeResult) -> None:
         """Takes note of the result of a range of tickets."""
