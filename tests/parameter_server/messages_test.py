@@ -5,6 +5,7 @@ import json
 import grpc
 import ml_dtypes
 import numpy as np
+import psutil
 import pytest
 
 from tfdist.errors import PeerLostError
@@ -56,6 +57,12 @@ def test_hostile_bytes_are_refused_and_the_server_goes_on(service, name):
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert Connection(service, "secret", "server 0").call("echo", {"a": 1}).values == {"a": 1}
     channel.close()
+
+
+def test_only_the_given_address_is_served(service):
+    port = int(service.rpartition(":")[2])
+    listening = [c.laddr for c in psutil.Process().net_connections(kind="inet") if c.status == psutil.CONN_LISTEN]
+    assert {address.ip.removeprefix("::ffff:") for address in listening if address.port == port} == {"127.0.0.1"}
 
 
 def test_a_foreign_token_is_refused(service):
