@@ -42,7 +42,7 @@ def test_data_with_a_name_several_inputs_and_nothing_to_evaluate():
     ],
 )
 def test_the_division_of_a_batch(replicas, micro_steps, batch_size, text):
-    strategy = types.SimpleNamespace(batch_parts=replicas, replicas=replicas, micro_batches=0)
+    strategy = types.SimpleNamespace(batch_parts=replicas, replicas=replicas, micro_batches=0, remote=None)
     settings = types.SimpleNamespace(micro_steps=micro_steps)
     assert fit_loop._batch(strategy, settings, batch_size, "float32") == f"{text}, computed in float32"
 
@@ -57,7 +57,7 @@ def test_the_division_of_a_batch(replicas, micro_steps, batch_size, text):
     ],
 )
 def test_the_division_of_a_batch_that_is_allocated_unevenly(counts, micro_steps, text):
-    strategy = types.SimpleNamespace(batch_parts=len(counts), replicas=len(counts), micro_batches=0)
+    strategy = types.SimpleNamespace(batch_parts=len(counts), replicas=len(counts), micro_batches=0, remote=None)
     settings = types.SimpleNamespace(micro_steps=micro_steps)
     found = fit_loop._batch(strategy, settings, sum(counts), "float32", FixedAllocation(counts))
     assert found == f"{text}, computed in float32"
