@@ -113,6 +113,7 @@ def training_record() -> dict:
         "compression_ratio": 2.0,
         "replica_divergence": 0.5,
         "staleness": 0.5,
+        "max_staleness": 2.0,
         "exposed_communication_seconds": 0.5,
         "codec_seconds": 0.25,
         "compression_error": 0.5,

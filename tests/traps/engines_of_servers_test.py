@@ -1,4 +1,4 @@
-"""Why parameter servers speak gRPC by `grpcio`, and how an optimizer travels to them."""
+"""TensorFlow's RPC, which parameter servers do not use, and Keras's serialization of optimizers, which travel to them."""
 
 import keras
 import pytest

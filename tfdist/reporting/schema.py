@@ -7,7 +7,7 @@ A training window consists of the steps since the previous training record. Its 
      "step_seconds_max": 0.0098, "slowest_rank": 1, "slowest_rank_cost": 0.03,
      "data_wait_seconds": 0.0002, "gradient_norm": 1.7,
      "loss_scale": 32768.0, "skipped_steps": 0, "payload_bytes": 410216, "message_bytes": 0, "compression_ratio": 1.0,
-     "replica_divergence": 0.02, "staleness": 0.52,
+     "replica_divergence": 0.02, "staleness": 0.52, "max_staleness": 2,
      "exposed_communication_seconds": 0.0011, "codec_seconds": 0.0, "compression_error": 0.02,
      "compression_cosine": 0.999, "optimizer_state_bytes": 4194304,
      "peak_memory_bytes": 734003200, "device_peak_memory_bytes": 52428800}

@@ -196,7 +196,8 @@ class TicketLoop:
         if is_finite:
             after = [keras_internals.value_of(variable).numpy() for variable in self._remote.states]
             gradients = [gradient.numpy() for gradient in computed.gradients]
-            self._servers.push(ticket, versions, gradients, before, after, with_norm=bool(with_norm))
+            is_last = ticket - call.first == len(call.sizes) - 1
+            self._servers.push(ticket, versions, gradients, before, after, with_norm=bool(with_norm) and is_last)
             call.numbers.append(numbers)
             call.sizes[ticket - call.first] = len(numbers)
         else:

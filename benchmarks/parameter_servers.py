@@ -1,0 +1,93 @@
+"""Updates per second on parameter servers, where one of two workers is slow, always or now and then.
+
+    python benchmarks/parameter_servers.py                 # worker 1 takes three times as long
+    python benchmarks/parameter_servers.py --passing=0.1   # a step of either does so, with this probability
+
+A step waits for a known time per row, so that the cores of this machine do not matter; everything else is real: two workers and
+a server of `tfdist launch`. The modes take turns; the result is the median of the rounds. The ideal is computed from the
+waits: for a slow worker, the sum of both workers' rates; for delays that pass, no waiting of one worker for the other.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+ROWS, SECONDS_PER_ROW, SLOWER = 32, 0.002, 3.0
+MODES = ("sync", "bounded(4)", "bounded(8)", "async", "multiworker", "measured")
+
+
+def waiting() -> Any:
+    """Returns a model whose forward pass in training waits for each row, by the rank of its process."""
+    import keras
+    import tensorflow as tf
+
+    passing = float(os.environ["PASSING"])
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    draws = random.Random(index)
+
+    class Wait(keras.layers.Layer):
+        """Waits in training."""
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if not training:
+                return x
+            with tf.control_dependencies([tf.py_function(self._wait, [tf.shape(x)[0]], [])]):
+                return tf.identity(x)
+
+        @staticmethod
+        def _wait(rows: Any) -> None:
+            slow = draws.random() < passing if passing else index == 1
+            time.sleep(int(rows) * SECONDS_PER_ROW * (SLOWER if slow else 1))
+
+    return keras.Sequential([keras.Input([8, 8, 1]), Wait(), keras.layers.Flatten(), keras.layers.Dense(10)])
+
+
+def measure(mode: str, steps: int, passing: float) -> float:
+    """Returns the updates per second of a run, without its first call."""
+    processes, flags = ["--processes=2", "--servers=1"], ["--strategy=parameter_server", f"--staleness={mode}"]
+    if mode in ("multiworker", "measured"):
+        balance = "measured" if mode == "measured" else "equal"
+        processes, flags = ["--processes=2"], ["--strategy=multiworker", f"--balance={balance}"]
+    with tempfile.TemporaryDirectory() as directory:
+        run = f"{directory}/run"
+        launch = [sys.executable, "-m", "tfdist.launch", *processes, f"--log_dir={directory}/logs", "--"]
+        train = [sys.executable, "-m", "tfdist.train", "--model=parameter_servers:waiting", "--dataset=digits", *flags]
+        counts = [f"--batch_size={ROWS}", f"--steps={2 * steps}", f"--log_every={steps}", f"--steps_per_call={steps}"]
+        environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent), "PASSING": str(passing)}
+        command = [*launch, *train, *counts, "--measure_every=0", f"--output_dir={run}"]
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        records = [json.loads(line) for line in pathlib.Path(run, "metrics.jsonl").read_text().splitlines()]
+    return 1 / [record for record in records if record["kind"] == "train"][-1]["step_seconds"]
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passing", type=float, default=0.0, help="probability of a slow step")
+    parser.add_argument("--steps", type=int, default=100, help="updates between records")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    rates: dict[str, list[float]] = {mode: [] for mode in MODES}
+    for _ in range(options.rounds):
+        for mode in MODES:
+            rates[mode].append(measure(mode, options.steps, options.passing))
+    step = ROWS * SECONDS_PER_ROW
+    mean = 1 + options.passing * (SLOWER - 1)
+    ideal = 2 / (mean * step) if options.passing else (1 + 1 / SLOWER) / step
+    sync = statistics.median(rates["sync"])
+    print(f"{'mode':12} {'updates/s':>9} {'of sync':>8} {'of ideal':>9}   each round")
+    for mode, found in rates.items():
+        rate = statistics.median(found)
+        print(f"{mode:12} {rate:9.2f} {rate / sync:8.2f} {rate / ideal:9.2f}   {', '.join(f'{r:.2f}' for r in found)}")
+
+
+if __name__ == "__main__":
+    main()
