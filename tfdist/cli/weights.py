@@ -74,7 +74,7 @@ def write_output(path: StoragePath, contents: bytes) -> None:
     """Writes a result atomically.
 
     Raises:
-      InputError: it cannot be write_output.
+      InputError: it cannot be written.
     """
     with must_write_output(path):
         storage_of(path).make_directory(path.parent)
@@ -82,7 +82,7 @@ def write_output(path: StoragePath, contents: bytes) -> None:
 
 
 def check_output(output: str) -> None:
-    """Checks that a file could be write_output, without creating anything; it may exist."""
+    """Checks that a file can be written, without creating anything; it may exist."""
     path = path_of(output)
     with must_write_output(path):
         if storage_of(path).is_directory(path):

@@ -39,14 +39,14 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
     first, own_count = tf.reduce_sum(row_counts[: collectives.rank]), row_counts[collectives.rank]
 
     @tf.custom_gradient
-    def gather_structure(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    def gather_with_gradient(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             exact = to_transferable(upstream, collectives)
             return tf.cast(all_reduce(collectives, exact, name=f"{name}/gradient"), x.dtype)[first : first + own_count]
 
         return gathered_rows(tf.stop_gradient(x), collectives, name), weighted(gradient)
 
-    return gather_structure(rows[:own_count])  # none of a replica without rows in the batch
+    return gather_with_gradient(rows[:own_count])  # none of a replica without rows in the batch
 
 
 def gathered_rows(rows: tf.Tensor, collectives: Collectives, name: str) -> tf.Tensor:

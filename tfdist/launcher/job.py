@@ -22,6 +22,7 @@ class Job:
       processes: number of processes that this launcher starts, at least 1; in an elastic job the maximum over all
         launchers together.
       min_processes: in an elastic job, the minimum over all launchers together; 0 for a job that is not elastic.
+      servers: how many of the processes are parameter servers, the last ones.
       hosts: a file, or a program, that lists how many processes each host of an elastic job may run; see `hosts.parse`.
       launcher: environment variables of the processes: "tensorflow" (TF_CONFIG) or "horovod".
       nodes: number of launchers, one per host; launchers of an elastic job may join and leave instead.
