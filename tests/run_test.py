@@ -229,6 +229,7 @@ ASSIGN = {
     "horovod/wrapped_optimizer.py": "attributes of an optimizer that it has made",
     "keras_internals/fitting.py": "the state of callbacks, and private functions, while a step is labelled",
     "keras_internals/layers.py": "in the table, private names, functions of tf.random, and attention layers of meshes",
+    "keras_internals/patching.py": "what the other modules pass to it, until the end of a context",
     "keras_internals/models.py": "private functions, and whether weights are collected in memory, while a model is saved",
     "keras_internals/optimizers.py": "private methods",
     "keras_internals/laid_out_operations.py": "functions that draw, slice or reverse, while a program for a mesh is traced",
