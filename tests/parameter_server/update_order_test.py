@@ -94,6 +94,20 @@ def test_a_push_that_would_make_an_older_gradient_late_waits():
     assert order.next_update() == (2, 2, (0,), 1, ())
 
 
+def test_a_worker_does_not_read_while_its_gradient_waits():
+    order = Asynchronous(bound=2)
+    order.read(0, 0)
+    for ticket in (1, 2):
+        order.read(1, ticket)
+        order.push(1, ticket)
+        assert order.next_update() is not None
+    order.read(1, 3)
+    order.push(1, 3)
+    assert order.next_update() is None and not order.may_read(1, 4)  # worker 0 would be three updates behind
+    order.push(0, 0)
+    assert [order.next_update().ticket for _ in range(2)] == [0, 3] and order.may_read(1, 4)
+
+
 def test_without_a_bound_every_push_is_applied_at_once():
     order = Asynchronous()
     order.read(0, 0)

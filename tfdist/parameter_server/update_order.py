@@ -93,8 +93,11 @@ class Asynchronous(UpdateOrder):
         self._pushed: collections.deque[int] = collections.deque()  # workers, in the order of their pushes
 
     def may_read(self, worker: int, ticket: int) -> bool:
-        """See base class. The deadline of a new gradient is the last one: those in flight must fit before it."""
-        return self.bound is None or len(self._in_flight) <= self.bound
+        """See base class. The deadline of a new gradient is the last one: those in flight must fit before it.
+
+        A worker has one gradient in flight: it does not read while its last one waits.
+        """
+        return worker not in self._in_flight and (self.bound is None or len(self._in_flight) <= self.bound)
 
     def read(self, worker: int, ticket: int) -> int:
         """See base class."""
