@@ -101,7 +101,7 @@ def work(strategy_name: str, order: str, switch: str, result: str, sizes: int) -
     """Measures on one rank."""
     import tfdist
     from tfdist.collectives.all_reduce_algorithms import possible_algorithms
-    from tfdist.diagnostics import auto_all_reduce
+    from tfdist.trainer import auto_all_reduce
 
     strategy = tfdist.load_strategy(strategy_name, all_reduce="auto", topology=TOPOLOGIES[order])
     tuned = strategy.tuned
@@ -132,7 +132,7 @@ def work(strategy_name: str, order: str, switch: str, result: str, sizes: int) -
 
 def show(order: str, found: dict) -> None:
     from tfdist.config.all_reduce import AlgorithmTable, Band
-    from tfdist.errors.numbers import byte_size
+    from tfdist.errors.formatting import byte_size
 
     names = list(found["counted"])
     print(f"\n{order}\n\n| | {' | '.join(names)} | auto |")

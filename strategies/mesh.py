@@ -17,6 +17,17 @@ from tfdist import keras_internals
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
+from tfdist.config.layouts import (
+    Layout,
+    Placement,
+    dims_of_uninitialized,
+    is_gathered_in_turn,
+    parse_layout,
+    parse_shard,
+    placement,
+    unused_rule_warnings,
+)
+from tfdist.config.mesh import mesh_of
 from tfdist.coordination import Group
 from tfdist.distribution.dtensor_variables import (
     Devices,
@@ -32,9 +43,6 @@ from tfdist.distribution.mesh_checks import refuse_calls_outside, refuse_unsafe_
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.layers.mesh_layouts import MeshLayouts, parted, placement_of, update_at_once
 from tfdist.layers.recompute import rematerialize
-from tfdist.sharding.layouts import Layout, Placement, parse_layout, parse_shard, unused_rule_warnings
-from tfdist.sharding.mesh import mesh_of
-from tfdist.sharding.variable_layouts import dims_of_uninitialized, is_gathered_in_turn, placement
 
 _log = logging.getLogger(__name__)
 _SAME_SEED = (
@@ -72,8 +80,8 @@ class MeshOfDevices(Strategy):
           cluster: this process in the job; all processes have equal parts of the mesh.
           join: joins the job's group.
           devices: number of devices of this process; 0 for as many as the mesh needs.
-          mesh_shape: as the flag; see `tfdist.sharding.mesh`.
-          layout: as the flag; see `tfdist.sharding.layouts`.
+          mesh_shape: as the flag; see `tfdist.config.mesh`.
+          layout: as the flag; see `tfdist.config.layouts`.
           shard: state that is sharded over `shard_axis`: "none", "optimizer", "gradients" or "parameters"; see `Shard`.
           shard_axis: an axis of the mesh; empty for the batch's.
           shard_min_elements: smaller variables are replicated.

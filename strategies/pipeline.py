@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
+from tfdist.config.layouts import parse_grid, parse_layout
 from tfdist.config.pipeline_options import check_axis_model, check_without_flush
 from tfdist.coordination import Group
 from tfdist.distribution.factory import create
@@ -22,7 +23,6 @@ from tfdist.pipelining.shared_variables import synchronize_replicas
 from tfdist.pipelining.spread_stage import SpreadUpdate
 from tfdist.pipelining.stage_devices import StageDevices, StageLayouts, devices_of_process, prepare
 from tfdist.pipelining.stage_parts import StageBlocks, StageParts, refuse_training_without_trainer
-from tfdist.sharding.layouts import parse_grid, parse_layout
 
 _OF_HOROVOD = ("gloo", "mpi")
 

@@ -15,15 +15,13 @@ from absl import flags as absl_flags
 
 from tests import documented_json
 from tfdist import doctor
+from tfdist.cli import doctor_engines
+from tfdist.cli.doctor_engines import Ended, Frameworks, SmokeTestResult
+from tfdist.cli.doctor_report import Finding, Status
 from tfdist.cli.output import TEXT, Output
 from tfdist.cluster import environment
 from tfdist.config.strategy_registry import NAMES, declared
 from tfdist.errors import ExitCode
-from tfdist.machine import engines, frameworks, speeds
-from tfdist.machine.children import Ended
-from tfdist.machine.frameworks import Frameworks
-from tfdist.machine.report import Finding, Status
-from tfdist.machine.smoke_tests import SmokeTestResult
 
 pytestmark = pytest.mark.processes
 
@@ -97,7 +95,7 @@ def test_a_loopback_that_is_down():
     unshare = ("unshare", "--map-root-user", "--net")
     if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("this system permits no network namespaces")
-    code = "from tfdist.machine import network; print(network.section({}).findings[1].text)"
+    code = "from tfdist.cli import doctor_machine; print(doctor_machine.network_section({}).findings[1].text)"
     done = subprocess.run([*unshare, sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout == "127.0.0.1 cannot be used: Network is unreachable\n", done.stderr
 
@@ -135,7 +133,7 @@ def test_json_says_what_the_text_says(monkeypatch: pytest.MonkeyPatch, capsys: p
         "verify": Ended(ExitCode.STALLED, "the processes did not end within 60 s", "", 60.5),
     }
     monkeypatch.setattr(doctor, "Children", lambda: _Fake(**ended))
-    monkeypatch.setattr(frameworks, "_has_horovod", lambda: True)
+    monkeypatch.setattr(doctor_engines, "_has_horovod", lambda: True)
     values = absl_flags.FlagValues()
     doctor.define_flags(values)
     values(["doctor"])
@@ -165,7 +163,7 @@ INSTALLED = Frameworks("", 0, HOROVOD, None)
 
 
 def tried(name: str, ended: Ended, frameworks: Frameworks = INSTALLED) -> list[SmokeTestResult]:
-    return list(engines.run_smoke_tests(_Fake(verify=ended), frameworks, [name], 1))
+    return list(doctor_engines.run_smoke_tests(_Fake(verify=ended), frameworks, [name], 1))
 
 
 def test_what_is_not_installed_is_missing_with_the_command_that_installs_it():
@@ -186,7 +184,7 @@ def test_what_is_not_installed_is_missing_with_the_command_that_installs_it():
 
 def test_an_engine_that_fails_says_why_and_how_to_see_more():
     _, sharded = tried("multiworker", Ended(ExitCode.STALLED, "the processes did not end within 1 s", "", 1.0))
-    assert engines.finding(sharded) == Finding(
+    assert doctor_engines.smoke_test_finding(sharded) == Finding(
         Status.FAILED,
         f"{'multiworker, 2 processes, sharded':<39}  1.0 s  the processes did not end within 1 s",
         "To see its output: tfdist launch --processes=2 -- tfdist verify '--model=mlp(hidden=(8,))' "
@@ -200,23 +198,24 @@ def test_the_fastest_engine_is_named_with_its_flags():
         return Ended(0, "", f"a line of TensorFlow\n{json.dumps({'measurements': rows})}\n", 1.0)
 
     def speed(name: str, ended: Ended) -> list[SmokeTestResult]:
-        return list(speeds.measure(_Fake(bench=ended), INSTALLED, [name], 1))
+        return list(doctor_engines.measure_speeds(_Fake(bench=ended), INSTALLED, [name], 1))
 
     [multiworker] = speed("multiworker", bench(0.4, 8.7, 50))
     gloo, mpi = speed("horovod", bench(1, 3, 60))
     failed, _ = speed("horovod", Ended(5, "rank 1 is lost", "", 1.0))
     assert (
-        speeds.finding(multiworker).text.split() == "multiworker 64.0 KiB 0.4 ms 4.0 MiB 8.7 ms 32.0 MiB 50 ms".split()
+        doctor_engines.speed_finding(multiworker).text.split()
+        == "multiworker 64.0 KiB 0.4 ms 4.0 MiB 8.7 ms 32.0 MiB 50 ms".split()
     )
     assert (mpi.status, failed.status, failed.reason) == ("missing", "failed", "rank 1 is lost")
-    assert speeds.finding(mpi).remedy.endswith("tfdist install_horovod --mpi")
+    assert doctor_engines.speed_finding(mpi).remedy.endswith("tfdist install_horovod --mpi")
     assert failed.command.endswith("--sizes=65536,4194304,33554432 --strategy=horovod --communication=gloo")
-    assert speeds.fastest([multiworker, gloo, mpi, failed]) == Finding(
+    assert doctor_engines.fastest([multiworker, gloo, mpi, failed]) == Finding(
         Status.OK,
         "fastest for 4.0 MiB: horovod over Gloo, 2.9 times as fast as multiworker",
         "tfdist launch --processes=2 -- tfdist train --strategy=horovod --communication=gloo",
     )
-    assert speeds.fastest([multiworker, mpi, failed]) is None
+    assert doctor_engines.fastest([multiworker, mpi, failed]) is None
 
 
 def test_a_wrong_result_is_a_failure():
@@ -230,7 +229,7 @@ def test_a_wrong_result_is_a_failure():
 @pytest.mark.parametrize(("gpus", "hidden"), [(0, False), (1, True), (2, False)])
 def test_replicas_that_have_no_gpu_each_run_on_the_cpu(gpus: int, hidden: bool):
     fake = _Fake(verify=Ended(0, "", "", 1.0))
-    list(engines.run_smoke_tests(fake, INSTALLED._replace(gpus=gpus), ["mirrored"], 1))
+    list(doctor_engines.run_smoke_tests(fake, INSTALLED._replace(gpus=gpus), ["mirrored"], 1))
     assert ("CUDA_VISIBLE_DEVICES" in fake.variables) == hidden
 
 

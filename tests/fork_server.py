@@ -46,7 +46,7 @@ _IMPORTED = (
     "tfdist.cli.run",
     "tfdist.distribution.tf_distribute",
     "tfdist.keras_fit",
-    "tfdist.reporting.event_file",
+    "tfdist.reporting.tensorboard",
     "tfdist.testing",
 )
 _LAUNCHER = ["-m", "tfdist.launch"]

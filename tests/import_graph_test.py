@@ -41,7 +41,7 @@ def test_what_a_conftest_imports_counts_for_its_folder():
     ("path", "package"),
     [
         ("tfdist/step/step.py", "step"),
-        ("tfdist/data/csv_file.py", "data"),
+        ("tfdist/data/array_files.py", "data"),
         ("tfdist/train.py", "commands"),
         ("strategies/mesh.py", "strategies"),
         ("tests/step/step_test.py", "step"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tfdist.cli.distribute import distribute
     from tfdist.cluster.environment import Cluster
     from tfdist.collectives import Collectives, gather_rows
+    from tfdist.config.layouts import name_dims
     from tfdist.coordination import Group
     from tfdist.distribution.factory import load_strategy
     from tfdist.distribution.strategy import Strategy, current_strategy
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tfdist.layers.sharding_constraint import constrain
     from tfdist.planning.batch_size import find_batch_size
     from tfdist.planning.learning_rate import find_learning_rate
-    from tfdist.sharding.variable_layouts import name_dims
     from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau
     from tfdist.trainer.options import Checks, Reporting, Schedule
     from tfdist.trainer.trainer import Trainer
@@ -93,7 +93,7 @@ _HOMES = {
     "find_learning_rate": "tfdist.planning.learning_rate",
     "gather_rows": "tfdist.collectives",
     "load_strategy": "tfdist.distribution.factory",
-    "name_dims": "tfdist.sharding.variable_layouts",
+    "name_dims": "tfdist.config.layouts",
     "recompute": "tfdist.layers.recompute",
     "spawn": "tfdist.launcher.spawn",
 }

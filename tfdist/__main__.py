@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import tfdist
 from tfdist.errors import ExitCode
-from tfdist.errors.suggestions import did_you_mean
+from tfdist.errors.formatting import did_you_mean
 
 _FOLDER = pathlib.Path(__file__).parent
 _PACKAGES = {"TensorFlow": "tensorflow", "Keras": "keras", "Horovod": "horovod"}

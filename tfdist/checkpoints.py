@@ -9,7 +9,7 @@ from tfdist.checkpoint.format.manifest import NAME
 from tfdist.cli import command
 from tfdist.cli.output import TEXT, Output
 from tfdist.errors import CheckpointError, ExitCode, InputError
-from tfdist.errors.numbers import byte_size
+from tfdist.errors.formatting import byte_size
 from tfdist.storage import StoragePath, path_of, storage_of
 
 

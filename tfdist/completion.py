@@ -11,7 +11,7 @@ from tfdist.cli import command, description
 from tfdist.cli.completion_scripts import SHELLS, Command, Flag
 from tfdist.config.fields import WITHOUT_EFFECT
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 
 _SHOWN = " or ".join(SHELLS)
 

@@ -10,15 +10,13 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.cli import command
+from tfdist.cli import command, doctor_engines, doctor_machine
+from tfdist.cli.doctor_engines import Children, SmokeTestResult
+from tfdist.cli.doctor_report import Finding, Section, Status, lines
 from tfdist.cli.output import Output
 from tfdist.config.strategy_registry import NAMES
 from tfdist.errors import ExitCode, InputError
-from tfdist.errors.suggestions import nearest
-from tfdist.machine import engines, environment_variables, frameworks, hardware, limits, network, speeds, versions
-from tfdist.machine.children import Children
-from tfdist.machine.report import Finding, Section, Status, lines
-from tfdist.machine.smoke_tests import SmokeTestResult
+from tfdist.errors.formatting import nearest
 
 _TITLES = {
     "versions": "Versions",
@@ -53,7 +51,7 @@ class _Report:
         self._facts[name] = []
         self._title(name)
         for result in smoke_tests:
-            self._add_finding(name, engines.finding(result))
+            self._add_finding(name, doctor_engines.smoke_test_finding(result))
             self._facts[name].append(result.facts())
 
     def add_speeds(self, measured: Iterable[SmokeTestResult]) -> None:
@@ -62,10 +60,10 @@ class _Report:
         self._title(name)
         results = []
         for result in measured:
-            self._add_finding(name, speeds.finding(result))
+            self._add_finding(name, doctor_engines.speed_finding(result))
             results.append(result)
-        self._facts[name] = [speeds.facts(result) for result in results]
-        if fastest := speeds.fastest(results):
+        self._facts[name] = [doctor_engines.speed_facts(result) for result in results]
+        if fastest := doctor_engines.fastest(results):
             self._add_finding(name, fastest)
 
     def end(self) -> bool:
@@ -113,17 +111,17 @@ def main(values: flags.FlagValues, output: Output) -> int:
         raise InputError(f"--deadline_seconds must be positive. Received: {seconds:g}.")
     report = _Report(output)
     with Children() as children:
-        report.add(versions.section())
-        report.add(hardware.section())
-        report.add(limits.section())
-        report.add(environment_variables.section(os.environ))
-        report.add(network.section(os.environ))
-        installed, section = frameworks.probe(children, seconds)
+        report.add(doctor_machine.versions_section())
+        report.add(doctor_machine.hardware_section())
+        report.add(doctor_machine.limits_section())
+        report.add(doctor_machine.environment_section(os.environ))
+        report.add(doctor_machine.network_section(os.environ))
+        installed, section = doctor_engines.probe(children, seconds)
         report.add(section)
         if not values.quick and not installed.problem:
-            report.add_engines(engines.run_smoke_tests(children, installed, names, seconds))
+            report.add_engines(doctor_engines.run_smoke_tests(children, installed, names, seconds))
         if values.speed and not installed.problem:
-            report.add_speeds(speeds.measure(children, installed, names, seconds))
+            report.add_speeds(doctor_engines.measure_speeds(children, installed, names, seconds))
     return ExitCode.DONE if report.end() else ExitCode.FAILED
 
 

@@ -8,8 +8,8 @@ from tfdist.cli import command, flags, tensorflow_import
 from tfdist.cli.output import TEXT, Output, text_table
 from tfdist.config.fields import AUTO
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.errors.numbers import byte_size
-from tfdist.sharding.layouts import Shard, parse_layout, parse_shard, rules_text, unused_rule_warnings, why_replicated
+from tfdist.config.layouts import Shard, parse_layout, parse_shard, rules_text, unused_rule_warnings, why_replicated
+from tfdist.errors.formatting import byte_size
 
 if TYPE_CHECKING:
     from tfdist.planning.layout_plan import Plan, VariablePlan
@@ -29,9 +29,9 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
         return replica_layout.main(config, output)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli.planned_model import planned_model
+    from tfdist.config.mesh import mesh_of
     from tfdist.data import check_equal_shares
     from tfdist.planning import layout_plan
-    from tfdist.sharding.mesh import mesh_of
 
     abstract_model = planned_model(config)
     mesh = mesh_of(config.mesh_shape, 0 if config.mesh_shape else config.devices)

@@ -18,7 +18,7 @@ from tfdist.config.fields import check_fields, flag_field, names_text
 from tfdist.config.rules import split_at_commas
 from tfdist.errors import ExitCode, InputError
 from tfdist.errors.engine_errors import one_line
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 from tfdist.reporting import RunDirectory, run_summary
 from tfdist.reporting.file_errors import cause, must_write_output
 from tfdist.reporting.run_summary import RunSummary, is_higher_better, read_run

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tfdist.config import spec
 from tfdist.config.rules import first_match, parse_rules, parse_specs, split_at_commas
 from tfdist.config.spec import Spec, call_own, unique_names, without_mark
-from tfdist.errors import InputError, NotFiniteError, suggestions
+from tfdist.errors import InputError, NotFiniteError, formatting
 
 _names = st.from_regex(r"[A-Za-z0-9_.:/-]+", fullmatch=True)
 _keys = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True).filter(lambda key: not keyword.iskeyword(key))
@@ -120,12 +120,12 @@ def test_any_text_is_read_or_refused_in_one_line(text):
 
 def test_nearest():
     known = ["single", "mirrored", "horovod"]
-    assert suggestions.nearest("Mirored", known) == ' Did you mean "mirrored"? Known: horovod, mirrored, single.'
-    assert suggestions.nearest("xyz", known) == " Known: horovod, mirrored, single."
-    assert suggestions.nearest("sgd", ["SGD"]) == ' Did you mean "SGD"? Known: SGD.'
-    assert suggestions.nearest("xyz", []) == " Known: none."
-    assert suggestions.did_you_mean("Mirored", known) == ' Did you mean "mirrored"?'
-    assert suggestions.did_you_mean("xyz", known) == ""
+    assert formatting.nearest("Mirored", known) == ' Did you mean "mirrored"? Known: horovod, mirrored, single.'
+    assert formatting.nearest("xyz", known) == " Known: horovod, mirrored, single."
+    assert formatting.nearest("sgd", ["SGD"]) == ' Did you mean "SGD"? Known: SGD.'
+    assert formatting.nearest("xyz", []) == " Known: none."
+    assert formatting.did_you_mean("Mirored", known) == ' Did you mean "mirrored"?'
+    assert formatting.did_you_mean("xyz", known) == ""
 
 
 @pytest.fixture

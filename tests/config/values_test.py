@@ -39,7 +39,7 @@ from tfdist.config.search import BatchSizeSearch, LearningRateSearch, parse_byte
 from tfdist.config.spec import Spec
 from tfdist.config.sync import EASGD, DiLoCo, EveryStep, FedAvg, LocalSGD, PostLocalSGD, parse_sync
 from tfdist.errors import InputError
-from tfdist.errors.numbers import byte_size
+from tfdist.errors.formatting import byte_size
 
 # By the function that reads them. What is written is read back as the same value.
 WRITTEN = {

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from tfdist.sharding.layouts import Layout
+from tfdist.config.layouts import Layout
 
 RANDOM = np.random.default_rng(0)
 SEQUENCES, IMAGES = RANDOM.normal(size=(4, 8, 4)), RANDOM.normal(size=(4, 4, 4, 8))

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist.config.layouts import Layout
 from tfdist.errors import InputError
-from tfdist.sharding.layouts import Layout
 
 X, Y = np.zeros((8, 6), "float32"), np.zeros(8, "int64")
 BATCHES = tf.data.Dataset.from_tensors((X, Y))

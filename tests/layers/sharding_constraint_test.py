@@ -7,8 +7,8 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 import tfdist
+from tfdist.config.layouts import Layout
 from tfdist.errors import InputError
-from tfdist.sharding.layouts import Layout
 
 RANDOM = np.random.default_rng(2)
 X, Y = RANDOM.standard_normal((16, 6, 4)).astype("float32"), RANDOM.integers(0, 4, (16, 6))

@@ -13,12 +13,12 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import tfdist
 from tfdist import keras_internals
+from tfdist.config.layouts import Shard, parse_layout
+from tfdist.config.mesh import parse_mesh
 from tfdist.errors import InputError
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.planning import layout_plan
 from tfdist.planning.pipeline_plan import idle_and_makespan
-from tfdist.sharding.layouts import Shard, parse_layout
-from tfdist.sharding.mesh import parse_mesh
 
 RANDOM = np.random.default_rng(0)
 KINDS = ("CollectiveReduceV2", "CollectiveGatherV2", "CollectiveAllToAllV2")

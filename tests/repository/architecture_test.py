@@ -14,9 +14,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 # A package imports only itself and packages before it. The commands, which are the modules in tfdist/, may import any.
 PACKAGES = (
-    "errors storage keras_internals cluster sharding config coordination reporting collectives row_semantics data"
+    "errors storage keras_internals cluster config coordination reporting collectives row_semantics data"
     " distribution gradients parameter_server layers pipelining models optimizers step synchronization checkpoint"
-    " diagnostics trainer keras_fit horovod launcher planning cli machine testing"
+    " trainer keras_fit horovod launcher planning cli testing"
 ).split()
 STRATEGIES = "strategies"  # plugins, which import packages up to this one:
 BELOW_STRATEGIES = "pipelining"
@@ -211,13 +211,13 @@ def test_private_corners_are_touched_in_one_place():
 # Quoted names of strategies that mean something else.
 OTHER_MEANINGS = {
     "tfdist.__main__": {"horovod"},  # the Python package
-    "tfdist.planning.benchmark_config": {"tpu"},  # the flag --tpu
+    "tfdist.planning.benchmark": {"tpu"},  # the flag --tpu
     "tfdist.horovod.process": {"horovod"},  # the Python package
     "tfdist.install_horovod": {"horovod"},
     "tfdist.cli.pipeline_layout": {"mesh"},  # a key of its JSON
     "tfdist.layout": {"mesh"},
-    "tfdist.machine.frameworks": {"horovod"},
-    "tfdist.machine.versions": {"horovod"},
+    "tfdist.cli.doctor_engines": {"horovod"},
+    "tfdist.cli.doctor_machine": {"horovod"},
     "tfdist.reporting.environment": {"horovod"},
     "tfdist.step.validation": {"horovod"},
     "tfdist.launcher.engine_environment": {"horovod"},  # a value of --launcher

@@ -7,7 +7,8 @@ from tests.repository.architecture_test import TREES
 
 OF_ONE_MACHINE = {
     "tfdist.storage": "the implementation for file systems",
-    "tfdist.machine": "what the kernel says of the machine, and outputs of processes that a check starts",
+    "tfdist.cli.doctor_machine": "what the kernel says of the machine",
+    "tfdist.cli.doctor_engines": "outputs of processes that a check starts",
     "tfdist.launcher": "a launcher's own logs, progress files, outcomes, in-memory directories and namespaces",
     "tfdist.cluster": "progress files, signals, and what the kernel says of the machine",
     "tfdist.coordination.job_token": "secrets, whose owner and mode matter",

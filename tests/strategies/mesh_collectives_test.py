@@ -11,9 +11,9 @@ import keras
 import pytest
 
 import tfdist
+from tfdist.config.layouts import parse_layout, parse_shard
+from tfdist.config.mesh import parse_mesh
 from tfdist.planning import layout_plan
-from tfdist.sharding.layouts import parse_layout, parse_shard
-from tfdist.sharding.mesh import parse_mesh
 
 WORKER = pathlib.Path(__file__).with_name("mesh_collectives_worker.py")
 TRANSFORMER = {"input_shape": (8,), "classes": 32, "layers": 2, "width": 16, "heads": 4}

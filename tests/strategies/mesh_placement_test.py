@@ -10,9 +10,9 @@ import tensorflow as tf
 from tensorflow.python.ops import array_ops, gen_array_ops, gen_nn_ops
 
 import tfdist
+from tfdist.config.layouts import Layout
 from tfdist.distribution.mesh_checks import refuse_unsafe_operations
 from tfdist.errors import InputError
-from tfdist.sharding.layouts import Layout
 
 VALUE = np.random.default_rng(4).standard_normal((4, 8, 6))
 ODD = np.random.default_rng(4).standard_normal((10, 6, 2))  # shards of 5 and of 3

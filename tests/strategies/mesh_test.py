@@ -13,9 +13,9 @@ from tensorflow.experimental import dtensor
 import tfdist
 from tests.selection import quick
 from tfdist import keras_internals
+from tfdist.config.layouts import Layout
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import LossScale
-from tfdist.sharding.layouts import Layout
 
 RANDOM = np.random.default_rng(3)
 TOKENS = RANDOM.integers(0, 12, (64, 6)).astype("int32")

@@ -15,7 +15,7 @@ from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale
 from tfdist.testing import parity
-from tfdist.testing.replay import Replay
+from tfdist.testing.comparison import Replay
 
 CASE = parity.Case(model="cnn", optimizer="sgd")
 

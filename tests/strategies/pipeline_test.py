@@ -13,7 +13,7 @@ import tfdist
 from tests.selection import cover, uncovered
 from tests.strategies.pipeline_cases import Case, Outcome, run_case
 from tests.workers import running
-from tfdist.sharding.mesh import parse_mesh
+from tfdist.config.mesh import parse_mesh
 
 pytestmark = pytest.mark.processes
 

@@ -11,7 +11,7 @@ from absl import flags as absl_flags
 from tfdist.cli import command, flags
 from tfdist.config.job_config import RunConfig
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 
 VARIABLE = "TFDIST_FLAGS"
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from tfdist.cli import tensorflow_import
 from tfdist.cli.output import Output, text_table
 from tfdist.config.layout_config import LayoutConfig
+from tfdist.config.layouts import ProcessGrid, parse_grid
+from tfdist.config.mesh import parse_mesh
 from tfdist.config.pipeline_schedule import parse_cut
+from tfdist.distribution.balanced_parts import describe_parts
 from tfdist.errors import InputError
-from tfdist.errors.numbers import byte_size, count_of
+from tfdist.errors.formatting import byte_size, count_of
 from tfdist.pipelining.schedule_catalog import make_schedule
-from tfdist.sharding.balanced_parts import describe_parts
-from tfdist.sharding.layouts import ProcessGrid, parse_grid
-from tfdist.sharding.mesh import parse_mesh
 
 if TYPE_CHECKING:
     from tfdist.planning.layout_plan import SpreadPlan

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from tfdist.cli import tensorflow_import
 from tfdist.cli.output import Output, text_table
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.errors.numbers import byte_size, count_of
-from tfdist.sharding.balanced_parts import describe_parts, sizes_of_parts
-from tfdist.sharding.layouts import Shard
-from tfdist.sharding.mesh import Mesh
+from tfdist.config.layouts import Shard
+from tfdist.config.mesh import Mesh
+from tfdist.distribution.balanced_parts import describe_parts, sizes_of_parts
+from tfdist.errors.formatting import byte_size, count_of
 
 if TYPE_CHECKING:
     from tfdist.planning.layout_plan import Plan, VariablePlan

@@ -5,7 +5,7 @@ import math
 import re
 
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 
 EQUAL, MEASURED, WEIGHTS = "equal", "measured", "weights"
 _KNOWN = (EQUAL, MEASURED, f"{WEIGHTS}(2,1,1)")

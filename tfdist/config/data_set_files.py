@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tfdist.config import spec
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import did_you_mean
+from tfdist.errors.formatting import did_you_mean
 
 # The argument that may follow a name and a colon; "" for none. `tfdist.data.catalog` has a function for each name.
 AFTER_COLON = {

@@ -9,8 +9,7 @@ from typing import ClassVar
 from tfdist.config.monitor import MODES
 from tfdist.config.spec import Spec, call, parse
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_integer, is_number
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import is_integer, is_number, nearest
 
 ANNEALS = ("cosine", "linear")
 _LEAST_T_MUL = 1.1  # cycles that become longer more slowly would be too many to tabulate

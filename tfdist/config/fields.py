@@ -11,12 +11,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from tfdist.cluster import tf_config
+from tfdist.config.layouts import rules_text, split_rules
 from tfdist.config.rules import parse_specs
 from tfdist.config.spec import Spec, parse
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_integer, is_number
-from tfdist.errors.suggestions import nearest
-from tfdist.sharding.layouts import rules_text, split_rules
+from tfdist.errors.formatting import is_integer, is_number, nearest
 from tfdist.storage import path_of, storage_of
 
 _OF_FILES = {".csv": "csv", ".npz": "npz", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tsv": "csv"}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tfdist.config.spec import parse
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 
 MODES = ("auto", "min", "max")
 

@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any
 
 from tfdist.config.fields import ANY_TEXT, AUTO, DEVICES, flag_field
+from tfdist.config.layouts import check_axes
+from tfdist.config.mesh import Mesh
 from tfdist.config.pipeline_schedule import WITHOUT_FLUSH, OneFOneB, parse_cut, parse_pipeline_schedule
 from tfdist.errors import InputError
-from tfdist.sharding.layouts import check_axes
-from tfdist.sharding.mesh import Mesh
 
 DEFAULT_SCHEDULE = OneFOneB.name
 ACTIVATION_COMPRESSION = ("none", "bf16", "fp16", "int8")

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from tfdist.config.spec import call, parse, spec_of
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_integer
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import is_integer, nearest
 
 AUTO = "auto"
 MEASURES = ("time", "parameters", "memory")

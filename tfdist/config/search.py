@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from tfdist.config.spec import call, parse
 from tfdist.errors import InputError
-from tfdist.errors.numbers import as_python, is_integer, is_number
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import as_python, is_integer, is_number, nearest
 
 UNITS_HELP = "KB and KiB are 1024 bytes"
 _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([KMGT])i?B?|B)?\s*", re.IGNORECASE)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from tfdist.errors import InputError, TfdistError
 from tfdist.errors.engine_errors import is_engine_error, one_line, out_of_memory
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]*(:[A-Za-z0-9_.:/*?\[\]~@%+=-]*)?")  # after a colon, a path may follow
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""

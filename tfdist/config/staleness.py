@@ -5,8 +5,7 @@ import re
 
 from tfdist.config.fields import ANY_TEXT, DEVICES, flag_field
 from tfdist.errors import InputError
-from tfdist.errors.numbers import count_of
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import count_of, nearest
 
 SYNC, BOUNDED, ASYNC = "sync", "bounded", "async"
 _KNOWN = (SYNC, f"{BOUNDED}(4)", ASYNC)

@@ -14,13 +14,13 @@ from tfdist.cluster.topology import parse_topology
 from tfdist.config import fields
 from tfdist.config.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS, AlgorithmTable, parse_all_reduce, parse_table
 from tfdist.config.fields import DEVICES, Flags, address_text, flag_field, layout_text
+from tfdist.config.layouts import OF_REPLICAS, STAGES, parse_grid, parse_layout, parse_shard
+from tfdist.config.mesh import mesh_of, parse_mesh
 from tfdist.config.pipeline_options import PipelineOptions, check_flags_without_flush, check_mesh
 from tfdist.config.rules import is_chosen, parse_rules
 from tfdist.config.staleness import ParameterServerOptions, count_workers
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
-from tfdist.sharding.layouts import OF_REPLICAS, STAGES, parse_grid, parse_layout, parse_shard
-from tfdist.sharding.mesh import mesh_of, parse_mesh
+from tfdist.errors.formatting import nearest
 from tfdist.storage.registry import read_text
 
 

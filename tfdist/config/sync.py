@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from tfdist.config.spec import call, parse, spec_of
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_integer, is_number
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import is_integer, is_number, nearest
 
 STATES = ("local", "averaged", "reset")
 CLIENT_SIZES = ("equal", "power_law")

@@ -13,8 +13,7 @@ from tfdist.data.examples import Element, Examples, Transform, WrappedExamples, 
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.data.source import ROUNDS, random_keys
 from tfdist.errors import InputError, names_arguments
-from tfdist.errors.numbers import is_integer, is_number
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import is_integer, is_number, nearest
 
 _BITS = 53
 _FRACTION_BITS = 24  # of a float32

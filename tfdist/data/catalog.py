@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.config import spec
 from tfdist.config.data_set_files import AFTER_COLON
 from tfdist.config.spec import call_own
-from tfdist.data import csv_file, image_folder, images, npz_file, tfrecord
+from tfdist.data import array_files, image_folder, images, tfrecord
 from tfdist.data.examples import DataSet, Element
 from tfdist.data.images import extra, scaled
 from tfdist.data.inputs import as_data_set
@@ -202,12 +202,12 @@ def _find(name: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 CATALOG: dict[str, Callable[..., DataSet]] = {
-    "csv": csv_file.csv,
+    "csv": array_files.csv,
     "digits": images.digits,
     "fashion_mnist": images.fashion_mnist,
     "images": image_folder.images,
     "mnist5k": images.mnist5k,
-    "npz": npz_file.npz,
+    "npz": array_files.npz,
     "synthetic": synthetic,
     "text": text,
     "tfds": prepared,

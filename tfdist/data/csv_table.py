@@ -12,8 +12,7 @@ from typing import NamedTuple, TextIO
 import numpy as np
 
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_integer
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import is_integer, nearest
 
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))  # a cell without a value, in lower case
 

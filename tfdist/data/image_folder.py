@@ -15,7 +15,7 @@ from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source
 from tfdist.data.split import split_indices
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 
 _ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 _TRAIN = "train"

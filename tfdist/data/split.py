@@ -3,7 +3,7 @@
 import numpy as np
 
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_number
+from tfdist.errors.formatting import is_number
 
 
 def stratified(labels: np.ndarray, test_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source
 from tfdist.data.split import split_indices
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import did_you_mean, nearest
+from tfdist.errors.formatting import did_you_mean, nearest
 
 # Finds where each record of a TFRecord file begins, so that records can be read in any order.
 # A record is its length (8 bytes), a checksum of the length (4), the data, and a checksum of the data (4). Only the lengths

@@ -15,14 +15,14 @@ from tensorflow.experimental import dtensor
 from tfdist import keras_internals
 from tfdist.cluster.devices import check_available, local_device_names
 from tfdist.cluster.environment import Cluster
+from tfdist.config.layouts import Layout
+from tfdist.config.mesh import Mesh
 from tfdist.coordination import Group
 from tfdist.data.row_partition import IndexedBatch, with_none
 from tfdist.distribution.strategy import Read, Strategy, VariableAdoption, VariableBlocks
 from tfdist.distribution.tf_server import server_start, with_addresses
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import layout_refused
-from tfdist.sharding.layouts import Layout
-from tfdist.sharding.mesh import Mesh
 
 
 def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> dtensor.Mesh:

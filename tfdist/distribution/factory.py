@@ -18,7 +18,7 @@ from tfdist.coordination import Group, join
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
 from tfdist.errors import InputError, names_arguments
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 
 _started: list[weakref.ref[Strategy]] = []
 

@@ -22,9 +22,9 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives.interface import to_transferable
+from tfdist.distribution.balanced_parts import Message, balanced_owners, messages
 from tfdist.distribution.strategy import OptimizerShards
 from tfdist.errors import InputError
-from tfdist.sharding.balanced_parts import Message, balanced_owners, messages
 
 if TYPE_CHECKING:
     from tfdist.distribution.strategy import Strategy

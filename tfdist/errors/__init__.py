@@ -1,7 +1,7 @@
 """The errors raised by tfdist, the exit codes of its commands, and the interpretation of engines' exceptions.
 
 `tfdist.horovod.errors` derives the errors that scripts of Horovod expect from those defined here. `tfdist.cli.command`
-decides how errors are printed. `numbers` formats the numbers of messages, `suggestions` names what an unknown name resembles.
+decides how errors are printed. `formatting` formats numbers in messages, and suggests names that resemble an unknown one.
 """
 
 from tfdist.errors.exceptions import (

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from tfdist.errors import InputError, OutOfMemoryError
-from tfdist.errors.numbers import byte_size
+from tfdist.errors.formatting import byte_size
 
 _ENGINE = frozenset(
     ("UnavailableError", "AbortedError", "InternalError", "CancelledError", "DeadlineExceededError")

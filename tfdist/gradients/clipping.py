@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_number
+from tfdist.errors.formatting import is_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 from tfdist.gradients import Bucketed, Reduced, Reducer
 from tfdist.gradients.compression import METHODS, check, create_reducer
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_integer
+from tfdist.errors.formatting import is_integer
 from tfdist.horovod.compression import Compression, known_compression
 from tfdist.horovod.data_movement import with_alternative_signature
 from tfdist.horovod.gradient_sums import GradientSums, Options

@@ -10,7 +10,7 @@ from tfdist.cluster.tf_config import is_address
 from tfdist.coordination import LostMember
 from tfdist.coordination.group import NO_GOODBYE
 from tfdist.errors import ExitCode, InputError, exceptions
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 from tfdist.launcher.engine_environment import ENGINES
 
 

@@ -3,18 +3,87 @@
 import contextlib
 import logging
 import math
+import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import IO
 
 from tfdist.cluster.signals import LAUNCHER_VARIABLE, TOGETHER_SECONDS
-from tfdist.launcher import reaper
+
+_WAIT_SECONDS = 5.0  # for killed processes to end: those in an uninterruptible sleep may last longer
+_POLL_SECONDS = 0.01
+
+
+def kill_marked(variable: str, excluded: Collection[int] = ()) -> None:
+    """Kills every process that had this variable when its program was started, even outside of its process group (Linux).
+
+    It returns when two successive searches have found none: a process may start another one while it is being killed, and
+    has no variables for a moment while it replaces its program.
+
+    Args:
+      variable: NAME=VALUE.
+      excluded: ids of processes that are not killed.
+    """
+    deadline, empty_searches = time.monotonic() + _WAIT_SECONDS, 0
+    while empty_searches < 2 and time.monotonic() < deadline:
+        pids = [pid for pid in _marked(variable.encode()) if pid not in excluded]
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:  # has ended
+                pass
+        empty_searches = 0 if pids else empty_searches + 1
+        time.sleep(_POLL_SECONDS)
+
+
+def _marked(variable: bytes) -> list[int]:
+    pids = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        try:
+            with open(f"/proc/{int(name)}/environ", "rb") as file:
+                variables = file.read().split(b"\0")  # none, if the process has ended
+        except (ValueError, OSError):  # not a process, or another user's
+            continue
+        if variable in variables:
+            pids.append(int(name))
+    return pids
+
+
+def main() -> None:
+    """Reads the input until its end; see the module docstring."""
+    groups, directories, variable = set(), [], ""
+    for line in sys.stdin:
+        if line == "done\n":
+            return
+        if line.startswith("/"):
+            directories.append(line.rstrip("\n"))
+        elif "=" in line:
+            variable = line.rstrip("\n")
+        elif int(line) > 0:
+            groups.add(int(line))
+        else:
+            groups.discard(-int(line))
+    for group in groups:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:  # no process of it is left
+            pass
+    if variable:
+        kill_marked(variable)
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
+
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -76,7 +145,7 @@ class OrphanGuard:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", reaper.__file__],
+                [sys.executable, "-I", "-S", __file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -105,7 +174,7 @@ class OrphanGuard:
 
     def sweep(self) -> None:
         """Kills processes of the job that have left the process groups in which they were started, except added ones."""
-        reaper.kill_marked(self._variable, self._groups)
+        kill_marked(self._variable, self._groups)
 
     def check(self) -> None:
         """Warns once if the guard was killed; to be called periodically."""

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.config.layouts import parse_dims
 from tfdist.errors import InputError
 from tfdist.keras_internals import uncast_value
 from tfdist.layers.sharding_constraint import constrain
-from tfdist.sharding.variable_layouts import parse_dims
 
 
 class ExpertLoad(keras.metrics.Metric):

@@ -3,9 +3,9 @@
 import keras
 import tensorflow as tf
 
+from tfdist.config.layouts import Dims, parse_dims
 from tfdist.distribution.strategy import strategy_in_use
 from tfdist.errors import InputError
-from tfdist.sharding.variable_layouts import Dims, parse_dims
 
 
 def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = None) -> tf.Tensor | keras.KerasTensor:

@@ -3,11 +3,8 @@
 User-defined models do not need this package: `--model=package.module:function`.
 """
 
+from tfdist.models.architectures import cnn, mlp, resnet50, transformer
 from tfdist.models.batch_norm import with_batch_norm
 from tfdist.models.catalog import NAMES, build, zero_gradient_patterns
-from tfdist.models.cnn import cnn
-from tfdist.models.mlp import mlp
-from tfdist.models.resnet50 import resnet50
-from tfdist.models.transformer import transformer
 
 __all__ = ["NAMES", "build", "cnn", "mlp", "resnet50", "transformer", "with_batch_norm", "zero_gradient_patterns"]

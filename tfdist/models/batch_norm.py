@@ -3,7 +3,7 @@
 import keras
 
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 from tfdist.keras_internals import layers_of
 from tfdist.layers import SyncBatchNormalization
 

@@ -6,11 +6,8 @@ import keras
 
 from tfdist.config.spec import call, call_own, load_object, parse
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
-from tfdist.models.cnn import cnn
-from tfdist.models.mlp import mlp
-from tfdist.models.resnet50 import resnet50
-from tfdist.models.transformer import transformer
+from tfdist.errors.formatting import nearest
+from tfdist.models.architectures import cnn, mlp, resnet50, transformer
 
 _MODELS: dict[str, Callable[..., keras.Model]] = {f.__name__: f for f in (mlp, cnn, resnet50, transformer)}
 NAMES = tuple(_MODELS)

@@ -9,7 +9,7 @@ import keras
 
 from tfdist.config.spec import call_own, load_object, parse
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 from tfdist.optimizers import LARS, MomentumCorrectedSGD
 
 _BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # names that Keras resolves by the shape of the labels

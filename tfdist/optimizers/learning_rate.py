@@ -26,7 +26,7 @@ from tfdist.config.decay import (
 )
 from tfdist.config.spec import Spec, call_own, load_object
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 
 _LAST_START = 2**40  # steps; no run reaches cycles that would begin later
 

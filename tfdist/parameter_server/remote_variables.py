@@ -12,7 +12,7 @@ from tfdist import keras_internals
 from tfdist.config.staleness import SYNC, Staleness
 from tfdist.distribution.strategy import OptimizerShards
 from tfdist.errors import InputError
-from tfdist.errors.numbers import byte_size, count_of
+from tfdist.errors.formatting import byte_size, count_of
 from tfdist.gradients import Clip
 from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.variable_server import optimizer_keys

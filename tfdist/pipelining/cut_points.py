@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.config.pipeline_schedule import AfterLayers, Balanced
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph
 
 SLACK = 0.05  # fraction by which the most expensive stage may exceed its minimum, to send fewer bytes

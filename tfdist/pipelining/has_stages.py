@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
+from tfdist.config.layouts import ProcessGrid
 from tfdist.coordination import Group
 from tfdist.coordination.group import raise_on_all_members
 from tfdist.data import check_batch_size
@@ -17,7 +18,6 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.pipelining.activation_compression import ActivationCompression
 from tfdist.pipelining.schedule import Schedule
 from tfdist.pipelining.stage_devices import StageDevices
-from tfdist.sharding.layouts import ProcessGrid
 
 
 class HasStages(Strategy):

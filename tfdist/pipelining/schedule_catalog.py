@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.config import pipeline_schedule as grammar
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_integer
+from tfdist.errors.formatting import is_integer
 from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
 from tfdist.pipelining.schedule_simulation import check_schedule
 from tfdist.pipelining.timeline import Timeline

@@ -10,7 +10,7 @@ from typing import Any
 from tfdist.config.search import BatchSizeSearch
 from tfdist.errors import InputError, names_arguments
 from tfdist.errors.engine_errors import described
-from tfdist.errors.numbers import byte_size, is_integer, is_number
+from tfdist.errors.formatting import byte_size, is_integer, is_number
 from tfdist.launcher import pickled_call, spawn_entry
 from tfdist.launcher.job import Job
 from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.config.all_reduce import ALGORITHMS, ENGINE
-from tfdist.errors.numbers import byte_size
+from tfdist.errors.formatting import byte_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,19 +11,23 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.errors import InputError
-from tfdist.layers import MixtureOfExperts
-from tfdist.sharding.layouts import (
+from tfdist.config.layouts import (
+    ATTENTIONS,
+    Dims,
     Layout,
     Placement,
     Shard,
+    dims_of_uninitialized,
+    is_gathered_in_turn,
     layout_by_rules,
     parse_layout,
+    placement,
     resolve_optional_dims,
     unused_rule_warnings,
 )
-from tfdist.sharding.mesh import Mesh
-from tfdist.sharding.variable_layouts import ATTENTIONS, Dims, dims_of_uninitialized, is_gathered_in_turn, placement
+from tfdist.config.mesh import Mesh
+from tfdist.errors import InputError
+from tfdist.layers import MixtureOfExperts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import keras
 from tfdist import keras_internals
 from tfdist.collectives.replica_context import ReplicaContextCollectives
 from tfdist.config.pipeline_options import check_without_flush
+from tfdist.distribution.balanced_parts import sizes_of_parts
 from tfdist.errors import InputError
 from tfdist.pipelining.activation_compression import METHODS, ActivationCompression, message_bytes
 from tfdist.pipelining.cutting import Cut, TracedModel, cut_model, trace_model
@@ -18,7 +19,6 @@ from tfdist.pipelining.schedule import Schedule
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.pipelining.schedule_simulation import simulate
 from tfdist.pipelining.stage_costs import StageSeconds, count_operations, crossing_specs, measure_stage
-from tfdist.sharding.balanced_parts import sizes_of_parts
 
 COMPARED = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
 

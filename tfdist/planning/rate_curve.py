@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdist.errors.numbers import byte_size
+from tfdist.errors.formatting import byte_size
 from tfdist.planning.batch_size import BatchSizes
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import psutil
 
 from tfdist.errors import ExitCode, InputError, TfdistError, TrialError
 from tfdist.errors.exceptions import SIGNAL_OFFSET
-from tfdist.errors.numbers import byte_size
+from tfdist.errors.formatting import byte_size
 from tfdist.launcher.child import LocalProcess, NewProcess, Start
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_runner import CapturedJobs, last_line, read_log

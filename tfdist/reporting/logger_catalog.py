@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 
 from tfdist.config.spec import Spec, call, load_object
 from tfdist.errors import InputError
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import nearest
+from tfdist.reporting.experiment_trackers import MLflowLogger, WandbLogger
 from tfdist.reporting.logger import LoggedRun, OptionalReporter
-from tfdist.reporting.mlflow_logger import MLflowLogger
 from tfdist.reporting.reporter import Reporter
 from tfdist.reporting.tensorboard import TensorBoardReporter
-from tfdist.reporting.wandb_logger import WandbLogger
 
 TENSORBOARD = "tensorboard"
 # The module that a logger needs, and the command that installs it.

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
-from tfdist.errors.numbers import count_of
+from tfdist.errors.formatting import count_of
 
 
 class Term(NamedTuple):

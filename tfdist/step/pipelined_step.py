@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, current
 from tfdist.errors import InputError
-from tfdist.errors.numbers import count_of
+from tfdist.errors.formatting import count_of
 from tfdist.gradients import unscaled
 from tfdist.pipelining.cutting import StageGraph
 from tfdist.pipelining.execution import ActionClock, run_schedule

@@ -12,7 +12,7 @@ differences are measured in roundings: in units of the difference between 16 and
 import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -30,14 +30,112 @@ from tfdist.data import Pipeline
 from tfdist.data.batches import count_rows
 from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
+from tfdist.gradients import Sum
+from tfdist.parameter_server.update_order import Update
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.declarations import checked
 from tfdist.row_semantics.explanation import Explanation, using_listener
+from tfdist.step.compiled_loop import Loop, LoopResult, split_numbers
+from tfdist.step.compiled_steps import Steps
+from tfdist.step.gradient_source import GradientSource
+from tfdist.step.metrics import ModelMetrics
+from tfdist.step.settings import Settings
+from tfdist.step.state_store import StateStore
+from tfdist.step.step import Step
+from tfdist.synchronization import WeightSynchronizer
 from tfdist.testing.parity import digest
-from tfdist.testing.replay import Replay
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.run_warnings import ONE_DEVICE
 from tfdist.trainer.trainer import Trainer
+
+
+class Replay(WeightSynchronizer):
+    """Steps of one device in the order of recorded updates: delayed gradients."""
+
+    def __init__(self, model: keras.Model, strategy: Strategy, updates: Sequence[Update], placement: Sequence[int]):
+        """Initializes the replay.
+
+        Args:
+          model: the model, with the weights before the first update.
+          strategy: strategy of one device.
+          updates: all updates of the recorded run, in their order.
+          placement: the server of each trained weight, and then of each variable that layers assign.
+        """
+        self._model, self._strategy, self._updates, self._placement = model, strategy, updates, placement
+
+    def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
+        """See base class."""
+
+        def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
+            settings = dataclasses.replace(settings, batch_size=batch_size)
+            replayed = Step(GradientSource(self._model, self._strategy, store, settings, metrics), Sum(), store)
+            return replayed, ReplayLoop(replayed, self._strategy, self._updates, self._placement)
+
+        return steps.custom_loop("replay", create)
+
+
+class ReplayLoop:
+    """A call of the loop; see `Loop`. It keeps the weights after each of its updates."""
+
+    def __init__(self, step: Step, strategy: Strategy, updates: Sequence[Update], placement: Sequence[int]):
+        """Initializes the loop; see `Replay`."""
+        self._step, self._strategy, self._updates, self._placement = step, strategy, updates, placement
+        self._states = keras_internals.moving_statistics(step.source.model)
+        self._variables = [*map(keras_internals.value_of, (*step.variables, *self._states))]
+        self._compute = tf.function(lambda *args: strategy.run(step.compute, *args), autograph=False)
+        self._apply = tf.function(self._apply_used, autograph=False)
+
+    def __call__(
+        self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
+    ) -> LoopResult:
+        """Makes the updates of these steps again."""
+        first, count = int(first_step), int(steps)
+        batches = [split_numbers(next(iterator), self._strategy)[0] for _ in range(count)]
+        versions = {first: self._values()}
+        losses = np.zeros([count])
+        for update in self._updates[first : first + count]:
+            read = [versions[update.versions[server]][i] for i, server in enumerate(self._placement)]
+            self._assign(read)
+            computed = self._compute(batches[update.ticket - first], tf.constant(update.ticket, tf.int64), with_norm)
+            assigned, current = self._values(), versions[update.version]
+            self._assign([*current[: len(self._step.variables)], *self._new_states(update, read, assigned, current)])
+            self._apply(computed)
+            versions[update.version + 1] = self._values()
+            losses[update.ticket - first] = float(computed.loss)
+        return LoopResult(
+            losses=tf.constant(losses, keras.config.floatx()),
+            counted=tf.ones([count], tf.bool),
+            norm=tf.zeros([], keras.config.floatx()),
+            may_continue=tf.constant(True),
+            gradient_finite=(),
+            waited=tf.zeros([], tf.float64),
+            busy=tf.zeros([1], tf.float64),
+            numbers=tf.zeros([0], tf.int64),
+            sizes=tf.zeros([count], tf.int32),
+        )
+
+    def _apply_used(self, computed: Any) -> None:
+        self._strategy.run(lambda value: self._step.apply(value, self._step.unused()), computed)
+
+    def _values(self) -> list[np.ndarray]:
+        return [variable.numpy() for variable in self._variables]
+
+    def _assign(self, values: Sequence[np.ndarray]) -> None:
+        for variable, value in zip(self._variables, values, strict=True):
+            variable.assign(value)
+
+    def _new_states(
+        self,
+        update: Update,
+        read: Sequence[np.ndarray],
+        assigned: Sequence[np.ndarray],
+        current: Sequence[np.ndarray],
+    ) -> Iterator[np.ndarray]:
+        """Yields the values of states after an update; see `VariableServer`."""
+        for i in range(len(self._step.variables), len(self._variables)):
+            is_current = update.versions[self._placement[i]] == update.version
+            yield assigned[i] if is_current else current[i] + (assigned[i] - read[i])
+
 
 MOST_ROUNDINGS = 4.0  # two runs in 16 bits differ by about one rounding, a bug by ten or more
 _MIN_NORM = 1e-30
@@ -56,7 +154,7 @@ _STEPS_PER_REPLAY = 10  # in calls of one step, no gradient is ever stale
 NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small, relative to the model's largest, is rounding error
 
 
-class Step(NamedTuple):
+class StepComparison(NamedTuple):
     """The comparison of one step.
 
     Attributes:
@@ -90,7 +188,7 @@ class Comparison(NamedTuple):
 
     tolerance: float
     unit: str
-    steps: list[Step]
+    steps: list[StepComparison]
     replicas_equal: bool
     not_compared: list[str]
     different_by_design: list[str]
@@ -186,7 +284,7 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
         lines.append((*compared[path], path))
 
     expected = _run(session, reference, compare, per_call)
-    steps = [Step(a.step, a.loss, b.loss, *line) for a, b, line in zip(calls, expected, lines, strict=True)]
+    steps = [StepComparison(a.step, a.loss, b.loss, *line) for a, b, line in zip(calls, expected, lines, strict=True)]
     result = Comparison(limit, "roundings" if rounding else "relative", steps, equal, sorted(noise), by_design)
     _print_result(result, say)
     return result

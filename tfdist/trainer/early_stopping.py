@@ -11,8 +11,7 @@ from tfdist import keras_internals
 from tfdist.config.decay import Plateau
 from tfdist.config.monitor import MODES, parse_best
 from tfdist.errors import InputError
-from tfdist.errors.numbers import count_of, is_integer
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import count_of, is_integer, nearest
 from tfdist.trainer.program import Program
 
 

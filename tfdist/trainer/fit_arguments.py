@@ -16,8 +16,7 @@ from tfdist.data import DataSet, Examples, as_examples, fit_data, with_class_wei
 from tfdist.data.examples import PartialEpochs
 from tfdist.data.inputs import about_evaluation, all_data, check_array, test_examples
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_integer, is_number
-from tfdist.errors.suggestions import nearest
+from tfdist.errors.formatting import is_integer, is_number, nearest
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_ORDERS
 from tfdist.gradients.compression import check as check_compression

@@ -17,38 +17,32 @@ from tfdist.coordination.watchdog import Watchdog
 from tfdist.data import DataSet, Examples, Pipeline, explained_reading, steps_in_epochs
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.data.row_partition import EVEN, RowAllocation
-from tfdist.diagnostics import (
-    AutoAllReduce,
-    AutoCompression,
-    CompressionErrorMonitor,
-    Exposure,
-    GradientNorms,
-    Inspection,
-    PipelineTimeline,
-    ReplicaDivergence,
-    RunView,
-)
+from tfdist.distribution.balanced_parts import describe_parts
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.errors.numbers import byte_size, count_of
+from tfdist.errors.formatting import byte_size, count_of
 from tfdist.pipelining.has_stages import pipeline_of
 from tfdist.pipelining.staged_model import full_model, without_flush_of
 from tfdist.reporting import RunPlan
 from tfdist.reporting.timing import StepTimer
 from tfdist.reporting.warn_once import warn_once
-from tfdist.sharding.balanced_parts import describe_parts
 from tfdist.step import running_metrics
 from tfdist.step.compiled_loop import LoopResult, not_finite
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.step.settings import Settings
+from tfdist.trainer.auto_all_reduce import AutoAllReduce
+from tfdist.trainer.auto_compression import AutoCompression
 from tfdist.trainer.balancing import Balancing
 from tfdist.trainer.callbacks import Callbacks, run_evaluation, validation_logs
 from tfdist.trainer.data_warnings import check_examples, where_not_finite
 from tfdist.trainer.fit_arguments import FitArguments
+from tfdist.trainer.inspections import Inspection, RunView
 from tfdist.trainer.options import FitOptions
+from tfdist.trainer.pipeline_timeline import Exposure, PipelineTimeline
 from tfdist.trainer.program import Program
 from tfdist.trainer.records import History, Recorder
+from tfdist.trainer.replica_divergence import CompressionErrorMonitor, GradientNorms, ReplicaDivergence
 from tfdist.trainer.run_warnings import RunFacts, warn_of_run
 from tfdist.trainer.train_state import TrainState
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from tfdist import keras_internals
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.data.batch_schedule import BatchSchedule
-from tfdist.diagnostics import advice
 from tfdist.errors.exceptions import with_argument_names
 from tfdist.pipelining.staged_model import staleness
 from tfdist.reporting import Reporter
@@ -18,6 +17,7 @@ from tfdist.reporting.environment import peak_memory
 from tfdist.reporting.timing import StepTimer, cost_of_slowest, over_ranks
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step.running_metrics import RunningMetrics
+from tfdist.trainer.pipeline_timeline import advice
 from tfdist.trainer.program import Program
 from tfdist.trainer.train_state import TrainState
 

@@ -11,7 +11,7 @@ from tfdist.collectives import Collectives
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_integer
+from tfdist.errors.formatting import is_integer
 from tfdist.gradients.bucket import Bucketed
 from tfdist.gradients.compression.arguments import checked_flag, compiled
 from tfdist.gradients.compression.codec import Codec

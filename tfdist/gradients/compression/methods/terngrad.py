@@ -5,7 +5,7 @@ import math
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_number
+from tfdist.errors.formatting import is_number
 from tfdist.gradients.compression.codec import Blockwise, Noise
 from tfdist.gradients.compression.random_draws import relative, rounded
 from tfdist.gradients.compression.sparse_vector import peaks, sums

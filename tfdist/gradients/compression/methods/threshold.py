@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
-from tfdist.errors.numbers import is_number
+from tfdist.errors.formatting import is_number
 from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, finiteness_mark
 from tfdist.gradients.compression.sparse_vector import exchange, magnitudes, reaching
 

@@ -1,0 +1,381 @@
+"""Sections of `tfdist doctor` about this machine: versions, hardware, limits, environment variables and network."""
+
+import contextlib
+import importlib.metadata
+import math
+import os
+import pathlib
+import platform
+import re
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import psutil
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+import tfdist
+from tfdist.cli.doctor_report import Finding, Section, Status, one_of
+from tfdist.cli.horovod_build import PATCHED
+from tfdist.cluster.affinity import cpu_quota
+from tfdist.cluster.environment import describe, detect_cluster, hint
+from tfdist.coordination.job_token import (
+    FILE_VARIABLE,
+    INSECURE_VARIABLE,
+    LOOPBACK,
+    MIN_TOKEN_LENGTH,
+    TOKEN_VARIABLE,
+    is_loopback,
+    user_token,
+)
+from tfdist.errors import InputError
+from tfdist.errors.formatting import byte_size
+from tfdist.reporting.environment import versions
+
+_PACKAGES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
+_HOROVOD, _INSTALL_HOROVOD = "horovod", "tfdist install_horovod"
+
+
+class _Supported(NamedTuple):
+    text: str
+    allows: bool
+
+
+def versions_section() -> Section:
+    """Returns the versions; an installed package that is not supported is a warning."""
+    installed = {"tfdist": tfdist.__version__, **versions()}
+    python = _python(installed["python"])
+    findings = [
+        Finding(Status.OK, f"tfdist {installed['tfdist']}, {platform.platform()}"),
+        _finding("Python", installed["python"], python, "Use a supported version."),
+    ]
+    facts = {
+        "tfdist": {"version": installed["tfdist"], "supported": None, "is_supported": True},
+        "python": _facts(installed["python"], python),
+        "platform": platform.platform(),
+        "executable": sys.executable,
+    }
+    for name, title in _PACKAGES.items():
+        version = installed.get(name)
+        supported = _required(name, version)
+        findings.append(_finding(title, version, supported, f"pip install '{name}{supported.text.replace(' ', '')}'"))
+        facts[name] = _facts(version, supported)
+    version = installed.get(_HOROVOD)
+    supported = _Supported(PATCHED, version == PATCHED)
+    if version is None:
+        findings.append(Finding(Status.MISSING, "Horovod is not installed", _INSTALL_HOROVOD))
+    else:
+        findings.append(_finding("Horovod", version, supported, _INSTALL_HOROVOD))
+    facts[_HOROVOD] = _facts(version, supported)
+    return Section("versions", facts, findings)
+
+
+def _finding(title: str, version: str | None, supported: _Supported, remedy: str) -> Finding:
+    if version is None:
+        return Finding(Status.FAILED, f"{title} is not installed, and tfdist requires it", remedy)
+    if not supported.allows:
+        return Finding(Status.WARNING, f"{title} {version} is not supported; supported: {supported.text}", remedy)
+    return Finding(Status.OK, f"{title} {version}" + (f" (supported: {supported.text})" if supported.text else ""))
+
+
+def _facts(version: str | None, supported: _Supported) -> dict[str, object]:
+    return {"version": version, "supported": supported.text or None, "is_supported": supported.allows}
+
+
+def _python(version: str) -> _Supported:
+    """Returns the versions of Python with which tfdist is tested, which its classifiers list."""
+    pattern = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
+    supported = [match[1] for match in map(pattern.fullmatch, _metadata("Classifier")) if match]
+    return _Supported(", ".join(supported), not supported or version.rpartition(".")[0] in supported)
+
+
+def _required(name: str, version: str | None) -> _Supported:
+    """Returns the versions of a package that tfdist's requirements allow; an empty text if they allow any."""
+    requirements = map(Requirement, _metadata("Requires-Dist"))
+    specifier = next((each.specifier for each in requirements if each.name == name), SpecifierSet())
+    return _Supported(str(specifier), version is not None and specifier.contains(version, prereleases=True))
+
+
+def _metadata(field: str) -> list[str]:
+    """Returns a field of tfdist's metadata; empty if tfdist is used from a directory without installation."""
+    try:
+        return importlib.metadata.metadata("tfdist").get_all(field) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+_MEMORY_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")  # cgroup v2
+_SHARED_MEMORY = "/dev/shm"
+_MIN_FREE_MEMORY = 2 << 30  # a process with TensorFlow takes 0.5 GiB before it has a model
+_MIN_FREE_SHARED_MEMORY = 128 << 20  # containers have 64 MiB by default
+_MIN_FREE_DISK = 1 << 30
+
+
+def hardware_section() -> Section:
+    """Returns the resources of this machine, and the amounts that this process may use."""
+    usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    memory, limit = psutil.virtual_memory(), container_limit(_MEMORY_LIMIT)
+    free = min(memory.available, limit or memory.available)
+    directory = os.getcwd()
+    disk, shared = _disk_space(directory), _disk_space(_SHARED_MEMORY)
+    facts = {
+        "cpu": {
+            "cores": os.cpu_count(),
+            "usable_cores": usable,
+            "quota_cores": quota if math.isfinite(quota) else None,
+        },
+        "memory": {"total_bytes": memory.total, "available_bytes": memory.available, "limit_bytes": limit},
+        "shared_memory": shared,
+        "working_directory": disk,
+    }
+    cores = f"{os.cpu_count()} cores, of which this process may use {usable}"
+    cores += f", with a CPU quota of {quota:g} cores" if math.isfinite(quota) else ""
+    memory_text = f"{byte_size(memory.total)} of memory, {byte_size(memory.available)} free"
+    memory_text += f"; the container may use {byte_size(limit)}" if limit else ""
+    low_memory = (
+        f"only {byte_size(free)} of memory are free: a process with TensorFlow takes 0.5 GiB before it has a model"
+    )
+    findings = [
+        Finding(Status.OK, cores),
+        one_of(
+            low_memory if free < _MIN_FREE_MEMORY else "",
+            "End other programs, or raise the container's limit.",
+            memory_text,
+        ),
+        _space_finding(shared, _MIN_FREE_SHARED_MEMORY, "Free space there, or start the container with --shm-size=1g."),
+        _space_finding(disk, _MIN_FREE_DISK, "Free space there, or pass an --output_dir elsewhere."),
+    ]
+    return Section("machine", facts, findings)
+
+
+def _disk_space(path: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "path": path,
+        "total_bytes": None,
+        "free_bytes": None,
+        "is_writable": os.access(path, os.W_OK),
+    }
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError:
+        return facts
+    return facts | {"total_bytes": usage.total, "free_bytes": usage.free}
+
+
+def _space_finding(facts: dict[str, Any], minimum: int, remedy: str) -> Finding:
+    path, free = facts["path"], facts["free_bytes"]
+    if free is None or not facts["is_writable"]:
+        return Finding(
+            Status.WARNING, f"{path} cannot be written", f"Make {path} a directory that this user may write."
+        )
+    problem = f"only {byte_size(free)} are free in {path}" if free < minimum else ""
+    return one_of(problem, remedy, f"{byte_size(free)} free in {path}")
+
+
+_PROCESS_LIMIT = pathlib.Path("/sys/fs/cgroup/pids.max")
+_INFINIBAND = pathlib.Path("/dev/infiniband")
+_MIN_FILES = 1024
+_MIN_PROCESSES = 1024  # including threads; a process with TensorFlow has dozens
+_KINDS = {
+    "open_files": resource.RLIMIT_NOFILE,
+    "processes": resource.RLIMIT_NPROC,
+    "locked_memory_bytes": resource.RLIMIT_MEMLOCK,
+}
+
+
+def limits_section() -> Section:
+    """Returns the limits; a small one is a warning."""
+    facts = {
+        name: dict(zip(("soft", "hard"), map(_known, resource.getrlimit(kind)), strict=True))
+        for name, kind in _KINDS.items()
+    }
+    files, processes, locked = (limits["soft"] for limits in facts.values())
+    container = container_limit(_PROCESS_LIMIT)
+    lowest = min((limit for limit in (processes, container) if limit is not None), default=None)
+    pinned = "InfiniBand needs locked memory without a limit" if _INFINIBAND.exists() and locked is not None else ""
+    findings = [
+        one_of(
+            f"only {files} files may be open" if _is_below(files, _MIN_FILES) else "",
+            "ulimit -n 65536",
+            f"{_limit_text(files)} open files",
+        ),
+        one_of(
+            f"only {lowest} processes and threads" if _is_below(lowest, _MIN_PROCESSES) else "",
+            "ulimit -u 16384, or raise the container's limit (docker run --pids-limit)",
+            f"{_limit_text(lowest)} processes and threads",
+        ),
+        one_of(
+            pinned, "ulimit -l unlimited", f"{'unlimited' if locked is None else byte_size(locked)} of locked memory"
+        ),
+    ]
+    return Section("limits", {**facts, "container_processes": container}, findings)
+
+
+def _known(limit: int) -> int | None:
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def container_limit(path: pathlib.Path) -> int | None:
+    """Returns a limit of this process's container from a file of cgroup v2; None if unlimited or unknown."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # "max" instead of a number, or no cgroup v2
+        return None
+
+
+def _is_below(limit: int | None, minimum: int) -> bool:
+    return limit is not None and limit < minimum
+
+
+def _limit_text(limit: int | None) -> str:
+    return "unlimited" if limit is None else str(limit)
+
+
+_READ = re.compile(
+    r"_?(TFDIST|TF(?!_(CLI|VAR)_)|HOROVOD|KERAS|TFDS|XLA|DTENSOR|CUDA|NCCL|GRPC|GLOO|UCX|FI|OMPI|PMI|PMIX|MPI|MPICH|HYDRA|I_MPI|SLURM|OMP|KMP"
+    r"|TORCHELASTIC|MASTER)_\w+"
+    r"|JOB_COMPLETION_INDEX|JOB_NAME|SERVICE|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|GCE_METADATA_IP"
+    r"|XDG_CACHE_HOME|TMPDIR|PYTHONPATH|LD_LIBRARY_PATH|LD_PRELOAD|ROCR_VISIBLE_DEVICES"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|JWT|(^|_)KEY(S|$|_)|(^|_)AUTH")
+_OWN = {"TF_CPP_MIN_LOG_LEVEL": "2", "UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": ""}  # set by `import tfdist`
+_PATHS = ("_FILE", "_DIR")  # the path of a secret is not secret
+_MAX_LENGTH = 100  # characters of a value in the text
+
+
+def environment_section(environment: Mapping[str, str]) -> Section:
+    """Returns the variables that are set, and the launcher that started this process, if any."""
+    names = sorted(name for name, value in environment.items() if _READ.fullmatch(name) and _OWN.get(name) != value)
+    variables = {name: None if is_secret(name) else environment[name] for name in names}
+    launcher = _launcher(environment)
+    facts = {"launcher": launcher.text, "variables": variables}
+    findings = [Finding(Status.OK, f"{name}={_value_text(value)}") for name, value in variables.items()]
+    return Section("environment", facts, [launcher, *findings])
+
+
+def is_secret(name: str) -> bool:
+    """Returns whether the value of a variable may be a secret, by its name."""
+    return bool(_SECRET.search(name.upper())) and not name.endswith(_PATHS)
+
+
+def _launcher(environment: Mapping[str, str]) -> Finding:
+    try:
+        cluster = detect_cluster(environment)
+    except InputError as error:
+        return Finding(Status.WARNING, str(error), "Unset the variables of the wrong launcher.")
+    return Finding(Status.OK, f"{describe(cluster)}{hint(environment)}")
+
+
+def _value_text(value: str | None) -> str:
+    if value is None:
+        return "(set, not shown)"
+    return value if len(value) <= _MAX_LENGTH else f"{value[:_MAX_LENGTH]}..."
+
+
+_SECONDS = 5.0  # for a message over the loopback
+_INTERFACE = "HOROVOD_GLOO_IFACE"
+
+
+def network_section(environment: Mapping[str, str]) -> Section:
+    """Returns the state of the network; engines on one host need a loopback that can be bound."""
+    name = socket.gethostname()
+    addresses = _resolved(name)
+    problem = loopback_problem()
+    interfaces = _interfaces()
+    token = _token(environment)
+    facts = {
+        "host_name": name,
+        "addresses": addresses,
+        "loopback_problem": problem or None,
+        "interfaces": interfaces,
+        "token_source": next((each for each in (TOKEN_VARIABLE, FILE_VARIABLE) if environment.get(each)), None),
+        "token_problem": token.text if token.status == Status.WARNING else None,
+    }
+    loopback = Finding(Status.OK, f"ports of {LOOPBACK} can be bound and reached")
+    if problem:
+        remedy = "ip link set lo up, and permit connections over it in the firewall"
+        loopback = Finding(Status.FAILED, f"{LOOPBACK} cannot be used: {problem}", remedy)
+    chosen = environment.get(_INTERFACE, "")
+    unknown = bool(chosen) and chosen not in [each["name"] for each in interfaces]
+    findings = [
+        _name_finding(name, addresses),
+        loopback,
+        *(Finding(Status.OK, _describe_interface(each)) for each in interfaces),
+        token,
+    ]
+    if unknown:
+        text = f"{_INTERFACE} names {chosen}, an interface which this host does not have"
+        findings.append(Finding(Status.WARNING, text, f"unset {_INTERFACE}"))
+    return Section("network", facts, findings)
+
+
+def loopback_problem() -> str:
+    """Returns why a message cannot be sent over a new port of the loopback; empty if it can."""
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            server.settimeout(_SECONDS)
+            with socket.create_connection(server.getsockname(), _SECONDS) as client_end:
+                server_end, _ = server.accept()
+                with server_end:
+                    server_end.settimeout(_SECONDS)
+                    client_end.sendall(b"?")
+                    return "" if server_end.recv(1) == b"?" else "a message was lost"
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
+
+
+def _resolved(name: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(each[4][0]) for each in infos))
+    return []
+
+
+def _name_finding(name: str, addresses: list[str]) -> Finding:
+    if not addresses:
+        return Finding(
+            Status.WARNING,
+            f"the host name {name} cannot be resolved, which jobs over several hosts need",
+            f"Add a line with this host's address and {name} to /etc/hosts.",
+        )
+    text = f"the host name {name} is {', '.join(addresses)}"
+    if all(map(is_loopback, addresses)):
+        text += ", which other hosts cannot reach: use an address of an interface in --coordinator"
+    return Finding(Status.OK, text)
+
+
+def _interfaces() -> list[dict[str, object]]:
+    states = psutil.net_if_stats()
+    return [
+        {
+            "name": name,
+            "is_up": name in states and states[name].isup,
+            "addresses": [each.address for each in addresses if each.family in (socket.AF_INET, socket.AF_INET6)],
+        }
+        for name, addresses in sorted(psutil.net_if_addrs().items())
+    ]
+
+
+def _describe_interface(interface: Mapping[str, object]) -> str:
+    addresses = interface["addresses"]
+    assert isinstance(addresses, list)
+    return f"{interface['name']} is {'up' if interface['is_up'] else 'down'}: {', '.join(addresses) or 'no address'}"
+
+
+def _token(environment: Mapping[str, str]) -> Finding:
+    try:
+        token = user_token(environment)
+    except InputError as error:
+        return Finding(Status.WARNING, str(error))
+    insecure = " (insecure ones are allowed)" if environment.get(INSECURE_VARIABLE) else ""
+    if not token:
+        return Finding(Status.OK, f"no token, which only jobs over several hosts need{insecure}")
+    if len(token) >= MIN_TOKEN_LENGTH:
+        return Finding(Status.OK, "a token for jobs over several hosts")
+    problem = f"the token has {len(token)} characters; jobs over several hosts need {MIN_TOKEN_LENGTH}"
+    remedy = "Make a longer one: python -c 'import secrets; print(secrets.token_hex(32))'"
+    return Finding(Status.WARNING, problem, remedy)

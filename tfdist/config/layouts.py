@@ -1,0 +1,512 @@
+"""Layouts: which named dim of a tensor is sharded over which axis of a mesh, and the dims of a model's variables by name."""
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfdist import keras_internals
+from tfdist.config.mesh import Mesh, parse_mesh
+from tfdist.errors import InputError
+from tfdist.errors.formatting import nearest
+from tfdist.keras_internals import UninitializedVariable, layers_of, layout_of
+
+_RULE = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*([A-Za-z_]\w*)\s*")
+_GRAMMAR = 'A layout is a list of DIM:AXIS separated by ;, such as "batch:data;heads:model"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Layout of one tensor on a mesh.
+
+    Attributes:
+      axes: for each dim, the axis over which it is sharded, or None if it is replicated.
+    """
+
+    axes: tuple[str | None, ...]
+
+    @classmethod
+    def replicated(cls, rank: int) -> "Layout":
+        """Returns the fully replicated layout of a tensor with `rank` dims."""
+        return cls((None,) * rank)
+
+    def parts(self, mesh: Mesh) -> int:
+        """Returns the number of different shards of the tensor."""
+        return math.prod(mesh.axes[axis] for axis in self.axes if axis)
+
+    def __str__(self) -> str:
+        """Returns the axes, with * for replicated dims, such as `*,model`."""
+        return ",".join(axis or "*" for axis in self.axes)
+
+
+STAGES = ("none", "optimizer", "gradients", "parameters")
+OF_REPLICAS = STAGES[:2]  # which replicas in processes of their own can shard
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Which state is sharded over an axis along which it would otherwise be replicated: stages 1, 2 and 3 of ZeRO.
+
+    Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020 (arXiv:1910.02054).
+
+    Attributes:
+      stage: "none", "optimizer" (optimizer state), "gradients" (also gradients) or "parameters" (also parameters).
+      axis: axis of the mesh.
+      min_elements: variables with fewer elements are not sharded.
+    """
+
+    stage: str = "none"
+    axis: str = ""
+    min_elements: int = 1024
+
+    @property
+    def combines_all_reduces(self) -> bool:
+        """Whether all gradients may exist at the same time, so that they can be sent as one message."""
+        return self.stage in ("none", "optimizer")
+
+
+def parse_shard(stage: str, axis: str, min_elements: int, mesh: Mesh) -> Shard:
+    """Creates a `Shard` from `--shard` and related flags.
+
+    Raises:
+      InputError: the stage or axis does not exist.
+    """
+    if stage not in STAGES:
+        raise InputError(f"--shard={stage} is not known.{nearest(stage, STAGES)}")
+    mesh.size_of(axis)
+    return Shard(stage, axis, min_elements)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Layouts of a variable and its associated tensors on a mesh.
+
+    Attributes:
+      computed: layout in the forward and backward pass.
+      stored: layout between steps.
+      gradient: layout of the gradient between the backward pass and the update.
+      slots: layout of the optimizer's state, in which the update is computed.
+    """
+
+    computed: Layout
+    stored: Layout
+    gradient: Layout
+    slots: Layout
+
+    @classmethod
+    def same(cls, layout: Layout) -> "Placement":
+        """Returns a placement with the same layout for everything."""
+        return cls(layout, layout, layout, layout)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the variable's shards are gathered before it is used."""
+        return self.stored != self.computed
+
+
+def shard_placement(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
+    """Adds sharding to a layout, over a replicated dim whose size is a multiple of the axis, if there is one.
+
+    The first dim is the last choice, because TensorFlow's slice along it is not a copy, so that a shard would keep the
+    whole tensor in memory.
+    """
+    parts = Layout(computed.axes if shard.stage == "none" else _with_axis(computed.axes, shape, mesh, shard))
+    layouts = {stage: parts if STAGES.index(shard.stage) >= STAGES.index(stage) else computed for stage in STAGES}
+    return Placement(computed, layouts["parameters"], layouts["gradients"], layouts["optimizer"])
+
+
+def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, shard: Shard) -> tuple[str | None, ...]:
+    if not mesh.splits(shard.axis) or shard.axis in axes or math.prod(shape) < shard.min_elements:
+        return axes
+    size = mesh.axes[shard.axis]
+    for i in (*range(1, len(shape)), 0)[: len(shape)]:
+        if not mesh.splits(axes[i]) and shape[i] % size == 0:
+            return (*axes[:i], shard.axis, *axes[i + 1 :])
+    return axes
+
+
+def why_replicated(shape: Sequence[int], trainable: bool, slots: int, mesh: Mesh, shard: Shard) -> str:
+    """Returns why a variable that no rule splits is not sharded; see `shard_placement`."""
+    if shard.stage == "none" or not mesh.splits(shard.axis):
+        return "no rule for its dims"
+    if not trainable:
+        return "not trainable"
+    if not slots and shard.stage == "optimizer":
+        return "without optimizer state"
+    if math.prod(shape) < shard.min_elements:
+        return f"fewer than {shard.min_elements} elements (--shard_min_elements)"
+    return f"no dim that is divisible by the {mesh.axes[shard.axis]} devices of {shard.axis}"
+
+
+def parse_layout(text: str, mesh: Mesh) -> dict[str, str]:
+    """Parses `--layout`, such as "batch:data;heads:model"; by default, batch is sharded over the first axis.
+
+    Raises:
+      InputError: `text` does not follow the grammar, has two rules for a dim, or names an unknown axis.
+    """
+    rules = split_rules(text)
+    for axis in rules.values():
+        mesh.size_of(axis)
+    return {"batch": next(iter(mesh.axes))} | rules
+
+
+def split_rules(text: str) -> dict[str, str]:
+    """Parses the rules without checking them against a mesh; returns axis by dim; see `parse_layout`."""
+    rules: dict[str, str] = {}
+    for part in filter(str.strip, text.split(";")):
+        match = _RULE.fullmatch(part)
+        if not match:
+            raise InputError(f"{_GRAMMAR}. Received: {part.strip()!r} in {text!r}.")
+        dim, axis = match.groups()
+        if rules.get(dim, axis) != axis:
+            raise InputError(f"{_GRAMMAR}, each dim once. Received: {dim} on {rules[dim]} and on {axis} in {text!r}.")
+        rules[dim] = axis
+    return rules
+
+
+def rules_text(rules: Mapping[str, str]) -> str:
+    """Returns the rules in the form of `--layout`."""
+    return ";".join(f"{dim}:{axis}" for dim, axis in rules.items())
+
+
+def layout_by_rules(
+    name: str,
+    dims: Sequence[str | None],
+    shape: Sequence[int],
+    rules: Mapping[str, str],
+    mesh: Mesh,
+    lenient: Sequence[str] = (),
+) -> Layout:
+    """Applies rules to one tensor.
+
+    Args:
+      name: name of the tensor, for messages.
+      dims: name of each dim; None for dims that are always replicated.
+      shape: static shape.
+      rules: axis by dim.
+      mesh: mesh with these axes.
+      lenient: dims that are replicated if their size is not a multiple of their axis.
+
+    Raises:
+      InputError: two dims are mapped to one axis, or the size of a dim is not a multiple of its axis.
+    """
+    axes = tuple(rules.get(dim) if dim else None for dim in dims)
+    axes = tuple(
+        None if axis and dim in lenient and size % mesh.axes[axis] else axis
+        for axis, dim, size in zip(axes, dims, shape, strict=True)
+    )
+    for i, axis in enumerate(axes):
+        if axis is None:
+            continue
+        if axis in axes[:i]:
+            first = dims[axes.index(axis)]
+            raise InputError(
+                f"--layout puts {first} and {dims[i]} of {name} on the axis {axis}; an axis can shard only one dim of "
+                "a tensor. Leave out one rule, or rename a dim (tfdist.name_dims for weights, tfdist.constrain for "
+                "activations)."
+            )
+        if shape[i] % mesh.axes[axis]:
+            raise InputError(
+                f"--layout shards {dims[i]} of {name} over the {mesh.axes[axis]} devices of {axis}, which must divide "
+                f"it. Received: {dims[i]} of {shape[i]}. Change the rule, the mesh or the model."
+            )
+    return Layout(axes)
+
+
+def resolve_optional_dims(dims: Sequence[str | None], rules: Mapping[str, str]) -> list[str | None]:
+    """Removes the marks from dim names: a dim marked with ? becomes None if another dim is mapped to its axis."""
+    axes = {rules[dim] for dim in dims if dim and dim in rules}
+    names: list[str | None] = []
+    for dim in dims:
+        name = dim and dim.removesuffix("?")
+        names.append(None if name and name != dim and rules.get(name) in axes else name)
+    return names
+
+
+def unused_rule_warnings(rules: Mapping[str, str], dims: Collection[str], shard: Shard, mesh: Mesh) -> list[str]:
+    """Returns warnings about valid rules: one line for each rule without effect, and for each unused axis.
+
+    Args:
+      rules: axis by dim.
+      dims: dims of the model's tensors.
+      shard: may also use an axis.
+      mesh: mesh with these axes.
+    """
+    used = {axis for dim, axis in rules.items() if dim in dims or dim == "batch"}
+    used |= {shard.axis} if shard.stage != "none" else set()
+    return [
+        *(
+            f"The rule {dim}:{axis} has no effect: no tensor of the model has a dim {dim}.{nearest(dim, sorted(dims))}"
+            for dim, axis in rules.items()
+            if dim not in dims and dim != "batch"
+        ),
+        *(
+            f"Nothing is sharded over the axis {axis}: its {size} devices do the same work."
+            for axis, size in mesh.axes.items()
+            if size > 1 and axis not in used
+        ),
+    ]
+
+
+# The processes of a pipelined job as a grid: each has a stage and, in it, an index among the replicas of the data.
+# The devices of a process are the axis `model`.
+
+_AXES = ("stage", "data", "model")
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessGrid:
+    """The axes `stage` and `data` over the processes of a job; ranks are adjacent along `data`, as in Megatron.
+
+    Attributes:
+      stages: number of stages.
+      replicas: number of pipelines, each of which has its own rows of a batch.
+      devices: number of devices of each process, over which its layers are spread.
+    """
+
+    stages: int
+    replicas: int
+    devices: int = 1
+
+    def coordinates(self, rank: int) -> tuple[int, int]:
+        """Returns the stage and the replica of a rank."""
+        return divmod(rank, self.replicas)
+
+    def role(self, rank: int) -> str:
+        """Returns the role of a rank, for messages, such as `stage 1` or, with several pipelines, `stage 1, replica 0`."""
+        stage, replica = self.coordinates(rank)
+        return f"stage {stage}" + (f", replica {replica}" if self.replicas > 1 else "")
+
+    def ranks_of_stage(self, stage: int) -> list[int]:
+        """Returns the ranks that hold a stage, in the order of their replicas; they reduce its gradients."""
+        return [stage * self.replicas + replica for replica in range(self.replicas)]
+
+    def ranks_of_replica(self, replica: int) -> list[int]:
+        """Returns the ranks of one pipeline, in the order of their stages; neighbours exchange activations."""
+        return [stage * self.replicas + replica for stage in range(self.stages)]
+
+    def groups(self) -> list[list[int]]:
+        """Returns all sets of ranks that communicate, which engines need to know when they start.
+
+        Any two stages of a pipeline may exchange messages: neighbours activations, stages with tied weights their gradients.
+        """
+        pipelines = [self.ranks_of_replica(replica) for replica in range(self.replicas)]
+        pairs = [list(pair) for ranks in pipelines for pair in itertools.combinations(ranks, 2)]
+        return [*map(self.ranks_of_stage, range(self.stages)), *pipelines, *pairs]
+
+
+def check_axes(mesh: Mesh, layout: str = "") -> None:
+    """Raises `InputError` unless these are the axes of a pipeline, with rules for the axis model if it has several devices.
+
+    Args:
+      mesh: axes of `--mesh_shape`.
+      layout: value of `--layout`.
+    """
+    others = [axis for axis in mesh.axes if axis not in _AXES]
+    if others:
+        raise InputError(
+            f"The axes of a pipeline are stage, data and model. Received: {others[0]} in --mesh_shape={mesh}. Leave it out, or "
+            "use --strategy=mesh, which shards layers over devices."
+        )
+    ordered = {axis: mesh.axes[axis] for axis in _AXES if axis in mesh.axes}
+    if list(mesh.axes) != list(ordered):
+        raise InputError(
+            "The axes of a pipeline must be in the order stage, data, model, so that the ranks of a stage are adjacent. "
+            f'Received: --mesh_shape={mesh}. Write "{Mesh(ordered)}".'
+        )
+    misplaced = [f"{dim}:{axis}" for dim, axis in split_rules(layout).items() if axis != "model" or dim == "batch"]
+    if misplaced:
+        raise InputError(
+            "The --layout of a pipeline shards dims of layers over the axis model; rows belong to the axis data. Received: "
+            f"{misplaced[0]} in --layout={layout}. Write for example heads:model;ffn:model."
+        )
+    if mesh.axes.get("model", 1) > 1 and not split_rules(layout):
+        raise InputError(
+            "An axis model needs rules for what is sharded over it. Received: "
+            f"--mesh_shape={mesh} without --layout. Add for example --layout=heads:model;ffn:model."
+        )
+    if "model" not in mesh.axes and split_rules(layout):
+        raise InputError(
+            "The --layout of a pipeline needs an axis model in --mesh_shape. Received: "
+            f"--layout={layout} --mesh_shape={mesh}. Add for example {mesh};model:2."
+        )
+
+
+def parse_grid(mesh_shape: str, processes: int, layout: str = "") -> ProcessGrid:
+    """Returns the grid of `--mesh_shape`, such as "stage:2;data:2"; by default, each process is a stage.
+
+    Args:
+      mesh_shape: sizes of the axes stage, data and model, each optional.
+      processes: number of processes of the job.
+      layout: value of `--layout`.
+
+    Raises:
+      InputError: there are other axes, or the sizes of stage and data do not multiply to the number of processes.
+    """
+    mesh = parse_mesh(mesh_shape) if mesh_shape else Mesh({"stage": processes})
+    check_axes(mesh, layout)
+    devices = mesh.axes.get("model", 1)
+    if mesh.size != processes * devices:
+        axes = "The axes of --mesh_shape" if devices == 1 else "The axes stage and data of --mesh_shape"
+        raise InputError(
+            f"{axes} must multiply to the number of processes. Received: {mesh} with {processes} "
+            f"process{'es' * (processes != 1)}. Start {mesh.size // devices}, or change --mesh_shape."
+        )
+    return ProcessGrid(mesh.axes.get("stage", 1), mesh.axes.get("data", 1), devices)
+
+
+Dims = tuple[str | None, ...]  # None for a dim that is replicated in every layout
+
+_PROJECTION = {"kernel": ("embed", "heads", "head_dim"), "bias": ("heads", "head_dim")}
+_ATTENTION = {
+    "query": _PROJECTION,
+    "key": _PROJECTION,
+    "value": _PROJECTION,
+    "gate": _PROJECTION,
+    "attention_output": {"kernel": ("heads", "head_dim", "embed"), "bias": ("embed",)},
+}
+ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+_CONVOLUTIONS = tuple(getattr(keras.layers, f"Conv{n}D{kind}") for n in (1, 2, 3) for kind in ("", "Transpose"))
+_BY_CHANNEL = tuple(getattr(keras.layers, f"{kind}Conv{n}D") for n in (1, 2) for kind in ("Depthwise", "Separable"))
+CONVOLUTIONS = (*_CONVOLUTIONS, *_BY_CHANNEL)
+_NORMS = (
+    keras.layers.BatchNormalization,
+    keras.layers.GroupNormalization,
+    keras.layers.LayerNormalization,
+    keras.layers.RMSNormalization,
+)
+
+
+def parse_dims(text: str) -> Dims:
+    """Parses space-separated names, such as "embed ffn"; * is a dim without a name."""
+    return tuple(None if name == "*" else name for name in text.split())
+
+
+def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
+    """Names dims of a model's variables, for `--layout`; has no effect without a mesh.
+
+    Must be called inside the strategy's scope, where the model is built: variables are laid out at the end of the
+    scope.
+
+    Args:
+      model: a built model.
+      table: by regular expression, which must match a variable's whole path, space-separated dims such as "embed ffn";
+        * is a dim without a name. Takes precedence over the names from layer types.
+
+    Returns:
+      The model.
+
+    Raises:
+      InputError: an expression is invalid, matches no variable, or has another number of dims than the variable; or two
+        expressions name the dims of one variable differently.
+    """
+    named: dict[str, tuple[str, Dims]] = {}
+    for expression, text in table.items():
+        dims = parse_dims(text)
+        for variable in _matched(model, expression):
+            if len(dims) != len(variable.shape):
+                raise InputError(
+                    f"tfdist.name_dims: {expression!r} gives {len(dims)} dims to {variable.path}, which has "
+                    f"{len(variable.shape)}. Received: {text!r}."
+                )
+            other, other_dims = named.setdefault(variable.path, (expression, dims))
+            if other_dims != dims:
+                raise InputError(
+                    f"tfdist.name_dims: {other!r} and {expression!r} disagree about {variable.path}. Keep one of them."
+                )
+            if keras_internals.layout_of(variable) is not None and getattr(variable, "tfdist_dims", None) != dims:
+                raise InputError(
+                    f"tfdist.name_dims must come before variables are laid out. Received: {variable.path}, which "
+                    "already is. Call it inside the strategy's scope, right after the model is created; its layers need "
+                    "a `build` method."
+                )
+            variable.tfdist_dims = dims
+    return model
+
+
+def dims_of(variable: keras.Variable, owners: Sequence[Any] = ()) -> Dims:
+    """Returns the dim names of a variable, one per dim; None for dims named neither by a table nor by the layer's type.
+
+    Args:
+      variable: a variable of a layer, or any other.
+      owners: layers in whose methods it was created, the innermost last.
+    """
+    named = getattr(variable, "tfdist_dims", None)
+    dims = named or (_by_type(owners, variable.name, len(variable.shape)) if owners else None)
+    return dims if dims and len(dims) == len(variable.shape) else (None,) * len(variable.shape)
+
+
+def _matched(model: keras.Model, expression: str) -> list[keras.Variable]:
+    try:
+        pattern = re.compile(expression)
+    except re.error as error:
+        raise InputError(f"tfdist.name_dims: {expression!r} is not a regular expression: {error}.") from error
+    matched = [variable for variable in model.variables if pattern.fullmatch(variable.path)]
+    if not matched:
+        paths = ", ".join(variable.path for variable in model.variables[:3])
+        raise InputError(
+            f"tfdist.name_dims: {expression!r} matches no variable; it must match the whole path. Received: variables "
+            f"such as {paths}. Prefix it with .* to match any beginning of a path."
+        )
+    return matched
+
+
+def _by_type(owners: Sequence[Any], name: str, rank: int) -> Dims | None:
+    """Returns the dim names of a layer's variable `name`, by the type of the layer."""
+    layer = owners[-1]
+    if isinstance(layer, keras.layers.EinsumDense) and any(isinstance(owner, ATTENTIONS) for owner in owners):
+        return _ATTENTION.get(layer.name, {}).get(name)
+    if isinstance(layer, keras.layers.Dense):
+        return {"kernel": ("in", "out"), "bias": ("out",)}.get(name)
+    if isinstance(layer, keras.layers.Embedding):
+        return {"embeddings": ("vocab", "embed")}.get(name)
+    if isinstance(layer, CONVOLUTIONS):
+        spatial = tuple(f"spatial_{i}" for i in range(rank - 2))
+        channels = ("out", "in") if "Transpose" in type(layer).__name__ else ("in", "out")
+        kernels = dict.fromkeys(("kernel", "depthwise_kernel", "pointwise_kernel"), (*spatial, *channels))
+        return {**kernels, "bias": ("out",)}.get(name)
+    if isinstance(layer, _NORMS) and rank == 1:
+        return ("embed",)
+    return None
+
+
+def dims_of_uninitialized(uninitialized: UninitializedVariable) -> Dims:
+    """Returns a variable's dim names, from the model's table or the type of the layer that creates it."""
+    return dims_of(uninitialized.variable, uninitialized.owners)
+
+
+def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], mesh: Mesh, shard: Shard) -> Placement:
+    """Returns the placement of a variable; for optimizer state, the layout of its variable's `slots`.
+
+    Raises:
+      InputError: the rules cannot be applied to it.
+    """
+    variable = uninitialized.variable
+    layout_of_model_variable = layout_of(variable)
+    if layout_of_model_variable is not None:
+        return Placement.same(layout_of_model_variable.slots)
+    dims = dims_of_uninitialized(uninitialized)
+    split = next((dim for dim in dims if dim and mesh.splits(rules.get(dim))), None)
+    if split and len(dims) > 2 and uninitialized.owners and isinstance(uninitialized.owners[-1], CONVOLUTIONS):
+        raise InputError(
+            f"--layout shards {split} of {variable.path} over the axis {rules[split]}; the engine cannot shard kernels "
+            "of convolutions. Name its dims, and its bias's, * with tfdist.name_dims, or leave out the rule."
+        )
+    computed = layout_by_rules(variable.path, dims, variable.shape, rules, mesh)
+    return shard_placement(computed, variable.shape, mesh, shard if variable.trainable else Shard())
+
+
+def is_gathered_in_turn(uninitialized: UninitializedVariable) -> bool:
+    """Returns whether a layer gathers its sharded variable in its own call, forward and backward, and drops it afterwards.
+
+    Exceptions are cells of recurrent layers, which are called for each token; layers that contain layers, which would be
+    recomputed; and embeddings, whose gradient does not need the table, so that TensorFlow itself drops it after the
+    lookup.
+    """
+    owner = uninitialized.owners[-1] if uninitialized.owners else None
+    is_exempt = hasattr(owner, "state_size") or type(owner) is keras.layers.Embedding
+    return isinstance(owner, keras.Layer) and not is_exempt and not layers_of(owner)

@@ -1,0 +1,111 @@
+"""Meshes: grids of devices with named axes, as in Mesh TensorFlow. Does not use TensorFlow.
+
+A mesh has axes, a tensor has dims; `tfdist.config.layouts` maps dims to axes.
+
+Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1811.02084).
+"""
+
+import dataclasses
+import math
+import re
+from typing import TypeGuard
+
+from tfdist.errors import InputError
+from tfdist.errors.formatting import nearest
+
+_AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*(\d{1,6})\s*")
+_RESERVED = ("unsharded", "match", "any")  # by DTensor, for dims without an axis, or with one that it chooses
+_MOST_DEVICES = 2**16  # more than any cluster has, but few enough for fast planning
+_GRAMMAR = 'A mesh is a list of NAME:SIZE separated by ;, such as "data:2;model:4"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """The named axes of a grid of devices.
+
+    Attributes:
+      axes: sizes by name, in order; devices adjacent along the last axis are adjacent in the list of devices.
+    """
+
+    axes: dict[str, int]
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return math.prod(self.axes.values())
+
+    def size_of(self, axis: str) -> int:
+        """Returns the size of an axis.
+
+        Raises:
+          InputError: there is no such axis; the message suggests the nearest name.
+        """
+        if axis not in self.axes:
+            raise InputError(f"The mesh {self} has no axis {axis}.{nearest(axis, self.axes)}")
+        return self.axes[axis]
+
+    def splits(self, axis: str | None) -> TypeGuard[str]:
+        """Returns whether a dim on this axis, if any, is split into more than one part."""
+        return axis is not None and self.axes[axis] > 1
+
+    def __str__(self) -> str:
+        """Returns the form of `--mesh_shape`."""
+        return ";".join(f"{name}:{size}" for name, size in self.axes.items())
+
+
+def parse_mesh(text: str) -> Mesh:
+    """Parses `--mesh_shape`, such as "data:2;model:4".
+
+    Raises:
+      InputError: `text` does not follow the grammar, has no axis, a duplicate or reserved name, an axis without
+        devices, or too many devices.
+    """
+    axes: dict[str, int] = {}
+    for part in filter(str.strip, text.split(";")):
+        match = _AXIS.fullmatch(part)
+        if not match:
+            raise InputError(f"{_GRAMMAR}. Received: {part.strip()!r} in {text!r}.")
+        name, size = match[1], int(match[2])
+        if name in axes:
+            raise InputError(f"{_GRAMMAR}, each name once. Received: {name} twice in {text!r}.")
+        if name in _RESERVED:
+            raise InputError(
+                f"{_GRAMMAR}, with other names than {' and '.join(_RESERVED)}. Received: {part.strip()!r} in {text!r}."
+            )
+        if not size:
+            raise InputError(f"{_GRAMMAR}, each of at least 1 device. Received: {part.strip()!r} in {text!r}.")
+        axes[name] = size
+    if not axes:
+        raise InputError(f"{_GRAMMAR}. Received: no axis in {text!r}.")
+    mesh = Mesh(axes)
+    if mesh.size > _MOST_DEVICES:
+        raise InputError(f"{_GRAMMAR}, of at most {_MOST_DEVICES} devices. Received: {mesh.size} in {text!r}.")
+    return mesh
+
+
+def mesh_of(mesh_shape: str, devices: int, processes: int = 1) -> Mesh:
+    """Returns the mesh that flags describe.
+
+    Args:
+      mesh_shape: value of the flag; empty for all devices along one axis, `data`.
+      devices: number of devices per process; 0 for as many as the mesh needs.
+      processes: number of processes of the job.
+
+    Raises:
+      InputError: the mesh has another number of devices, or cannot be divided evenly between the processes.
+    """
+    if not mesh_shape:
+        return Mesh({"data": max(devices, 1) * processes})
+    mesh = parse_mesh(mesh_shape)
+    if devices and mesh.size != devices * processes:
+        raise InputError(
+            f"The size of the mesh must be the job's number of devices. Received: --mesh_shape={mesh}, of size {mesh.size}, "
+            f"--devices={devices}{f' on each of {processes} processes' if processes > 1 else ''}. Change one "
+            "of them."
+        )
+    if mesh.size % processes:
+        raise InputError(
+            f"The size of the mesh must be divisible by the number of processes. Received: --mesh_shape={mesh}, of size "
+            f"{mesh.size}, and {processes} processes. Change the mesh, or the number of processes."
+        )
+    return mesh

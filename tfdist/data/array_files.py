@@ -1,0 +1,256 @@
+"""Data sets in CSV and NPZ files."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tfdist.config.data_set_files import existing
+from tfdist.data.csv_table import (
+    Table,
+    class_names,
+    class_numbers,
+    column_encoding,
+    is_numeric,
+    numbers,
+    read_table,
+)
+from tfdist.data.examples import DataSet, Origins, Transform, identity
+from tfdist.data.images import scaled
+from tfdist.data.source import ArraySource
+from tfdist.data.split import split_indices
+from tfdist.errors import InputError
+
+_KIND = "csv"
+
+
+def csv(
+    path: str,
+    label: str | int | None = None,
+    test: str | None = None,
+    validation_split: float = 0.0,
+    drop: Sequence[str | int] | str = (),
+    regression: bool = False,
+    standardize: bool = False,
+    drop_missing: bool = False,
+    delimiter: str = ",",
+    header: bool = True,
+    data_dir: str | None = None,
+) -> DataSet:
+    """A table; x is float32 [features]: columns of numbers, and columns of text as one-hot vectors, in their order.
+
+    The label is a class, numbered in sorted order of the different values, or with `regression` a float32 number.
+    Everything that is learned from data (categories, classes, means) is learned from the training part.
+
+    Args:
+      path: the file, in UTF-8; may be compressed (.gz).
+      label: column of the label, by name or number, counted from 0 or, if negative, from the end.
+      test: a second file with the same columns, the test part.
+      validation_split: fraction of the rows, in [0, 1), that becomes the test part; the same in every run.
+      drop: columns to leave out, by name or number.
+      regression: whether the label is a number to predict.
+      standardize: whether each column of numbers gets mean 0 and standard deviation 1.
+      drop_missing: whether rows that lack a value are left out; otherwise they are errors.
+      delimiter: character between values.
+      header: whether the first line has the names of the columns; otherwise they are numbers from 0.
+      data_dir: folder in which relative paths are looked for.
+
+    Raises:
+      InputError: a file is missing or is no such table, or a column does not exist.
+    """
+    if test and validation_split:
+        raise InputError(
+            f"Give test or validation_split, not both. Received: test={test!r}, validation_split={validation_split}."
+        )
+    table = read_table(existing(_KIND, path, data_dir), delimiter, header)
+    if label is None:
+        raise InputError(
+            f"The data set {_KIND} needs the column of the label. Received: {_KIND}:{path} without label. Add label=..., "
+            f"one of {', '.join(map(repr, table.columns))}."
+        )
+    target = table.column(label, "label")
+    dropped = {table.column(name, "drop") for name in ((drop,) if isinstance(drop, str | int) else drop)}
+    names = [name for name in table.columns if name != target and name not in dropped]
+    if not names or target in dropped:
+        raise InputError(f"A table needs a label and other columns. Received: drop={drop!r} and label={label!r}.")
+    table = _with_values(table, [*names, target], drop_missing)
+    classes = None if regression else _classes(table, target)
+    y = _labels(table, target, classes)
+    train_rows, test_rows = split_indices(y if classes else np.zeros(len(y), np.int32), validation_split)
+    train = _rows(table, train_rows) if len(test_rows) else table
+    encoding = column_encoding(train, names, standardize)
+    source, other = TableRows(encoding.encoded(train), y[train_rows], train.lines), None
+    if len(test_rows):
+        rest = _rows(table, test_rows)
+        other = TableRows(encoding.encoded(rest), y[test_rows], rest.lines)
+    if test:
+        rest = read_table(existing(_KIND, test, data_dir), delimiter, header)
+        rest.column(target, "label")
+        rest = _with_values(rest, [*names, target], drop_missing)
+        other = TableRows(encoding.encoded(rest), _labels(rest, target, classes), rest.lines)
+    shape = tuple(source.element_spec[0].shape)
+    return DataSet(f"{_KIND}:{path}", source, other, shape, len(classes) if classes else None, classes or ())
+
+
+class TableRows(ArraySource):
+    """Rows of a table in memory."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, lines: Sequence[int]):
+        """Initializes with features, labels, and the line of the file that each row is on."""
+        super().__init__((x, y))
+        self._lines = lines
+
+    @property
+    def origins(self) -> Origins:
+        """See base class."""
+        return Origins("line", self._lines)
+
+
+def _with_values(table: Table, names: Sequence[str], drop_missing: bool) -> Table:
+    if not drop_missing:
+        return table
+    for name in names:
+        table.column(name, "Each column of the training data")
+    complete = table.without_missing(names)
+    if not complete.lines:
+        raise InputError(
+            f"A row of {table.path} must have a value in each column. Received: none that has, with drop_missing."
+        )
+    return complete
+
+
+def _classes(table: Table, target: str) -> tuple[str, ...]:
+    if is_numeric(table, target) and (numbers(table, target) % 1).any():
+        raise InputError(
+            f"The label of a class must be an integer or text. Received: fractions in column {target!r} of {table.path}. "
+            "For numbers to predict, add regression=True."
+        )
+    return class_names(_texts(table, target), f"column {target!r} of {table.path}")
+
+
+def _labels(table: Table, target: str, classes: tuple[str, ...] | None) -> np.ndarray:
+    if classes is None:
+        return numbers(table, target).astype(np.float32)
+    return class_numbers(classes, _texts(table, target), f"column {target!r} of {table.path}")
+
+
+def _texts(table: Table, target: str) -> list[str]:
+    """Returns labels as text, in which 1.0 is 1."""
+    if is_numeric(table, target):
+        return [str(int(number)) if number % 1 == 0 else str(number) for number in numbers(table, target)]
+    return table.columns[target]
+
+
+def _rows(table: Table, indices: np.ndarray) -> Table:
+    columns = {name: [cells[row] for row in indices] for name, cells in table.columns.items()}
+    return Table(table.path, columns, [table.lines[row] for row in indices])
+
+
+_TRAIN = (("x_train", "y_train"), ("x", "y"))
+_TEST = (("x_test", "y_test"), ("x_val", "y_val"))
+_RULE = "An .npz file must have arrays x and y, or x_train and y_train and optionally x_test and y_test"
+
+
+def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -> DataSet:
+    """Arrays `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`, as in the files of `keras.datasets`.
+
+    uint8 is scaled to float32 in [0, 1]; if its shape is [n, height, width], these are gray images and get a channel dim.
+    Other numbers are converted to float32. Integer and text labels are classes; y of shape [n, 1] becomes [n].
+
+    Args:
+      path: the file.
+      validation_split: fraction of the examples, in [0, 1), that becomes the test part; the same in every run.
+      data_dir: folder in which a relative path is looked for.
+
+    Raises:
+      InputError: the file is missing or is not an archive of such arrays.
+    """
+    file = existing("npz", path, data_dir)
+    arrays = _arrays(file)
+    train, test = _pair(_TRAIN, arrays, file), _pair(_TEST, arrays, file)
+    if train is None:
+        raise InputError(f"{_RULE}. Received: {file} with {', '.join(arrays) or 'no arrays'}.")
+    if test is not None and validation_split:
+        raise InputError(
+            f"validation_split is for files without a test part. Received: validation_split={validation_split}, and "
+            f"{file} with test arrays. Leave it out."
+        )
+    x, y = _model_arrays(*train, file)
+    names: tuple[str, ...] = ()
+    if y.dtype.kind == "U":
+        names = class_names(y.tolist(), file)
+        y = class_numbers(names, y.tolist(), file)
+        test = None if test is None else (test[0], class_numbers(names, test[1].reshape(-1).tolist(), file))
+    train_indices, test_indices = split_indices(y if _is_label(y) else np.zeros(len(y), np.int32), validation_split)
+    if test is None:
+        test = (x[test_indices], y[test_indices]) if len(test_indices) else None
+    else:
+        test = _model_arrays(*test, file)
+        if test[0].shape[1:] != x.shape[1:]:
+            raise InputError(
+                f"Test examples must have the shape of the training examples. Received: {file} with x of "
+                f"{list(x.shape[1:])} and test x of {list(test[0].shape[1:])}."
+            )
+    source = _source((x[train_indices], y[train_indices]) if len(test_indices) else (x, y))
+    spec = source.element_spec[0]
+    return DataSet(
+        f"npz:{path}",
+        source,
+        None if test is None else _source(test),
+        tuple(spec.shape),
+        len(names) or (int(y.max()) + 1 if _is_label(y) else None),
+        names,
+    )
+
+
+def _arrays(file: str) -> dict[str, np.ndarray]:
+    try:
+        with open(file, "rb") as content:  # NumPy would leave it open after an error
+            archive = np.load(content, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it is a single array")
+            names = [name for pair in (*_TRAIN, *_TEST) for name in pair if name in archive]
+            return {name: archive[name] for name in names or archive}
+    except Exception as error:  # damaged files raise a dozen types, MemoryError for a wrong shape among them
+        cause = "it is no archive, or has Python objects" if "pickle" in str(error) else str(error).rstrip(".")
+        raise InputError(f"{_RULE}. Received: {file}, which cannot be read: {cause}.") from error
+
+
+def _pair(
+    candidates: Sequence[tuple[str, str]], arrays: Mapping[str, np.ndarray], file: str
+) -> tuple[np.ndarray, np.ndarray] | None:
+    pair = next(((x, y) for x, y in candidates if x in arrays or y in arrays), None)
+    if pair is None:
+        return None
+    if missing := [name for name in pair if name not in arrays]:
+        raise InputError(f"{_RULE}. Received: {file} with {', '.join(arrays)} but without {missing[0]}.")
+    return arrays[pair[0]], arrays[pair[1]]
+
+
+def _model_arrays(x: np.ndarray, y: np.ndarray, file: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the arrays in the shapes and dtypes that models take."""
+    if x.ndim < 1 or y.ndim < 1 or len(x) != len(y) or not len(x):
+        raise InputError(
+            f"Arrays must have the same first dim, at least 1. Received: {file} with x of {list(x.shape)} and y of "
+            f"{list(y.shape)}."
+        )
+    if x.dtype.kind not in "iufb" or y.dtype.kind not in "iufbU":
+        raise InputError(
+            f"x must be numbers, and y numbers or text. Received: {file} with x of {x.dtype} and y of {y.dtype}."
+        )
+    if x.dtype == np.uint8 and x.ndim == 3:
+        x = x[..., None]
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    y = y.astype(np.int32) if y.dtype.kind in "iub" else y.astype(np.float32) if y.dtype.kind == "f" else y
+    if _is_label(y) and y.min() < 0:
+        raise InputError(f"Integer labels must be at least 0. Received: {int(y.min())} in {file}.")
+    return x if x.dtype == np.uint8 else x.astype(np.float32), y
+
+
+def _is_label(y: np.ndarray) -> bool:
+    return y.dtype.kind == "i" and y.ndim == 1
+
+
+def _source(arrays: tuple[np.ndarray, np.ndarray]) -> ArraySource:
+    transform: Transform = scaled(255) if arrays[0].dtype == np.uint8 else identity
+    return ArraySource(arrays, transform)

@@ -1,0 +1,159 @@
+"""`--all_reduce=auto`: chooses, for each size of message, the algorithm that takes the least time on the job's own links.
+
+Before the first step, the engine's all-reduce and every algorithm are timed at several sizes, in turns, so that a change of the
+links' load affects all of them; each call begins on all processes together. Algorithms that are clearly slower are timed a
+few times only, the others more often. Rank 0 decides for all processes. The table is part of the state of the run.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from tfdist.collectives.all_reduce_algorithms import TunedCollectives, possible_algorithms
+from tfdist.collectives.interface import tensor_bytes
+from tfdist.config.all_reduce import ALGORITHMS, ENGINE, LARGEST, AlgorithmTable, Band
+from tfdist.coordination.group import LONG_SECONDS
+from tfdist.distribution.strategy import Strategy
+from tfdist.errors.formatting import byte_size
+from tfdist.trainer.inspections import Inspection, RunView, TimingRounds, medians_of_slowest
+
+CLEARLY = 0.95  # relative to the engine's time
+SMALLEST, GROWTH = 1024, 4
+MOST_BYTES = 64 * 1024 * 1024
+# (rounds, limit): after these rounds, an algorithm that takes longer than `limit` times the fastest one is not timed again.
+ROUNDS = ((2, 2.0), (7, 1.3), (21, math.inf))
+_SECONDS = 10.0  # once a size has taken this time, it gets no further rounds
+
+Times = Mapping[int, Mapping[str, float]]  # seconds, by size and algorithm
+_log = logging.getLogger(__name__)
+
+
+class AutoAllReduce(Inspection):
+    """Measures once, before the first step that has no table of algorithms, and chooses."""
+
+    def __init__(self, run_view: RunView, record: Callable[[str], None]):
+        """Initializes the inspection; `record` gets the table as CSV, on the chief."""
+        self._steps = run_view.steps
+        self._record = record
+
+    def next(self, step: int) -> int | None:
+        """See base class."""
+        return step if self._steps.needs_all_reduce_table else None
+
+    def inspect(self, step: int) -> dict[str, float]:
+        """See base class."""
+        strategy, specs = self._steps.strategy, self._steps.specs
+        sizes = list(map(tensor_bytes, specs))
+        of_a_bucket = min(self._steps.compression.bucket_bytes, sum(sizes))
+        times = measure(strategy, sizes_up_to(max(of_a_bucket, *sizes)))
+        rows = strategy.peers.broadcast("all_reduce", [list(band) for band in fastest(times).bands], LONG_SECONDS)
+        table = AlgorithmTable(tuple(Band(*row) for row in rows))
+        self._steps.use_all_reduce_table(table)
+        if strategy.is_chief:
+            for line in explain(table, times):
+                _log.info("auto: %s", line)
+            self._record(table.to_csv(notes(times)))
+        return {}
+
+
+def sizes_up_to(largest: int) -> list[int]:
+    """Returns the sizes to measure: by factors of 4 from 1 KiB, to the first one that is not smaller than `largest`."""
+    sizes = [SMALLEST]
+    while sizes[-1] < min(largest, MOST_BYTES):
+        sizes.append(sizes[-1] * GROWTH)
+    return sizes
+
+
+def measure(strategy: Strategy, sizes: Sequence[int]) -> dict[int, dict[str, float]]:
+    """Times the engine and all algorithms; every process must call it, and all get the same times.
+
+    Args:
+      strategy: strategy whose `tuned` is not None.
+      sizes: sizes in bytes.
+
+    Returns:
+      By size and algorithm, the median seconds of the process that takes the longest.
+    """
+    return {size: _measure_size(strategy, size) for size in sizes}
+
+
+def _measure_size(strategy: Strategy, size: int) -> dict[str, float]:
+    """Returns the median seconds of each algorithm at one size; see `measure`."""
+    collectives = strategy.tuned
+    assert collectives
+    calls = {
+        name: compiled_call(strategy, collectives, name, size) for name in possible_algorithms(collectives.topology)
+    }
+    barrier = compiled_call(strategy, collectives, ENGINE, SMALLEST // 4)
+    for call in [barrier, *calls.values()] * 2:
+        call()  # compiles; an engine that caches what processes agree on does so in the second call
+    timing, began = TimingRounds(calls, barrier, kept=ENGINE), time.perf_counter()
+    medians: dict[str, float] = {}
+    for rounds, limit in ROUNDS:
+        timing.run(rounds)
+        own = [time.perf_counter() - began, timing.times]
+        everyone = strategy.peers.gather(f"all_reduce/{size}/{rounds}", own, LONG_SECONDS)
+        medians = medians_of_slowest([times for _, times in everyone])
+        timing.drop(medians, limit)
+        if everyone[0][0] > _SECONDS:
+            break
+    return timing.corrected(medians)
+
+
+def compiled_call(strategy: Strategy, collectives: TunedCollectives, name: str, size: int) -> Callable[[], object]:
+    """Returns a compiled call of one all-reduce of `size` bytes."""
+    collectives = collectives.with_table(AlgorithmTable.of(name))
+
+    def replica_function(value: tf.Tensor) -> tf.Tensor:
+        [total] = collectives.all_reduce([tf.fill([size // 4], value)], name=f"all_reduce/{name}/{size}")
+        return total[0]
+
+    one = tf.constant(1.0)
+    # A concrete function, since TensorFlow would warn of many functions with the same code.
+    compiled = tf.function(lambda value: strategy.run(replica_function, value), autograph=False).get_concrete_function(
+        one
+    )
+    return lambda: [float(value) for value in strategy.local(compiled(one))]
+
+
+def fastest(times: Times) -> AlgorithmTable:
+    """Returns the table of the fastest algorithms; the engine unless another one is faster by more than noise.
+
+    Between two sizes that were measured, the border is their geometric mean.
+    """
+    bands: list[Band] = []
+    sizes = sorted(times)
+    for size, following in zip(sizes, [*sizes[1:], None], strict=True):
+        seconds = times[size]
+        best = min(seconds, key=seconds.__getitem__)
+        algorithm = best if seconds[best] < CLEARLY * seconds[ENGINE] else ENGINE
+        end = int((size * following) ** 0.5) if following else LARGEST
+        if bands and bands[-1].algorithm == algorithm:
+            bands[-1] = bands[-1]._replace(max_bytes=end)
+        else:
+            bands.append(Band(bands[-1].max_bytes + 1 if bands else 0, end, algorithm))
+    return AlgorithmTable(tuple(bands))
+
+
+def notes(times: Times) -> list[str]:
+    """Returns the measurements as text, one line per size, in the order of the algorithms."""
+    return [
+        f"{byte_size(size)}: "
+        + ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms" for name in ALGORITHMS if name in seconds)
+        for size, seconds in times.items()
+    ]
+
+
+def explain(table: AlgorithmTable, times: Times) -> list[str]:
+    """Returns a line for each band of a table: its algorithm, and the measurements that decided it."""
+    lines = []
+    for band in table.bands:
+        measured = [size for size in times if band.min_bytes <= size <= band.max_bytes]
+        sums = f"sums up to {byte_size(band.max_bytes)}" if band.max_bytes < LARGEST else "larger sums"
+        sums = "all sums" if len(table.bands) == 1 else sums
+        shown = dict.fromkeys((measured[0], measured[-1]))
+        lines.append(f"{sums} use {band.algorithm}. Measured: {'; '.join(notes({s: times[s] for s in shown}))}.")
+    return lines

@@ -1,0 +1,195 @@
+"""Measures when each process of a pipeline computes which action, and how long a step waits for communication."""
+
+import dataclasses
+import functools
+import logging
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives import NoCommunication
+from tfdist.coordination.group import LONG_SECONDS
+from tfdist.gradients import Bucketed, Sum
+from tfdist.pipelining.execution import ActionClock
+from tfdist.pipelining.has_stages import HasStages
+from tfdist.pipelining.schedule import KINDS, Action, Schedule
+from tfdist.pipelining.schedule_catalog import endless_order, steady_state, steps_until_steady
+from tfdist.pipelining.schedule_simulation import simulate
+from tfdist.pipelining.timeline import Span, Timeline
+from tfdist.trainer.inspections import REPEATS, CompiledProbe, Inspection, Periodic, RunView, seconds_of
+
+_TRIALS = 3  # of which the last is measured: the first ones compile, and fill caches
+
+Record = Callable[[Mapping[str, Timeline]], None]
+_log = logging.getLogger(__name__)
+
+
+class PipelineTimeline(Inspection):
+    """Measures the timeline of one step, and compares it with the one predicted from the durations of its actions."""
+
+    def __init__(self, run_view: RunView, pipeline: HasStages, step: int, record: Record):
+        """Initializes the inspection; `record` gets timelines by title, on the chief."""
+        self._run_view, self._pipeline, self._step, self._record = run_view, pipeline, step, record
+
+    def next(self, step: int) -> int | None:
+        """See base class."""
+        return self._step if step <= self._step else None
+
+    def inspect(self, step: int) -> dict[str, float]:
+        """See base class."""
+        strategy = self._pipeline
+        if strategy.schedule.has_flush:
+            measured = measure_timeline(self._run_view, strategy, step)
+            expected = expected_timeline(strategy.schedule, measured)
+        else:
+            measured, expected = measure_steady_state(self._run_view, strategy, step)
+        name = strategy.schedule.name
+        if strategy.is_chief:
+            self._record(
+                {f"{name}, predicted from median durations": expected, f"{name}, measured at step {step}": measured}
+            )
+            _log.info(
+                "Timeline of %s at step %d: %.4g s, %.0f%% idle; without messages and delays %.4g s, %.0f%% idle.",
+                *(name, step, measured.makespan, 100 * measured.bubble, expected.makespan, 100 * expected.bubble),
+            )
+        return {}
+
+
+def measure_timeline(run_view: RunView, strategy: HasStages, step: int) -> Timeline:
+    """Computes the gradients of a step, without applying them; every process must call it.
+
+    Times are those of the processes' own clocks, which differ between hosts.
+
+    Returns:
+      The timeline of the first replica.
+    """
+    clock = ActionClock()
+    probe = run_view.steps.probe(run_view.batch_size, read=clock.read, clock=clock)
+    batch, number = run_view.batch(step), tf.constant(step, tf.int64)
+    return _timeline(strategy.schedule, _last_of(lambda: strategy.local(probe(batch, number)[2])[0], strategy))
+
+
+def measure_steady_state(run_view: RunView, strategy: HasStages, step: int) -> tuple[Timeline, Timeline]:
+    """Computes steps of a pipeline without a flush, without updates; every process must call it.
+
+    Returns:
+      The timelines of the first replica in the steady state, of the length of a step: measured and expected.
+    """
+    count, clock = steps_until_steady(strategy.schedule), ActionClock()
+    compute = run_view.steps.timed_steps(run_view.batch_size, clock, count)
+    batch, number = run_view.batch(step), tf.constant(step, tf.int64)
+    times = _last_of(lambda: compute(batch, number), strategy)
+    order = endless_order(strategy.schedule, count)
+    rows = [row[len(row) - len(of_process) :] for row, of_process in zip(order.actions, times, strict=True)]
+    measured = _timeline(dataclasses.replace(order, actions=tuple(rows)), times)
+    expected = expected_timeline(order, measured)
+    micro_batches = strategy.micro_batches
+    return steady_state(measured, micro_batches), steady_state(expected, micro_batches)
+
+
+def _last_of(compute: Callable[[], tf.Tensor], strategy: HasStages) -> list[list[list[float]]]:
+    """Returns start and end of each action of the processes of the first replica, in the last of some probe steps."""
+    for _ in range(_TRIALS):
+        strategy.group.barrier("timeline", LONG_SECONDS)
+        times = compute()
+    everyone = strategy.group.gather("timeline/times", times.numpy().tolist(), LONG_SECONDS)
+    return [everyone[rank] for rank in strategy.grid.ranks_of_replica(0)]
+
+
+def expected_timeline(schedule: Schedule, measured: Timeline) -> Timeline:
+    """Predicts the timeline of a schedule, without messages, from the median durations of each stage in a measured one."""
+    durations: dict[tuple[str, int], list[float]] = {}
+    for row in measured.spans:
+        for span in row:
+            durations.setdefault((span.action.kind, span.action.stage), []).append(span.end - span.start)
+    medians = {key: statistics.median(seconds) for key, seconds in durations.items()}
+    forward, backward, input_gradient, weight = (
+        [medians.get((kind, stage), 0.0) for stage in range(schedule.stages)] for kind in KINDS
+    )
+    return simulate(schedule, forward=forward, backward=backward, input_gradient=input_gradient, weight=weight)
+
+
+def _timeline(schedule: Schedule, times: Sequence[Sequence[Sequence[float]]]) -> Timeline:
+    """Returns the timeline of the start and the end of each action of each process."""
+    first = min(start for row in times for start, _ in row)
+
+    def spans(actions: Sequence[Action], row: Sequence[Sequence[float]]) -> tuple[Span, ...]:
+        return tuple(
+            Span(action, start - first, end - first) for action, (start, end) in zip(actions, row, strict=True)
+        )
+
+    rows = tuple(spans(actions, row) for actions, row in zip(schedule.actions, times, strict=True))
+    return Timeline(rows)
+
+
+# Measures how long a step waits for communication, and how long compression takes.
+# The same compiled step is timed as it is and with collectives that send nothing: the difference is the communication that is
+# not hidden by computation. The difference to a third timing, also without compression, is the time spent in encoders and
+# decoders. These probe steps leave weights, optimizer state and all other state unchanged.
+
+MUCH = 0.2  # fraction of a step
+EARLY = 100  # step of the first measurement, if the period is longer
+
+
+class Exposure(Periodic):
+    """Measures exposed communication periodically, the first time early in the run."""
+
+    def __init__(self, run_view: RunView, every: int):
+        """Initializes the inspection; the first is before step min(every, 100)."""
+        super().__init__(every, first=min(every, EARLY))
+        self._run_view = run_view
+        self._probes = CompiledProbe(run_view.steps, self._create_probes)
+
+    def inspect(self, step: int) -> dict[str, float]:
+        """See base class; `exposed_communication_seconds` and `codec_seconds`."""
+        times = self._time(self._run_view.batch(step), tf.constant(step, tf.int64))
+        fields = {"exposed_communication_seconds": max(0.0, times["real"] - times["unsent"])}
+        if "plain" in times:
+            fields["codec_seconds"] = max(0.0, times["unsent"] - times["plain"])
+        return fields
+
+    def _time(self, batch: Any, number: tf.Tensor) -> dict[str, float]:
+        """Returns the median seconds of each probe step; the steps alternate, synchronized over all processes."""
+        group = self._run_view.steps.strategy.group
+        probes = self._probes.get()
+        for probe in probes.values():
+            _wait(probe, batch, number)  # compiles
+        seconds: dict[str, list[float]] = {name: [] for name in probes}
+        for _ in range(REPEATS):
+            for name, probe in probes.items():
+                group.barrier("exposure", LONG_SECONDS)
+                seconds[name].append(seconds_of(functools.partial(_wait, probe, batch, number)))
+        return {name: statistics.median(values) for name, values in seconds.items()}
+
+    def _create_probes(self) -> dict[str, Callable[[Any, tf.Tensor], Any]]:
+        steps, size = self._run_view.steps, self._run_view.batch_size
+        unsent = NoCommunication(steps.strategy.collectives)
+        probes = {"real": steps.probe(size), "unsent": steps.probe(size, collectives=unsent)}
+        return probes | ({"plain": steps.probe(size, Bucketed(Sum()), unsent)} if steps.compresses else {})
+
+
+def advice(record: Mapping[str, float], compresses: bool, is_small: bool = False) -> str | None:
+    """Returns a one-line suggestion if communication is exposed for a large part of a step, else None.
+
+    Args:
+      record: a training record.
+      compresses: whether gradients are compressed.
+      is_small: whether every gradient is smaller than those that are compressed.
+    """
+    exposed, step = record.get("exposed_communication_seconds", 0.0), record.get("step_seconds", 0.0)
+    if not step or exposed <= MUCH * step:
+        return None
+    first = "a stronger --compression" if compresses else "--compression=auto, bf16 or powersgd(rank=4)"
+    tried = "" if is_small else f"{first}, "
+    return (
+        f"A step waits {100 * min(1.0, exposed / step):.0f}% of its time on communication. Try {tried}a larger "
+        "--batch_size, or --accumulate_steps with it."
+    )
+
+
+def _wait(function: Callable[..., Any], *args: Any) -> None:
+    """Calls a function and waits for all tensors of its result."""
+    for tensor in tf.nest.flatten(function(*args), expand_composites=True):
+        tensor.numpy()
