@@ -19,10 +19,9 @@ from tfdist.layers.mesh_layouts import MeshLayouts
 from tfdist.pipelining.activation_compression import METHODS
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedule_catalog import make_schedule
-from tfdist.pipelining.shared_variables import synchronize_replicas
 from tfdist.pipelining.spread_stage import SpreadUpdate
 from tfdist.pipelining.stage_devices import StageDevices, StageLayouts, devices_of_process, prepare
-from tfdist.pipelining.stage_parts import StageBlocks, StageParts, refuse_training_without_trainer
+from tfdist.pipelining.stage_parts import StageBlocks, StageParts, refuse_training_without_trainer, synchronize_replicas
 
 _OF_HOROVOD = ("gloo", "mpi")
 

@@ -32,7 +32,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tfdist.cluster import uncaught_errors
+from tfdist.cluster import exit_status
 from tfdist.launcher import job_runner
 from tfdist.launcher.child import LocalProcess, NewProcess
 
@@ -212,7 +212,7 @@ def _become(arguments: list[str], environment: Mapping[str, str], directory: str
     name = arguments[1] if arguments[0] == "-m" else "python"
     pathlib.Path("/proc/self/comm").write_text(name)  # the command line remains that of the server
     np.random.seed()  # processes of the same server must not draw the same numbers
-    uncaught_errors.end_with_exit_codes()
+    exit_status.end_with_exit_codes()
     return arguments
 
 

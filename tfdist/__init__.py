@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cluster import keras_backend, quiet_tensorflow, uncaught_errors
+from tfdist.cluster import exit_status, keras_backend, quiet_tensorflow
 
 if TYPE_CHECKING:
     from tfdist import collectives, data, errors, gradients, layers, models, optimizers, row_semantics
@@ -34,7 +34,7 @@ __version__ = "0.1.0"
 # TensorFlow's own start-up messages, if it is imported later; TF_CPP_MIN_LOG_LEVEL=0 shows them.
 quiet_tensorflow.filter_stderr_on_import()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-uncaught_errors.end_with_exit_codes()
+exit_status.end_with_exit_codes()
 keras_backend.check_on_import()
 # A Horovod with MPI loads UCX, which would handle SIGHUP, SIGSEGV and others from its import on.
 os.environ.setdefault("UCX_DEBUG_SIGNO", "0")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from absl import flags as absl_flags
 
 from tfdist.cli import command, early_checks, flags, tensorflow_import
-from tfdist.cluster.uncaught_errors import located
+from tfdist.cluster.exit_status import located
 from tfdist.config.job_config import RunConfig
 from tfdist.errors import ExitCode, InputError, naming_arguments
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist.horovod as hvd
-from tfdist.horovod import keras2_names
+from tfdist.horovod import module_aliases
 
 OPTIMIZERS = {
     "plain": lambda: keras.optimizers.Adam(0.5),
@@ -38,12 +38,12 @@ def test_older_names_are_the_new_ones(name):
 
 
 def test_a_schedule_is_what_lr_is_too(monkeypatch):
-    monkeypatch.setattr(keras2_names, "_warn_once", lambda *names: None)
+    monkeypatch.setattr(module_aliases, "_warn_once", lambda *names: None)
     assert float(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)).lr) == 0.5
 
 
 def test_each_older_name_warns_once_and_names_the_new_form():
-    keras2_names._warn_once.cache_clear()
+    module_aliases._warn_once.cache_clear()
     optimizer = keras.optimizers.SGD(0.5)
     with warnings.catch_warnings(record=True, action="always") as said:
         for _ in range(2):
@@ -58,7 +58,7 @@ def test_each_older_name_warns_once_and_names_the_new_form():
 
 def test_broadcasting_the_variables_of_an_optimizer_does_not_warn():
     """This package uses a callable list as a list, without calling it."""
-    keras2_names._warn_once.cache_clear()
+    module_aliases._warn_once.cache_clear()
     with warnings.catch_warnings(action="error"):
         assert hvd.object_exchange._variable_list(keras.optimizers.SGD(0.5).variables)
 

@@ -10,7 +10,7 @@ import tfdist
 from tests.selection import quick
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.config.all_reduce import LARGEST, AlgorithmTable, Band, parse_table
-from tfdist.trainer import auto_all_reduce
+from tfdist.trainer import auto_all_reduce, inspections
 from tfdist.trainer.auto_all_reduce import explain, fastest, measure, notes, sizes_up_to
 
 DATA = (

@@ -23,7 +23,7 @@ from absl import flags as absl_flags
 
 from tfdist.cli import output
 from tfdist.cluster import signals
-from tfdist.cluster.uncaught_errors import call_excepthook
+from tfdist.cluster.exit_status import call_excepthook
 from tfdist.config.fields import WITHOUT_EFFECT
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import ExitCode, InputError, Interrupted, TfdistError, naming_flags

@@ -7,8 +7,7 @@ import keras
 from tfdist import data, models
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.layers.recompute import recompute
-from tfdist.optimizers.catalog import create_optimizer
-from tfdist.optimizers.weight_average import average_weights
+from tfdist.optimizers.catalog import average_weights, create_optimizer
 from tfdist.planning.layout_plan import AbstractModel
 
 

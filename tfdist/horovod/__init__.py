@@ -36,9 +36,8 @@ from tfdist.horovod.data_movement import (
     reducescatter,
 )
 from tfdist.horovod.errors import UnknownNameError
-from tfdist.horovod.keras2_names import add_keras2_names
+from tfdist.horovod.module_aliases import add_keras2_names, mpi_ops, refs_to_vars, util, vars_to_refs
 from tfdist.horovod.module_aliases import executing_eagerly as _executing_eagerly  # noqa: F401 - used by scripts
-from tfdist.horovod.module_aliases import mpi_ops, refs_to_vars, util, vars_to_refs
 from tfdist.horovod.object_exchange import (
     allgather_object,
     broadcast_,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import ExitCode, InputError, SpawnError, exceptions
-from tfdist.launcher import job_runner, pickled_call, spawn_entry
+from tfdist.launcher import job_runner, pickled_call
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.supervision import deadline
 
@@ -60,7 +60,7 @@ def spawn(
             job = dataclasses.replace(job, log_dir=path)
         outcome = job_runner.run(
             job,
-            spawn_entry.command(directory),
+            pickled_call.command(directory),
             os.environ,
             stops=[deadline(timeout)] if timeout is not None else [],
         )

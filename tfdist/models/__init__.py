@@ -3,8 +3,7 @@
 User-defined models do not need this package: `--model=package.module:function`.
 """
 
-from tfdist.models.architectures import cnn, mlp, resnet50, transformer
 from tfdist.models.batch_norm import with_batch_norm
-from tfdist.models.catalog import NAMES, build, zero_gradient_patterns
+from tfdist.models.catalog import NAMES, build, cnn, mlp, resnet50, transformer, zero_gradient_patterns
 
 __all__ = ["NAMES", "build", "cnn", "mlp", "resnet50", "transformer", "with_batch_norm", "zero_gradient_patterns"]

@@ -1,13 +1,252 @@
 """Models by name: those of tfdist, or a user-defined `package.module:function`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
+import numpy as np
 
+from tfdist.config.layouts import name_dims
 from tfdist.config.spec import call, call_own, load_object, parse
 from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
-from tfdist.models.architectures import cnn, mlp, resnet50, transformer
+from tfdist.errors.formatting import is_integer, is_number, nearest
+from tfdist.layers import MixtureOfExperts
+from tfdist.layers.sharding_constraint import constrain
+from tfdist.models.batch_norm import layer_class, with_batch_norm
+
+
+def _positive_argument(model: str, name: str, value: Any) -> int:
+    """Returns a positive integer."""
+    if not _is_positive(value):
+        remedy = f" The data set does not know it: write {model}({name}=...)." if value is None else ""
+        raise InputError(f"{model}: {name} must be an integer, at least 1. Received: {value!r}.{remedy}")
+    return int(value)
+
+
+def _sizes_argument(model: str, name: str, value: Any) -> tuple[int, ...]:
+    """Returns a tuple of positive integers; a single integer stands for a tuple of one."""
+    values = (value,) if is_integer(value) else value
+    if not isinstance(values, Sequence) or not all(map(_is_positive, values)):
+        raise InputError(f"{model}: {name} must be integers, at least 1, such as (64, 32). Received: {value!r}.")
+    return tuple(map(int, values))
+
+
+def _rate_argument(model: str, name: str, value: Any) -> float:
+    """Returns a number in [0, 1)."""
+    if not is_number(value) or not 0 <= value < 1:
+        raise InputError(f"{model}: {name} must be a number in [0, 1). Received: {value!r}.")
+    return float(value)
+
+
+def _input_shape_argument(model: str, value: Any, dims: Sequence[str] = ()) -> tuple[int, ...]:
+    """Returns the static shape of one example; `dims`: names of the dims of the model's input, empty for any."""
+    dim_sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
+    if not all(map(_is_positive, dim_sizes)) or (dims and len(dim_sizes) != len(dims)):
+        rule = f"be ({', '.join(dims)}{',' if len(dims) == 1 else ''})" if dims else "have known sizes only"
+        raise InputError(
+            f"{model}: an example's shape must {rule}. Received: {value!r}. Use a model that fits the data."
+        )
+    return tuple(map(int, dim_sizes))
+
+
+def _is_positive(value: Any) -> bool:
+    return is_integer(value) and int(value) >= 1
+
+
+def mlp(*, input_shape: Sequence[int], classes: int, hidden: int | Sequence[int] = (256, 128)) -> keras.Model:
+    """Dense layers with ReLU between them, on the flattened example.
+
+    Args:
+      input_shape: shape of one example, of any rank.
+      classes: number of logits, at least 1.
+      hidden: width of each hidden layer; empty for a linear model.
+
+    Returns:
+      A model of (batch, *input_shape) to (batch, classes).
+
+    Raises:
+      InputError: an argument is out of range.
+    """
+    inputs = keras.Input(_input_shape_argument("mlp", input_shape), name="inputs")
+    x = keras.layers.Flatten(name="flatten")(inputs)
+    for i, width in enumerate(_sizes_argument("mlp", "hidden", hidden)):
+        x = keras.layers.Dense(width, activation="relu", name=f"hidden_{i}")(x)
+    logits = keras.layers.Dense(_positive_argument("mlp", "classes", classes), name="logits")(x)
+    return keras.Model(inputs, logits, name="mlp")
+
+
+def cnn(
+    *, input_shape: Sequence[int], classes: int, filters: int | Sequence[int] = (32, 64), batch_norm: str = "local"
+) -> keras.Model:
+    """For each number of filters: 3x3 convolution, batch normalization, ReLU and 2x2 max pooling; then the logits.
+
+    Args:
+      input_shape: (height, width, channels) of one example.
+      classes: number of logits, at least 1.
+      filters: output channels of each convolution. Each block halves height and width, rounded up.
+      batch_norm: "local" or "synchronized".
+
+    Returns:
+      A model of (batch, height, width, channels) to (batch, classes).
+
+    Raises:
+      InputError: an argument is out of range.
+    """
+    normalization = layer_class(batch_norm)
+    channels_last = {"data_format": "channels_last"}
+    inputs = keras.Input(_input_shape_argument("cnn", input_shape, ("height", "width", "channels")), name="inputs")
+    x = inputs
+    for i, channels in enumerate(_sizes_argument("cnn", "filters", filters)):
+        # The normalization would subtract a bias again, whose gradient would be rounding noise.
+        x = keras.layers.Conv2D(channels, 3, padding="same", use_bias=False, name=f"conv_{i}", **channels_last)(x)
+        # Moving statistics adapt within tens of steps: Keras's 0.99 needs more steps than a small data set provides.
+        x = normalization(momentum=0.9, name=f"norm_{i}")(x)
+        x = keras.layers.ReLU(name=f"relu_{i}")(x)
+        x = keras.layers.MaxPooling2D(2, padding="same", name=f"pool_{i}", **channels_last)(x)
+    x = keras.layers.Flatten(name="flatten", **channels_last)(x)
+    logits = keras.layers.Dense(_positive_argument("cnn", "classes", classes), name="logits")(x)
+    return keras.Model(inputs, logits, name="cnn")
+
+
+def resnet50(*, input_shape: Sequence[int], classes: int, batch_norm: str = "local") -> keras.Model:
+    """`keras.applications.ResNet50` without pretrained weights (He et al., "Deep residual learning", 2015).
+
+    Args:
+      input_shape: (height, width, channels) of one example; height and width at least 32.
+      classes: number of logits, at least 1.
+      batch_norm: "local" or "synchronized".
+
+    Returns:
+      A model of (batch, height, width, channels) to (batch, classes).
+
+    Raises:
+      InputError: an argument is out of range.
+    """
+    height, width, channels = _input_shape_argument("resnet50", input_shape, ("height", "width", "channels"))
+    if min(height, width) < 32:
+        raise InputError(f"resnet50: height and width must be at least 32. Received: {input_shape!r}. Use --model=cnn.")
+    model = keras.applications.ResNet50(
+        weights=None,
+        input_shape=(height, width, channels),
+        classes=_positive_argument("resnet50", "classes", classes),
+        classifier_activation=None,
+    )
+    return with_batch_norm(model, batch_norm)
+
+
+# In addition to the names from layer types; see `tfdist.name_dims`.
+DIMS = {
+    "position_embedding/embeddings": "* embed",
+    r"block_\d+_ffn_in/kernel": "embed ffn",
+    r"block_\d+_ffn_in/bias": "ffn",
+    r"block_\d+_ffn_out/kernel": "ffn embed",
+    r"block_\d+_ffn_out/bias": "embed",
+    "logits/kernel": "embed vocab",
+    "logits/bias": "vocab",
+}
+
+# The sequence has two names, so that it can be sharded differently between and inside blocks; see `tfdist.constrain`.
+BETWEEN, INSIDE = "batch sequence embed", "batch context embed"
+
+
+def transformer(
+    *,
+    input_shape: Sequence[int],
+    classes: int,
+    layers: int = 2,
+    width: int = 128,
+    heads: int = 4,
+    ffn: int | None = None,
+    dropout: float = 0.0,
+    experts: int = 0,
+    choices: int = 2,
+    capacity_factor: float = 1.25,
+    overflow: str = "drop",
+) -> keras.Model:
+    """Pre-norm blocks of causal attention and a two-layer perceptron; learned positions (Radford et al., 2019).
+
+    Args:
+      input_shape: (length,) of one example of token ids.
+      classes: size of the vocabulary, at least 1.
+      layers: number of blocks.
+      width: width of the residual stream; a multiple of heads.
+      heads: number of attention heads per block.
+      ffn: inner width of the perceptrons; 4 * width if None.
+      dropout: rate, in [0, 1), for the embeddings and the output of each block; with 0 there are no dropout layers.
+      experts: number of experts of `tfdist.layers.MixtureOfExperts`, which replaces the perceptron of every second
+        block, as in GShard; 0 for none.
+      choices: number of experts per token.
+      capacity_factor: capacity of an expert as a multiple of an even load.
+      overflow: for tokens beyond an expert's capacity: "drop", or "spill" to the least loaded expert.
+
+    Returns:
+      A model of (batch, length) token ids to (batch, length, classes): logits of each next token.
+
+    Raises:
+      InputError: an argument is out of range.
+    """
+    (length,) = _input_shape_argument("transformer", input_shape, ("length",))
+    vocabulary = _positive_argument("transformer", "classes", classes)
+    width, heads = _positive_argument("transformer", "width", width), _positive_argument("transformer", "heads", heads)
+    if width % heads:
+        raise InputError(f"transformer: width must be a multiple of heads. Received: width={width}, heads={heads}.")
+    inner = _positive_argument("transformer", "ffn", 4 * width if ffn is None else ffn)
+    dropout = _rate_argument("transformer", "dropout", dropout)
+
+    inputs = keras.Input((length,), dtype="int32", name="tokens")
+    tokens = constrain(inputs, "batch sequence", "tokens_between")
+    # Derived from the input: a layer called on a constant would not be part of the graph, and its variable a constant.
+    positions = constrain(inputs * 0 + np.arange(length, dtype="int32"), "batch sequence", "positions_between")
+    x = keras.layers.Add(name="embedding")(
+        [
+            keras.layers.Embedding(vocabulary, width, name="token_embedding")(tokens),
+            keras.layers.Embedding(length, width, name="position_embedding")(positions),
+        ]
+    )
+    x = _dropout(constrain(x, BETWEEN, "embedding_between"), dropout, "embedding_dropout")
+    if experts and layers < 2:
+        raise InputError(
+            f"transformer: experts are in every second block. Received: experts={experts}, layers={layers}."
+        )
+    mixture = {"experts": experts, "choices": choices, "capacity_factor": capacity_factor, "overflow": overflow}
+    for i in range(_positive_argument("transformer", "layers", layers)):
+        x = _attention(x, f"block_{i}", width, heads, dropout)
+        x = _perceptron(x, f"block_{i}", width, inner, dropout, mixture if experts and i % 2 else {})
+    x = keras.layers.LayerNormalization(name="final_norm")(x)
+    logits = keras.layers.Dense(vocabulary, name="logits")(constrain(x, INSIDE, "logits_inside"))
+    return name_dims(keras.Model(inputs, logits, name="transformer"), DIMS)
+
+
+def _attention(x: keras.KerasTensor, name: str, width: int, heads: int, dropout: float) -> keras.KerasTensor:
+    y = _normalized(x, f"{name}_attention")
+    y = keras.layers.MultiHeadAttention(heads, width // heads, name=f"{name}_attention")(y, y, use_causal_mask=True)
+    return _added(x, y, f"{name}_attention", dropout)
+
+
+def _perceptron(
+    x: keras.KerasTensor, name: str, width: int, inner: int, dropout: float, mixture: Mapping[str, Any]
+) -> keras.KerasTensor:
+    y = _normalized(x, f"{name}_ffn")
+    if mixture:
+        y = MixtureOfExperts(width=inner, name=f"{name}_experts", **mixture)(y)
+    else:
+        y = keras.layers.Dense(inner, activation="gelu", name=f"{name}_ffn_in")(y)
+        y = keras.layers.Dense(width, name=f"{name}_ffn_out")(y)
+    return _added(x, y, f"{name}_ffn", dropout)
+
+
+def _normalized(x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    return constrain(keras.layers.LayerNormalization(name=f"{name}_norm")(x), INSIDE, f"{name}_inside")
+
+
+def _added(x: keras.KerasTensor, y: keras.KerasTensor, name: str, dropout: float) -> keras.KerasTensor:
+    y = _dropout(constrain(y, BETWEEN, f"{name}_between"), dropout, f"{name}_dropout")
+    return keras.layers.Add(name=f"{name}_add")([x, y])
+
+
+def _dropout(x: keras.KerasTensor, rate: float, name: str) -> keras.KerasTensor:
+    return keras.layers.Dropout(rate, name=name)(x) if rate else x
+
 
 _MODELS: dict[str, Callable[..., keras.Model]] = {f.__name__: f for f in (mlp, cnn, resnet50, transformer)}
 NAMES = tuple(_MODELS)

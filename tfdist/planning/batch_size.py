@@ -11,7 +11,7 @@ from tfdist.config.search import BatchSizeSearch
 from tfdist.errors import InputError, names_arguments
 from tfdist.errors.engine_errors import described
 from tfdist.errors.formatting import byte_size, is_integer, is_number
-from tfdist.launcher import pickled_call, spawn_entry
+from tfdist.launcher import pickled_call
 from tfdist.launcher.job import Job
 from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes
 
@@ -169,7 +169,7 @@ def find_batch_size(
     def prepare(size: int, folder: pathlib.Path) -> TrialProgram:
         pickled_call.write_call(folder, fn, (size, *args), kwargs or {})
         return TrialProgram(
-            spawn_entry.command(folder),
+            pickled_call.command(folder),
             lambda: _speed(folder),
             lambda rank: _error(folder, rank),
         )

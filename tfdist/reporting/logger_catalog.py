@@ -2,15 +2,132 @@
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from tfdist.config.spec import Spec, call, load_object
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
-from tfdist.reporting.experiment_trackers import MLflowLogger, WandbLogger
-from tfdist.reporting.logger import LoggedRun, OptionalReporter
-from tfdist.reporting.reporter import Reporter
+from tfdist.reporting.logger import LoggedRun, Logger, OptionalReporter
+from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.tensorboard import TensorBoardReporter
+
+_MLFLOW = "mlflow"
+_MAX_PARAMS = 100  # limit of MLflow
+_MAX_PARAM_LENGTH = 500
+_STATUS = {"done": "FINISHED", "preempted": "KILLED", "interrupted": "KILLED"}
+
+
+class MLflowLogger(Logger):
+    """Logs flags as params, and the numbers of records as metrics; a resumed run continues the same MLflow run.
+
+    Args:
+      run: the run.
+      experiment: name of the experiment, which is created if necessary.
+      tracking_uri: server, or directory as `file:///path`; by default as MLflow chooses, which `MLFLOW_TRACKING_URI` sets.
+    """
+
+    def __init__(self, run: LoggedRun, experiment: str = "tfdist", tracking_uri: str | None = None):
+        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.tracking import MlflowClient
+
+        self._metric, self._tag = Metric, RunTag
+        self._client = MlflowClient(tracking_uri=tracking_uri)
+        self._id = self._resume(run.external_id(_MLFLOW)) or self._create(run, experiment)
+        run.store_external_id(_MLFLOW, self._id)
+        self._set_tags(run.tags)
+        known = self._client.get_run(self._id).data.params
+        # MLflow refuses to change a param, which a resumed run may do.
+        params = [
+            Param(k, str(v)[:_MAX_PARAM_LENGTH]) for k, v in run.flags.items() if k not in known and v not in ("", None)
+        ]
+        for first in range(0, len(params), _MAX_PARAMS):
+            self._client.log_batch(self._id, params=params[first : first + _MAX_PARAMS])
+
+    def _resume(self, identifier: str) -> str:
+        """Continues an earlier MLflow run; returns "" if it does not exist any more, as on another server."""
+        if not identifier:
+            return ""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.update_run(identifier, status="RUNNING")
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return ""
+        return identifier
+
+    def _create(self, run: LoggedRun, experiment: str) -> str:
+        known = self._client.get_experiment_by_name(experiment)
+        number = known.experiment_id if known else self._client.create_experiment(experiment)
+        return self._client.create_run(number, run_name=run.name).info.run_id
+
+    def _set_tags(self, tags: Mapping[str, str]) -> None:
+        self._client.log_batch(self._id, tags=[self._tag(f"tfdist.{key}", value) for key, value in tags.items()])
+
+    def start(self, plan: RunPlan) -> None:
+        """See base class."""
+        self._set_tags({"total_steps": str(plan.total_steps)})
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """See base class."""
+        now = int(time.time() * 1000)
+        self._client.log_batch(
+            self._id, metrics=[self._metric(name, value, now, step) for name, value in values.items()]
+        )
+
+    def close(self, outcome: str) -> None:
+        """See base class."""
+        self._set_tags({"outcome": outcome})
+        self._client.set_terminated(self._id, status=_STATUS.get(outcome, "FAILED"))
+
+
+_WANDB = "wandb"
+
+
+class WandbLogger(Logger):
+    """Logs flags as config, and the numbers of records; a resumed run continues the same W&B run.
+
+    `WANDB_MODE=offline` writes to the directory `wandb` of the run, for `wandb sync`.
+
+    Args:
+      run: the run.
+      project: name of the project.
+      entity: user or team; by default as W&B chooses.
+      mode: online, offline or disabled; by default as W&B chooses, which `WANDB_MODE` sets.
+    """
+
+    def __init__(self, run: LoggedRun, project: str = "tfdist", entity: str | None = None, mode: str | None = None):
+        import wandb
+
+        path = run.directory.path
+        self._run = wandb.init(
+            project=project,
+            entity=entity,
+            mode=mode,
+            id=run.external_id(_WANDB) or None,
+            resume="allow",
+            name=run.name,
+            dir=str(path) if isinstance(path, Path) else None,
+            config=dict(run.flags),
+            tags=[f"{key}:{value}"[:64] for key, value in run.tags.items() if key != "directory"],
+            settings=wandb.Settings(silent=True),
+        )
+        run.store_external_id(_WANDB, self._run.id)
+        # Not W&B's own step, which may not decrease: a resumed run repeats the steps since its checkpoint.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """See base class."""
+        self._run.log({"step": step, **values})
+
+    def close(self, outcome: str) -> None:
+        """See base class."""
+        self._run.summary["outcome"] = outcome
+        self._run.finish(exit_code=0 if outcome == "done" else 1)
+
 
 TENSORBOARD = "tensorboard"
 # The module that a logger needs, and the command that installs it.

@@ -17,10 +17,10 @@ from tfdist.pipelining.cutting import StageGraph
 from tfdist.pipelining.execution import ActionClock, run_schedule
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.passes import Forward, Gradient
-from tfdist.pipelining.shared_variables import summed_over_stages
 from tfdist.pipelining.spread_stage import SpreadStage
 from tfdist.pipelining.stage_costs import crossing_specs
 from tfdist.pipelining.stage_devices import StageDevices
+from tfdist.pipelining.stage_parts import summed_over_stages
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
 from tfdist.step.gradient_source import GradientSource, LocalGradients, dense

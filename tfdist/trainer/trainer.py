@@ -26,7 +26,7 @@ from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
 from tfdist.models import with_batch_norm
-from tfdist.optimizers.weight_average import average_weights
+from tfdist.optimizers.catalog import average_weights
 from tfdist.pipelining.staged_model import full_model, without_flush_of
 from tfdist.reporting import Reporter
 from tfdist.reporting.display import terminal_or_plain

@@ -390,3 +390,8 @@ def _constant_like(value: Value, power: int | None) -> Value:
     if isinstance(value.label, AllRows) and value.numbers is None:
         return Value(ALL_ROWS, value.dims)
     return Value(Replicated(power), value.dims)
+
+
+@rule("NoOp", "Assert", "PrintV2", "ControlTrigger", "WriteScalarSummary", "WriteSummary", "VarIsInitializedOp")
+def _(call: Call) -> list[Value]:
+    return [Value(REPLICATED) for _ in call.operation.outputs]
