@@ -17,16 +17,7 @@ from tfdist import keras_internals
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
-from tfdist.config.layouts import (
-    Layout,
-    Placement,
-    dims_of_uninitialized,
-    is_gathered_in_turn,
-    parse_layout,
-    parse_shard,
-    placement,
-    unused_rule_warnings,
-)
+from tfdist.config.layouts import Layout, Placement, parse_layout, parse_shard, unused_rule_warnings
 from tfdist.config.mesh import mesh_of
 from tfdist.coordination import Group
 from tfdist.distribution.dtensor_variables import (
@@ -41,6 +32,7 @@ from tfdist.distribution.dtensor_variables import (
 )
 from tfdist.distribution.mesh_checks import refuse_calls_outside, refuse_unsafe_operations
 from tfdist.distribution.strategy import State, Strategy
+from tfdist.distribution.variable_layouts import dims_of_uninitialized, is_gathered_in_turn, placement
 from tfdist.layers.mesh_layouts import MeshLayouts, parted, placement_of, update_at_once
 from tfdist.layers.recompute import rematerialize
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.config.layouts import parse_grid, parse_layout
-from tfdist.config.pipeline_options import check_axis_model, check_without_flush
+from tfdist.config.pipeline import check_axis_model, check_without_flush
 from tfdist.coordination import Group
 from tfdist.distribution.factory import create
 from tfdist.distribution.sharded_optimizer import optimizer_shards

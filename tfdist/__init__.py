@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from tfdist.cli.distribute import distribute
     from tfdist.cluster.environment import Cluster
     from tfdist.collectives import Collectives, gather_rows
-    from tfdist.config.layouts import name_dims
     from tfdist.coordination import Group
     from tfdist.distribution.factory import load_strategy
     from tfdist.distribution.strategy import Strategy, current_strategy
+    from tfdist.distribution.variable_layouts import name_dims
     from tfdist.gradients import LossScaler
     from tfdist.launcher.spawn import spawn
     from tfdist.layers.recompute import recompute

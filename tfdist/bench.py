@@ -15,7 +15,7 @@ from tfdist.cli.output import TEXT, Output
 from tfdist.config.all_reduce import AUTO
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
-from tfdist.planning.benchmark import (
+from tfdist.planning.benchmark_config import (
     ALL,
     BenchConfig,
     parse_algorithms,
@@ -87,7 +87,7 @@ def _check_strategy(strategy: "Strategy", config: BenchConfig) -> None:
     """Raises `InputError` if the strategy has no other replica to communicate with, or does not support the dtype."""
     import tensorflow as tf
 
-    from tfdist.planning.benchmark import check_dtype
+    from tfdist.planning.benchmark_timing import check_dtype
 
     if strategy.replicas < 2:
         raise too_few_replicas(f"--strategy={config.strategy}, {strategy.replicas} replicas")
@@ -100,7 +100,7 @@ def _measurements(config: BenchConfig, strategy: "Strategy") -> "Iterator[Measur
     import tensorflow as tf
 
     from tfdist.collectives.all_reduce_algorithms import check_algorithm, possible_algorithms
-    from tfdist.planning.benchmark import measure
+    from tfdist.planning.benchmark_timing import measure
 
     timing: dict[str, Any] = {"repeats": config.repeats, "repeat_seconds": config.repeat_seconds}
     dtype = tf.as_dtype(config.dtype)

@@ -3,15 +3,35 @@
 The script is static: it contains the commands and flags of this version and starts no process when Tab is pressed.
 """
 
+import contextlib
+import io
+import json
+import runpy
 import sys
+import warnings
 from typing import Any
 
 from tfdist.__main__ import commands
-from tfdist.cli import command, description
+from tfdist.cli import command
 from tfdist.cli.completion_scripts import SHELLS, Command, Flag
 from tfdist.config.fields import WITHOUT_EFFECT
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
+
+
+def described(name: str) -> dict[str, Any]:
+    """Returns the output of `tfdist NAME --helpjson`, without importing TensorFlow."""
+    output, arguments = io.StringIO(), sys.argv[1:]
+    sys.argv[1:] = ["--helpjson"]
+    try:
+        with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the module may have been imported, under its own name
+            runpy.run_module(f"tfdist.{name}", run_name="__main__", alter_sys=True)
+    finally:
+        sys.argv[1:] = arguments
+    description: dict[str, Any] = json.loads(output.getvalue())
+    return description
+
 
 _SHOWN = " or ".join(SHELLS)
 
@@ -27,7 +47,7 @@ def main(shell: str) -> int:
 
 def _describe(name: str) -> Command:
     """Returns the description of a command."""
-    data = description.described(name)
+    data = described(name)
     useful = [flag for flag in data["flags"] if flag["topic"] != WITHOUT_EFFECT]
     flags = [Flag(flag["name"], flag["help"], flag["boolean"], flag["choices"] or flag["known"]) for flag in useful]
     words = data["name"].split()

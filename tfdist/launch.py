@@ -5,12 +5,20 @@ On several hosts, run the same command on each, with --nodes, --coordinator, and
 """
 
 import contextlib
+import ctypes
 import dataclasses
+import fcntl
 import functools
 import os
+import pathlib
+import re
+import shlex
+import shutil
 import signal
+import socket
+import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -19,11 +27,105 @@ from tfdist.cli import command
 from tfdist.cli.flags import TextParser, define_text
 from tfdist.cluster.signals import is_at_terminal
 from tfdist.errors import ExitCode, InputError
-from tfdist.launcher import job_runner, network_namespace, orphan_guard
+from tfdist.launcher import job_runner, orphan_guard
 from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import MAX_EARLY_FAILURES, MAX_LATER_FAILURES
-from tfdist.launcher.program_check import check_program
+
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_PROGRAM = re.compile(r"-[a-zA-Z]*[cmhV?].*|--(help.*|version)")  # options that contain a program, or need none
+
+
+def check_program(name: str, arguments: Sequence[str] = ()) -> None:
+    """Checks that a program can be started, before logs are created and other hosts wait for this one.
+
+    Args:
+      name: the program.
+      arguments: its arguments.
+
+    Raises:
+      InputError: it cannot, or it is Python and would read its program from the standard input.
+    """
+    if shutil.which(name):
+        if _PYTHON.fullmatch(os.path.basename(name)) and not _names_program(arguments):
+            raise InputError(
+                "Python must be given a program, since ranks have no standard input. Received: "
+                f"{shlex.join([name, *arguments])}. Write the program into a file: {name} program.py."
+            )
+        return
+    if os.path.isdir(name):
+        problem, remedy = "which is a directory", "Give a program"
+    elif name.endswith(".py") and os.path.isfile(name):
+        problem, remedy = "which is a script, not a program", f"Write python {name}"
+    elif os.path.isfile(name):
+        problem, remedy = "a file that is not executable, or not on the PATH", f"Write ./{name}, or make it executable"
+    else:
+        problem, remedy = "which is not on the PATH", "Correct it, or give its path"
+    raise InputError(f'The command must be a program that can be started. Received: "{name}", {problem}. {remedy}.')
+
+
+def _names_program(arguments: Sequence[str]) -> bool:
+    """Returns whether Python is given a script, a module, a command, or an option with which it needs none."""
+    rest = iter(arguments)
+    for each in rest:
+        if each in _WITH_VALUE:
+            next(rest, None)
+        elif not each.startswith("-") or _PROGRAM.fullmatch(each):
+            return True
+        elif each == "-":
+            return False
+    return False
+
+
+_NEW_USER, _NEW_NET = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET of <linux/sched.h>
+_GET_FLAGS, _SET_FLAGS = 0x8913, 0x8914  # SIOCGIFFLAGS, SIOCSIFFLAGS of <linux/sockios.h>
+_UP = 0x1  # IFF_UP of <linux/if.h>
+_REQUEST = "16sh22x"  # struct ifreq: name and flags of an interface
+
+
+def enter() -> None:
+    """Moves this process, and its future child processes, into a new network namespace with only a loopback.
+
+    Users other than root need a user namespace for this, in which they keep their ids. The process must have a single thread.
+
+    Raises:
+      InputError: the system does not permit it.
+    """
+    user, group = os.geteuid(), os.getegid()
+    try:
+        _unshare(_NEW_NET if user == 0 else _NEW_NET | _NEW_USER)
+        if user:
+            _keep_ids(user, group)
+        _start_loopback()
+    except (OSError, AttributeError) as error:  # libc has no `unshare` outside Linux
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"--isolate needs a network namespace, which this system does not permit. Received: {reason}. Run it as root, "
+            "allow user namespaces, or leave it out and close the ports of the job to others."
+        ) from error
+
+
+def _unshare(namespaces: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(namespaces):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _keep_ids(user: int, group: int) -> None:
+    """Maps the user and the group to themselves; otherwise files would belong to `nobody`."""
+    own = pathlib.Path("/proc/self")
+    (own / "setgroups").write_text("deny")  # required before a group can be mapped without privileges
+    (own / "uid_map").write_text(f"{user} {user} 1")
+    (own / "gid_map").write_text(f"{group} {group} 1")
+
+
+def _start_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        answer = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack(_REQUEST, b"lo", 0))
+        flags = struct.unpack(_REQUEST, answer)[1]
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack(_REQUEST, b"lo", flags | _UP))
+
 
 _HELP = {
     "processes": "Number of processes to start on this host; or MIN:MAX for an elastic job: the total over all "
@@ -102,7 +204,7 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
     _prepend_own_bin_to_path()
     check_program(arguments[0], arguments[1:])
     if job.isolate:
-        network_namespace.enter()
+        enter()
     received_signals: list[int] = []
     outcome = job_runner.run(
         job, lambda rank: arguments, os.environ, interrupts=_collected_signals(received_signals), say=_say

@@ -20,13 +20,13 @@ _SHOWN = 3  # paths per group of variables
 def main(config: LayoutConfig, output: Output = TEXT) -> int:
     """Prints the plan."""
     if config.has_stages:
-        from tfdist.cli import pipeline_layout
+        from tfdist.cli import layout_reports
 
-        return pipeline_layout.main(config, output)
+        return layout_reports.print_pipeline_layout(config, output)
     if config.has_replicas:
-        from tfdist.cli import replica_layout
+        from tfdist.cli import layout_reports
 
-        return replica_layout.main(config, output)
+        return layout_reports.print_replica_layout(config, output)
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli.planned_model import planned_model
     from tfdist.config.mesh import mesh_of

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tfdist.__main__ import commands
 from tfdist.cli import command
 from tfdist.cli.command import EVERY_COMMAND
-from tfdist.cli.description import described
+from tfdist.completion import described
 from tfdist.config import strategy_registry
 from tfdist.config.fields import TOPICS, WITHOUT_EFFECT
 

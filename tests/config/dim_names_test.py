@@ -2,7 +2,7 @@ import keras
 import pytest
 
 from tfdist import keras_internals, models
-from tfdist.config.layouts import dims_of, name_dims
+from tfdist.distribution.variable_layouts import dims_of, name_dims
 from tfdist.errors import InputError
 
 

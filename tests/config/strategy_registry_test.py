@@ -11,7 +11,7 @@ import tfdist
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.fields import field_names
 from tfdist.config.job_config import RunConfig
-from tfdist.config.pipeline_options import check_without_flush
+from tfdist.config.pipeline import check_without_flush
 from tfdist.config.strategy_registry import (
     AUTO,
     DECLARATIONS,

@@ -21,7 +21,7 @@ from tfdist.config.decay import (
     parse_decay,
 )
 from tfdist.config.monitor import Monitor, parse_best, parse_early_stopping
-from tfdist.config.pipeline_schedule import (
+from tfdist.config.pipeline import (
     ZBH1,
     AfterLayers,
     Balanced,

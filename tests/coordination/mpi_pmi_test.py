@@ -8,7 +8,7 @@ import pytest
 
 from tests.waiting import DEADLINE
 from tfdist.coordination import LocalGroup
-from tfdist.coordination.mpi_pmi import _Service, process_mapping, serving
+from tfdist.distribution.horovod_rendezvous import _Service, process_mapping, serving
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.launcher.program_check import check_program
+from tfdist.launch import check_program
 
 
 @pytest.mark.parametrize(

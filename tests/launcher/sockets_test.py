@@ -13,8 +13,8 @@ import tempfile
 import pytest
 
 from tests import processes
+from tfdist import launch
 from tfdist.errors import InputError
-from tfdist.launcher import network_namespace
 
 pytestmark = pytest.mark.processes
 
@@ -150,6 +150,6 @@ def test_what_the_system_does_not_permit_is_bad_input(monkeypatch: pytest.Monkey
     def refused(namespaces: int) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(network_namespace, "_unshare", refused)
+    monkeypatch.setattr(launch, "_unshare", refused)
     with pytest.raises(InputError, match=r"--isolate needs a network namespace.*Received: Operation not permitted\."):
-        network_namespace.enter()
+        launch.enter()

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.collectives import Wire
-from tfdist.config.pipeline_options import ACTIVATION_COMPRESSION
+from tfdist.config.pipeline import ACTIVATION_COMPRESSION
 from tfdist.pipelining.activation_compression import METHODS, MIN_ELEMENTS, message_bytes
 
 WIRES = {

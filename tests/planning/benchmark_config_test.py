@@ -6,7 +6,7 @@ from absl import flags as absl_flags
 
 from tfdist.cli import flags
 from tfdist.errors import InputError
-from tfdist.planning.benchmark import BenchConfig, parse_operations, parse_sizes
+from tfdist.planning.benchmark_config import BenchConfig, parse_operations, parse_sizes
 
 # Users have these names in scripts: names may be added but not renamed.
 NAMES = """

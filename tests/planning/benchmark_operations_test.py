@@ -3,8 +3,8 @@ import tensorflow as tf
 
 from tfdist.collectives import Recording
 from tfdist.errors import InputError
-from tfdist.planning.benchmark import OPERATIONS, check_dtype
 from tfdist.planning.benchmark_results import TRAFFIC
+from tfdist.planning.benchmark_timing import OPERATIONS, check_dtype
 
 
 def test_there_is_a_call_for_each():

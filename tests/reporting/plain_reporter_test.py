@@ -12,9 +12,8 @@ import pytest
 from tfdist.errors import WriteError
 from tfdist.reporting import Reporter, RunDirectory, RunPlan
 from tfdist.reporting.display import chief_reporter
-from tfdist.reporting.metrics_file import OutcomeFile
 from tfdist.reporting.plain_reporter import PlainReporter, banner, line, loss_and_metrics, rounded
-from tfdist.reporting.reporter import MultiReporter
+from tfdist.reporting.reporter import MultiReporter, OutcomeFile
 
 TRAIN = {
     "kind": "train",

@@ -17,7 +17,7 @@ from tfdist.reporting import RunDirectory, RunPlan, python_logging
 from tfdist.reporting.display import chief_reporter
 from tfdist.reporting.file_errors import must_write
 from tfdist.reporting.ledger_file import LedgerFile, read_ledger
-from tfdist.reporting.metrics_file import MetricsFile
+from tfdist.reporting.reporter import MetricsFile
 from tfdist.reporting.tensorboard import TensorBoardReporter
 
 GLOO = "Horovod uses Gloo, because it may."

@@ -9,7 +9,7 @@ import pytest
 
 from tfdist.errors import InputError
 from tfdist.reporting import RunPlan, schema
-from tfdist.reporting.metrics_file import MetricsFile
+from tfdist.reporting.reporter import MetricsFile
 from tfdist.reporting.schema import EVAL, FIELDS, SCHEMA, TRAIN, metrics_of
 from tfdist.reporting.timing import StepTimer, cost_of_slowest, over_ranks
 

@@ -211,10 +211,10 @@ def test_private_corners_are_touched_in_one_place():
 # Quoted names of strategies that mean something else.
 OTHER_MEANINGS = {
     "tfdist.__main__": {"horovod"},  # the Python package
-    "tfdist.planning.benchmark": {"tpu"},  # the flag --tpu
+    "tfdist.planning.benchmark_config": {"tpu"},  # the flag --tpu
     "tfdist.horovod.process": {"horovod"},  # the Python package
     "tfdist.install_horovod": {"horovod"},
-    "tfdist.cli.pipeline_layout": {"mesh"},  # a key of its JSON
+    "tfdist.cli.planned_model": {"mesh"},  # a key of its JSON
     "tfdist.layout": {"mesh"},
     "tfdist.cli.doctor_engines": {"horovod"},
     "tfdist.cli.doctor_machine": {"horovod"},

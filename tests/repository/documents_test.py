@@ -19,7 +19,7 @@ from tfdist.config.trained_config import EvaluateConfig, PredictConfig
 from tfdist.errors import ExitCode
 from tfdist.export import ExportConfig
 from tfdist.launcher.job_controller import FINAL, MAX_EARLY_FAILURES
-from tfdist.planning.benchmark import BenchConfig
+from tfdist.planning.benchmark_config import BenchConfig
 from tfdist.runs import RunsConfig
 
 ROOT = pathlib.Path(__file__).parents[2]

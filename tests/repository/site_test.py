@@ -12,7 +12,7 @@ import pytest
 
 import tfdist
 from tfdist.__main__ import commands
-from tfdist.cli.description import described
+from tfdist.completion import described
 from tfdist.config.fields import WITHOUT_EFFECT
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.step.averaged_values import averaged_statistics, means_of, means_over_replicas, weighted_terms
+from tfdist.step.layer_state import averaged_statistics, means_of, means_over_replicas, weighted_terms
 
 LOWEST = np.finfo("float32").min
 

@@ -14,7 +14,8 @@ from tensorflow.dtensor.python.api import _dtensor_device
 from tensorflow.experimental import dtensor
 
 from tfdist import keras_internals
-from tfdist.config.layouts import Layout, name_dims
+from tfdist.config.layouts import Layout
+from tfdist.distribution.variable_layouts import name_dims
 from tfdist.keras_internals import tf_internals
 
 

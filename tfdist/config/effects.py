@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tfdist.config.all_reduce import AUTO, parse_all_reduce
 from tfdist.config.conflicts import flag_text
-from tfdist.config.pipeline_schedule import WITHOUT_FLUSH
+from tfdist.config.pipeline import WITHOUT_FLUSH
 from tfdist.config.strategy_registry import Declaration, strategies_with
 
 

@@ -16,7 +16,7 @@ from tfdist.config.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS, Algorit
 from tfdist.config.fields import DEVICES, Flags, address_text, flag_field, layout_text
 from tfdist.config.layouts import OF_REPLICAS, STAGES, parse_grid, parse_layout, parse_shard
 from tfdist.config.mesh import mesh_of, parse_mesh
-from tfdist.config.pipeline_options import PipelineOptions, check_flags_without_flush, check_mesh
+from tfdist.config.pipeline import PipelineOptions, check_flags_without_flush, check_mesh
 from tfdist.config.rules import is_chosen, parse_rules
 from tfdist.config.staleness import ParameterServerOptions, count_workers
 from tfdist.errors import InputError

@@ -24,7 +24,7 @@ from tfdist.config.fields import (
 )
 from tfdist.config.job_config import OWN, JobConfig
 from tfdist.config.monitor import parse_best, parse_early_stopping, parse_interval
-from tfdist.config.pipeline_schedule import WITHOUT_FLUSH
+from tfdist.config.pipeline import WITHOUT_FLUSH
 from tfdist.config.rules import parse_chain
 from tfdist.config.search import search_text
 from tfdist.config.spec import parse

@@ -19,11 +19,11 @@ from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives, using
 from tfdist.collectives.all_reduce_algorithms import TunedCollectives
-from tfdist.config.layouts import Dims
 from tfdist.config.strategy_registry import Declaration
 from tfdist.coordination import Group
 from tfdist.data import check_batch_size
 from tfdist.data.row_partition import with_none
+from tfdist.distribution.variable_layouts import Dims
 from tfdist.errors import InputError
 
 FullVariables = Callable[[Sequence[keras.Variable]], contextlib.AbstractContextManager]

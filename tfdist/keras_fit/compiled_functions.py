@@ -18,7 +18,7 @@ from tfdist.keras_fit.step_labels import ReduceOps, per_row_state, reduce_ops
 from tfdist.keras_fit.step_outputs import Returned, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, EvaluationSteps, StepsResult, TrainerSteps
 from tfdist.row_semantics.explanation import Communication, Explanation, listener
-from tfdist.step.averaged_values import averaged_statistics
+from tfdist.step.layer_state import averaged_statistics
 from tfdist.step.metrics import KerasMetrics
 
 _numbers = itertools.count()

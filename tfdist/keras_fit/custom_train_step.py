@@ -28,11 +28,11 @@ from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
 from tfdist.step import randomness
 from tfdist.step.compression import Compression
 from tfdist.step.gradient_source import dense
+from tfdist.step.layer_state import assign, average_over_rows, refuse_shared_variables, restore_unless, selected
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.reduction import Reduction, global_norm
 from tfdist.step.settings import Settings
-from tfdist.step.side_effects import assign, average_over_rows, refuse_shared_variables, restore_unless, selected
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_not_wrapped, check_optimizer, inner_optimizer, statistics_of_all_replicas
 

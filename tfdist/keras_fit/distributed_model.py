@@ -39,7 +39,7 @@ from tfdist.layers.sync_batch_norm import synchronize_layers
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step import data_check
-from tfdist.step.data_mismatch import must_fit
+from tfdist.step.data_check import must_fit
 from tfdist.step.metrics import KerasMetrics, Totals
 from tfdist.step.prediction import BatchPrediction
 from tfdist.step.validation import check_not_wrapped

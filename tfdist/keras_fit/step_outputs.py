@@ -14,8 +14,8 @@ from tfdist.data.batches import count_rows
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Apply, Replica, running
+from tfdist.step.layer_state import assign
 from tfdist.step.loss import floating
-from tfdist.step.side_effects import assign
 from tfdist.step.state_store import StateStore
 
 ReduceOp = Literal["mean", "sum"]  # how replicas' values are combined

@@ -32,9 +32,9 @@ from tfdist.step import randomness
 from tfdist.step.compiled_loop import compile_loop, compile_one_step, loop_on_the_host, not_finite
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
+from tfdist.step.layer_state import refuse_shared_variables, restore_unless
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.settings import Settings
-from tfdist.step.side_effects import refuse_shared_variables, restore_unless
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_micro_steps, check_optimizer, default_loss_scale, without_loss_scale
 

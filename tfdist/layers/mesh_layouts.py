@@ -8,9 +8,10 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.config.layouts import Dims, Layout, Placement, layout_by_rules, resolve_optional_dims
+from tfdist.config.layouts import Layout, Placement, layout_by_rules, resolve_optional_dims
 from tfdist.distribution.dtensor_variables import Devices, row_layout
 from tfdist.distribution.strategy import TensorLayouts
+from tfdist.distribution.variable_layouts import Dims
 from tfdist.layers.recompute import waiting
 
 

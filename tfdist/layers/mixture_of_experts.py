@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.config.layouts import parse_dims
+from tfdist.distribution.variable_layouts import parse_dims
 from tfdist.errors import InputError
 from tfdist.keras_internals import uncast_value
 from tfdist.layers.sharding_constraint import constrain

@@ -3,8 +3,8 @@
 import keras
 import tensorflow as tf
 
-from tfdist.config.layouts import Dims, parse_dims
 from tfdist.distribution.strategy import strategy_in_use
+from tfdist.distribution.variable_layouts import Dims, parse_dims
 from tfdist.errors import InputError
 
 

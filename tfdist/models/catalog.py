@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist.config.layouts import name_dims
 from tfdist.config.spec import call, call_own, load_object, parse
+from tfdist.distribution.variable_layouts import name_dims
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer, is_number, nearest
 from tfdist.layers import MixtureOfExperts

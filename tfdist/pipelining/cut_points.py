@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.config.pipeline_schedule import AfterLayers, Balanced
+from tfdist.config.pipeline import AfterLayers, Balanced
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from tfdist.config import pipeline_schedule as grammar
+from tfdist.config import pipeline as grammar
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer
 from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule

@@ -13,11 +13,12 @@ from tfdist import keras_internals
 from tfdist.cluster.devices import allow_waiting, local_device_names
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Recording, current, using
-from tfdist.config.layouts import ATTENTIONS, Dims, Layout, Shard, dims_of, placement, unused_rule_warnings
+from tfdist.config.layouts import Layout, Shard, unused_rule_warnings
 from tfdist.config.mesh import Mesh
 from tfdist.distribution.dtensor_variables import Devices, compiled_program
 from tfdist.distribution.mesh_checks import refuse_unsafe_operations
 from tfdist.distribution.strategy import TensorLayouts
+from tfdist.distribution.variable_layouts import ATTENTIONS, Dims, dims_of, placement
 from tfdist.errors import InputError
 from tfdist.keras_internals import UninitializedVariable
 from tfdist.layers.mesh_layouts import MeshLayouts, placement_of

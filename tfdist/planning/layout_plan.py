@@ -12,20 +12,16 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.layouts import (
-    ATTENTIONS,
-    Dims,
     Layout,
     Placement,
     Shard,
-    dims_of_uninitialized,
-    is_gathered_in_turn,
     layout_by_rules,
     parse_layout,
-    placement,
     resolve_optional_dims,
     unused_rule_warnings,
 )
 from tfdist.config.mesh import Mesh
+from tfdist.distribution.variable_layouts import ATTENTIONS, Dims, dims_of_uninitialized, is_gathered_in_turn, placement
 from tfdist.errors import InputError
 from tfdist.layers import MixtureOfExperts
 

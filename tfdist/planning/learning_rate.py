@@ -16,7 +16,7 @@ from tfdist.errors import InputError, names_arguments
 from tfdist.planning.rate_curve import LearningRates, divergence, learning_rates, rates_between
 from tfdist.reporting import RunPlan
 from tfdist.step.compiled_loop import not_finite
-from tfdist.step.data_mismatch import must_fit
+from tfdist.step.data_check import must_fit
 from tfdist.step.validation import check_same_data, inner_optimizer
 from tfdist.trainer.data_warnings import check_examples
 from tfdist.trainer.fit_arguments import check_fit, fit_arguments

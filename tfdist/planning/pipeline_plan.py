@@ -8,17 +8,16 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.collectives.replica_context import ReplicaContextCollectives
-from tfdist.config.pipeline_options import check_without_flush
+from tfdist.config.pipeline import check_without_flush
 from tfdist.distribution.balanced_parts import sizes_of_parts
 from tfdist.errors import InputError
 from tfdist.pipelining.activation_compression import METHODS, ActivationCompression, message_bytes
 from tfdist.pipelining.cutting import Cut, TracedModel, cut_model, trace_model
 from tfdist.pipelining.operation_graph import Graph
-from tfdist.pipelining.operation_timing import measure_seconds
 from tfdist.pipelining.schedule import Schedule
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.pipelining.schedule_simulation import simulate
-from tfdist.pipelining.stage_costs import StageSeconds, count_operations, crossing_specs, measure_stage
+from tfdist.pipelining.stage_costs import StageSeconds, count_operations, crossing_specs, measure_seconds, measure_stage
 
 COMPARED = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
 

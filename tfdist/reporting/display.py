@@ -15,7 +15,6 @@ from rich.text import Text
 from tfdist.cluster import terminal
 from tfdist.coordination import Json
 from tfdist.reporting.curves import CurvesReporter
-from tfdist.reporting.metrics_file import MetricsFile, OutcomeFile
 from tfdist.reporting.plain_reporter import (
     PlainReporter,
     banner,
@@ -26,7 +25,7 @@ from tfdist.reporting.plain_reporter import (
     rounded,
 )
 from tfdist.reporting.python_logging import LogReporter
-from tfdist.reporting.reporter import MultiReporter, Reporter, RunPlan
+from tfdist.reporting.reporter import MetricsFile, MultiReporter, OutcomeFile, Reporter, RunPlan
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.schema import EVAL, number
 from tfdist.reporting.tensorboard import TensorBoardReporter

@@ -14,7 +14,7 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives, using
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.config.all_reduce import AlgorithmTable, Band
-from tfdist.config.pipeline_options import check_without_flush
+from tfdist.config.pipeline import check_without_flush
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.compression import EXACT, choose_methods
@@ -23,8 +23,7 @@ from tfdist.pipelining.staged_model import without_flush_of
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
 from tfdist.step.compression import Compression, SummedByEngine
-from tfdist.step.delayed_loop import compile_delayed_loop, compile_timed_steps
-from tfdist.step.delayed_step import DelayedStep
+from tfdist.step.delayed_step import DelayedStep, compile_delayed_loop, compile_timed_steps
 from tfdist.step.gradient_source import GradientSource
 from tfdist.step.local_step import compile_local_loop
 from tfdist.step.metrics import ModelMetrics

@@ -16,9 +16,9 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step import loss, randomness
+from tfdist.step.layer_state import assign, restore_unless, selected
 from tfdist.step.metrics import ModelMetrics, scalars_weighted
 from tfdist.step.partitioned_step import partitioned
-from tfdist.step.side_effects import assign, restore_unless, selected
 
 
 class Evaluator:

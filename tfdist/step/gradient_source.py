@@ -16,13 +16,12 @@ from tfdist.errors import InputError
 from tfdist.gradients import accumulated, unscaled
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step import loss, randomness
-from tfdist.step.averaged_values import MEAN_DTYPE, means_of, weighted_terms
-from tfdist.step.data_mismatch import not_compilable
+from tfdist.step.data_check import not_compilable
+from tfdist.step.layer_state import MEAN_DTYPE, assign, means_of, state_of_user, weighted_terms
 from tfdist.step.metrics import LossShare, ModelMetrics, scalars_weighted
 from tfdist.step.partitioned_step import communication, partitioned
 from tfdist.step.reduction import Computed, global_norm
 from tfdist.step.settings import Settings, named_specs
-from tfdist.step.side_effects import assign, state_of_user
 from tfdist.step.state_store import StateStore
 
 

@@ -24,9 +24,9 @@ from tfdist.pipelining.stage_parts import summed_over_stages
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
 from tfdist.step.gradient_source import GradientSource, LocalGradients, dense
+from tfdist.step.layer_state import fed_back
 from tfdist.step.metrics import LossShare, scalars_weighted
 from tfdist.step.reduction import Computed, square_norms
-from tfdist.step.side_effects import fed_back
 
 
 class MicroBatch(NamedTuple):

@@ -18,7 +18,7 @@ from tfdist.data.row_partition import ReplicaRows, RowPartition
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.step import randomness
-from tfdist.step.data_mismatch import must_fit
+from tfdist.step.data_check import must_fit
 from tfdist.step.partitioned_step import partitioned
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.gradients import Reduced, Reducer
-from tfdist.step.side_effects import assign
+from tfdist.step.layer_state import assign
 from tfdist.step.state_store import StateStore
 
 

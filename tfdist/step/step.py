@@ -21,9 +21,9 @@ from tfdist.distribution import clock
 from tfdist.gradients import Reduced, Reducer
 from tfdist.step import randomness
 from tfdist.step.gradient_source import GradientSource
+from tfdist.step.layer_state import SideEffects, assign, average_over_rows
 from tfdist.step.reduction import Computed, Reduction, run_if
 from tfdist.step.settings import named_specs
-from tfdist.step.side_effects import SideEffects, assign, average_over_rows
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 

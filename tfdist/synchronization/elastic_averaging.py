@@ -29,7 +29,7 @@ from tfdist.collectives import Collectives
 from tfdist.config.sync import EASGD
 from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Reducer
-from tfdist.step.averaged_values import TemporaryValues
+from tfdist.step.layer_state import TemporaryValues
 from tfdist.step.state_store import StateStore
 from tfdist.synchronization.exchange import Exchange, ExchangeResult, constrained, square_norm
 from tfdist.synchronization.periodic import PeriodicSynchronizer

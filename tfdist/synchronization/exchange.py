@@ -26,11 +26,10 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Reducer, Sum
 from tfdist.optimizers.catalog import create_optimizer
-from tfdist.step.averaged_values import TemporaryValues, means_over_replicas
+from tfdist.step.layer_state import TemporaryValues, assign, means_over_replicas
 from tfdist.step.local_step import ROWS
 from tfdist.step.reduction import Reduction, square_norms
 from tfdist.step.settings import named_specs
-from tfdist.step.side_effects import assign
 from tfdist.step.state_store import StateStore
 
 

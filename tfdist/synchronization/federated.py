@@ -21,10 +21,10 @@ from tfdist.step import randomness
 from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, timed_batch
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.gradient_source import GradientSource, LocalGradients
+from tfdist.step.layer_state import assign
 from tfdist.step.metrics import ModelMetrics
 from tfdist.step.reduction import Computed, Reduction, global_norm, run_if
 from tfdist.step.settings import Settings, named_specs
-from tfdist.step.side_effects import assign
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 from tfdist.step.validation import inner_optimizer

@@ -20,9 +20,9 @@ from tfdist.config.sync import LocalSGD
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
+from tfdist.step.layer_state import assign
 from tfdist.step.local_step import ROWS
 from tfdist.step.reduction import Reduction
-from tfdist.step.side_effects import assign
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.exchange import (

@@ -17,7 +17,7 @@ from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.explanation import Explanation, listener
 from tfdist.step import data_check
 from tfdist.step.compiled_steps import Steps
-from tfdist.step.data_mismatch import must_fit
+from tfdist.step.data_check import must_fit
 from tfdist.step.loss import not_means, replicas_and_micro_steps
 from tfdist.step.row_dependence import Coupling, RowDependence, row_dependence
 from tfdist.step.settings import Settings

@@ -13,7 +13,7 @@ from tfdist.data.inputs import input_examples
 from tfdist.data.reading_errors import explained_reading
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, names_arguments
-from tfdist.step.data_mismatch import must_fit
+from tfdist.step.data_check import must_fit
 from tfdist.step.prediction import Predictor, concatenated
 from tfdist.step.settings import Settings
 from tfdist.step.validation import check_same_data

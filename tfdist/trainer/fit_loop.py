@@ -28,7 +28,7 @@ from tfdist.reporting.timing import StepTimer
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import running_metrics
 from tfdist.step.compiled_loop import LoopResult, not_finite
-from tfdist.step.data_mismatch import must_fit
+from tfdist.step.data_check import must_fit
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.step.settings import Settings
 from tfdist.trainer.auto_all_reduce import AutoAllReduce

@@ -27,11 +27,11 @@ from tfdist.pipelining.staged_model import full_model
 from tfdist.reporting.environment import versions
 from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
-from tfdist.step.averaged_values import TemporaryValues, averaged_statistics, averaged_weights
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
-from tfdist.step.data_mismatch import must_fit
+from tfdist.step.data_check import must_fit
 from tfdist.step.evaluation import Evaluator
+from tfdist.step.layer_state import TemporaryValues, averaged_statistics, averaged_weights
 from tfdist.step.row_dependence import RowDependence
 from tfdist.step.settings import Settings, cost_of
 from tfdist.step.state_store import StateStore

@@ -14,7 +14,7 @@ from tfdist.checkpoint.best import Best, best_checkpoint
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.restore import restore, resume_candidates
 from tfdist.config.conflicts import check_arguments
-from tfdist.config.pipeline_options import check_without_flush
+from tfdist.config.pipeline import check_without_flush
 from tfdist.config.sync import DEFAULT, Sync, parse_sync
 from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, as_examples

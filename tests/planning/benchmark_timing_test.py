@@ -5,19 +5,19 @@ import time
 import pytest
 import tensorflow as tf
 
-from tfdist.planning import benchmark
-from tfdist.planning.benchmark import OPERATIONS
+from tfdist.planning import benchmark_timing
+from tfdist.planning.benchmark_timing import OPERATIONS
 
 PAUSE = 0.02
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_measures(name, mirrored2):
-    one = benchmark.measure(mirrored2, name, 64, tf.float32, repeats=3, repeat_seconds=0.001)
+    one = benchmark_timing.measure(mirrored2, name, 64, tf.float32, repeats=3, repeat_seconds=0.001)
     assert (one.operation, one.strategy, one.replicas, one.dtype) == (name, "mirrored", 2, "float32")
     assert one.bytes == (0 if name == "barrier" else 64)
     assert len(one.seconds) == 3
-    assert 1 <= one.calls <= benchmark.MOST_CALLS
+    assert 1 <= one.calls <= benchmark_timing.MOST_CALLS
     assert all(0 < seconds < 60 for seconds in one.seconds)
 
 
@@ -37,22 +37,22 @@ def slow(monkeypatch):
         slowed.set_shape(total.shape)
         return slowed
 
-    monkeypatch.setitem(benchmark.OPERATIONS, "all_reduce", OPERATIONS["all_reduce"]._replace(call=call))
+    monkeypatch.setitem(benchmark_timing.OPERATIONS, "all_reduce", OPERATIONS["all_reduce"]._replace(call=call))
     return made
 
 
 def test_calls_follow_each_other(slow, mirrored2):
-    loop = benchmark.compiled_loop(mirrored2, "all_reduce", 4, tf.float32)
+    loop = benchmark_timing.compiled_loop(mirrored2, "all_reduce", 4, tf.float32)
     loop(tf.constant(1))
     slow.clear()
     assert float(loop(tf.constant(3))) >= 3 * PAUSE
     assert len(slow) == 2 * (1 + 3), "on two replicas, one ahead and three that count"
 
 
-@pytest.mark.parametrize(("seconds", "calls"), [(2.5 * PAUSE, 3), (0.0, 1), (1e6, benchmark.MOST_CALLS)])
+@pytest.mark.parametrize(("seconds", "calls"), [(2.5 * PAUSE, 3), (0.0, 1), (1e6, benchmark_timing.MOST_CALLS)])
 def test_there_are_as_many_calls_as_the_time_asks_for(seconds, calls, mirrored2, monkeypatch):
-    monkeypatch.setattr(benchmark, "compiled_loop", lambda *_: lambda calls: PAUSE * int(calls))
-    one = benchmark.measure(mirrored2, "all_reduce", 4, tf.float32, repeats=2, repeat_seconds=seconds)
+    monkeypatch.setattr(benchmark_timing, "compiled_loop", lambda *_: lambda calls: PAUSE * int(calls))
+    one = benchmark_timing.measure(mirrored2, "all_reduce", 4, tf.float32, repeats=2, repeat_seconds=seconds)
     assert one.calls == calls
     assert one.seconds == pytest.approx((PAUSE, PAUSE))
 
@@ -62,5 +62,5 @@ def test_all_processes_take_the_slowest_one_s_time(mirrored2, monkeypatch):
         return [value, [10.0] * len(value)]
 
     monkeypatch.setattr(mirrored2.group, "gather", gather)
-    one = benchmark.measure(mirrored2, "barrier", 0, tf.float32, repeats=2, repeat_seconds=1.0)
+    one = benchmark_timing.measure(mirrored2, "barrier", 0, tf.float32, repeats=2, repeat_seconds=1.0)
     assert (one.calls, one.seconds) == (1, (10.0, 10.0))

@@ -1,13 +1,15 @@
-"""Parses `--pipeline_schedule` and `--cut`: the order in which stages compute, and the layers between them."""
+"""Options of pipelines: schedules, micro-batches, cuts and layouts of stages. Does not import TensorFlow."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from tfdist.config.fields import ANY_TEXT, AUTO, DEVICES, flag_field
+from tfdist.config.layouts import check_axes
+from tfdist.config.mesh import Mesh
 from tfdist.config.spec import call, parse, spec_of
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer, nearest
 
-AUTO = "auto"
 MEASURES = ("time", "parameters", "memory")
 _CSV = "csv"
 
@@ -194,3 +196,133 @@ def parse_pipeline_schedule(text: str) -> PipelineSchedule:
         raise InputError(f"{spec.name} is not a known pipeline schedule.{nearest(spec.name, _KNOWN)}")
     schedule: PipelineSchedule = call(NAMED[spec.name], spec)
     return schedule
+
+
+DEFAULT_SCHEDULE = OneFOneB.name
+ACTIVATION_COMPRESSION = ("none", "bf16", "fp16", "int8")
+
+
+# Options that need all stages at the end of each step, with the rule and the remedy.
+_NEED_FLUSH = {
+    "clip_norm": "Stages are updated before the norm of all gradients is known: leave out --clip_norm",
+    "loss_scale": "A loss scale skips a step in all stages, and these are updated one after the other: use "
+    "--precision=mixed_bfloat16",
+    "shared": "Stages are updated one after the other, so that a variable of several stages would differ between them: "
+    "untie it",
+    "shard": "Stages are updated inside of the loop of steps: leave out --shard",
+    "activation_compression": "Messages of these schedules are exact: leave out --activation_compression",
+    "find": "A search needs gradients of the newest weights: search with another --pipeline_schedule",
+}
+
+
+def check_without_flush(schedule: str, **options: Any) -> None:
+    """Raises `InputError` for an option that needs all stages at the end of each step, with a schedule without a flush.
+
+    Args:
+      schedule: as in `--pipeline_schedule`; any option is accepted for those with a flush.
+      **options: values of flags, and `loss_scale`, what scales the loss, such as a flag, or `shared`, the path of a variable
+        of several stages. Empty values, 0 and "none" are accepted.
+    """
+    parsed = parse_pipeline_schedule(schedule)
+    if not isinstance(parsed, WITHOUT_FLUSH):
+        return
+    for name, rule in _NEED_FLUSH.items():
+        value = options.get(name)
+        if value and value != "none":
+            received = value if name in ("loss_scale", "shared") else f"--{name}={value}"
+            raise InputError(f"{rule}, or use 1f1b. Received: {received} --pipeline_schedule={parsed}.")
+
+
+def check_flags_without_flush(config: Any) -> None:
+    """Same as `check_without_flush`, for the flags of any command with a pipeline."""
+    has_loss_scale = getattr(config, "precision", "") == "mixed_float16"
+    flags = {name: getattr(config, name) for name in _NEED_FLUSH if name != "loss_scale" and hasattr(config, name)}
+    check_without_flush(
+        config.pipeline_schedule, **flags, loss_scale=f"--precision={config.precision}" if has_loss_scale else ""
+    )
+
+
+def check_mesh(config: Any) -> None:
+    """Raises `InputError` unless `--mesh_shape` and `--layout` are those of a pipeline, and fit to the other flags."""
+    if config.layout == AUTO:
+        raise InputError(
+            "--layout=auto is for --strategy=mesh: for a pipeline, name the dims that the axis model shards, for example "
+            "--layout=heads:model;ffn:model. Received: --layout=auto --strategy=pipeline."
+        )
+    if config.mesh_shape:
+        mesh = config.parsed.mesh_shape
+        check_axes(mesh, config.layout)
+        if mesh.axes.get("model", 1) > 1:
+            check_axis_model(shard=config.shard, schedule=config.pipeline_schedule)
+            _check_batch_norm(getattr(config, "batch_norm", "local"), mesh)
+    elif config.layout:
+        raise InputError(
+            "The --layout of a pipeline needs an axis model in --mesh_shape. Received: "
+            f"--layout={config.layout} --mesh_shape=. Add for example stage:2;model:2."
+        )
+
+
+def _check_batch_norm(batch_norm: str, mesh: Mesh) -> None:
+    if batch_norm == "synchronized" and mesh.axes.get("data", 1) > 1:
+        raise InputError(
+            "A layer that is spread over an axis model cannot communicate with other replicas: use --batch_norm=local, or "
+            f"leave out the axis model or data. Received: --batch_norm={batch_norm} --mesh_shape={mesh}."
+        )
+
+
+def check_axis_model(shard: str = "none", schedule: str = DEFAULT_SCHEDULE) -> None:
+    """Raises `InputError` for options that a pipeline with an axis model does not support."""
+    if isinstance(parse_pipeline_schedule(schedule), WITHOUT_FLUSH):
+        raise InputError(
+            "Older weights are not kept with an axis model in a pipeline: use another --pipeline_schedule, such as 1f1b. "
+            f"Received: --pipeline_schedule={schedule}."
+        )
+    if shard != "none":
+        raise InputError(
+            "The optimizer's state is not sharded over replicas with an axis model in a pipeline: leave out --shard. Received: "
+            f"--shard={shard}."
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """Options of pipelines."""
+
+    pipeline_schedule: str = flag_field(
+        DEFAULT_SCHEDULE,
+        DEVICES,
+        "Pipeline schedule, the order of forward and backward passes, for --strategy=pipeline: gpipe, 1f1b, "
+        "interleaved(chunks=2), zb_h1, pipedream, pipedream(vertical_sync=True), 2bw or csv:FILE (docs/guides/pipelines.md).",
+        parse=parse_pipeline_schedule,
+        is_option=True,
+        neutral_values=(DEFAULT_SCHEDULE,),
+        safe_values=ANY_TEXT,
+    )
+    micro_batches: int = flag_field(
+        1,
+        DEVICES,
+        "Number of micro-batches into which each replica splits its rows, for --strategy=pipeline.",
+        least=1,
+        is_option=True,
+        neutral_values=(1,),
+    )
+    cut: str = flag_field(
+        "auto",
+        DEVICES,
+        "Where --strategy=pipeline cuts the model: auto, names of layers after which a stage ends, such as block1,block3, or "
+        "balanced(by=parameters), by=memory or by=time.",
+        check=str,
+        parse=parse_cut,
+        is_option=True,
+        neutral_values=("auto",),
+        safe_values=ANY_TEXT,
+    )
+    activation_compression: str = flag_field(
+        "none",
+        DEVICES,
+        "Compression of activations and their gradients between the stages of --strategy=pipeline in training: none, bf16 or "
+        "fp16 (casts to 2 bytes), or int8 (1 byte, with a scale per block of 256 elements).",
+        choices=ACTIVATION_COMPRESSION,
+        is_option=True,
+        neutral_values=("none",),
+    )

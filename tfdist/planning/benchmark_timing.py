@@ -1,156 +1,17 @@
-"""The runs that `tfdist bench` times, and their timing."""
+"""The operations that are measured, and their time inside a compiled loop, which excludes Python overhead."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.config.all_reduce import ALGORITHMS, AlgorithmTable
-from tfdist.config.conflicts import check_strategy, flag_text
-from tfdist.config.fields import OUTPUT, check_fields, flag_field
-from tfdist.config.search import UNITS_HELP, parse_byte_size
-from tfdist.config.strategy_registry import declared, strategies_with
-from tfdist.config.train_config import TrainConfig
+from tfdist.config.all_reduce import AlgorithmTable
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
-from tfdist.planning.benchmark_results import TRAFFIC, Measurement
-
-MEASURED = "What is measured"
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
-ALL = "all"
-GROWTH = 4  # factor between two sizes of a range
-_EACH = "each size"
-_SIZES = "Write bytes, as in 4,64KB,1MB, or a range 4B:64MB"
-_TRAIN_FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parses `4B:64MB` (4 bytes to 64 MiB, by factors of 4) or a list such as `4,64KB,1MB`.
-
-    Returns:
-      The sizes in bytes.
-
-    Raises:
-      InputError: `text` is none of these.
-    """
-    first, colon, last = text.partition(":")
-    if not colon:
-        return tuple(parse_byte_size(part, _EACH) for part in text.split(","))
-    size, end = parse_byte_size(first, _EACH), parse_byte_size(last, _EACH)
-    if size > end:
-        raise InputError(f"{text} must be a range from a smaller to a larger size. {_SIZES}.")
-    sizes = []
-    while size <= end:
-        sizes.append(size)
-        size *= GROWTH
-    return tuple(sizes)
-
-
-def parse_operations(text: str) -> tuple[str, ...]:
-    """Parses comma-separated names of operations; an empty text means all.
-
-    Raises:
-      InputError: a name is unknown.
-    """
-    names = tuple(name.strip() for name in text.split(",") if name.strip()) or tuple(TRAFFIC)
-    for name in names:
-        if name not in TRAFFIC:
-            raise InputError(f"{name} is not a known operation.{nearest(name, TRAFFIC)}")
-    return names
-
-
-def parse_algorithms(text: str) -> tuple[str, ...]:
-    """Parses comma-separated all-reduce algorithms; an empty text means none. `all` stands alone.
-
-    Raises:
-      InputError: a name is unknown.
-    """
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if name not in (*ALGORITHMS, ALL):
-            raise InputError(f"{name} is not an all-reduce algorithm.{nearest(name, (*ALGORITHMS, ALL))}")
-    return (ALL,) if ALL in names else tuple(dict.fromkeys(names))
-
-
-def _same(name: str) -> Any:
-    """Returns a field with the flag and default of the field of this name in `TrainConfig`."""
-    return dataclasses.field(default=_TRAIN_FIELDS[name].default, metadata=_TRAIN_FIELDS[name].metadata)
-
-
-def too_few_replicas(received: str) -> InputError:
-    """Returns the error for a strategy without replicas that communicate by its collectives."""
-    return InputError(
-        "A benchmark of collectives needs a strategy with collectives and at least two replicas. Received: "
-        f"{received}. Use --strategy=mirrored --devices=2, `tfdist launch` or horovodrun."
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchConfig:
-    """Configuration of a benchmark; `tfdist bench --help` lists its fields.
-
-    Raises:
-      InputError: a field is out of range, or two fields exclude each other.
-    """
-
-    operations: str = flag_field(
-        "",
-        MEASURED,
-        f"Comma-separated operations to measure: {', '.join(TRAFFIC)}. Defaults to all.",
-        check=lambda text: text and ",".join(parse_operations(text)),
-        structure=list,
-    )
-    all_reduce: str = flag_field(
-        "",
-        MEASURED,
-        f"Comma-separated all-reduce algorithms to compare, instead of operations: {', '.join(ALGORITHMS)}; all means those "
-        "that exist on the job's hosts.",
-        check=lambda text: ",".join(parse_algorithms(text)),
-        structure=list,
-    )
-    sizes: str = flag_field(
-        "4B:64MB",
-        MEASURED,
-        f"{_SIZES}, each {GROWTH} times the one before. {UNITS_HELP}.",
-        check=lambda text: text if parse_sizes(text) else "",
-        structure=list,
-    )
-    dtype: str = flag_field("float32", MEASURED, f"Data type of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
-    repeats: int = flag_field(5, MEASURED, "Number of measurements of each size.", least=1, most=10**9)
-    repeat_seconds: float = flag_field(0.05, MEASURED, "Approximate seconds of each measurement.", most=10**9)
-    strategy: str = _same("strategy")
-    devices: int = _same("devices")
-    tpu: str = _same("tpu")
-    communication: str = _same("communication")
-    topology: str = _same("topology")
-    coordinator: str = _same("coordinator")
-    token_file: str = _same("token_file")
-    insecure: bool = _same("insecure")
-    start_timeout_seconds: float = _same("start_timeout_seconds")
-    intra_op_threads: int = _same("intra_op_threads")
-    output_dir: str = flag_field(
-        "", OUTPUT, "New or empty directory. Defaults to runs/bench-collectives-STRATEGY-TIME.", per_process=True
-    )
-
-    def __post_init__(self) -> None:
-        """Validates all fields, then the rules between fields, which are those of `TrainConfig`."""
-        check_fields(self)
-        if self.all_reduce and self.operations not in ("", "all_reduce"):
-            raise InputError(
-                "Only all_reduce has algorithms: leave out --operations or --all_reduce. Received: "
-                f"{flag_text('operations', self.operations)} {flag_text('all_reduce', self.all_reduce)}."
-            )
-        if self.strategy in strategies_with("mesh_shape"):
-            raise too_few_replicas(flag_text("strategy", self.strategy))
-        names = {field.name for field in dataclasses.fields(self)} & _TRAIN_FIELDS.keys() - {"all_reduce"}
-        TrainConfig(**{name: getattr(self, name) for name in names})
-        check_strategy(self, declared(self.strategy))
-
+from tfdist.planning.benchmark_results import Measurement
 
 RecordedCall = Callable[[Collectives, tf.Tensor, str], tf.Tensor]
 
