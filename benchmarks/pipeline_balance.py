@@ -41,9 +41,9 @@ def rank_program(given: argparse.Namespace) -> None:
     """Measures in one of the processes; the first one prints results."""
     import tfdist
     from tfdist.pipelining.cutting import cut_model, trace_model
+    from tfdist.pipelining.operation_timing import measure_seconds
     from tfdist.pipelining.schedule_catalog import make_schedule
     from tfdist.pipelining.schedule_simulation import simulate
-    from tfdist.pipelining.stage_costs import measure_seconds
 
     strategy = tfdist.load_strategy("pipeline", intra_op_threads=1, pipeline_schedule="1f1b", micro_batches=1)
     with strategy.process_device():

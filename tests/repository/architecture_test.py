@@ -214,7 +214,7 @@ OTHER_MEANINGS = {
     "tfdist.planning.benchmark_config": {"tpu"},  # the flag --tpu
     "tfdist.horovod.process": {"horovod"},  # the Python package
     "tfdist.install_horovod": {"horovod"},
-    "tfdist.cli.planned_model": {"mesh"},  # a key of its JSON
+    "tfdist.cli.layout_reports": {"mesh"},  # a key of its JSON
     "tfdist.layout": {"mesh"},
     "tfdist.cli.doctor_engines": {"horovod"},
     "tfdist.cli.doctor_machine": {"horovod"},

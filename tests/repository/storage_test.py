@@ -15,6 +15,7 @@ OF_ONE_MACHINE = {
     "tfdist.data": "a user's data sets",
     "tfdist.config.data_set_files": "a user's data sets",
     "tfdist.run": "a user's program",
+    "tfdist.launch": "a user's program, and network namespaces",
     "tfdist.trainer.program": "the code that runs",
     "tfdist.testing": "outputs of processes that a check starts",
     "tfdist.checkpoint.in_memory": "in-memory checkpoints, such as in /dev/shm",

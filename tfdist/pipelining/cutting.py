@@ -13,7 +13,7 @@ from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
 from tfdist.pipelining.cut_points import LOGITS, MASK, VALUE, Boundary, Crossing, boundaries, cut_positions
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph, graph_of, run_abstractly
-from tfdist.pipelining.stage_costs import measure_seconds
+from tfdist.pipelining.operation_timing import measure_seconds
 
 _REPLACED = ("train_step", "compute_loss", "test_step", "predict_step")
 

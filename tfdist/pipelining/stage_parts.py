@@ -23,9 +23,10 @@ from tfdist.pipelining.activation_compression import Link
 from tfdist.pipelining.cutting import Cut, cut_model
 from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.operation_graph import Graph
+from tfdist.pipelining.operation_timing import measure_seconds
 from tfdist.pipelining.schedule_simulation import simulate
 from tfdist.pipelining.spread_stage import OutputTensors
-from tfdist.pipelining.stage_costs import crossing_specs, measure_seconds, with_static_shapes
+from tfdist.pipelining.stage_costs import crossing_specs, with_static_shapes
 from tfdist.pipelining.staged_model import StagedModel, full_model
 
 

@@ -14,10 +14,11 @@ from tfdist.errors import InputError
 from tfdist.pipelining.activation_compression import METHODS, ActivationCompression, message_bytes
 from tfdist.pipelining.cutting import Cut, TracedModel, cut_model, trace_model
 from tfdist.pipelining.operation_graph import Graph
+from tfdist.pipelining.operation_timing import measure_seconds
 from tfdist.pipelining.schedule import Schedule
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.pipelining.schedule_simulation import simulate
-from tfdist.pipelining.stage_costs import StageSeconds, count_operations, crossing_specs, measure_seconds, measure_stage
+from tfdist.pipelining.stage_costs import StageSeconds, count_operations, crossing_specs, measure_stage
 
 COMPARED = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
 

@@ -11,7 +11,7 @@ from tests.pipelining.cut.example_models import build
 from tfdist import keras_internals, models
 from tfdist.errors import InputError
 from tfdist.pipelining.cutting import cut_at, cut_model, trace_model
-from tfdist.pipelining.stage_costs import measure_seconds
+from tfdist.pipelining.operation_timing import measure_seconds
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was passed an input with a mask attached to it")
 

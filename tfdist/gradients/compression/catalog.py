@@ -15,7 +15,8 @@ from tfdist.config.spec import Spec, call, load_object, without_mark
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES, SMALL_BYTES, Bucketed
-from tfdist.gradients.compression.codec import Codec, checked_flag
+from tfdist.gradients.compression.arguments import checked_flag
+from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer
 from tfdist.gradients.reducer import ErrorFeedback, PartitionedReducer, Reducer, SparseRows, Sum
 

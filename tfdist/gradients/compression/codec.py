@@ -1,73 +1,15 @@
 """The contract `Codec`: encodes a vector in fewer bytes, and decodes it; in blocks with scales of their own."""
 
 import abc
-import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer, is_number
+from tfdist.gradients.compression.arguments import checked_integer
 from tfdist.gradients.compression.bit_packing import in_pieces, pack_bits, packed_length, unpack_bits
 from tfdist.gradients.compression.random_draws import rounding_noise
 from tfdist.gradients.compression.sparse_vector import peaks
-
-
-def checked_integer(method: str, parameter: str, value: int, low: int, high: int, *, multiple: int = 1) -> int:
-    """Returns an integer in [low, high] that is a multiple of `multiple`.
-
-    Args:
-      method: name of the method, for the error.
-      parameter: name of the parameter, for the error.
-      value: value to check.
-      low: smallest value allowed.
-      high: largest value allowed.
-      multiple: what the value must be a multiple of.
-
-    Raises:
-      InputError: the value is something else.
-    """
-    if not is_integer(value) or not low <= value <= high or value % multiple:
-        kind = f"a multiple of {multiple}" if multiple > 1 else "a whole number"
-        raise InputError(
-            f"{method} needs {parameter} to be {kind} from {low} to {high}. Received: {value!r}. "
-            f"Write, say, {method}({parameter}={low})."
-        )
-    return int(value)
-
-
-def checked_flag(method: str, parameter: str, value: bool) -> bool:
-    """Returns a bool; raises `InputError` with the names of method and parameter for anything else."""
-    if not isinstance(value, bool):
-        raise InputError(
-            f"{method} needs {parameter}=True or False. Received: {value!r}. Leave it out for the default."
-        )
-    return value
-
-
-def checked_ratio(method: str, ratio: float) -> float:
-    """Returns a ratio in (0, 1]; raises `InputError` with the method's name for anything else."""
-    if not is_number(ratio) or not 0 < ratio <= 1:
-        raise InputError(f"{method} needs a ratio in (0, 1]. Received: {ratio!r}. Write, say, {method}(ratio=0.01).")
-    return float(ratio)
-
-
-def count_kept(ratio: float, size: int) -> int:
-    """Returns how many of `size` elements are sent: max(1, round(ratio size)), or 0 for an empty vector."""
-    return min(size, max(1, round(ratio * size)))
-
-
-@functools.cache
-def compiled(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
-    """Returns a function of tensors, compiled by XLA.
-
-    Args:
-      function: takes the static arguments, then tensors.
-      *static: sizes that determine the shapes of the tensors, so that nothing is traced twice.
-    """
-    return tf.function(functools.partial(function, *static), jit_compile=True, autograph=False)
 
 
 class Codec(abc.ABC):

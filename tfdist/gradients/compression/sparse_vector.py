@@ -6,7 +6,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.codec import compiled
+from tfdist.gradients.compression.arguments import compiled
 
 # Chosen by measurement: a halving step fits into registers, and the remaining loop is short.
 _FOLDED_WIDTH = 128

@@ -9,7 +9,7 @@ from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_number
-from tfdist.gradients.compression.codec import checked_integer, checked_ratio, count_kept
+from tfdist.gradients.compression.arguments import checked_integer, checked_ratio, count_kept
 from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, finiteness_mark, seed_of
 from tfdist.gradients.compression.sparse_vector import SparseVector, exchange, largest_sampled, padded, sample_size
 

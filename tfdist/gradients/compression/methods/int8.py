@@ -2,7 +2,8 @@
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.codec import Blockwise, Noise, checked_flag, checked_integer
+from tfdist.gradients.compression.arguments import checked_flag, checked_integer
+from tfdist.gradients.compression.codec import Blockwise, Noise
 from tfdist.gradients.compression.random_draws import relative, rounded
 from tfdist.gradients.compression.sparse_vector import bounds, peaks
 

@@ -13,7 +13,8 @@ from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer
 from tfdist.gradients.bucket import Bucketed
-from tfdist.gradients.compression.codec import Codec, checked_flag, compiled
+from tfdist.gradients.compression.arguments import checked_flag, compiled
+from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import orthonormal, scaled_rows
 from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer, reshaped_like, seed_of
 from tfdist.gradients.reducer import Reduced, Reducer, Sum, specs_of, split_at

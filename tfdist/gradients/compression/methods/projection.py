@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.codec import checked_flag, checked_ratio, compiled, count_kept
+from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, compiled, count_kept
 from tfdist.gradients.compression.random_draws import flipped, sign_bits
 from tfdist.gradients.compression.reducers import Stochastic, finiteness_mark
 

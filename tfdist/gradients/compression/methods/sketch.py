@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.codec import checked_integer, compiled
+from tfdist.gradients.compression.arguments import checked_integer, compiled
 from tfdist.gradients.compression.random_draws import flipped, sign_bits
 from tfdist.gradients.compression.reducers import Stochastic, finiteness_mark
 from tfdist.gradients.compression.sparse_vector import dense, largest_sampled, padded, sample_size

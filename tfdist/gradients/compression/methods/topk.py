@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.gradients.compression.codec import Codec, checked_flag, checked_ratio, count_kept
+from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, count_kept
+from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import folded_in
 from tfdist.gradients.compression.sparse_vector import dense, largest, largest_sampled, magnitudes, padded, sample_size
 
