@@ -64,8 +64,8 @@ def measure(config: TrainConfig) -> None:
             session.data.train,
             batch_size=config.batch_size,
             steps=config.steps,
-            schedule=Schedule.of(config),
-            checks=Checks.of(config),
+            schedule=Schedule.from_config(config),
+            checks=Checks.from_config(config),
             reporting=Reporting(reporter=windows),
         )
         chief = session.strategy.is_chief

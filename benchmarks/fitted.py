@@ -64,7 +64,7 @@ def fit(given: argparse.Namespace) -> tuple[list[float], float]:
 def under_tfdist(config: RunConfig, given: argparse.Namespace) -> None:
     """As `tfdist run` runs a script."""
     with (
-        open_strategy.opened_strategy(config, end_timeout_seconds=config.stall_shutdown_seconds) as (
+        open_strategy.running_strategy(config, end_timeout_seconds=config.stall_shutdown_seconds) as (
             config,
             _,
             strategy,

@@ -87,8 +87,8 @@ def train(config: TrainConfig, watch: stopwatch.Stopwatch) -> None:
             session.data.train,
             batch_size=config.batch_size,
             steps=config.steps,
-            schedule=Schedule.of(config),
-            checks=Checks.of(config),
+            schedule=Schedule.from_config(config),
+            checks=Checks.from_config(config),
             reporting=Reporting(reporter=stamps),
             checkpoints=saved if config.checkpoint_every != "0" else None,
         )

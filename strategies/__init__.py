@@ -1,7 +1,7 @@
 """The strategies of tfdist, one file each; installed and imported as `tfdist.strategies`.
 
-They are outside of the engine because they are plug-ins: each imports packages of tfdist from `errors` to `pipelining`,
-but no other strategy, and tfdist loads it by name.
+Strategies are plug-ins that tfdist loads by name. Each imports packages of tfdist from `errors` to `pipelining`, but no other
+strategy.
 """
 
 if __name__ != "tfdist.strategies":

@@ -1,4 +1,4 @@
-"""Several processes, using Horovod's all-reduce: its operations only, since its Keras wrappers reduce nothing."""
+"""Several processes with Horovod's collectives, without its Keras wrappers."""
 
 from collections.abc import Callable, Sequence
 
@@ -27,7 +27,7 @@ from tfdist.distribution.sharded_optimizer import optimizer_shards
 
 
 class Horovod(Strategy):
-    """One replica per process; variables are ordinary ones, made equal by a broadcast from rank 0."""
+    """One replica per process, with ordinary variables that rank 0 broadcasts."""
 
     name = "horovod"
 
@@ -48,37 +48,36 @@ class Horovod(Strategy):
         Args:
           cluster: this process in the job.
           join: joins the job's group.
-          communication: the library of its collectives, see `start_horovod`. Over MPI, a collective waits forever for a
-            rank that is lost, so only a process that is ended then should choose "auto".
+          communication: library of the collectives; see `start_horovod`. Over MPI, a collective waits forever for a lost rank,
+            so choose "auto" only if the process is then ended.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
-          groups: sets of ranks whose collectives will be used, including each pair that exchanges messages: Horovod's
-            process sets, which cannot be added later. The same on every process.
+          groups: sets of ranks that communicate, including pairs that exchange messages, equal on every process: Horovod's
+            process sets, which cannot be added later.
           all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`; its groups are added.
           topology: numbers of replicas by host, as in `--topology`.
-          shard: which state is divided among the replicas, `none` or `optimizer`, as in `--shard`.
+          shard: state that is divided among the replicas, `none` or `optimizer`, as in `--shard`.
         """
         share_cores(cluster, intra_op_threads)
         use_one_gpu(cluster.local_rank)
-        # Training watches its calls by --stall_shutdown_seconds. Horovod's own limit applies to every collective and is
-        # meant for calls that are not watched: an hour, unless the environment sets
-        # HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
+        # Training limits its calls by --stall_shutdown_seconds. Horovod's own limit, for other collectives, is an hour unless
+        # the environment sets HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         sets: dict[tuple[int, ...], hvd.ProcessSet] = {}
         plans: list[AllReducePlan] = []
 
-        def planned_sets(group: Group | None) -> list[hvd.ProcessSet]:
+        def make_process_sets(group: Group | None) -> list[hvd.ProcessSet]:
             plans.append(plan_all_reduce(all_reduce, topology, group, cluster))
-            used = distinct_groups([*groups, *plans[0].groups], cluster.size)
-            sets.update({ranks: hvd.ProcessSet(ranks) for ranks in used})
+            rank_groups = distinct_groups([*groups, *plans[0].groups], cluster.size)
+            sets.update({ranks: hvd.ProcessSet(ranks) for ranks in rank_groups})
             return list(sets.values())
 
         self.group = start_horovod(
-            cluster, join, communication=communication, stall_seconds=3600, planned_sets=planned_sets
+            cluster, join, communication=communication, stall_seconds=3600, make_process_sets=make_process_sets
         )
         self.communication = describe_communication()
         self.cluster = cluster
         self.replicas = hvd.size()
         self.local_replicas = range(hvd.rank(), hvd.rank() + 1)
-        self.collectives = HorovodCollectives(declared=sets)
+        self.collectives = HorovodCollectives(process_sets=sets)
         self.tuned = plans[0].tuned(self.collectives)
         self.optimizer_shards = optimizer_shards(shard, self)
 

@@ -1,4 +1,4 @@
-"""A device mesh with named axes, over which the dims of a model's tensors are laid out by DTensor.
+"""A device mesh with named axes, over which DTensor shards the dims of a model's tensors.
 
 Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1811.02084).
 """
@@ -32,8 +32,8 @@ from tfdist.distribution.dtensor_variables import (
 )
 from tfdist.distribution.mesh_checks import refuse_calls_outside, refuse_unsafe_operations
 from tfdist.distribution.strategy import State, Strategy
-from tfdist.distribution.variable_layouts import dims_of_uninitialized, is_gathered_in_turn, placement
-from tfdist.layers.mesh_layouts import MeshLayouts, parted, placement_of, update_at_once
+from tfdist.distribution.variable_layouts import dims_of_uninitialized, is_gathered_per_call, placement
+from tfdist.layers.mesh_layouts import MeshLayouts, apply_update, placement_of, relayout_gradient
 from tfdist.layers.recompute import rematerialize
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _SAME_SEED = (
 
 
 class MeshOfDevices(Strategy):
-    """One replica whose tensors are spread over a mesh: the engine shards its computation and adds communication."""
+    """One replica on a mesh: the engine shards its tensors and computation, and adds communication."""
 
     name = "mesh"
     replicas = 1
@@ -90,7 +90,7 @@ class MeshOfDevices(Strategy):
         self.devices = Devices(mesh, engine_mesh(mesh, cluster, self.group, start_timeout_seconds))
         self.collectives = OneReplica()
         self._abstract_model: list[keras_internals.UninitializedVariable] = []
-        self._drawn: dict[str, int] = {}
+        self._checksums: dict[str, int] = {}
         self.layouts: MeshLayouts = MeshLayouts(self.devices, self.rules, self.shard.stage == "parameters")
         self._warned = False
         refuse_calls_outside()
@@ -107,81 +107,83 @@ class MeshOfDevices(Strategy):
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
-        """See base class; variables with initializers are laid out on exit, when the names of their dims are known."""
+        """See base class; variables with initializers are created on exit, when the names of their dims are known."""
         try:
-            self._initialize_all()
+            self._initialize_pending()
             with (
                 keras_internals.deferred_creation(self._abstract_model, self._initialize),
                 tf.variable_creator_scope(self._replicated_variable),
             ):
                 yield
-            self._initialize_all()
+            self._initialize_pending()
         except BaseException:
             self._abstract_model.clear()  # variables created before the failure are abandoned
-            self._drawn.clear()
+            self._checksums.clear()
             raise
 
-    def _initialize_all(self) -> None:
+    def _initialize_pending(self) -> None:
         while self._abstract_model:
             self._initialize(self._abstract_model.pop(0))
-        self._agree_on_drawn()
+        self._compare_checksums()
 
-    def _agree_on_drawn(self) -> None:
-        if self._drawn:
-            drawn, self._drawn = self._drawn, {}
-            self.group.agree("mesh/initial values", drawn, f"{_SAME_SEED} The first value of ")
+    def _compare_checksums(self) -> None:
+        if self._checksums:
+            checksums, self._checksums = self._checksums, {}
+            self.group.agree("mesh/initial values", checksums, f"{_SAME_SEED} The first value of ")
 
     def _initialize(self, uninitialized: keras_internals.UninitializedVariable) -> None:
         variable = uninitialized.variable
         self.layouts.dims |= {dim for dim in dims_of_uninitialized(uninitialized) if dim}
         keras_internals.set_layout(variable, placement(uninitialized, self.rules, self.devices.mesh, self.shard))
-        with tf.init_scope(), keras_internals.noted_name_scope(variable):
+        with tf.init_scope(), keras_internals.recorded_name_scope(variable):
             value = keras_internals.initial_value(variable)
-            self._note_drawn(variable.path, value)
+            self._add_checksum(variable.path, value)
             created = self.devices.variable(value, placement_of(variable).stored, variable.name, variable.trainable)
         keras_internals.set_tf_variable(variable, created)
-        if placement_of(variable).is_gathered and is_gathered_in_turn(uninitialized):
+        if placement_of(variable).is_gathered and is_gathered_per_call(uninitialized):
             rematerialize(uninitialized.owners[-1])
 
-    def _note_drawn(self, name: str, value: tf.Tensor) -> None:
-        """Notes a checksum, compared when the scope ends: all processes must draw the same values for their devices."""
+    def _add_checksum(self, name: str, value: tf.Tensor) -> None:
+        """Adds a checksum, compared when the scope ends: all processes must draw the same values for their devices."""
         if self.cluster.size > 1:
-            self._drawn[name] = zlib.crc32(value.numpy().tobytes(), self._drawn.get(name, 0))
+            self._checksums[name] = zlib.crc32(value.numpy().tobytes(), self._checksums.get(name, 0))
 
     def _replicated_variable(self, next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
-        """Creates a variable that has a value from the start, such as a learning rate: replicated on every device."""
+        """Creates a variable with a value, such as a learning rate, replicated on every device."""
         with tf.init_scope():
             value = arguments["initial_value"]
             value = tf.convert_to_tensor(value() if callable(value) else value, arguments.get("dtype"))
             name = arguments.get("name") or "variable"
-            self._note_drawn(name, value)
+            self._add_checksum(name, value)
             return self.devices.variable(
                 value, Layout.replicated(value.shape.rank), name, arguments.get("trainable", True)
             )
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """See base class; checks a trace for operations that would crash the engine."""
-        copied = self.devices.copier(functools.partial(self._note_drawn, "a tensor made outside of its layer's call"))
+        """See base class; rejects operations that would crash the engine."""
+        replicate = self.devices.copier(
+            functools.partial(self._add_checksum, "a tensor made outside of its layer's call")
+        )
 
-        def checked(*args: Any) -> Any:
-            with self.layouts.tracing(), keras_internals.captured_through(copied):
+        def trace(*args: Any) -> Any:
+            with self.layouts.tracing(), keras_internals.captures_replaced(replicate):
                 result = function(*args)
-            self._agree_on_drawn()
+            self._compare_checksums()
             refuse_unsafe_operations(tf.compat.v1.get_default_graph())
-            self._warn_of_idle_rules()
+            self._warn_about_unused_rules()
             return result
 
-        return compiled_program(checked)
+        return compiled_program(trace)
 
-    def _warn_of_idle_rules(self) -> None:
-        """Warns once about unused rules and axes, after all dims of a model have been seen."""
+    def _warn_about_unused_rules(self) -> None:
+        """Warns once about unused rules and axes, when all dims of a model are known."""
         if not self._warned and self.is_chief:
-            for line in unused_rule_warnings(self.rules, self.layouts.dims, self.shard, self.devices.mesh):
-                _log.warning("%s", line)
+            for warning in unused_rule_warnings(self.rules, self.layouts.dims, self.shard, self.devices.mesh):
+                _log.warning("%s", warning)
         self._warned = True
 
     def local(self, value: Any) -> list[Any]:
-        """See base class; outside of a compiled function, the value is an ordinary tensor with the full value."""
+        """See base class; returns the full value as an ordinary tensor outside of compiled functions."""
         return [value if tf.inside_function() else self.devices.full_tensor(value)]
 
     def per_replica(self, values: Sequence[Any]) -> Any:
@@ -200,31 +202,30 @@ class MeshOfDevices(Strategy):
         stored = [keras_internals.value_of(variable) for variable in variables]
         with tf.GradientTape() as tape, self.layouts.computing(variables):
             tape.watch(stored)
-            loss, rest = loss_fn(*batch)
+            loss, auxiliary = loss_fn(*batch)
         gradients = tape.gradient(loss, stored)
-        return (
-            [g if g is None else self._summed(g, placement_of(v)) for g, v in zip(gradients, variables, strict=True)],
-            loss,
-            rest,
-        )
+        pairs = zip(gradients, variables, strict=True)
+        return [g if g is None else self._lay_out_gradient(g, placement_of(v)) for g, v in pairs], loss, auxiliary
 
-    def _summed(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
-        """Lays out a gradient from the backward pass as it is stored."""
-        if placement.is_gathered:  # sharded since its layer's backward pass
+    def _lay_out_gradient(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
+        """Returns a gradient from the backward pass in its stored layout."""
+        if placement.is_gathered:  # the layer's backward pass has sharded it
             return self.devices.relayout(gradient, placement.gradient)
-        return parted(self.devices, gradient, placement)
+        return relayout_gradient(self.devices, gradient, placement)
 
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
         """See base class."""
-        update_at_once(self.devices, optimizer, gradients, variables)
+        apply_update(self.devices, optimizer, gradients, variables)
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
         """See base class; replicated on every device."""
         values = [tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape) for state in states]
-        placed = [(value, Layout.replicated(len(value.shape))) for value in values]
-        return [self.devices.variable(*each, s.name, trainable=False) for each, s in zip(placed, states, strict=True)]
+        return [
+            self.devices.variable(value, Layout.replicated(len(value.shape)), state.name, trainable=False)
+            for value, state in zip(values, states, strict=True)
+        ]
 
 
 STRATEGY = MeshOfDevices

@@ -1,4 +1,4 @@
-"""One process, several devices, variables mirrored on each: tf.distribute's MirroredStrategy."""
+"""One process with several devices, on which variables are mirrored: tf.distribute's MirroredStrategy."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ class Mirrored(TensorFlowStrategy):
           join: joins the job's group.
           devices: number of devices; 0 for all GPUs, or one CPU device.
           all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`.
-          topology: numbers of replicas by host, as in `--topology`; for tests of algorithms, as all replicas are on one host.
+          topology: numbers of replicas by host, as in `--topology`, for tests of algorithms.
         """
         names = local_device_names(devices)
         # On logical CPUs, the engine's default uses group keys that are global to the process: a second strategy of

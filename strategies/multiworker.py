@@ -1,4 +1,4 @@
-"""Several processes, using TensorFlow's own collectives: tf.distribute's MultiWorkerMirroredStrategy."""
+"""Several processes with TensorFlow's own collectives: tf.distribute's MultiWorkerMirroredStrategy."""
 
 import contextlib
 import functools
@@ -42,11 +42,11 @@ class MultiWorker(TensorFlowStrategy):
           communication: the engine's implementation, "auto", "ring" or "nccl".
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
           start_timeout_seconds: how long to wait for the servers of the other processes, once all have joined.
-          groups: sets of ranks whose collectives will be used, including each pair that exchanges messages. The same on
-            every process, each with one replica.
+          groups: sets of ranks that communicate, including pairs that exchange messages, equal on every process. Each process
+            must have one replica.
           all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`; its groups are added.
           topology: numbers of replicas by host, as in `--topology`.
-          shard: which state is divided among the replicas, `none` or `optimizer`, as in `--shard`.
+          shard: state that is divided among the replicas, `none` or `optimizer`, as in `--shard`.
         """
         share_cores(cluster, intra_op_threads)
         group = join(cluster)
@@ -66,9 +66,9 @@ class MultiWorker(TensorFlowStrategy):
             engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         keras_internals.create_variables_of_any_dtype(engine)
         local = engine.num_replicas_in_sync // cluster.size
-        some = ProcessGroups(sets, cluster.size, local, options).collectives if cluster.size > 1 else None
-        super().__init__("multiworker", engine, cluster=cluster, group=group, options=options, make_group=some)
-        self._make_process_group = some
+        make_group = ProcessGroups(sets, cluster.size, local, options).collectives if cluster.size > 1 else None
+        super().__init__("multiworker", engine, cluster=cluster, group=group, options=options, make_group=make_group)
+        self._make_process_group = make_group
         self.tuned = plan.tuned(self.collectives)
         self.optimizer_shards = optimizer_shards(shard, self)
         self._variable_creation = VariableCreation(group)

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each process trains one stage of the model, and batches flow through as micro-batches."""
+"""Pipeline parallelism: each process trains one stage of the model, and micro-batches flow through the stages."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ from tfdist.pipelining.spread_stage import SpreadUpdate
 from tfdist.pipelining.stage_devices import StageDevices, StageLayouts, devices_of_process, prepare
 from tfdist.pipelining.stage_parts import StageBlocks, StageParts, refuse_training_without_trainer, synchronize_replicas
 
-_OF_HOROVOD = ("gloo", "mpi")
+_HOROVOD_LIBRARIES = ("gloo", "mpi")
 
 
 class Pipeline(HasStages):
-    """Processes on the axes `stage` and `data`; messages and sums are those of Horovod or of TensorFlow."""
+    """Processes on the axes `stage` and `data`, which communicate through Horovod or TensorFlow."""
 
     name = "pipeline"
 
@@ -47,7 +47,7 @@ class Pipeline(HasStages):
         intra_op_threads: int = 0,
         start_timeout_seconds: float = 120.0,
     ):
-        """Starts the engine: Horovod if its launcher started this process or `communication` is its, else TensorFlow's.
+        """Starts the engine: Horovod under its launchers or for one of its libraries, else TensorFlow.
 
         Args:
           cluster: this process in the job.
@@ -55,13 +55,13 @@ class Pipeline(HasStages):
           mesh_shape: sizes of the axes stage, data and model, such as "stage:2;data:2"; by default, each process is a stage.
           pipeline_schedule: the order of micro-batches, as in `--pipeline_schedule`.
           micro_batches: number of parts of a replica's rows in each step.
-          cut: where the model is cut into stages, as in `--cut`.
-          layout: dims that are sharded over the axis model, as in `--layout`.
+          cut: where to cut the model into stages, as in `--cut`.
+          layout: dims that are sharded over the axis `model`, as in `--layout`.
           activation_compression: compression of messages between stages, as in `--activation_compression`.
-          shard: which state is divided among the replicas of each stage, `none` or `optimizer`, as in `--shard`.
+          shard: state that is divided among the replicas of each stage, `none` or `optimizer`, as in `--shard`.
           communication: the engine's implementation, as in `--communication`.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
-          start_timeout_seconds: how long to wait for the other processes' servers, over TensorFlow.
+          start_timeout_seconds: how long to wait for the other processes' TensorFlow servers.
         """
         self.grid = parse_grid(mesh_shape, cluster.size, layout)
         self.schedule = make_schedule(pipeline_schedule, self.grid.stages, micro_batches)
@@ -74,8 +74,8 @@ class Pipeline(HasStages):
         if self.grid.devices > 1:
             check_axis_model(shard=shard, schedule=pipeline_schedule)
             prepare(self.grid.devices)
-        if cluster.source in HOROVOD_LAUNCHERS or communication in _OF_HOROVOD:
-            if communication not in ("auto", *_OF_HOROVOD):
+        if cluster.source in HOROVOD_LAUNCHERS or communication in _HOROVOD_LIBRARIES:
+            if communication not in ("auto", *_HOROVOD_LIBRARIES):
                 raise InputError(
                     "Under Horovod's launcher, communication must be auto, gloo or mpi. Received: "
                     f"communication={communication}, which is TensorFlow's. Use gloo or mpi, or another launcher."
@@ -95,14 +95,14 @@ class Pipeline(HasStages):
         self.replicas, self.local_replicas = self.grid.replicas, range(replica, replica + 1)
         self.optimizer_shards = optimizer_shards(shard, self)
         if self.grid.devices > 1:
-            self._spread(layout)
+            self._create_stage_devices(layout)
 
-    def _spread(self, layout: str) -> None:
+    def _create_stage_devices(self, layout: str) -> None:
         """Creates the devices over which the stages of this process are spread."""
         has_servers = self._engine.name == "multiworker"
         devices = devices_of_process(self.grid.devices, self.cluster, has_servers)
         rules = parse_layout(layout, devices.mesh)
-        layouts = MeshLayouts(devices, rules, gathers_all=False)
+        layouts = MeshLayouts(devices, rules, gathers_parameters=False)
         with self.process_device():
             self.stage_devices = StageDevices(devices, rules, layouts)
         self.layouts = StageLayouts(self.stage_devices)
@@ -127,7 +127,7 @@ class Pipeline(HasStages):
         return self._engine.process_device()
 
     def _placement(self) -> contextlib.AbstractContextManager:
-        """See base class; weights get their values when it is known which stage has them."""
+        """See base class; weights get their values after the model is cut."""
         refuse_training_without_trainer()
         scopes = contextlib.ExitStack()
         scopes.enter_context(keras_internals.deferred_weights())
@@ -141,7 +141,7 @@ class Pipeline(HasStages):
             return self.in_replica(function)(*args)
 
     def synchronize(self, variables: Sequence[keras.Variable]) -> None:
-        """See base class; among the replicas of this stage."""
+        """See base class; synchronizes the replicas of this stage."""
         synchronize_replicas(self, variables)
 
     def apply(

@@ -1,4 +1,4 @@
-"""One process, one replica, no tf.distribute: the reference for all other strategies."""
+"""One process with one replica, without tf.distribute: the reference for all other strategies."""
 
 from collections.abc import Callable
 

@@ -16,11 +16,11 @@ from absl import flags as absl_flags
 from tests import documented_json
 from tfdist import doctor
 from tfdist.cli import doctor_engines
-from tfdist.cli.doctor_engines import Ended, Frameworks, SmokeTestResult
+from tfdist.cli.doctor_engines import Frameworks, ProgramResult, SmokeTestResult
 from tfdist.cli.doctor_report import Finding, Status
 from tfdist.cli.output import TEXT, Output
 from tfdist.cluster import environment
-from tfdist.config.strategy_registry import NAMES, declared
+from tfdist.config.strategy_registry import NAMES, strategy_declaration
 from tfdist.errors import ExitCode
 
 pytestmark = pytest.mark.processes
@@ -117,7 +117,7 @@ def test_bad_input(flag: str, message: str):
 class _Fake(contextlib.nullcontext):
     """Starts nothing, and says how the processes of each module ended."""
 
-    def __init__(self, **ended: Ended):
+    def __init__(self, **ended: ProgramResult):
         super().__init__(self)
         self.ended, self.variables = ended, {}
 
@@ -128,9 +128,9 @@ class _Fake(contextlib.nullcontext):
 
 def test_json_says_what_the_text_says(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     ended = {
-        "tensorflow_probe": Ended(0, "", '{"gpus": ["A100"], "is_built_with_cuda": true}\n', 1.0),
-        "horovod_probe": Ended(132, "rank 0 ended with code 132 (killed by SIGILL)", "", 1.0),
-        "verify": Ended(ExitCode.STALLED, "the processes did not end within 60 s", "", 60.5),
+        "tensorflow_probe": ProgramResult(0, "", '{"gpus": ["A100"], "is_built_with_cuda": true}\n', 1.0),
+        "horovod_probe": ProgramResult(132, "rank 0 ended with code 132 (killed by SIGILL)", "", 1.0),
+        "verify": ProgramResult(ExitCode.STALLED, "the processes did not end within 60 s", "", 60.5),
     }
     monkeypatch.setattr(doctor, "Children", lambda: _Fake(**ended))
     monkeypatch.setattr(doctor_engines, "_has_horovod", lambda: True)
@@ -162,12 +162,12 @@ HOROVOD = {"libraries": ["Gloo"], "mpi_library": "", "starts_without_mpirun": Tr
 INSTALLED = Frameworks("", 0, HOROVOD, None)
 
 
-def tried(name: str, ended: Ended, frameworks: Frameworks = INSTALLED) -> list[SmokeTestResult]:
+def tried(name: str, ended: ProgramResult, frameworks: Frameworks = INSTALLED) -> list[SmokeTestResult]:
     return list(doctor_engines.run_smoke_tests(_Fake(verify=ended), frameworks, [name], 1))
 
 
 def test_what_is_not_installed_is_missing_with_the_command_that_installs_it():
-    works = Ended(0, "", "", 1.0)
+    works = ProgramResult(0, "", "", 1.0)
     gloo, sharded, mpi = tried("horovod", works)
     assert (gloo.status, sharded.status) == ("ok", "ok")
     assert (mpi.status, mpi.reason) == ("missing", "Horovod was built without MPI")
@@ -183,7 +183,7 @@ def test_what_is_not_installed_is_missing_with_the_command_that_installs_it():
 
 
 def test_an_engine_that_fails_says_why_and_how_to_see_more():
-    _, sharded = tried("multiworker", Ended(ExitCode.STALLED, "the processes did not end within 1 s", "", 1.0))
+    _, sharded = tried("multiworker", ProgramResult(ExitCode.STALLED, "the processes did not end within 1 s", "", 1.0))
     assert doctor_engines.smoke_test_finding(sharded) == Finding(
         Status.FAILED,
         f"{'multiworker, 2 processes, sharded':<39}  1.0 s  the processes did not end within 1 s",
@@ -193,16 +193,16 @@ def test_an_engine_that_fails_says_why_and_how_to_see_more():
 
 
 def test_the_fastest_engine_is_named_with_its_flags():
-    def bench(*milliseconds: float) -> Ended:
+    def bench(*milliseconds: float) -> ProgramResult:
         rows = [{"seconds_median": each / 1000} for each in milliseconds]
-        return Ended(0, "", f"a line of TensorFlow\n{json.dumps({'measurements': rows})}\n", 1.0)
+        return ProgramResult(0, "", f"a line of TensorFlow\n{json.dumps({'measurements': rows})}\n", 1.0)
 
-    def speed(name: str, ended: Ended) -> list[SmokeTestResult]:
+    def speed(name: str, ended: ProgramResult) -> list[SmokeTestResult]:
         return list(doctor_engines.measure_speeds(_Fake(bench=ended), INSTALLED, [name], 1))
 
     [multiworker] = speed("multiworker", bench(0.4, 8.7, 50))
     gloo, mpi = speed("horovod", bench(1, 3, 60))
-    failed, _ = speed("horovod", Ended(5, "rank 1 is lost", "", 1.0))
+    failed, _ = speed("horovod", ProgramResult(5, "rank 1 is lost", "", 1.0))
     assert (
         doctor_engines.speed_finding(multiworker).text.split()
         == "multiworker 64.0 KiB 0.4 ms 4.0 MiB 8.7 ms 32.0 MiB 50 ms".split()
@@ -220,7 +220,7 @@ def test_the_fastest_engine_is_named_with_its_flags():
 
 def test_a_wrong_result_is_a_failure():
     result = {"replicas_equal": False, "largest_difference": 0.5, "difference_unit": "relative", "tolerance": 1e-5}
-    [mirrored] = tried("mirrored", Ended(1, json.dumps(result), "", 1.0))
+    [mirrored] = tried("mirrored", ProgramResult(1, json.dumps(result), "", 1.0))
     assert mirrored.reason == (
         "its replicas differ; its weights differ from those of one device by 0.5 (relative; tolerance 1e-05)"
     )
@@ -228,14 +228,14 @@ def test_a_wrong_result_is_a_failure():
 
 @pytest.mark.parametrize(("gpus", "hidden"), [(0, False), (1, True), (2, False)])
 def test_replicas_that_have_no_gpu_each_run_on_the_cpu(gpus: int, hidden: bool):
-    fake = _Fake(verify=Ended(0, "", "", 1.0))
+    fake = _Fake(verify=ProgramResult(0, "", "", 1.0))
     list(doctor_engines.run_smoke_tests(fake, INSTALLED._replace(gpus=gpus), ["mirrored"], 1))
     assert ("CUDA_VISIBLE_DEVICES" in fake.variables) == hidden
 
 
 def test_smoke_tests_fit_their_strategies():
     for name in NAMES:
-        declaration = declared(name)
+        declaration = strategy_declaration(name)
         assert bool(declaration.smoke_tests) == (name != "tpu")
         for test in declaration.smoke_tests:
             assert dataclasses.asdict(test)["options"].keys() <= set(declaration.options or ())

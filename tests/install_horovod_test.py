@@ -194,13 +194,13 @@ def test_another_user_s_cache_is_bad_input(cached: pathlib.Path, monkeypatch: py
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert run(f"--cache_dir={cached.parents[1]}") == ExitCode.BAD_INPUT
-    assert "The cache must be a directory of yours in which no one else may write" in capsys.readouterr().err
+    assert "The cache must be a directory that you own and no one else can write" in capsys.readouterr().err
 
 
 @pytest.fixture
 def index(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A directory in which pip finds nothing but a wheel of cloudpickle, the only package of the build."""
-    requirement = horovod_build.pinned("cloudpickle").split()[0]
+    requirement = horovod_build.requirement("cloudpickle").split()[0]
     name = requirement.replace("==", "-")
     wheel = tmp_path / "index" / f"{name}-py3-none-any.whl"
     wheel.parent.mkdir()
@@ -225,7 +225,8 @@ def test_a_package_of_the_build_with_other_contents_is_refused(index: pathlib.Pa
 
 def test_a_package_of_the_build_is_installed_whatever_constrains_the_environment(index, tmp_path, monkeypatch):
     """The same wheel, with its own hash."""
-    pinned = f"{horovod_build.pinned('cloudpickle').split()[0]} --hash=sha256:{hashlib.sha256(index.read_bytes()).hexdigest()}"
+    digest = hashlib.sha256(index.read_bytes()).hexdigest()
+    pinned = f"{horovod_build.requirement('cloudpickle').split()[0]} --hash=sha256:{digest}"
     monkeypatch.setattr(horovod_build, "REQUIREMENTS", tmp_path / "requirements.txt")
     horovod_build.REQUIREMENTS.write_text(f"{pinned}\n")
 

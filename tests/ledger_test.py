@@ -215,7 +215,7 @@ def test_what_is_no_run(tmp_path):
     with pytest.raises(InputError, match="A ledger needs --checkpoint_every or --commit_every"):
         ledger.main(str(tmp_path / "run"))
     RunDirectory(tmp_path / "run").starts.write_text("")
-    with pytest.raises(InputError, match="where no start is recorded"):
+    with pytest.raises(InputError, match="which records no start"):
         ledger.main(str(tmp_path / "run"))
 
 
@@ -228,7 +228,7 @@ def test_starts_without_a_ledger_are_named(directory, said):
     use(start(directory, 4, 1), range(4, 5))
     with pytest.raises(InputError) as raised:
         ledger.main(str(directory.path))
-    assert f"{directory.path}, where neither was given at start 2 (from step 2), counted from 0." in str(raised.value)
+    assert f"{directory.path}, without either at start 2 (from step 2), counted from 0." in str(raised.value)
 
 
 def test_what_is_no_ledger(directory):
@@ -288,7 +288,7 @@ def test_dropped_records_are_kept(directory):
         json.dumps({"kind": kind, "step": step}) + "\n" for kind, step in (("train", 1), ("train", 2), ("eval", 2))
     ]
     directory.metrics.write_text("".join(lines))
-    directory.begin("", ["alpha"], step=2, evaluated=False)
+    directory.begin("", ["alpha"], step=2, is_evaluated=False)
     assert directory.metrics.read_text() == "".join(lines[:2])
     assert directory.dropped.read_text() == lines[2]
     directory.begin("", ["alpha"])

@@ -1,6 +1,6 @@
 """tfdist trains ordinary Keras 3 models on TensorFlow across devices and machines: N replicas give the result of one.
 
-Importing it does not import TensorFlow, define flags or initialize devices; the names below are imported on first use.
+`import tfdist` does not import TensorFlow, define flags or initialize devices; the names below are imported on first use.
 """
 
 import importlib
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# TensorFlow's own start-up messages, if it is imported later; TF_CPP_MIN_LOG_LEVEL=0 shows them.
+# Hides TensorFlow's start-up messages; TF_CPP_MIN_LOG_LEVEL=0 shows them.
 quiet_tensorflow.filter_stderr_on_import()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 exit_status.end_with_exit_codes()
 keras_backend.check_on_import()
-# A Horovod with MPI loads UCX, which would handle SIGHUP, SIGSEGV and others from its import on.
+# Horovod with MPI loads UCX, which would install handlers of SIGHUP, SIGSEGV and other signals.
 os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
 os.environ.setdefault("UCX_HANDLE_ERRORS", "")
 
@@ -73,7 +73,7 @@ __all__ = [
     "spawn",
 ]
 
-_HOMES = {
+_MODULES = {
     "Checkpoints": "tfdist.checkpoint.manager",
     "Checks": "tfdist.trainer.options",
     "Cluster": "tfdist.cluster.environment",
@@ -102,8 +102,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
     else:
         value = importlib.import_module(f"tfdist.{name}")
     globals()[name] = value

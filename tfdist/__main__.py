@@ -24,9 +24,9 @@ _HELP, _VERSION = ("help", "--help", "-h"), "--version"
 
 
 def commands() -> dict[str, str]:
-    """Returns the first docstring line of each command, by name: the modules in this directory with a main guard.
+    """Returns the first docstring line of each command, by name; commands are modules in this directory with a main guard.
 
-    They are parsed, not imported, so that the list is shown without delay.
+    Modules are parsed, not imported, which takes longer.
     """
     summaries = {path.stem: _summary(path) for path in sorted(_FOLDER.glob("*.py")) if not path.stem.startswith("_")}
     return {name: summary for name, summary in summaries.items() if summary is not None}
@@ -35,7 +35,7 @@ def commands() -> dict[str, str]:
 def main(arguments: Sequence[str]) -> int:
     """Runs a command, or prints the list of commands or the versions.
 
-    A command ends by `SystemExit`, as its module does when Python runs it.
+    Commands raise `SystemExit`.
 
     Args:
       arguments: command-line arguments after `tfdist` or `python -m tfdist`.
@@ -43,18 +43,18 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
       The exit code.
     """
-    name, *rest = arguments or ["help"]
-    if name in _HELP and rest and not rest[0].startswith("-"):
-        name, *rest = rest[0], "--help", *rest[1:]
+    name, *remaining_arguments = arguments or ["help"]
+    if name in _HELP and remaining_arguments and not remaining_arguments[0].startswith("-"):
+        name, *remaining_arguments = remaining_arguments[0], "--help", *remaining_arguments[1:]
     if name in _HELP:
-        return _print(_listed())
+        return _print(_command_list())
     if name == _VERSION:
         return _print(_versions())
     if not _is_command(name):
-        return _unknown(name)
-    sys.argv[1:] = rest
+        return _unknown_command(name)
+    sys.argv[1:] = remaining_arguments
     if sys.path and not sys.flags.safe_path:
-        sys.path[0] = os.getcwd()  # as `python -m` does; an installed `tfdist` has its own directory there
+        sys.path[0] = os.getcwd()  # as with `python -m`
     runpy.run_module(f"tfdist.{name}", run_name="__main__", alter_sys=True)
     return ExitCode.DONE
 
@@ -70,7 +70,6 @@ def _is_command(name: str) -> bool:
 
 
 def _summary(path: pathlib.Path) -> str | None:
-    """Returns the first docstring line of a module with a main guard; None if it has none."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     is_command = any(_is_main_guard(node) for node in tree.body)
     return (ast.get_docstring(tree) or "").partition("\n")[0] if is_command else None
@@ -80,7 +79,7 @@ def _is_main_guard(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
-def _listed() -> Iterable[str]:
+def _command_list() -> Iterable[str]:
     summaries = commands()
     width = max(map(len, summaries))
     return [_USAGE, "", *(f"  {name:{width}}  {summary}" for name, summary in summaries.items()), "", _MORE]
@@ -96,11 +95,11 @@ def _versions() -> Iterable[str]:
             yield f"{title} is not installed"
 
 
-def _unknown(name: str) -> int:
+def _unknown_command(name: str) -> int:
     rule = "The command comes first" if name.startswith("-") else f"{name} is not a command of tfdist"
     question = did_you_mean(name, commands())
-    received = f" Received: {name}." if name.startswith("-") else ""
-    print(f"tfdist: {rule}.{received}{question} `tfdist` lists the commands.", file=sys.stderr)
+    received_text = f" Received: {name}." if name.startswith("-") else ""
+    print(f"tfdist: {rule}.{received_text}{question} `tfdist` lists the commands.", file=sys.stderr)
     return ExitCode.BAD_INPUT
 
 

@@ -38,16 +38,16 @@ _EXAMPLES = (
 def main(config: BenchConfig, output: Output = TEXT) -> int:
     """Measures the collectives; returns the exit code."""
     context = early_checks.check_cluster(config, early_checks.detect_context(config))
-    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import open_strategy
     from tfdist.planning import benchmark_results
     from tfdist.reporting import RunDirectory
     from tfdist.reporting.file_errors import GrowingFile
     from tfdist.storage import storage_of
 
-    # "auto" has all algorithms.
+    # "auto" provides all algorithms.
     options = {"all_reduce": AUTO} if config.all_reduce else {}
-    with open_strategy.opened_strategy(config, context, more_options=options) as (config, detection, strategy):
+    with open_strategy.running_strategy(config, context, more_options=options) as (config, detection, strategy):
         _check_strategy(strategy, config)
         measurements = _measurements(config, strategy)
         hosts = open_strategy.hosts(strategy)
@@ -58,14 +58,14 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
         path = config.output_dir or f"runs/bench-collectives-{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         directory = RunDirectory.create(path, flags.flags_text(config), hosts, strategy.communication).path
         output.line(f"{detection.reason}\n{benchmark_results.header(*['all_reduce'][: bool(config.all_reduce)])}")
-        measured = []
+        results = []
         with contextlib.closing(GrowingFile(directory / "collectives.jsonl")) as file:
-            for each in measurements:
-                measured.append(each)
-                output.line(benchmark_results.row(each))
-                file.write(json.dumps(each.record()).encode() + b"\n")
+            for measurement in measurements:
+                results.append(measurement)
+                output.line(benchmark_results.row(measurement))
+                file.write(json.dumps(measurement.record()).encode() + b"\n")
         with storage_of(directory).staged(directory / "collectives.png") as picture:
-            benchmark_results.draw(measured).savefig(picture, format="png")
+            benchmark_results.draw(results).savefig(picture, format="png")
         output.line(path)
         output.result(
             {
@@ -75,7 +75,8 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
                 "processes": strategy.cluster.size,
                 "replicas": strategy.replicas,
                 "measurements": [
-                    {name: value for name, value in each.record().items() if name != "schema"} for each in measured
+                    {name: value for name, value in measurement.record().items() if name != "schema"}
+                    for measurement in results
                 ],
                 "output_dir": str(path),
             }
@@ -84,7 +85,6 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
 
 
 def _check_strategy(strategy: "Strategy", config: BenchConfig) -> None:
-    """Raises `InputError` if the strategy has no other replica to communicate with, or does not support the dtype."""
     import tensorflow as tf
 
     from tfdist.planning.benchmark_timing import check_dtype
@@ -96,7 +96,7 @@ def _check_strategy(strategy: "Strategy", config: BenchConfig) -> None:
 
 
 def _measurements(config: BenchConfig, strategy: "Strategy") -> "Iterator[Measurement]":
-    """Yields measurements by operation and size; a barrier has no size and is measured once."""
+    """Yields measurements of all operations and sizes; a barrier has no size and is measured once."""
     import tensorflow as tf
 
     from tfdist.collectives.all_reduce_algorithms import check_algorithm, possible_algorithms
@@ -118,13 +118,9 @@ def _measurements(config: BenchConfig, strategy: "Strategy") -> "Iterator[Measur
 
 
 def start(argv: Sequence[str]) -> int:
-    """Runs the command: the benchmark's name comes first, then its flags.
-
-    Args:
-      argv: command line, including the program name.
-    """
+    """Runs the command; `argv` has the program name, the name of the benchmark, and flags."""
     has_name = len(argv) > 1 and not argv[1].startswith("-")
-    name, rest = (argv[1], argv[2:]) if has_name else ("", argv[1:])
+    name, remaining_arguments = (argv[1], argv[2:]) if has_name else ("", argv[1:])
 
     def call(values: flags.absl_flags.FlagValues, output: Output) -> int:
         if name not in BENCHMARKS:
@@ -138,7 +134,7 @@ def start(argv: Sequence[str]) -> int:
         f"bench {name if name in BENCHMARKS else BENCHMARKS[0]}",
         lambda values: flags.define(values, BenchConfig),
         call,
-        [argv[0], *rest],
+        [argv[0], *remaining_arguments],
         about=__doc__ or "",
         has_json=True,
         examples=_EXAMPLES,

@@ -18,18 +18,18 @@ class CheckpointSummary(NamedTuple):
 
     Attributes:
       name: name of its directory.
-      problem: description of its damage, or None.
-      step: its step, or None if it cannot be read, as for the values that follow.
-      written: when its manifest was written, in seconds since 1970.
-      bytes: size of its files.
-      tensors: number of its tensors.
-      strategy: strategy of the run that wrote it, or None if it is not known.
+      problem: description of the damage; None if it is valid.
+      step: its step; this and the following values are None if they cannot be read.
+      write_time: when its manifest was written, in seconds since 1970.
+      bytes: total size of its files.
+      tensors: number of tensors.
+      strategy: strategy of the run that wrote it; None if unknown.
     """
 
     name: str
     problem: str | None = None
     step: int | None = None
-    written: float | None = None
+    write_time: float | None = None
     bytes: int | None = None
     tensors: int | None = None
     strategy: str | None = None
@@ -58,7 +58,6 @@ def main(run: str, output: Output = TEXT) -> int:
 
 
 def _verify(path: StoragePath) -> CheckpointSummary:
-    """Verifies a checkpoint."""
     summary = CheckpointSummary(path.name)
     try:
         checkpoint = Checkpoint.open(path)
@@ -78,7 +77,7 @@ def _read(checkpoint: Checkpoint) -> CheckpointSummary:
     return CheckpointSummary(
         path.name,
         step=checkpoint.step,
-        written=manifest.modified if manifest else 0,
+        write_time=manifest.modified if manifest else 0,
         bytes=sum(file.size for file in files.values() if file),
         tensors=len(checkpoint.tensors),
         strategy=checkpoint.flags.get("strategy"),
@@ -88,8 +87,8 @@ def _read(checkpoint: Checkpoint) -> CheckpointSummary:
 def _describe(summary: CheckpointSummary) -> str:
     if summary.bytes is None:
         return ""
-    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.written))
-    parts = [written, byte_size(summary.bytes), f"{summary.tensors} tensors"]
+    write_time = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.write_time))
+    parts = [write_time, byte_size(summary.bytes), f"{summary.tensors} tensors"]
     return "  ".join([*parts, f"by {summary.strategy}"] if summary.strategy else parts)
 
 
@@ -99,7 +98,7 @@ def _facts(summary: CheckpointSummary) -> dict[str, Any]:
         "good": not summary.problem,
         "problem": summary.problem,
         "step": summary.step,
-        "written_unix_seconds": summary.written,
+        "written_unix_seconds": summary.write_time,
         "bytes": summary.bytes,
         "tensors": summary.tensors,
         "strategy": summary.strategy,

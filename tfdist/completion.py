@@ -1,6 +1,6 @@
 """Print a script that completes commands, flags and their values by Tab, for bash or zsh.
 
-The script is static: it contains the commands and flags of this version and starts no process when Tab is pressed.
+The script is static: it contains the commands and flags of this version, and starts no processes.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from typing import Any
 from tfdist.__main__ import commands
 from tfdist.cli import command
 from tfdist.cli.completion_scripts import SHELLS, Command, Flag
-from tfdist.config.fields import WITHOUT_EFFECT
+from tfdist.config.fields import NO_EFFECT_HELP
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 
 
-def described(name: str) -> dict[str, Any]:
+def describe_command(name: str) -> dict[str, Any]:
     """Returns the output of `tfdist NAME --helpjson`, without importing TensorFlow."""
     output, arguments = io.StringIO(), sys.argv[1:]
     sys.argv[1:] = ["--helpjson"]
     try:
         with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # the module may have been imported, under its own name
+            warnings.simplefilter("ignore", RuntimeWarning)  # the module may already be imported under its own name
             runpy.run_module(f"tfdist.{name}", run_name="__main__", alter_sys=True)
     finally:
         sys.argv[1:] = arguments
@@ -33,22 +33,21 @@ def described(name: str) -> dict[str, Any]:
     return description
 
 
-_SHOWN = " or ".join(SHELLS)
+_SHELL_NAMES = " or ".join(SHELLS)
 
 
 def main(shell: str) -> int:
     """Prints the script for a shell; returns the exit code."""
     if shell not in SHELLS:
-        raise InputError(f"The shell must be {_SHOWN}. Received: {shell}.{nearest(shell, SHELLS)}")
+        raise InputError(f"The shell must be {_SHELL_NAMES}. Received: {shell}.{nearest(shell, SHELLS)}")
     descriptions = [_describe(name) for name in commands()]
     print(SHELLS[shell](descriptions), end="")
     return 0
 
 
 def _describe(name: str) -> Command:
-    """Returns the description of a command."""
-    data = described(name)
-    useful = [flag for flag in data["flags"] if flag["topic"] != WITHOUT_EFFECT]
+    data = describe_command(name)
+    useful = [flag for flag in data["flags"] if flag["topic"] != NO_EFFECT_HELP]
     flags = [Flag(flag["name"], flag["help"], flag["boolean"], flag["choices"] or flag["known"]) for flag in useful]
     words = data["name"].split()
     return Command(words[0], data["about"], words[1:], data["arguments"], flags)
@@ -57,7 +56,7 @@ def _describe(name: str) -> Command:
 def _run(values: Any, arguments: list[str]) -> int:
     return main(
         command.only_argument(
-            arguments, f"tfdist completion takes one shell: {_SHOWN}.", "Write tfdist completion bash."
+            arguments, f"tfdist completion takes one shell: {_SHELL_NAMES}.", "Write tfdist completion bash."
         )
     )
 

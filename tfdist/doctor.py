@@ -31,22 +31,18 @@ _TITLES = {
 
 
 class _Report:
-    """Prints findings as they come, and keeps them."""
-
     def __init__(self, output: Output):
         self._output = output
         self._facts: dict[str, Any] = {}
         self._problems: list[dict[str, str | None]] = []
 
     def add(self, section: Section) -> None:
-        """Adds a whole section."""
         self._facts[section.name] = section.facts
         self._title(section.name)
         for finding in section.findings:
             self._add_finding(section.name, finding)
 
     def add_engines(self, smoke_tests: Iterable[SmokeTestResult]) -> None:
-        """Adds the smoke tests of engines, each when it has ended."""
         name = "engines"
         self._facts[name] = []
         self._title(name)
@@ -54,12 +50,11 @@ class _Report:
             self._add_finding(name, doctor_engines.smoke_test_finding(result))
             self._facts[name].append(result.facts())
 
-    def add_speeds(self, measured: Iterable[SmokeTestResult]) -> None:
-        """Adds the speeds of engines, each when it has been measured, and names the fastest."""
+    def add_speeds(self, smoke_tests: Iterable[SmokeTestResult]) -> None:
         name = "speeds"
         self._title(name)
         results = []
-        for result in measured:
+        for result in smoke_tests:
             self._add_finding(name, doctor_engines.speed_finding(result))
             results.append(result)
         self._facts[name] = [doctor_engines.speed_facts(result) for result in results]
@@ -67,16 +62,16 @@ class _Report:
             self._add_finding(name, fastest)
 
     def end(self) -> bool:
-        """Prints the summary; returns whether all that is installed works."""
-        counts = {status: sum(each["status"] == status for each in self._problems) for status in Status}
-        failed = counts[Status.FAILED]
-        summary = f"{failed} failed" if failed else "Everything installed works"
+        """Prints the summary; returns whether everything installed works."""
+        counts = {status: sum(problem["status"] == status for problem in self._problems) for status in Status}
+        failure_count = counts[Status.FAILED]
+        summary = f"{failure_count} failed" if failure_count else "Everything installed works"
         summary += f"; {counts[Status.MISSING]} missing, {counts[Status.WARNING]} warnings."
         self._output.line(f"\n{summary}")
         self._output.result(
-            {"works": not failed, "engines": [], "speeds": [], **self._facts, "problems": self._problems}
+            {"works": not failure_count, "engines": [], "speeds": [], **self._facts, "problems": self._problems}
         )
-        return not failed
+        return not failure_count
 
     def _title(self, name: str) -> None:
         if len(self._facts) > 1:
@@ -116,12 +111,12 @@ def main(values: flags.FlagValues, output: Output) -> int:
         report.add(doctor_machine.limits_section())
         report.add(doctor_machine.environment_section(os.environ))
         report.add(doctor_machine.network_section(os.environ))
-        installed, section = doctor_engines.probe(children, seconds)
+        frameworks_found, section = doctor_engines.probe(children, seconds)
         report.add(section)
-        if not values.quick and not installed.problem:
-            report.add_engines(doctor_engines.run_smoke_tests(children, installed, names, seconds))
-        if values.speed and not installed.problem:
-            report.add_speeds(doctor_engines.measure_speeds(children, installed, names, seconds))
+        if not values.quick and not frameworks_found.problem:
+            report.add_engines(doctor_engines.run_smoke_tests(children, frameworks_found, names, seconds))
+        if values.speed and not frameworks_found.problem:
+            report.add_speeds(doctor_engines.measure_speeds(children, frameworks_found, names, seconds))
     return ExitCode.DONE if report.end() else ExitCode.FAILED
 
 

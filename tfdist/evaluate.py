@@ -14,21 +14,21 @@ def main(run: str, config: EvaluateConfig) -> int:
     weights.sources(run, config.checkpoint)  # reports errors without delay
     if config.output:
         weights.check_output(config.output)
-    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import trained_run
-    from tfdist.reporting.plain_reporter import rounded
+    from tfdist.reporting.plain_reporter import format_number
     from tfdist.reporting.schema import to_json
 
-    with trained_run.open_run(run, config) as trained:
-        examples = trained.examples(config.split)
-        results = trained.trainer.evaluate(examples, batch_size=trained.batch_size)
-        if trained.trainer.strategy.is_chief:
-            description = trained.describe(config.split)
-            values = "  ".join(f"{name} {rounded(value)}" for name, value in results.items())
-            step = "" if trained.step is None else f" after {trained.step} steps"
+    with trained_run.open_run(run, config) as model:
+        examples = model.examples(config.split)
+        results = model.trainer.evaluate(examples, batch_size=model.batch_size)
+        if model.trainer.strategy.is_chief:
+            description = model.describe(config.split)
+            values = "  ".join(f"{name} {format_number(value)}" for name, value in results.items())
+            step = "" if model.step is None else f" after {model.step} steps"
             print(f"eval{step}: {values}")
             print(
-                f"{trained.source}  {description['dataset']}: {examples.size} examples, by {description['strategy']} "
+                f"{model.source}  {description['dataset']}: {examples.size} examples, by {description['strategy']} "
                 f"(replicas: {description['replicas']})"
             )
             if config.output:

@@ -15,40 +15,40 @@ from tfdist.run import check_script, run_script
 _HEADER = ("value", "what it is", "on replicas")
 
 
-class _Explained(BaseException):
-    """Ends a program whose step has been explained; not an `Exception`, so that the program does not handle it."""
+class _StepExplained(BaseException):
+    """Ends a program after its step has been explained; not an `Exception`, which the program might handle."""
 
 
 def main(config: TrainConfig, script: str = "", arguments: Sequence[str] = ()) -> int:
-    """Prints the values of the first step of a script or, without one, of the model and data of the flags; returns 0."""
+    """Prints the values of the first step of a script or, without a script, of the model in the flags; returns 0."""
     if script:
         check_script(pathlib.Path(script))
     else:
         early_checks.check_data(config, early_checks.detect_context(config))
-    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
     from tfdist.row_semantics import explanation
 
     def end(result: explanation.Explanation) -> None:
         table = text_table([_HEADER, *result.rows(all_values=True)])
         print(f"{result.step}:", *table, result.summary, sep="\n", flush=True)
-        raise _Explained
+        raise _StepExplained
 
     try:
         with explanation.using_listener(end):
             _run_script(script, arguments) if script else _check_model(config)
-    except _Explained:
+    except _StepExplained:
         return ExitCode.DONE
     raise InputError(
         f"A script must call fit, evaluate or train_on_batch of a Keras model, or fit of a tfdist.Trainer. Received: {script}, "
-        "which ended without."
+        "which ended without such a call."
     )
 
 
 def _run_script(script: str, arguments: Sequence[str]) -> None:
     from tfdist import keras_fit
-    from tfdist.cli.open_strategy import opened_strategy
+    from tfdist.cli.open_strategy import running_strategy
 
-    with opened_strategy(RunConfig(strategy=REFERENCE), end_timeout_seconds=0.0) as (config, _, strategy):
+    with running_strategy(RunConfig(strategy=REFERENCE), end_timeout_seconds=0.0) as (config, _, strategy):
         with keras_fit.attach_all(lambda model: keras_fit.Distributed(model, strategy, config), strategy):
             run_script(script, arguments)
 

@@ -14,13 +14,13 @@ from tfdist.config.fields import OUTPUT, check_fields, flag_field
 from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.trained_config import TrainedConfig, WeightsConfig
 from tfdist.errors import InputError
-from tfdist.reporting.file_errors import cause, must_write_output
+from tfdist.reporting.file_errors import cause, reraise_as_output_error
 from tfdist.storage import StoragePath, path_of, storage_of
 
 if TYPE_CHECKING:
     from tfdist.trainer.trainer import Trainer
 
-# A SavedModel is a directory of any name.
+# A SavedModel is a directory with any name.
 _ENDINGS = {"keras": ".keras", "saved_model": "", "safetensors": ".safetensors"}
 
 
@@ -37,8 +37,8 @@ class ExportConfig(WeightsConfig):
         check_fields(self)
 
     @property
-    def on_one_device(self) -> TrainedConfig:
-        """The configuration that opens the run for an export."""
+    def trained_config(self) -> TrainedConfig:
+        """The configuration with which the run is opened."""
         common = {field.name: getattr(self, field.name) for field in dataclasses.fields(WeightsConfig)}
         return TrainedConfig(strategy=REFERENCE, **common)
 
@@ -46,30 +46,30 @@ class ExportConfig(WeightsConfig):
 def main(run: str, config: ExportConfig) -> int:
     """Exports the model and prints its path; returns the exit code."""
     sources = weights.sources(run, config.checkpoint)  # reports errors without delay
-    default = weights.folder_of(sources[0]) / f"export-STEP{_ENDINGS[config.format]}"
+    default = weights.run_directory_of(sources[0]) / f"export-STEP{_ENDINGS[config.format]}"
     _check_output(path_of(config.output) if config.output else default, config.format)
-    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import trained_run
 
-    with trained_run.open_run(run, config.on_one_device) as trained:
-        number = "" if trained.step is None else f"-{trained.step:09d}"
-        default = trained.directory / f"export{number}{_ENDINGS[config.format]}"
+    with trained_run.open_run(run, config.trained_config) as model:
+        step_suffix = "" if model.step is None else f"-{model.step:09d}"
+        default = model.directory / f"export{step_suffix}{_ENDINGS[config.format]}"
         path = path_of(config.output) if config.output else default
         _check_output(path, config.format)
-        _write(trained.trainer, config.format, path)
-    step = "" if trained.step is None else f"step {trained.step}, "
-    print(f"{path}  {step}from {trained.source}")
+        _write(model.trainer, config.format, path)
+    step = "" if model.step is None else f"step {model.step}, "
+    print(f"{path}  {step}from {model.source}")
     return 0
 
 
 def _check_output(path: StoragePath, kind: str) -> None:
-    """Checks that a model could be written, without creating anything."""
-    ending, others = _ENDINGS[kind], tuple(filter(None, _ENDINGS.values()))
+    """Checks that a model can be written, without creating anything."""
+    ending, other_endings = _ENDINGS[kind], tuple(filter(None, _ENDINGS.values()))
     suffix, storage = os.path.splitext(path.name)[1], storage_of(path)
-    has_ending = suffix == ending if ending else suffix not in others
-    with must_write_output(path):
+    has_ending = suffix == ending if ending else suffix not in other_endings
+    with reraise_as_output_error(path):
         if storage.exists(path) or not has_ending:
-            rule = f"ending in {ending}" if ending else f"not ending in {' or '.join(others)}"
+            rule = f"ending in {ending}" if ending else f"not ending in {' or '.join(other_endings)}"
             raise InputError(
                 f"--output must be a path {rule} that does not exist yet. Received: {path}. Give another --output."
             )
@@ -77,25 +77,25 @@ def _check_output(path: StoragePath, kind: str) -> None:
 
 
 def _write(trainer: "Trainer", kind: str, path: StoragePath) -> None:
-    """Writes to a temporary directory, then renames, so that the path never has an incomplete model."""
+    """Writes a model atomically: to a temporary directory, which is then renamed."""
     write = {"keras": _keras, "saved_model": _saved_model, "safetensors": _safetensors}[kind]
-    with must_write_output(path):
+    with reraise_as_output_error(path):
         storage = storage_of(path)
         storage.make_directory(path.parent)
-        with storage.staged(path) as staged, _system_errors(staged), trainer.averaged_weights():
-            write(trainer, staged)
+        with storage.staged(path) as staged_path, _reraise_as_system_error(staged_path), trainer.averaged_weights():
+            write(trainer, staged_path)
 
 
 @contextlib.contextmanager
-def _system_errors(staged: Path) -> Iterator[None]:
-    """Turns TensorFlow's errors in writing here, as on a full disk, into system errors."""
+def _reraise_as_system_error(staged_path: Path) -> Iterator[None]:
+    """Raises TensorFlow's errors in writing to a path, such as on a full disk, as `OSError`."""
     from tensorflow import errors
 
     try:
         yield
     except errors.OpError as error:
-        if str(staged.parent) not in str(error):
-            raise  # not about a file
+        if str(staged_path.parent) not in str(error):
+            raise
         raise OSError(errno.EIO, cause(error)) from error
 
 
@@ -108,7 +108,7 @@ def _saved_model(trainer: "Trainer", path: Path) -> None:
 
 
 def _safetensors(trainer: "Trainer", path: Path) -> None:
-    """Writes weights and moving statistics by their names in checkpoints, which are Keras's paths."""
+    """Writes weights and moving statistics with their names in checkpoints, which are Keras's paths."""
     import keras
     import numpy as np
 
@@ -117,9 +117,9 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
     from tfdist.step import randomness
 
     seeds = {id(state) for state in randomness.seed_states(trainer.model)}
-    own = [v for v in trainer.model.variables if id(v) not in seeds]
-    named = unique_names((v.path, v) for v in own)
-    parts = [Part.full(name, np.array(keras.ops.convert_to_numpy(v))) for name, v in named.items()]
+    variables = [v for v in trainer.model.variables if id(v) not in seeds]
+    variables_by_name = unique_names((v.path, v) for v in variables)
+    parts = [Part.full(name, np.array(keras.ops.convert_to_numpy(v))) for name, v in variables_by_name.items()]
     [name] = write_shard(path.parent, 0, parts).shards
     (path.parent / name).rename(path)
 

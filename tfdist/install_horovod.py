@@ -1,7 +1,7 @@
 """Build Horovod for the installed TensorFlow, and install it.
 
-The wheel is cached, so that the next environment with the same versions gets it within seconds. Other packages are not
-changed: those that only the build needs are in a temporary directory.
+The wheel is cached for other environments with the same versions. Other packages are not changed: build dependencies are
+installed into a temporary directory.
 """
 
 import dataclasses
@@ -72,19 +72,21 @@ class Log:
 
 
 def install(options: Options) -> None:
-    """Makes `import horovod.tensorflow` work in this environment, printing one line per stage.
+    """Installs Horovod, unless it works already; prints a line for each stage.
 
     Raises:
-      InputError: TensorFlow, pip or a tool of the build is missing, or the cache cannot be written, or others can write it.
+      InputError: TensorFlow, pip or a build tool is missing, or the cache cannot be written, or other users can write to it.
       TfdistError: the download, the build, the installation or the import failed.
     """
     build = Build(_tensorflow_version(), options.gpu, options.mpi)
     if not options.force and importlib.util.find_spec("horovod"):
         try:
-            _say(f"Horovod {PATCHED} ({_transports(build)}) works with TensorFlow {build.tensorflow}. Nothing to do.")
+            _print_line(
+                f"Horovod {PATCHED} ({_transports(build)}) works with TensorFlow {build.tensorflow}. Nothing to do."
+            )
             return
         except TfdistError as error:
-            _say(f"Replacing the installed Horovod. {error}")
+            _print_line(f"Replacing the installed Horovod. {error}")
     folder = options.cache / build.key
     try:
         horovod_build.make_private(options.cache)
@@ -92,28 +94,28 @@ def install(options: Options) -> None:
         log = Log(folder / "install.log")
     except OSError as error:
         raise InputError(f"The cache must be writable. Received: {error}. Pass another --cache_dir.") from error
-    _say(f"Horovod {PATCHED} for TensorFlow {build.tensorflow}; log: {log.path}")
-    cached = [] if options.force else [wheel for wheel in folder.glob("*.whl") if _is_intact(wheel)]
-    wheel = cached[0] if cached else make_wheel(build, options.cache, log)
-    _say(f"Installing {wheel}")
+    _print_line(f"Horovod {PATCHED} for TensorFlow {build.tensorflow}; log: {log.path}")
+    cached_wheels = [] if options.force else [wheel for wheel in folder.glob("*.whl") if _is_intact(wheel)]
+    wheel = cached_wheels[0] if cached_wheels else make_wheel(build, options.cache, log)
+    _print_line(f"Installing {wheel}")
     log.pip("install", "--force-reinstall", "--no-deps", str(wheel))
     log.pip("install", str(wheel))  # installs missing dependencies
-    _say(f"import horovod.tensorflow works ({_transports(build)}).")
+    _print_line(f"import horovod.tensorflow works ({_transports(build)}).")
 
 
 def _is_intact(wheel: pathlib.Path) -> bool:
     reason = horovod_build.check(wheel)
     if reason:
-        _say(f"Not using {wheel}: {reason}.")
+        _print_line(f"Not using {wheel}: {reason}.")
     return not reason
 
 
 def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
-    """Builds the wheel and returns its path in the cache, to which it is moved with its hash when it is complete.
+    """Builds the wheel, adds it to the cache, and returns its path.
 
     Args:
-      build: the build.
-      cache: directory of the source distribution, which is downloaded if missing; must have a directory named
+      build: what to build.
+      cache: directory of the source distribution, which is downloaded if it is missing; must contain a directory named
         `build.key`.
       log: receives the output.
     """
@@ -121,35 +123,35 @@ def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
     with tempfile.TemporaryDirectory(prefix="build-", dir=cache) as scratch:
         folder = pathlib.Path(scratch)
         packages = folder / "packages"
-        _say(f"Fetching what the build needs: {' '.join(horovod_build.PACKAGES)}")
+        _print_line(f"Fetching what the build needs: {' '.join(horovod_build.PACKAGES)}")
         _fetch(horovod_build.PACKAGES, packages, log)
         cmake = horovod_build.find_cmake() or _pip_cmake(folder / "cmake", log)
         environment = horovod_build.environment(build, packages, cmake)
         sdist = cache / SDIST
         if not sdist.exists():
-            _say(f"Downloading {SDIST}")
+            _print_line(f"Downloading {SDIST}")
             _download(folder, log, environment).replace(sdist)
-        _say(f"Unpacking and patching {sdist}")
+        _print_line(f"Unpacking and patching {sdist}")
         source = horovod_build.unpack(sdist, folder)
-        _say(f"Building with make {environment['MAKEFLAGS']}: this takes minutes")
+        _print_line(f"Building with make {environment['MAKEFLAGS']}: this takes minutes")
         arguments = ["--verbose", *_FROM_SOURCE, "--wheel-dir", str(folder), str(source)]
         log.pip("wheel", *arguments, environment=environment)
-        (built,) = folder.glob("*.whl")
-        return horovod_build.add(built, cache / build.key)
+        (new_wheel,) = folder.glob("*.whl")
+        return horovod_build.add(new_wheel, cache / build.key)
 
 
 def _fetch(names: Iterable[str], folder: pathlib.Path, log: Log) -> None:
     """Installs packages of `horovod_build.REQUIREMENTS` into a directory; pip checks their hashes."""
     requirements = folder.with_suffix(".txt")
-    requirements.write_text("\n".join(map(horovod_build.pinned, names)), encoding="utf-8")
-    # The versions are fixed, so the constraints of this environment, in which nothing is installed here, could only conflict.
+    requirements.write_text("\n".join(map(horovod_build.requirement, names)), encoding="utf-8")
+    # The versions are fixed and not installed into this environment, whose constraints could only conflict with them.
     environment = {**os.environ, "PIP_CONSTRAINT": os.devnull}
     arguments = ["--only-binary", ":all:", "--require-hashes", "--requirement", str(requirements)]
     log.pip("install", "--target", str(folder), *arguments, environment=environment)
 
 
 def _pip_cmake(folder: pathlib.Path, log: Log) -> str:
-    _say("CMake not found: fetching it from PyPI")
+    _print_line("CMake not found: fetching it from PyPI")
     try:
         _fetch(["cmake"], folder, log)
     except TfdistError as error:
@@ -158,10 +160,10 @@ def _pip_cmake(folder: pathlib.Path, log: Log) -> str:
 
 
 def _download(folder: pathlib.Path, log: Log, environment: Mapping[str, str]) -> pathlib.Path:
-    # pip runs setup.py for its metadata, so the hash must be checked by pip itself before that.
+    # pip runs setup.py to get metadata, so pip must check the hash before that.
     requirement = folder / "requirement.txt"
-    pinned = f"horovod=={VERSION} --hash=sha256:{SHA256}"
-    requirement.write_text(f"--no-binary horovod\n--require-hashes\n{pinned}\n", encoding="utf-8")
+    requirement_line = f"horovod=={VERSION} --hash=sha256:{SHA256}"
+    requirement.write_text(f"--no-binary horovod\n--require-hashes\n{requirement_line}\n", encoding="utf-8")
     arguments = [*_FROM_SOURCE, "--dest", str(folder), "--requirement", str(requirement)]
     log.pip("download", *arguments, environment=environment)
     horovod_build.check_hash(folder / SDIST)
@@ -176,9 +178,9 @@ def _transports(build: Build) -> str:
         raise TfdistError(f"`import horovod.tensorflow` failed: {horovod_build.last_error(result.stderr)}")
     version, tensorflow, transports = json.loads(result.stdout.splitlines()[-1])
     if (version, tensorflow) != (PATCHED, build.tensorflow) or not build.transports <= set(transports):
-        required = ", ".join(sorted(build.transports))
+        required_names = ", ".join(sorted(build.transports))
         raise TfdistError(
-            f"It must be Horovod {PATCHED} for TensorFlow {build.tensorflow} with {required}. "
+            f"It must be Horovod {PATCHED} for TensorFlow {build.tensorflow} with {required_names}. "
             f"Received: {version} for {tensorflow} with {', '.join(transports)}."
         )
     return ", ".join(transports)
@@ -195,7 +197,7 @@ def _tensorflow_version() -> str:
         ) from error
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)
 
 
@@ -205,8 +207,8 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_bool("gpu", False, "Build for NCCL (needs nvcc and NCCL's headers).", flag_values=values)
     flags.DEFINE_bool("mpi", False, "Build for MPI as well (needs mpicxx).", flag_values=values)
     flags.DEFINE_bool("ccl", False, "Not supported; prints the reason.", flag_values=values)
-    flags.DEFINE_bool("force", False, "Build and install even if it is there already.", flag_values=values)
-    flags.DEFINE_string("cache_dir", str(cache), "The folder that keeps the wheels.", flag_values=values)
+    flags.DEFINE_bool("force", False, "Build and install even if it is already installed.", flag_values=values)
+    flags.DEFINE_string("cache_dir", str(cache), "Directory of cached wheels.", flag_values=values)
 
 
 def main(values: flags.FlagValues) -> None:

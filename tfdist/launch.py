@@ -33,19 +33,17 @@ from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import MAX_EARLY_FAILURES, MAX_LATER_FAILURES
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?")
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-_PROGRAM = re.compile(r"-[a-zA-Z]*[cmhV?].*|--(help.*|version)")  # options that contain a program, or need none
+_VALUE_OPTIONS = ("-W", "-X", "--check-hash-based-pycs")
+_PROGRAM_OPTIONS = re.compile(
+    r"-[a-zA-Z]*[cmhV?].*|--(help.*|version)"
+)  # options with a program, or without need of one
 
 
 def check_program(name: str, arguments: Sequence[str] = ()) -> None:
-    """Checks that a program can be started, before logs are created and other hosts wait for this one.
-
-    Args:
-      name: the program.
-      arguments: its arguments.
+    """Checks that a program can be started, before the launcher creates logs and connects to other hosts.
 
     Raises:
-      InputError: it cannot, or it is Python and would read its program from the standard input.
+      InputError: the program cannot be started, or is Python without a program.
     """
     if shutil.which(name):
         if _PYTHON.fullmatch(os.path.basename(name)) and not _names_program(arguments):
@@ -66,14 +64,13 @@ def check_program(name: str, arguments: Sequence[str] = ()) -> None:
 
 
 def _names_program(arguments: Sequence[str]) -> bool:
-    """Returns whether Python is given a script, a module, a command, or an option with which it needs none."""
-    rest = iter(arguments)
-    for each in rest:
-        if each in _WITH_VALUE:
-            next(rest, None)
-        elif not each.startswith("-") or _PROGRAM.fullmatch(each):
+    iterator = iter(arguments)
+    for argument in iterator:
+        if argument in _VALUE_OPTIONS:
+            next(iterator, None)
+        elif not argument.startswith("-") or _PROGRAM_OPTIONS.fullmatch(argument):
             return True
-        elif each == "-":
+        elif argument == "-":  # standard input
             return False
     return False
 
@@ -85,12 +82,12 @@ _REQUEST = "16sh22x"  # struct ifreq: name and flags of an interface
 
 
 def enter() -> None:
-    """Moves this process, and its future child processes, into a new network namespace with only a loopback.
+    """Moves this process and its future children into a new network namespace with only a loopback interface.
 
-    Users other than root need a user namespace for this, in which they keep their ids. The process must have a single thread.
+    Users other than root also get a user namespace, in which they keep their ids. The process must be single-threaded.
 
     Raises:
-      InputError: the system does not permit it.
+      InputError: the system does not permit network namespaces.
     """
     user, group = os.geteuid(), os.getegid()
     try:
@@ -113,18 +110,18 @@ def _unshare(namespaces: int) -> None:
 
 
 def _keep_ids(user: int, group: int) -> None:
-    """Maps the user and the group to themselves; otherwise files would belong to `nobody`."""
-    own = pathlib.Path("/proc/self")
-    (own / "setgroups").write_text("deny")  # required before a group can be mapped without privileges
-    (own / "uid_map").write_text(f"{user} {user} 1")
-    (own / "gid_map").write_text(f"{group} {group} 1")
+    """Maps the user and the group to themselves; otherwise, files would belong to `nobody`."""
+    process = pathlib.Path("/proc/self")
+    (process / "setgroups").write_text("deny")  # required to map a group without privileges
+    (process / "uid_map").write_text(f"{user} {user} 1")
+    (process / "gid_map").write_text(f"{group} {group} 1")
 
 
 def _start_loopback() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        answer = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack(_REQUEST, b"lo", 0))
-        flags = struct.unpack(_REQUEST, answer)[1]
-        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack(_REQUEST, b"lo", flags | _UP))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        response = fcntl.ioctl(sock, _GET_FLAGS, struct.pack(_REQUEST, b"lo", 0))
+        flags = struct.unpack(_REQUEST, response)[1]
+        fcntl.ioctl(sock, _SET_FLAGS, struct.pack(_REQUEST, b"lo", flags | _UP))
 
 
 _HELP = {
@@ -189,49 +186,44 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues, arguments: list[str]) -> int:
     """Runs the job described by the flags.
 
-    Args:
-      values: parsed flags.
-      arguments: command that every rank runs.
-
     Returns:
-      The exit code of the process that caused a failure, or 0; 130 if Ctrl-C has interrupted a job that has saved.
+      The exit code of the process that caused a failure, or 0; 130 if Ctrl-C interrupted a job that saved a checkpoint.
     """
     if not arguments:
         raise InputError("The command to start must follow: tfdist launch --processes=2 -- tfdist train ...")
     fields: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
     fields |= parse_processes(fields["processes"])
     job = Job(**fields | {"processes": fields["processes"] + fields["servers"]})
-    _prepend_own_bin_to_path()
+    _prepend_bin_to_path()
     check_program(arguments[0], arguments[1:])
     if job.isolate:
         enter()
     received_signals: list[int] = []
     outcome = job_runner.run(
-        job, lambda rank: arguments, os.environ, interrupts=_collected_signals(received_signals), say=_say
+        job, lambda rank: arguments, os.environ, interrupts=_collect_signals(received_signals), say=_print_line
     )
     is_ctrl_c = outcome.code == ExitCode.PREEMPTED and received_signals[:1] == [signal.SIGINT] and is_at_terminal()
     if is_ctrl_c:
-        _say("Interrupted: all ranks have saved. Resume with the same command and the same --output_dir.")
+        _print_line("Interrupted: all ranks have saved. Resume with the same command and the same --output_dir.")
     elif outcome.code:
-        _say(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
+        _print_line(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
     command.flush(may_lose=True)  # the exit code is the job's even if its output could not be written
     return command.INTERRUPTED if is_ctrl_c else outcome.code
 
 
-def _prepend_own_bin_to_path() -> None:
-    """Puts the programs of this Python's environment first on the PATH, as activating it does: `python` is this one."""
-    own = os.path.dirname(os.path.abspath(sys.executable))
-    os.environ["PATH"] = f"{own}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+def _prepend_bin_to_path() -> None:
+    directory = os.path.dirname(os.path.abspath(sys.executable))
+    os.environ["PATH"] = f"{directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
 @contextlib.contextmanager
-def _collected_signals(signals: list[int]) -> Iterator[list[int]]:
-    """Like `orphan_guard.collect_signals`, but appends the signals to a list of the caller."""
-    with orphan_guard.collect_signals() as received:
+def _collect_signals(signals: list[int]) -> Iterator[list[int]]:
+    """Like `orphan_guard.collect_signals`, but also appends the signals to a list."""
+    with orphan_guard.collect_signals() as received_signals:
         try:
-            yield received
+            yield received_signals
         finally:
-            signals += received
+            signals += received_signals
 
 
 def parse_processes(text: str) -> dict[str, int]:
@@ -248,8 +240,8 @@ def parse_processes(text: str) -> dict[str, int]:
     return {"processes": int(maximum), "min_processes": int(minimum or 0)}
 
 
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be closed, while the job continues
+def _print_line(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be closed
         print(f"tfdist launch: {line}", file=sys.stderr, flush=True)
 
 

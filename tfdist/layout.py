@@ -8,7 +8,7 @@ from tfdist.cli import command, flags, tensorflow_import
 from tfdist.cli.output import TEXT, Output, text_table
 from tfdist.config.fields import AUTO
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.config.layouts import Shard, parse_layout, parse_shard, rules_text, unused_rule_warnings, why_replicated
+from tfdist.config.layouts import Shard, parse_layout, parse_shard, replication_reason, rules_text, unused_rule_warnings
 from tfdist.errors.formatting import byte_size
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
         from tfdist.cli import layout_reports
 
         return layout_reports.print_replica_layout(config, output)
-    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli.planned_model import planned_model
     from tfdist.config.mesh import mesh_of
     from tfdist.data import check_equal_shares
@@ -44,7 +44,7 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
         output.line(f"--layout={rules_text(rules)}")
     else:
         plan = abstract_model.plan(mesh, rules, shard, rows)
-    notes = list(_not_counted(plan, layout_plan.uncounted(rules), config))
+    notes = list(_notes(plan, layout_plan.uncounted(rules), config))
     for line in (*_lines(plan, rules, shard, config.accumulate_steps), *notes):
         output.line(line)
     output.result(_facts(plan, rules, shard, config.accumulate_steps) | {"notes": notes})
@@ -61,27 +61,30 @@ def _lines(plan: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: in
             str(v.placement.computed),
             str(v.placement.stored),
             str(v.placement.slots) if v.slots else "-",
-            byte_size(v.on_a_device(plan.mesh)["parameters"]),
+            byte_size(v.bytes_per_device(plan.mesh)["parameters"]),
         )
         for v in plan.variables
     ]
     yield f"Mesh {plan.mesh}; rules {'; '.join(f'{dim}:{axis}' for dim, axis in rules.items())}"
     yield from text_table([header, *rows])
-    yield from _replicated(plan, shard)
+    yield from _replicated_lines(plan, shard)
     yield ""
-    totals = {kind.replace("_", " "): size for kind, size in _by_kind(plan.totals()).items()}
+    totals = {kind.replace("_", " "): size for kind, size in _rename_kinds(plan.totals()).items()}
     yield "On each device: " + ", ".join(f"{kind} {byte_size(size)}" for kind, size in totals.items())
     for line in unused_rule_warnings(rules, plan.dims, shard, plan.mesh):
         yield f"Warning: {line}"
     if plan.sent:
-        each = f"each of the {micro_steps} micro-steps of a step" if micro_steps > 1 else "a step"
-        yield f"Collectives of {each}, with the size of the tensor on each device:"
-        once = {"updated variables": "updated variables, once per step"} if micro_steps > 1 else {}
-        sent = [(once.get(one.what, one.what), one.kind, one.axis, byte_size(one.bytes)) for one in plan.sent]
-        yield from text_table([("what", "operation", "axis", "size"), *sent])
+        period = f"each of the {micro_steps} micro-steps of a step" if micro_steps > 1 else "a step"
+        yield f"Collectives of {period}, with the size of the tensor on each device:"
+        purposes = {"updated variables": "updated variables, once per step"} if micro_steps > 1 else {}
+        traffic_rows = [
+            (purposes.get(traffic.purpose, traffic.purpose), traffic.kind, traffic.axis, byte_size(traffic.bytes))
+            for traffic in plan.sent
+        ]
+        yield from text_table([("what", "operation", "axis", "size"), *traffic_rows])
 
 
-def _not_counted(plan: "Plan", missing: Sequence[str], config: LayoutConfig) -> Iterator[str]:
+def _notes(plan: "Plan", missing: Sequence[str], config: LayoutConfig) -> Iterator[str]:
     from tfdist.layers.recompute import NONE
 
     if plan.unknown:
@@ -104,11 +107,12 @@ def _facts(plan: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: in
         "layout": dict(rules),
         "shard": shard.stage,
         "shard_axis": shard.axis,
-        "device_bytes": _by_kind(plan.totals()),
-        "variables": [_variable(each, plan) for each in plan.variables],
+        "device_bytes": _rename_kinds(plan.totals()),
+        "variables": [_variable(variable, plan) for variable in plan.variables],
         "micro_steps_per_step": micro_steps,
         "collectives": [
-            {"what": one.what, "operation": one.kind, "axis": one.axis, "device_bytes": one.bytes} for one in plan.sent
+            {"what": traffic.purpose, "operation": traffic.kind, "axis": traffic.axis, "device_bytes": traffic.bytes}
+            for traffic in plan.sent
         ],
         "warnings": unused_rule_warnings(rules, plan.dims, shard, plan.mesh),
     }
@@ -124,24 +128,24 @@ def _variable(variable: "VariablePlan", plan: "Plan") -> dict[str, Any]:
         "stored": str(variable.placement.stored),
         "optimizer": str(variable.placement.slots) if variable.slots else None,
         "replicated": variable.is_replicated(plan.mesh),
-        "device_bytes": _by_kind(variable.on_a_device(plan.mesh)),
+        "device_bytes": _rename_kinds(variable.bytes_per_device(plan.mesh)),
     }
 
 
-def _by_kind(sizes: Mapping[str, int]) -> dict[str, int]:
+def _rename_kinds(sizes: Mapping[str, int]) -> dict[str, int]:
     return {kind.replace("slots", "optimizer_state"): size for kind, size in sizes.items()}
 
 
-def _replicated(plan: "Plan", shard: Shard) -> Iterator[str]:
+def _replicated_lines(plan: "Plan", shard: Shard) -> Iterator[str]:
     """Yields lines about variables that are not sharded, by reason."""
     reasons: dict[str, list[VariablePlan]] = {}
     for v in plan.variables:
         if v.is_replicated(plan.mesh):
-            reasons.setdefault(why_replicated(v.shape, v.trainable, v.slots, plan.mesh, shard), []).append(v)
-    for why, variables in reasons.items():
+            reasons.setdefault(replication_reason(v.shape, v.trainable, v.slots, plan.mesh, shard), []).append(v)
+    for reason, variables in reasons.items():
         paths = ", ".join(v.path for v in variables[:_SHOWN]) + (", ..." if len(variables) > _SHOWN else "")
         count = f"{len(variables)} variable{'s' if len(variables) > 1 else ''}"
-        yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in variables))}, {why} ({paths})"
+        yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in variables))}, {reason} ({paths})"
 
 
 _EXAMPLES = (

@@ -20,23 +20,22 @@ _MAX_COUNT = 1 << 62
 
 
 class Start(NamedTuple):
-    """One start of the run, and those of its steps that count for the result.
+    """A start of the run, and its steps that count for the result.
 
     Attributes:
       number: number of the start, from 0.
       first: its first step.
-      end: step after its last one that counts, as later ones were repeated; None if unknown, for the last start.
-      before: number of examples used before its first step. For the first start that counts, this is where the proof
-        begins; after that, the examples themselves are counted.
+      end: step after its last one that counts, because later ones were repeated; None for the last start.
+      examples_before: number of examples used before its first step.
       batch_size: number of examples per step.
-      examples: number of examples per epoch; the same for each start.
+      examples: number of examples per epoch.
       files: ledgers of the processes, by rank.
     """
 
     number: int
     first: int
     end: int | None
-    before: int
+    examples_before: int
     batch_size: int
     examples: int
     files: list[StoragePath]
@@ -50,8 +49,8 @@ class Proof(NamedTuple):
       starts: number of starts that count.
       examples: number of examples per epoch.
       epochs: number of complete epochs.
-      next_examples: number of examples that were used in the epoch that has not ended.
-      problems: contradictions.
+      next_examples: number of examples used in the incomplete epoch.
+      problems: descriptions of errors.
     """
 
     steps: int
@@ -65,11 +64,11 @@ class Proof(NamedTuple):
 def main(run: str, output: Output = TEXT) -> int:
     """Prints the result; returns the exit code."""
     proof = prove(RunDirectory(path_of(run)))
-    listed = proof.problems[:_MAX_LISTED]
-    for problem in listed:
+    listed_problems = proof.problems[:_MAX_LISTED]
+    for problem in listed_problems:
         output.line(problem)
     if proof.problems:
-        output.line(f"Not proved: {len(proof.problems)} problems, of which {len(listed)} are above.")
+        output.line(f"Not proved: {len(proof.problems)} problems; the first {len(listed_problems)} are listed above.")
     else:
         output.line(
             f"Proved: {proof.steps} steps, {count_of(proof.starts, 'start')}. Each of "
@@ -86,7 +85,7 @@ def main(run: str, output: Output = TEXT) -> int:
             "complete_epochs": proof.epochs,
             "examples_of_next_epoch": proof.next_examples,
             "problem_count": len(proof.problems),
-            "problems": listed,
+            "problems": listed_problems,
         }
     )
     return ExitCode.FAILED if proof.problems else ExitCode.DONE
@@ -100,45 +99,54 @@ def prove(directory: RunDirectory) -> Proof:
     """
     starts = _starts(directory)
     size = starts[0].examples
-    epoch, before = divmod(starts[0].before, size)  # a run that began with another one's checkpoint
+    epoch, previous_examples = divmod(
+        starts[0].examples_before, size
+    )  # not 0 if the run began with a checkpoint of another one
     steps, epochs = 0, 0
     problems = _size_errors(starts)
-    used: list[np.ndarray] = []  # of the current epoch, concatenated at its end
+    index_arrays: list[np.ndarray] = []  # of the current epoch
     count = 0
     for errors, numbers in _stream(starts, _completed_steps(directory)):
         problems += errors
         steps += 1
-        used.append(numbers)
+        index_arrays.append(numbers)
         count += len(numbers)
-        while count >= size - before:
-            rest = np.concatenate(used)
-            problems += _problems(f"epoch {epoch}", rest[: size - before], size, is_complete=not before)
-            used = [rest[size - before :]]
-            epoch, count, epochs, before = epoch + 1, len(used[0]), epochs + (not before), 0
-    rest = np.concatenate([np.zeros([0], np.int64), *used])
-    problems += _problems(f"epoch {epoch}, which has not ended", rest, size, is_complete=False)
-    return Proof(steps, len(starts), size, epochs, len(rest), problems)
+        while count >= size - previous_examples:
+            remaining_indices = np.concatenate(index_arrays)
+            problems += _problems(
+                f"epoch {epoch}", remaining_indices[: size - previous_examples], size, is_complete=not previous_examples
+            )
+            index_arrays = [remaining_indices[size - previous_examples :]]
+            epoch, count, epochs, previous_examples = (
+                epoch + 1,
+                len(index_arrays[0]),
+                epochs + (not previous_examples),
+                0,
+            )
+    remaining_indices = np.concatenate([np.zeros([0], np.int64), *index_arrays])
+    problems += _problems(f"epoch {epoch}, which has not ended", remaining_indices, size, is_complete=False)
+    return Proof(steps, len(starts), size, epochs, len(remaining_indices), problems)
 
 
 def _starts(directory: RunDirectory) -> list[Start]:
     records = directory.read_starts()
     if not records:
         raise InputError(
-            f"A ledger is kept in a run's directory. Received: {directory.path}, where no start is recorded. Give the "
+            f"A ledger must be in a run's directory. Received: {directory.path}, which records no start. Give the "
             "directory of a run."
         )
     if any(start.get("trains_clients") for start in records):
         raise InputError(
-            "A ledger proves that each epoch uses each example once, and clients are drawn at random. Received: "
+            "A ledger proves that each epoch uses each example once, but clients are sampled at random. Received: "
             f"{directory.path}, a run with --sync=fedavg. Its ledger files say which examples each of its steps used."
         )
     ends = [start["step"] for start in records[1:]] + [None]
     ends_by_number = [_earliest(ends[number:]) for number in range(len(records))]
-    counted = [  # all steps of other starts were repeated
+    counted_starts = [  # starts with steps that were not repeated
         number for number, end in enumerate(ends_by_number) if end is None or end > records[number]["step"]
     ]
-    _check_has_ledgers(records, counted, directory)
-    for number in counted:
+    _check_has_ledgers(records, counted_starts, directory)
+    for number in counted_starts:
         _check_counts(number, records[number], directory)
     return [
         Start(
@@ -150,12 +158,11 @@ def _starts(directory: RunDirectory) -> list[Start]:
             records[number]["examples"],
             [directory.ledger(number, rank) for rank in range(records[number]["ledgers"])],
         )
-        for number in counted
+        for number in counted_starts
     ]
 
 
 def _check_counts(number: int, start: dict[str, Any], directory: RunDirectory) -> None:
-    """Raises `InputError` unless the fields of a start that are needed here are counts, as a run writes them."""
     ranges = {
         "step": (0, _MAX_COUNT),
         "batch_size": (1, _MAX_COUNT),
@@ -163,29 +170,31 @@ def _check_counts(number: int, start: dict[str, Any], directory: RunDirectory) -
         "examples_before": (0, _MAX_COUNT),
         "ledgers": (0, 1 << 20),
     }
-    for name, (smallest, most) in ranges.items():
+    for name, (minimum, limit) in ranges.items():
         value = start.get(name)
-        if type(value) is not int or not smallest <= value < most:
+        if type(value) is not int or not minimum <= value < limit:
             raise InputError(
                 f"A start of a run must have a count as its {name}. Received: {str(value):.80}, at start {number} in "
                 f"{directory.starts}, counted from 0. Restore the file."
             )
 
 
-def _check_has_ledgers(records: list[dict[str, Any]], counted: list[int], directory: RunDirectory) -> None:
+def _check_has_ledgers(records: list[dict[str, Any]], counted_starts: list[int], directory: RunDirectory) -> None:
     missing = [
-        f"{number} (from step {records[number]['step']})" for number in counted if not records[number].get("ledgers")
+        f"{number} (from step {records[number]['step']})"
+        for number in counted_starts
+        if not records[number].get("ledgers")
     ]
     if missing:
-        which = f"where neither was given at start {', '.join(missing)}, counted from 0"
+        location = f"without either at start {', '.join(missing)}, counted from 0"
         raise InputError(
             f"A ledger needs --checkpoint_every or --commit_every at each start of a run. Received: {directory.path}, "
-            f"{which}. Such a start cannot be proved: give one of these flags to each start of the next run."
+            f"{location}. Such a start cannot be proved: give one of these flags to each start of the next run."
         )
 
 
 def _size_errors(starts: list[Start]) -> list[str]:
-    """Returns errors if the size of the data set has changed, so that epochs are undefined."""
+    """Returns errors if the size of the data set has changed, because epochs are then undefined."""
     return [
         f"start {start.number}: an epoch has {start.examples} examples, where the run began with {starts[0].examples}"
         for start in starts
@@ -194,18 +203,17 @@ def _size_errors(starts: list[Start]) -> list[str]:
 
 
 def _completed_steps(directory: RunDirectory) -> int:
-    """Returns the number of steps of the run according to its other files."""
-    saved = [step_of(path) for path in newest(directory.checkpoints)]
-    return max([0, *saved, *(record["step"] for record in directory.records())])
+    checkpoint_steps = [step_of(path) for path in newest(directory.checkpoints)]
+    return max([0, *checkpoint_steps, *(record["step"] for record in directory.records())])
 
 
-def _earliest(later: list[int | None]) -> int | None:
-    known = [step for step in later if step is not None]
-    return min(known) if known else None
+def _earliest(steps: list[int | None]) -> int | None:
+    known_steps = [step for step in steps if step is not None]
+    return min(known_steps) if known_steps else None
 
 
-def _stream(starts: list[Start], done: int) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Yields, for each step that counts, its errors and the examples in the order of use."""
+def _stream(starts: list[Start], completed_steps: int) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Yields the errors of each step that counts, and its examples in the order of use."""
     expected = starts[0].first
     for start in starts:
         if start.first > expected:
@@ -213,7 +221,7 @@ def _stream(starts: list[Start], done: int) -> Iterator[tuple[list[str], np.ndar
             expected = start.first
         ranks = [dict(read_ledger(path)) if storage_of(path).exists(path) else {} for path in start.files]
         last = max((step for steps in ranks for step in steps), default=-1)
-        for step in range(expected, max(last + 1, done) if start.end is None else start.end):
+        for step in range(expected, max(last + 1, completed_steps) if start.end is None else start.end):
             parts = [steps.get(step) for steps in ranks]
             missing = [rank for rank, part in enumerate(parts) if part is None]
             numbers = np.concatenate([*(part for part in parts if part is not None), np.zeros([0], np.int64)])
@@ -230,19 +238,28 @@ def _step_errors(step: int, missing: list[int], count: int, start: Start) -> lis
 
 
 def _problems(epoch: str, numbers: np.ndarray, size: int, is_complete: bool) -> list[str]:
-    """Returns errors: examples not used exactly once or, in an incomplete epoch, more than once."""
-    outside = numbers[(numbers < 0) | (numbers >= size)]
-    if len(outside):
-        return [f"{epoch}: example {outside[0]} is not among {size}"]
+    """Returns errors: examples that were not used exactly once or, in an incomplete epoch, used more than once."""
+    invalid_indices = numbers[(numbers < 0) | (numbers >= size)]
+    if len(invalid_indices):
+        return [f"{epoch}: example {invalid_indices[0]} is not among {size}"]
     counts = np.bincount(numbers, minlength=size)
-    repeated, unused = np.flatnonzero(counts > 1), np.flatnonzero(counts == 0) if is_complete else np.zeros([0], int)
+    repeated_examples, unused_examples = (
+        np.flatnonzero(counts > 1),
+        np.flatnonzero(counts == 0) if is_complete else np.zeros([0], int),
+    )
     return [
         *(
-            [f"{epoch}: {len(repeated)} examples were used more than once, the first is {repeated[0]}"]
-            if len(repeated)
+            [
+                f"{epoch}: {len(repeated_examples)} examples were used more than once, the first is {repeated_examples[0]}"
+            ]
+            if len(repeated_examples)
             else []
         ),
-        *([f"{epoch}: {len(unused)} examples were not used, the first is {unused[0]}"] if len(unused) else []),
+        *(
+            [f"{epoch}: {len(unused_examples)} examples were not used, the first is {unused_examples[0]}"]
+            if len(unused_examples)
+            else []
+        ),
     ]
 
 

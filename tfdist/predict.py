@@ -21,31 +21,31 @@ def main(run: str, config: PredictConfig) -> int:
     weights.sources(run, config.checkpoint)  # reports errors without delay
     if config.output:
         weights.check_output(config.output)
-    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import trained_run
 
-    with trained_run.open_run(run, config) as trained:
-        is_chief = trained.trainer.strategy.is_chief
+    with trained_run.open_run(run, config) as model:
+        is_chief = model.trainer.strategy.is_chief
         verbose = 1 if is_chief and sys.stdout.isatty() else 0
-        examples = trained.examples(config.split)
-        outputs = trained.trainer.predict(examples, batch_size=trained.batch_size, verbose=verbose)
+        examples = model.examples(config.split)
+        outputs = model.trainer.predict(examples, batch_size=model.batch_size, verbose=verbose)
         if is_chief:
             arrays = _arrays_by_name(outputs)
             if config.classes:
                 arrays = {name: _classes(name, values) for name, values in arrays.items()}
-            number = "" if trained.step is None else f"-{trained.step:09d}"
-            default = trained.directory / f"predictions{number}{'.npy' if len(arrays) == 1 else '.npz'}"
+            step_suffix = "" if model.step is None else f"-{model.step:09d}"
+            default = model.directory / f"predictions{step_suffix}{'.npy' if len(arrays) == 1 else '.npz'}"
             path = path_of(config.output) if config.output else default
             weights.write_output(
                 path, _contents(arrays, f".{path.name.rpartition('.')[2]}", str(path), examples.origins)
             )
             shapes = ", ".join(f"{name} {list(values.shape)}".lstrip() for name, values in arrays.items())
-            print(f"{path}  {shapes}  {trained.data.name}, {config.split}, from {trained.source}")
+            print(f"{path}  {shapes}  {model.data.name}, {config.split}, from {model.source}")
     return 0
 
 
 def _arrays_by_name(outputs: Any) -> dict[str, "np.ndarray"]:
-    """Returns the arrays of a structure of outputs by name; "" for the only one."""
+    """Returns the arrays of a structure of outputs by name; a single output has the name ""."""
     import tensorflow as tf
 
     leaves = tf.nest.flatten(outputs)
@@ -64,7 +64,7 @@ def _classes(name: str, values: "np.ndarray") -> "np.ndarray":
 
 
 def _contents(arrays: dict[str, "np.ndarray"], ending: str, path: str, origins: "Origins | None") -> bytes:
-    """Returns the contents of a file with one row per example, which .csv and .npz name if its origin is known."""
+    """Returns the contents of a file with a row per example; .csv and .npz include known names of examples."""
     import numpy as np
 
     if ending != ".npz" and len(arrays) > 1:
@@ -72,17 +72,16 @@ def _contents(arrays: dict[str, "np.ndarray"], ending: str, path: str, origins: 
             f"A model with several outputs needs --output=NAME.npz. Received: {path} and {', '.join(arrays)}."
         )
     file = io.BytesIO()
-    [only, *_] = arrays.values()
+    [first_array, *_] = arrays.values()
     if ending == ".npy":
-        np.save(file, only, allow_pickle=False)
+        np.save(file, first_array, allow_pickle=False)
     elif ending == ".npz":
         arrays_by_name: dict[str, Any] = {name or "predictions": values for name, values in arrays.items()}
-        names = (
-            {} if origins is None else {f"{origins.kind}s": np.asarray(origins.names)}
-        )  # "file" is the name of an argument
+        # In the plural, because `savez_compressed` has an argument `file`.
+        names = {} if origins is None else {f"{origins.kind}s": np.asarray(origins.names)}
         np.savez_compressed(file, **names | arrays_by_name)
     else:
-        rows = only.reshape(len(only), -1)
+        rows = first_array.reshape(len(first_array), -1)
         is_class = rows.dtype.kind in "iu"
         outputs = ["prediction"] if rows.shape[1] == 1 else [f"output_{i}" for i in range(rows.shape[1])]
         text = io.StringIO()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from absl import flags as absl_flags
 
 from tfdist.cli import command, early_checks, flags, tensorflow_import
-from tfdist.cluster.exit_status import located
+from tfdist.cluster.exit_status import message_with_location
 from tfdist.config.job_config import RunConfig
 from tfdist.errors import ExitCode, InputError, naming_arguments
 
@@ -20,17 +20,12 @@ _EXECUTORS = ("concurrent.futures.", "joblib.", "loky.")
 def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
     """Runs a script and distributes its models when it calls their methods.
 
-    Args:
-      config: strategy, devices and gradients.
-      script: path of the script.
-      arguments: arguments of the script.
-
     Returns:
       The exit code.
     """
     check_script(pathlib.Path(script))
     context = early_checks.check_cluster(config, early_checks.detect_context(config))
-    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
     import keras
 
     from tfdist import keras_fit
@@ -39,7 +34,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
 
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
-    with open_strategy.opened_strategy(config, context, config.stall_shutdown_seconds) as (config, _, strategy):
+    with open_strategy.running_strategy(config, context, config.stall_shutdown_seconds) as (config, _, strategy):
         warn_of_flags(config, strategy)
         keras.utils.set_random_seed(config.seed)
         with (
@@ -51,12 +46,8 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
 
 
 def check_script(script: pathlib.Path) -> None:
-    """Checks that a file is a Python program, before TensorFlow is imported.
-
-    Raises:
-      InputError: it is not.
-    """
-    if not os.path.isfile(script):  # a `pathlib.Path` raises an error if its directory may not be entered
+    """Raises `InputError` unless a file is a Python program, before TensorFlow is imported."""
+    if not os.path.isfile(script):  # `pathlib.Path.is_file` raises if the directory is not accessible
         raise InputError(f"The script must be a file. Received: {script}.")
     if script.suffix == ".ipynb":
         raise InputError(
@@ -66,21 +57,21 @@ def check_script(script: pathlib.Path) -> None:
         return
     try:
         compile(script.read_bytes(), str(script), "exec")
-    except (SyntaxError, ValueError) as error:  # a ValueError for bytes of 0
+    except (SyntaxError, ValueError) as error:  # null bytes raise ValueError
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         problem = error.msg if isinstance(error, SyntaxError) else str(error)
         raise InputError(f"The script must be a Python program. Received: {script}{line}: {problem}.") from error
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Runs a file like `python script arguments`; its errors are raised again, but no `SystemExit` that means success."""
+    """Runs a file like `python script arguments`; raises its errors, but not a successful `SystemExit`."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     try:
         with naming_arguments():
             runpy.run_path(script, run_name="__main__")
     except InputError as error:
-        error.args = (located(error), *error.args[1:])
+        error.args = (message_with_location(error), *error.args[1:])
         raise
     except SystemExit as end:
         if end.code is not None and end.code != 0:
@@ -89,22 +80,21 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
 
 
 def _wait_for_threads() -> None:
-    """Waits for the script's threads, as Python does at exit: they may be training, for which this process must stay."""
+    """Waits for the script's threads, as Python does at exit, because they may be training."""
     for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon and not _is_of_executor(thread):
+        if thread is not threading.current_thread() and not thread.daemon and not _is_executor_thread(thread):
             thread.join()
 
 
-def _is_of_executor(thread: threading.Thread) -> bool:
-    """Returns whether a thread waits for work until Python exits."""
-    modules = (getattr(each, "__module__", "") for each in (type(thread), getattr(thread, "_target", None)))
+def _is_executor_thread(thread: threading.Thread) -> bool:
+    modules = (getattr(item, "__module__", "") for item in (type(thread), getattr(thread, "_target", None)))
     return any(str(module).startswith(_EXECUTORS) for module in modules)
 
 
-def _call(values: absl_flags.FlagValues, rest: list[str]) -> int:
-    if not rest:
+def _call(values: absl_flags.FlagValues, arguments: list[str]) -> int:
+    if not arguments:
         raise InputError("The script must follow the flags: tfdist run --strategy=auto script.py ...")
-    return main(flags.config(values, RunConfig), rest[0], rest[1:])
+    return main(flags.config(values, RunConfig), arguments[0], arguments[1:])
 
 
 _EXAMPLES = (
@@ -113,14 +103,14 @@ _EXAMPLES = (
 )
 
 if __name__ == "__main__":
-    from tfdist.cli.environment_flags import flags_of
+    from tfdist.cli.environment_flags import split_flags
 
     sys.exit(
         command.run(
             "run",
             lambda values: flags.define(values, RunConfig),
             _call,
-            lambda: [sys.argv[0], *flags_of(), *sys.argv[1:]],
+            lambda: [sys.argv[0], *split_flags(), *sys.argv[1:]],
             about=__doc__.partition(":")[0] + ".",
             arguments="SCRIPT [ARGUMENTS]",
             examples=_EXAMPLES,

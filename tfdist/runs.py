@@ -14,13 +14,13 @@ from absl import flags as absl_flags
 from tfdist.cli import command, flags
 from tfdist.cli.output import TEXT, Output
 from tfdist.cluster import terminal
-from tfdist.config.fields import check_fields, flag_field, names_text
+from tfdist.config.fields import check_fields, flag_field, normalize_names
 from tfdist.config.rules import split_at_commas
 from tfdist.errors import ExitCode, InputError
 from tfdist.errors.engine_errors import one_line
 from tfdist.errors.formatting import nearest
 from tfdist.reporting import RunDirectory, run_summary
-from tfdist.reporting.file_errors import cause, must_write_output
+from tfdist.reporting.file_errors import cause, reraise_as_output_error
 from tfdist.reporting.run_summary import RunSummary, is_higher_better, read_run
 from tfdist.storage import StoragePath, path_of, storage_of
 
@@ -29,7 +29,7 @@ _MAX_LISTED = 10
 _MAX_METRICS = 3  # in the picture
 _PICTURE = "comparison.png"
 _SORT_KEYS: dict[str, Callable[[RunSummary], Any]] = {
-    "started": lambda run: run.started or 0.0,
+    "started": lambda run: run.start_time or 0.0,
     "run": lambda run: run.name,
     "status": lambda run: run.status,
     "steps": lambda run: run.steps,
@@ -44,7 +44,7 @@ _FIELDS: dict[str, Callable[[RunSummary], str]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunsConfig:
-    """The selection, the order and the columns of the listed runs."""
+    """The selection, order and columns of the listed runs."""
 
     filter: str = flag_field(
         "",
@@ -63,7 +63,7 @@ class RunsConfig:
         "",
         _OUTPUT,
         "Comma-separated metrics to show and to plot. Defaults to the loss and the first metrics.",
-        check=names_text,
+        check=normalize_names,
     )
     axis: str = flag_field(
         "step", _OUTPUT, "Horizontal axis of the picture: step, epoch or time.", choices=tuple(run_summary.AXES)
@@ -78,36 +78,36 @@ class RunsConfig:
 
 
 def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int:
-    """Prints tables of the runs at these paths; returns the exit code."""
-    all_runs, skipped = _find_runs([path_of(path) for path in paths])
+    """Prints tables of the runs in directories; returns the exit code."""
+    all_runs, skip_notes = _find_runs([path_of(path) for path in paths])
     if not all_runs:
         raise InputError(
-            f"tfdist runs needs a directory with runs. Received: {', '.join(paths)}{_skipped_text(skipped)}. Give the "
+            f"tfdist runs needs a directory with runs. Received: {', '.join(paths)}{_skipped_text(skip_notes)}. Give the "
             "directory of a run, or one that contains such directories, such as the parent of an --output_dir."
         )
     _check_metrics(config.metric, all_runs)
     runs = _select(all_runs, config)
     is_comparison = bool(config.compare or config.output) or len(paths) > 1
     if output.is_json:
-        output.result({"runs": [run_summary.as_json(run) for run in runs], "skipped": skipped})
+        output.result({"runs": [run_summary.as_json(run) for run in runs], "skipped": skip_notes})
     elif not runs:
         print(f"None of {len(all_runs)} runs matches --filter={config.filter}.")
     elif is_comparison:
         _compare(runs, path_of(paths[0]), config)
     else:
         print(*run_summary.table(runs, _main_metric(runs, config), terminal.columns_of(sys.stdout) or None), sep="\n")
-    if skipped and not output.is_json:
-        more = f" and {len(skipped) - _MAX_LISTED} more" if len(skipped) > _MAX_LISTED else ""
-        print(one_line(f"Skipped: {'; '.join(skipped[:_MAX_LISTED])}{more}."), file=sys.stderr)
+    if skip_notes and not output.is_json:
+        more_text = f" and {len(skip_notes) - _MAX_LISTED} more" if len(skip_notes) > _MAX_LISTED else ""
+        print(one_line(f"Skipped: {'; '.join(skip_notes[:_MAX_LISTED])}{more_text}."), file=sys.stderr)
     return ExitCode.DONE
 
 
 def _find_runs(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str]]:
-    """Returns the runs at paths or in directories there, with different names, and the skipped directories, with the reason.
+    """Returns the runs at `paths` or in their subdirectories, with unique names, and skipped directories with the reason.
 
-    Directories that have nothing of a run, such as those of a launcher's logs, are left out silently.
+    Directories without files of a run, such as those of a launcher's logs, are ignored.
     """
-    runs, skipped = [], []
+    runs, skip_notes = [], []
     for path in dict.fromkeys(paths):
         storage = storage_of(path)
         try:
@@ -125,11 +125,11 @@ def _find_runs(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str
                 if not RunDirectory(directory).is_unused:
                     runs.append(read_run(directory, name))
             except (InputError, OSError) as error:
-                skipped.append(f"{name} ({_reason(error)})")
+                skip_notes.append(f"{name} ({_reason(error)})")
     counts = collections.Counter(run.name for run in runs)
     return [
         run if counts[run.name] == 1 else dataclasses.replace(run, name=str(run.directory.path)) for run in runs
-    ], skipped
+    ], skip_notes
 
 
 def _reason(error: Exception) -> str:
@@ -137,12 +137,11 @@ def _reason(error: Exception) -> str:
     return text.partition(" Restore the file")[0].rstrip(".")
 
 
-def _skipped_text(skipped: Sequence[str]) -> str:
-    return f" (skipped: {'; '.join(skipped[:_MAX_LISTED])})" if skipped else " without any"
+def _skipped_text(skip_notes: Sequence[str]) -> str:
+    return f" (skipped: {'; '.join(skip_notes[:_MAX_LISTED])})" if skip_notes else " without any"
 
 
 def _select(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary]:
-    """Returns the runs that match, in order."""
     matching = [run for run in runs if all(_matches(run, *condition) for condition in _conditions(config.filter))]
     key = _SORT_KEYS.get(config.sort)
     if key is None:
@@ -177,42 +176,40 @@ def _matches(run: RunSummary, name: str, pattern: str) -> bool:
 
 
 def _main_metric(runs: Sequence[RunSummary], config: RunsConfig) -> str:
-    """Returns the metric that the table shows next to the loss; empty if there is none."""
     names = config.metric.split(",") if config.metric else [name for run in runs for name in run.metrics]
     return next((name for name in names if name != "loss"), "")
 
 
 def _check_metrics(text: str, runs: Sequence[RunSummary]) -> None:
-    known = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
     for metric in filter(None, text.split(",")):
-        if metric not in known:
-            raise InputError(f"--metric={metric} is not in these runs.{nearest(metric, known)}")
+        if metric not in metrics:
+            raise InputError(f"--metric={metric} is not in these runs.{nearest(metric, metrics)}")
 
 
 def _compare(runs: Sequence[RunSummary], directory: StoragePath, config: RunsConfig) -> None:
-    """Prints the differences of runs, and plots their curves."""
     names = [run.name for run in runs]
     different = run_summary.differences(runs)
     blocks = [["flags that differ", *names], *different, ["", *("" for _ in names)], ["results", *names]]
     if not different:
         blocks = [["results", *names]]
         print(f"All flags of the {len(runs)} runs are equal, except --output_dir.\n")
-    lines = run_summary.aligned(
-        run_summary.fitted([*blocks, *run_summary.results(runs)], terminal.columns_of(sys.stdout) or None)
+    lines = run_summary.align_columns(
+        run_summary.fit_rows([*blocks, *run_summary.results(runs)], terminal.columns_of(sys.stdout) or None)
     )
     print(*lines, sep="\n")
-    known = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    metrics = config.metric.split(",") if config.metric else known[:_MAX_METRICS]
+    metric_names = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    metrics = config.metric.split(",") if config.metric else metric_names[:_MAX_METRICS]
     if not metrics:
-        print("\nNothing has been recorded, so that there is nothing to plot.")
+        print("\nThere are no records to plot.")
         return
     is_run = storage_of(directory).exists(directory / "starts.jsonl")
     path = path_of(config.output) if config.output else (directory.parent if is_run else directory) / _PICTURE
-    picture = io.BytesIO()
-    run_summary.draw(runs, metrics, config.axis).savefig(picture, format="png")
-    with must_write_output(path):
+    buffer = io.BytesIO()
+    run_summary.draw(runs, metrics, config.axis).savefig(buffer, format="png")
+    with reraise_as_output_error(path):
         storage_of(path).make_directory(path.parent)
-        storage_of(path).replace(path, picture.getvalue())
+        storage_of(path).replace(path, buffer.getvalue())
     print(f"\ncurves: {path}")
 
 

@@ -15,10 +15,10 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         raise InputError(
             "--json prints the configuration of a run and needs --dry_run; a run writes metrics.jsonl. Received: --json alone."
         )
-    # Imported late, so that help is printed without delay.
+    # Imported late, to print help without delay.
     from tfdist.checkpoint import in_memory
     from tfdist.cli import early_checks, resume, search, tensorflow_import
-    from tfdist.cluster.terminal import showing
+    from tfdist.cluster.terminal import show_temporarily
     from tfdist.reporting.logger_catalog import check_installed
 
     context = early_checks.detect_context(config)
@@ -26,32 +26,30 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     if config.find:
         return search.run(config, context)
     check_installed(config.parsed.loggers)
-    in_memory.required_parent(
-        config.commit_every, config.commit_dir
-    )  # reports an invalid directory before anything starts
+    in_memory.required_parent(config.commit_every, config.commit_dir)  # reports an invalid directory early
     context = early_checks.check_cluster(config, context)
-    decided = resume.decide_early(config, context)
-    if decided and decided[0] and not config.dry_run:
-        print(decided[0])
+    decision = resume.decide_early(config, context)
+    if decision and decision[0] and not config.dry_run:
+        print(decision[0])
         return 0
-    seconds = tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    seconds = tensorflow_import.load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import dry_run, run
     from tfdist.trainer.data_warnings import check_examples
     from tfdist.trainer.options import Checks, Schedule
 
     with run.open_session(config, context) as session:
         session = run.with_clients(session)
-        target = run.target(session, decided)  # refused, if at all, before the model is built
+        target = run.choose_target(session, decision)  # before the model is built, because it may raise
         if target.finished and not config.dry_run:
             if session.strategy.is_chief:
                 print(target.finished)
             return 0
         callbacks = run.make_callbacks(target.config)
-        with showing("Building the model ...") if session.strategy.is_chief else contextlib.nullcontext():
+        with show_temporarily("Building the model ...") if session.strategy.is_chief else contextlib.nullcontext():
             trainer = run.make_trainer(session, session.strategy)
             program = trainer.build(session.data.train)
         run.check_metrics(config, callbacks, trainer, evaluates=session.data.test is not None)
-        # Refuses data before there is a directory; `fit` logs the warnings.
+        # Invalid data must be refused before there is a directory; `fit` logs the warnings.
         examples, options = (session.data.train, session.data.test), (program.settings, program.dependence)
         findings = check_examples(session.strategy, trainer.model, *examples, *options)
         if config.dry_run:
@@ -64,8 +62,8 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
                 epochs=config.epochs or None,
                 steps=config.steps or None,
                 callbacks=callbacks,
-                schedule=Schedule.of(config),
-                checks=Checks.of(config),
+                schedule=Schedule.from_config(config),
+                checks=Checks.from_config(config),
                 reporting=active_run.reporting,
                 checkpoints=active_run.checkpoints,
             )

@@ -17,7 +17,7 @@ def main(config: VerifyConfig, output: Output = TEXT) -> int:
     """Trains twice and compares; returns 0 if the results are equal within the tolerance, else 1."""
     context = early_checks.check_cluster(config, early_checks.detect_context(config))
     early_checks.check_data(config, context)
-    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
     import keras
 
     from tfdist.cli import run
@@ -38,7 +38,7 @@ def main(config: VerifyConfig, output: Output = TEXT) -> int:
 
 
 def _discard(_: str) -> None:
-    """Prints nothing, on the other ranks."""
+    """Ignores a line, on ranks other than the chief."""
 
 
 def _facts(result: "Comparison", session: "Session") -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from tfdist.__main__ import commands
 from tfdist.cli import command
 from tfdist.cli.command import EVERY_COMMAND
-from tfdist.completion import described
+from tfdist.completion import describe_command
 from tfdist.config import strategy_registry
-from tfdist.config.fields import TOPICS, WITHOUT_EFFECT
+from tfdist.config.fields import NO_EFFECT_HELP, TOPICS
 
 _TYPES = {"string": "text", "int": "integer", "float": "number", "bool": "boolean"}
 _INDEX = """\
@@ -60,8 +60,8 @@ def _entries() -> dict[str, _Entry]:
     """Returns the flags by their anchors, in the order of pages and topics."""
     entries: dict[str, _Entry] = {}
     for name in sorted(commands(), key=lambda name: name != "train"):  # whose flags most others share
-        for flag in described(name)["flags"]:
-            if flag["topic"] != WITHOUT_EFFECT:
+        for flag in describe_command(name)["flags"]:
+            if flag["topic"] != NO_EFFECT_HELP:
                 entries.setdefault(json.dumps(flag, sort_keys=True), _Entry(flag, [])).commands.append(name)
     for name, about in {**command.FILES, **command.HELP_LINE}.items():
         entries[name] = _Entry({"name": name.removeprefix("--"), "help": about, "topic": EVERY_COMMAND}, [])

@@ -55,7 +55,7 @@ def begun(*callbacks, saved=None, is_chief=True):
     states.start(callbacks, OPTIMIZER)
     for callback in callbacks:
         callback.on_train_begin()
-    states.train_begun()
+    states.after_train_begin()
     return states
 
 
@@ -122,10 +122,10 @@ def test_a_state_is_loaded_again_after_an_epoch_that_begins_again(tmp_path):
         states = begun(counter, saved=path)
         assert states.resumes
         counter.state["names"].append(2)  # changes the callback's own copy when the epoch begins
-        states.epoch_begun(again=again)
+        states.after_epoch_begin(is_resumed=again)
         assert counter.state["names"] == ([1] if again else [1, 2])
         counter.state["names"].append(3)
-        states.epoch_begun(again=True)
+        states.after_epoch_begin(is_resumed=True)
         assert not states.resumes and counter.state["names"][-1] == 3, "the epochs after it begin as always"
 
 
@@ -133,7 +133,7 @@ def test_the_next_run_of_a_trainer_resumes_nothing(tmp_path):
     states = begun(Counter({"n": 1}), saved=saved(begun(Counter({"n": 1})), tmp_path))
     other = Counter()
     states.start([other], OPTIMIZER)
-    states.train_begun()
+    states.after_train_begin()
     assert not states.resumes and other.state == {}
 
 
@@ -213,7 +213,7 @@ def test_the_learning_rate_is_restored_only_in_a_run_that_resumes(tmp_path):
         if resumes:
             states.restore(path)
         states.start([], optimizer)
-        for event in (states.train_begun, lambda s=states: s.epoch_begun(again=True)):
+        for event in (states.after_train_begin, lambda s=states: s.after_epoch_begin(is_resumed=True)):
             optimizer.learning_rate = 0.1  # as a callback sets it
             event()
             assert float(optimizer.learning_rate) == pytest.approx(rate)
@@ -225,7 +225,7 @@ def test_a_schedule_that_a_callback_sets_stays(tmp_path):
     states.start([], optimizer)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     optimizer._learning_rate = schedule
-    states.train_begun()
+    states.after_train_begin()
     assert optimizer._learning_rate is schedule
 
 
@@ -246,7 +246,7 @@ def test_a_foreign_checkpoint_sets_no_other_attribute():
     states = CallbackStates(True)
     states.restore(checkpoint(values))
     states.start([backup, counter], OPTIMIZER)
-    states.train_begun()
+    states.after_train_begin()
     assert [vars(backup), vars(counter)] == before
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.checkpoint.callback_state import decoded, encoded
+from tfdist.checkpoint.callback_state import decode_value, encode_value
 
 VALUES = {
     "none": None,
@@ -50,16 +50,16 @@ def same(one, other):
 @pytest.mark.parametrize("name", VALUES)
 def test_every_bit_comes_back(name):
     arrays = {}
-    text = json.dumps(encoded(VALUES[name], "of it", arrays), allow_nan=False)
-    same(decoded(json.loads(text), arrays.pop), VALUES[name])
+    text = json.dumps(encode_value(VALUES[name], "of it", arrays), allow_nan=False)
+    same(decode_value(json.loads(text), arrays.pop), VALUES[name])
     assert not arrays
 
 
 @pytest.mark.parametrize("of", [tf.constant, keras.Variable, lambda value: np.array(value, "float32")])
 def test_tensors_come_back_as_numpy(of):
     arrays = {}
-    values = encoded([of([1.5, 2.5]), of(0.5)], "of it", arrays)
-    vector, scalar = decoded(values, arrays.pop)
+    values = encode_value([of([1.5, 2.5]), of(0.5)], "of it", arrays)
+    vector, scalar = decode_value(values, arrays.pop)
     same(vector, np.array([1.5, 2.5], "float32"))
     same(scalar, np.float32(0.5))
 
@@ -69,7 +69,7 @@ def test_tensors_come_back_as_numpy(of):
 )
 def test_what_is_more_than_data_is_refused(value):
     with pytest.raises(TypeError):
-        encoded(value, "of it", {})
+        encode_value(value, "of it", {})
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_what_is_more_than_data_is_refused(value):
 )
 def test_what_is_not_understood_is_refused(value):
     with pytest.raises((ArithmeticError, AttributeError, LookupError, TypeError, ValueError)):
-        decoded(value, {}.pop)
+        decode_value(value, {}.pop)

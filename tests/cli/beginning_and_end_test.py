@@ -32,7 +32,7 @@ def agreed(monkeypatch):
 
 def test_yields_the_strategy_that_auto_means(agreed):
     given = TrainConfig(strategy="auto", output_dir="mine", intra_op_threads=3)
-    with open_strategy.opened_strategy(given) as (config, detection, strategy):
+    with open_strategy.running_strategy(given) as (config, detection, strategy):
         assert (config.strategy, detection.strategy, strategy.name) == ("single", "single", "single")
         assert open_strategy.hosts(strategy)
     assert agreed["flags"]["--strategy"] == "single"
@@ -42,7 +42,7 @@ def test_yields_the_strategy_that_auto_means(agreed):
 
 
 def test_the_strategy_gets_the_options_that_it_takes():
-    with open_strategy.opened_strategy(TrainConfig(devices=2)) as (_, _, strategy):
+    with open_strategy.running_strategy(TrainConfig(devices=2)) as (_, _, strategy):
         assert (strategy.name, strategy.replicas) == ("mirrored", 2)
 
 
@@ -52,7 +52,7 @@ def test_rules_between_flags_hold_for_the_chosen_strategy(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     with pytest.raises(InputError, match="--devices=2 --strategy=multiworker"):
-        with open_strategy.opened_strategy(TrainConfig(devices=2)):
+        with open_strategy.running_strategy(TrainConfig(devices=2)):
             pass
 
 
@@ -70,7 +70,7 @@ def test_what_a_class_of_the_user_s_declares_is_checked_before_it_starts(monkeyp
     with pytest.raises(
         InputError, match="leave out --compression. Received: --compression=fp16 --strategy=declaring:Own"
     ):
-        with open_strategy.opened_strategy(own):
+        with open_strategy.running_strategy(own):
             pass
     environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
     with pytest.raises(InputError, match="--strategy=declaring:Own is for one process"):
@@ -88,7 +88,7 @@ def test_who_was_preempted_waits_for_the_others_as_who_is_done(monkeypatch, erro
     """All ranks have agreed on a preemption; other errors may be unknown to the other ranks."""
     names = []
     monkeypatch.setattr(LocalGroup, "barrier", lambda self, name, deadline=60.0: names.append(name))
-    with pytest.raises(error), open_strategy.opened_strategy(TrainConfig()):
+    with pytest.raises(error), open_strategy.running_strategy(TrainConfig()):
         raise error("at step 3")
     assert ("end" in names) == waited
 
@@ -98,7 +98,7 @@ def test_who_is_done_early_waits_as_long_as_the_others_live(monkeypatch, given, 
     """They may be writing a large model; the group detects a lost process."""
     waits = {}
     monkeypatch.setattr(LocalGroup, "barrier", lambda self, name, deadline=60.0: waits.update({name: deadline}))
-    with open_strategy.opened_strategy(TrainConfig(start_timeout_seconds=1.0), **given):
+    with open_strategy.running_strategy(TrainConfig(start_timeout_seconds=1.0), **given):
         pass
     assert waits["end"] == deadline
 
@@ -129,7 +129,7 @@ def run(path, seconds, monkeypatch, every="100"):
     """A run that has taken some seconds."""
     monkeypatch.setattr(time, "monotonic", lambda: seconds)
     checkpoints = Checkpoints(directory=str(path), every=every)
-    return Run(RunDirectory(path), is_chief=True, checkpoints=checkpoints, reporting=Reporting(), began=0.0)
+    return Run(RunDirectory(path), is_chief=True, checkpoints=checkpoints, reporting=Reporting(), start_time=0.0)
 
 
 def test_the_end_has_the_result_the_best_value_what_is_next_and_the_directory_last(tmp_path, monkeypatch):

@@ -8,13 +8,13 @@ import psutil
 import pytest
 
 from tests.waiting import wait_for
-from tfdist.cli.doctor_engines import Children, Ended
+from tfdist.cli.doctor_engines import Children, ProgramResult
 from tfdist.errors import ExitCode
 
 pytestmark = pytest.mark.processes
 
 
-Run = Callable[..., Ended]
+Run = Callable[..., ProgramResult]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         patch.setenv("PYTHONPATH", str(programs), prepend=os.pathsep)
         with Children() as children:
 
-            def run(name: str, source: str, processes: int = 1, seconds: float = 60) -> Ended:
+            def run(name: str, source: str, processes: int = 1, seconds: float = 60) -> ProgramResult:
                 (programs / f"{name}.py").write_text(source)
                 return children.run_module(name, ["given"], processes, seconds)
 

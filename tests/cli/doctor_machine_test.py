@@ -158,4 +158,4 @@ def test_another_backend_of_keras_is_told_without_an_import(monkeypatch: pytest.
 
 def test_tools_that_a_build_needs_come_first(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor_engines.shutil, "which", lambda tool: None if tool == "g++" else tool)
-    assert doctor_engines.with_tools("python -m x") == "apt install g++ && python -m x"
+    assert doctor_engines.add_build_tools("python -m x") == "apt install g++ && python -m x"

@@ -137,7 +137,7 @@ def test_the_pinned_hash_is_a_sha256():
 
 @pytest.mark.parametrize("name", [*horovod_build.PACKAGES, "cmake"])
 def test_what_the_build_installs_is_pinned_with_hashes(name: str):
-    requirement, *hashes = horovod_build.pinned(name).split(" --hash=sha256:")
+    requirement, *hashes = horovod_build.requirement(name).split(" --hash=sha256:")
     assert re.fullmatch(rf"{name}==\d+(\.\d+)+ *", requirement)
     assert hashes and all(len(bytes.fromhex(text.strip())) == hashlib.sha256().digest_size for text in hashes)
 

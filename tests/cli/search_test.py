@@ -41,7 +41,7 @@ def test_a_run_in_the_directory_of_a_search_is_one_that_never_searched(tmp_path,
     assert found["flags"]["model"] == QUICK["model"] and "output_dir" not in found["flags"]
     assert run(tmp_path / "run") == run(tmp_path / "other") == 0
     assert weights(tmp_path / "run") == weights(tmp_path / "other")
-    with pytest.raises(InputError, match="an output directory without a run. Received: .*run, which is one"):
+    with pytest.raises(InputError, match="an output directory without a run. Received: .*run, which has one"):
         run(tmp_path / "run", find=FIND)
 
 

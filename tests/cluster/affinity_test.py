@@ -16,7 +16,7 @@ def host(monkeypatch, tmp_path):
         (folder / "core_id").write_text(f"{cpu % 2}\n")
     monkeypatch.setattr(affinity, "TOPOLOGY", tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(affinity, "_BOUND", {})
+    monkeypatch.setattr(affinity, "_CORES_BY_BINDING", {})
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: bound[-1] if bound else set(range(8)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, share: bound.append(share))
     return bound
@@ -39,7 +39,7 @@ def test_a_process_is_bound_to_its_share_once(host, rank, processes, cores, expe
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5, 8])
 def test_shares_are_disjoint_complete_and_nearly_equal(processes):
-    shares = [affinity.share(list(range(8)), rank, processes) for rank in range(processes)]
+    shares = [affinity.core_share(list(range(8)), rank, processes) for rank in range(processes)]
     assert sum(shares, []) == list(range(8))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

@@ -27,7 +27,7 @@ def end(error):
     sys.stderr.flush()
     os._exit(9)
 
-exit_status.at_end(end)
+exit_status.add_callback(end)
 """
 THREAD = "threading.Thread(target=stay).start()\n"
 EXECUTOR = "concurrent.futures.ThreadPoolExecutor().submit(stay)\n"
@@ -82,13 +82,13 @@ def test_other_ends_are_not(text: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_report_that_fails_leaves_the_exit_code(tmp_path: pathlib.Path) -> None:
-    code, lines = run(f"{BEGINNING}exit_status._calls[:] = [lambda error: 1 / 0]\nsys.exit(3)", tmp_path)
+    code, lines = run(f"{BEGINNING}exit_status._callbacks[:] = [lambda error: 1 / 0]\nsys.exit(3)", tmp_path)
     assert code == 3 and lines[-1] == "ZeroDivisionError: division by zero"
 
 
 def test_the_exception_of_sys_exit_is_that_of_python() -> None:
     with pytest.raises(SystemExit) as raised:
-        exit_status._replaced(sys.exit)((3, 4))
+        exit_status._wrap_exit(sys.exit)((3, 4))
     assert repr(raised.value) == "SystemExit(3, 4)" and raised.value.code == (3, 4)
     assert type(pickle.loads(pickle.dumps(raised.value))) is SystemExit
 

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.waiting import DEADLINE, read_line
-from tfdist.cluster.signals import TOGETHER_SECONDS, notices
+from tfdist.cluster.signals import TOGETHER_SECONDS, termination_notices
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 PROGRAM = """
 import ctypes, os, signal, sys, threading, time
-from tfdist.cluster.signals import notices
+from tfdist.cluster.signals import termination_notices
 def heard(name):
     print("heard", name, flush=True)
 {before}
-with notices({callback}):
+with termination_notices({callback}):
     print("ready", flush=True)
     {body}
 print("done", flush=True)
@@ -151,7 +151,7 @@ def test_everything_is_as_before_afterwards() -> None:
     before = signal.signal(signal.SIGTERM, handler)
     threads = {*threading.enumerate()}
     try:
-        with notices(noticed.append):
+        with termination_notices(noticed.append):
             os.kill(os.getpid(), signal.SIGTERM)
         assert noticed == ["SIGTERM"] and not arrived  # handled although the context exits right afterwards
         assert signal.getsignal(signal.SIGTERM) is handler
@@ -188,7 +188,7 @@ def test_an_error_in_the_callback_is_logged_and_a_second_signal_still_ends(progr
 
 def test_in_another_thread_it_does_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     def elsewhere() -> None:
-        with notices(lambda name: None):
+        with termination_notices(lambda name: None):
             seen.append(signal.getsignal(signal.SIGTERM))
 
     seen: list[object] = []

@@ -46,19 +46,19 @@ def test_without_a_directory_for_temporary_files_everything_is_shown(monkeypatch
         raise FileNotFoundError("no usable temporary directory")
 
     monkeypatch.setattr("tempfile.TemporaryFile", missing)
-    with quiet_tensorflow.filtered_stderr():
+    with quiet_tensorflow.filter_stderr():
         os.write(2, b"I0000 00:00:1795659360.924996   31137 port.cc:153] oneDNN\n")
     assert "oneDNN" in capfd.readouterr().err
 
 
 def test_messages_of_others_are_shown(capfd: pytest.CaptureFixture[str]):
-    with quiet_tensorflow.filtered_stderr():
+    with quiet_tensorflow.filter_stderr():
         os.write(2, b"I0000 00:00:1795659360.924996   31137 port.cc:153] oneDNN custom operations are on.\nmine\n")
     assert capfd.readouterr().err == "mine\n"
 
 
 def test_everything_is_shown_before_an_exception(capfd: pytest.CaptureFixture[str]):
-    with pytest.raises(ImportError), quiet_tensorflow.filtered_stderr():
+    with pytest.raises(ImportError), quiet_tensorflow.filter_stderr():
         os.write(2, b"E0000 00:00:1795659360.924996   31137 cuda.cc:1] no driver\n")
         raise ImportError
     assert "no driver" in capfd.readouterr().err

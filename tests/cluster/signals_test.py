@@ -41,8 +41,8 @@ def send(number):
 
 def test_each_block_hears_its_own_signals_and_the_inner_one_those_of_both(heard):
     outer = {number: heard.by("outer") for number in (signal.SIGUSR1, signal.SIGUSR2)}
-    with signals.handling(outer):
-        with signals.handling({signal.SIGUSR2: heard.by("inner")}):
+    with signals.handle_signals(outer):
+        with signals.handle_signals({signal.SIGUSR2: heard.by("inner")}):
             send(signal.SIGUSR1)
             heard.wait_for(1)
             send(signal.SIGUSR2)
@@ -54,7 +54,7 @@ def test_each_block_hears_its_own_signals_and_the_inner_one_those_of_both(heard)
 
 def test_what_came_before_the_end_of_a_block_is_heard(heard):
     for _ in range(20):
-        with signals.handling({signal.SIGUSR1: heard.by("one")}):
+        with signals.handle_signals({signal.SIGUSR1: heard.by("one")}):
             send(signal.SIGUSR1)
     assert len(heard) == 20
 
@@ -64,7 +64,7 @@ def test_an_error_in_a_callback_is_logged_and_the_next_signal_heard(heard, caplo
         heard.by("one")(number)
         raise KeyError("lost")
 
-    with signals.handling({signal.SIGUSR1: fails}):
+    with signals.handle_signals({signal.SIGUSR1: fails}):
         send(signal.SIGUSR1)
         heard.wait_for(1)
         send(signal.SIGUSR1)
@@ -83,7 +83,10 @@ def test_only_the_main_thread_can():
 def test_a_forked_process_ends_by_signals_as_usual(heard):
     """As `multiprocessing.Process.terminate` requires; the parent does not hear them."""
     reading, writing = os.pipe()
-    with signals.handling({signal.SIGTERM: heard.by("outer")}), signals.handling({signal.SIGTERM: heard.by("inner")}):
+    with (
+        signals.handle_signals({signal.SIGTERM: heard.by("outer")}),
+        signals.handle_signals({signal.SIGTERM: heard.by("inner")}),
+    ):
         pid = os.fork()
         if pid == 0:
             os.write(writing, b"1")

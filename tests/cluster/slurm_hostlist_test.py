@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.cluster.environment import expand, task_counts
+from tfdist.cluster.environment import expand_counts, expand_hosts
 from tfdist.errors import InputError
 
 
@@ -23,7 +23,7 @@ from tfdist.errors import InputError
     ],
 )
 def test_expand(text, hosts):
-    assert expand(text) == hosts
+    assert expand_hosts(text) == hosts
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def test_expand(text, hosts):
 )
 def test_expand_refuses(text):
     with pytest.raises(InputError, match="must read like gpu"):
-        expand(text)
+        expand_hosts(text)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("4", [4]), ("4(x2),3", [4, 4, 3]), ("1,2(x3)", [1, 2, 2, 2])])
 def test_counts(text, expected):
-    assert task_counts(text) == expected
+    assert expand_counts(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "4(x2", "x", "4,,3", "-1"])
 def test_counts_refuses(text):
     with pytest.raises(InputError, match="task counts"):
-        task_counts(text)
+        expand_counts(text)

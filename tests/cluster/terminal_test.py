@@ -14,7 +14,7 @@ import pytest
 
 from tfdist.cluster import terminal
 from tfdist.cluster.signals import flush, print_line
-from tfdist.cluster.terminal import showing
+from tfdist.cluster.terminal import show_temporarily
 from tfdist.reporting.display import TerminalReporter, terminal_or_plain
 
 
@@ -31,7 +31,7 @@ def test_a_terminal_has_its_columns_less_the_one_that_may_wrap(term, columns, mo
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     with os.fdopen(slave, "w") as stream, os.fdopen(master):
         assert terminal.columns_of(stream) == columns
-        assert terminal.has_cursor_control(stream) is terminal.is_watched(stream) is bool(columns)
+        assert terminal.has_cursor_control(stream) is terminal.can_overwrite(stream) is bool(columns)
         assert isinstance(terminal_or_plain(stream), TerminalReporter) is bool(columns)
     assert terminal.columns_of(io.StringIO()) == 0
 
@@ -48,7 +48,7 @@ def test_it_is_erased_on_a_terminal_and_not_written_elsewhere(monkeypatch):
     screen, file = Terminal(), io.StringIO()
     for stream in (screen, file):
         monkeypatch.setattr(sys, "stderr", stream)
-        with pytest.raises(OSError), showing("Loading ..."):
+        with pytest.raises(OSError), show_temporarily("Loading ..."):
             raise OSError
     assert screen.getvalue() == f"Loading ...\r{' ' * 11}\r" and not file.getvalue()
 
@@ -58,7 +58,7 @@ def test_a_launcher_reads_no_more_than_its_terminal_has_room_for(monkeypatch):
     read, write = os.pipe()
     with os.fdopen(read) as shown, os.fdopen(write, "w") as pipe:
         monkeypatch.setattr(sys, "stderr", pipe)
-        with showing("Loading ..."):
+        with show_temporarily("Loading ..."):
             pass
         pipe.close()
         assert shown.read().splitlines() == ["Loading", " " * 7]
@@ -69,7 +69,7 @@ def test_a_closed_terminal_ends_nothing(monkeypatch):
     screen = Terminal()
     screen.write = lambda text: (_ for _ in ()).throw(OSError(5, "Input/output error"))
     monkeypatch.setattr(sys, "stderr", screen)
-    with showing("Loading ..."):
+    with show_temporarily("Loading ..."):
         pass
 
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 pytest.importorskip("horovod.tensorflow")
 
-from tfdist.collectives.no_constant_folding import not_constant
+from tfdist.collectives.no_constant_folding import hide_constant
 
 
 def ancestors(tensor):
@@ -24,7 +24,7 @@ def test_a_message_waits_for_nothing_but_its_tensor():
     @tf.function(autograph=False)
     def step(gradient):
         timed = tf.timestamp()
-        message = not_constant(gradient)
+        message = hide_constant(gradient)
         types.update(ancestors(message))
         return message, timed
 

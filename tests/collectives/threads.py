@@ -55,7 +55,7 @@ class _Thread(Collectives):
         return self._rank
 
     def group(self, ranks: Sequence[int]) -> Collectives:
-        chosen = self.checked(ranks)
+        chosen = self.check_ranks(ranks)
         return _Thread(self._meeting.of(chosen), chosen.index(self._rank), len(chosen), self.wire)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from tfdist.config.effects import EFFECTS, Job, without_effect
+from tfdist.config.effects import EFFECTS, Job, effect_warnings
 from tfdist.config.job_config import RunConfig
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.config.strategy_registry import declared
+from tfdist.config.strategy_registry import strategy_declaration
 from tfdist.config.train_config import TrainConfig, VerifyConfig
 from tfdist.errors import InputError
 
@@ -240,11 +240,11 @@ ROWS = [
 def test_a_flag_without_effect_is_said_once_and_one_with_effect_is_not(given, job, change, other_job):
     [flag, *_] = given
     given = {"strategy": "horovod", **given}
-    strategy = declared(given["strategy"])
-    [text] = without_effect(TrainConfig(**given), job, strategy)
+    strategy = strategy_declaration(given["strategy"])
+    [text] = effect_warnings(TrainConfig(**given), job, strategy)
     assert text.startswith(f"--{flag}=") and " has no effect: " in text and "eave it out" in text
     assert ("nothing is sharded" in text) == (flag == "shard_min_elements")
-    assert without_effect(TrainConfig(**given | change), other_job, strategy) == []
+    assert effect_warnings(TrainConfig(**given | change), other_job, strategy) == []
 
 
 def test_every_row_of_the_table_is_tested_here():
@@ -254,17 +254,21 @@ def test_every_row_of_the_table_is_tested_here():
 
 def test_defaults_are_not_warned_about():
     for name in ("single", "mirrored", "horovod", "mesh"):
-        assert without_effect(TrainConfig(strategy=name), ONE, declared(name)) == []
-    assert without_effect(TrainConfig(strategy="single", measure_every=0), ONE, declared("single")) == []
+        assert effect_warnings(TrainConfig(strategy=name), ONE, strategy_declaration(name)) == []
+    assert effect_warnings(TrainConfig(strategy="single", measure_every=0), ONE, strategy_declaration("single")) == []
 
 
 def test_an_option_of_other_strategies_names_them():
-    [text] = without_effect(TrainConfig(strategy="mirrored", intra_op_threads=2), TWO, declared("mirrored"))
+    [text] = effect_warnings(
+        TrainConfig(strategy="mirrored", intra_op_threads=2), TWO, strategy_declaration("mirrored")
+    )
     assert text.startswith("--intra_op_threads=2 has no effect: it is for --strategy=multiworker or horovod or mesh")
-    assert without_effect(TrainConfig(strategy="horovod", intra_op_threads=2), TWO, declared("horovod")) == []
+    assert (
+        effect_warnings(TrainConfig(strategy="horovod", intra_op_threads=2), TWO, strategy_declaration("horovod")) == []
+    )
 
 
 def test_a_script_has_fewer_flags_and_may_compute_in_float16_by_itself():
     config = RunConfig(strategy="mirrored", bucket_mb=8.0, max_skipped_steps=5)
-    [text] = without_effect(config, ONE, declared("mirrored"))
+    [text] = effect_warnings(config, ONE, strategy_declaration("mirrored"))
     assert text.startswith("--bucket_mb=8.0 ")

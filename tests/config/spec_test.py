@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tfdist.config import spec
 from tfdist.config.rules import first_match, parse_rules, parse_specs, split_at_commas
-from tfdist.config.spec import Spec, call_own, unique_names, without_mark
+from tfdist.config.spec import Spec, call_user_function, remove_mark, unique_names
 from tfdist.errors import InputError, NotFiniteError, formatting
 
 _names = st.from_regex(r"[A-Za-z0-9_.:/-]+", fullmatch=True)
@@ -231,7 +231,7 @@ def test_parts_need_not_be_specs():
 def test_names_are_numbered_and_found_again():
     named = unique_names([("dense/kernel", 1), ("dense/kernel", 2), ("dense/bias", 3), ("dense/kernel", 4)])
     assert named == {"dense/kernel": 1, "dense/kernel#2": 2, "dense/bias": 3, "dense/kernel#3": 4}
-    assert {without_mark(name) for name in named} == {"dense/kernel", "dense/bias"}
+    assert {remove_mark(name) for name in named} == {"dense/kernel", "dense/bias"}
 
 
 def fails():
@@ -251,7 +251,7 @@ class FailsWhenCalled:
 @pytest.mark.parametrize("function", [fails, Fails, FailsWhenCalled(), functools.partial(fails)])
 def test_the_line_says_what_and_where(function):
     with pytest.raises(InputError) as caught:
-        call_own("--model", function, Spec("own:name"))
+        call_user_function("--model", function, Spec("own:name"))
     message = str(caught.value)
     assert message.startswith(
         f"--model=own:name must not fail. Received: KeyError: 'first\\nsecond' ({__file__}, line "
@@ -261,7 +261,7 @@ def test_the_line_says_what_and_where(function):
 
 def test_a_builtin_has_no_line_of_its_own():
     with pytest.raises(InputError, match=r"Received: TypeError: len\(\) takes exactly one argument .*spec.py, line"):
-        call_own("--dataset", len, Spec("builtins:len"))
+        call_user_function("--dataset", len, Spec("builtins:len"))
 
 
 @pytest.mark.parametrize("error", [NotFiniteError("Step 3."), MemoryError("no more")])
@@ -270,7 +270,7 @@ def test_errors_with_a_meaning_pass_through(error):
         raise error
 
     with pytest.raises(type(error)):
-        call_own("--model", function, Spec("own:name"))
+        call_user_function("--model", function, Spec("own:name"))
 
 
 TEXT = "path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16; *: int8(bits=4)"

@@ -16,13 +16,13 @@ from tfdist.config.strategy_registry import (
     AUTO,
     DECLARATIONS,
     NAMES,
+    PARAMETER_SERVER,
     REFERENCE,
     RUN_KERAS_FIT,
-    SERVED,
     Declaration,
     Refusal,
-    declared,
     strategies_with,
+    strategy_declaration,
 )
 from tfdist.config.train_config import TrainConfig
 from tfdist.distribution.factory import strategy_class
@@ -41,14 +41,16 @@ def test_each_file_of_strategies_is_declared():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_declared_options_are_those_of_the_constructor(name):
     parameters = set(inspect.signature(strategy_class(name)).parameters)
-    assert set(declared(name).options or ()) == parameters & set(field_names(TrainConfig, "is_option"))
+    assert set(strategy_declaration(name).options or ()) == parameters & set(field_names(TrainConfig, "is_option"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_keras_fit_runs_where_replicas_take_any_number_of_rows(name):
     found = strategy_class(name)
     takes_any = found.trains_whole_model and not found.compiles_replicas
-    assert declared(name).runs_keras_fit == (takes_any and name != SERVED)  # whose servers make the updates
+    assert strategy_declaration(name).runs_keras_fit == (
+        takes_any and name != PARAMETER_SERVER
+    )  # whose servers make the updates
 
 
 @pytest.mark.parametrize("declaration", DECLARATIONS, ids=lambda declaration: declaration.name)
@@ -68,7 +70,7 @@ def test_what_is_accepted_is_known_to_the_flag_and_has_its_default(declaration):
 
 def test_auto_takes_the_options_of_the_strategies_that_it_may_choose():
     taken = {"devices", "communication", "intra_op_threads", "all_reduce", "shard", "topology", "servers", "staleness"}
-    assert set(declared(AUTO).options or ()) == taken
+    assert set(strategy_declaration(AUTO).options or ()) == taken
     TrainConfig(strategy=AUTO, devices=2, communication="ring")
     with pytest.raises(
         InputError, match="--tpu is for --strategy=tpu: use it or leave out --tpu. Received: --tpu=mine"
@@ -79,7 +81,7 @@ def test_auto_takes_the_options_of_the_strategies_that_it_may_choose():
 def test_unknown_strategies_are_refused_when_flags_are_read():
     with pytest.raises(InputError, match='--strategy=mirorred is not known. Did you mean "mirrored"[?] Known: auto, '):
         TrainConfig(strategy="mirorred")
-    assert declared("own.module:Class") == Declaration(name="own.module:Class")
+    assert strategy_declaration("own.module:Class") == Declaration(name="own.module:Class")
 
 
 def test_every_strategy_that_takes_an_option():

@@ -4,28 +4,36 @@ import numpy as np
 import pytest
 
 from tfdist.cluster.topology import parse_topology
-from tfdist.config.all_reduce import ALGORITHMS, LARGEST, AlgorithmTable, AllReduce, Band, parse_all_reduce, parse_table
+from tfdist.config.all_reduce import (
+    ALGORITHMS,
+    MAX_MESSAGE_BYTES,
+    AlgorithmTable,
+    AllReduce,
+    Band,
+    parse_all_reduce,
+    parse_table,
+)
 from tfdist.config.balance import Balance, parse_balance
 from tfdist.config.decay import (
     Cosine,
     CosineRestarts,
+    CustomDecay,
     Exponential,
     Linear,
     NoDecay,
     OneCycle,
-    Own,
     Plateau,
     Polynomial,
     Step,
-    normalized_decay,
+    normalize_decay,
     parse_decay,
 )
-from tfdist.config.monitor import Monitor, parse_best, parse_early_stopping
+from tfdist.config.monitor import Monitor, parse_early_stopping, parse_monitor
 from tfdist.config.pipeline import (
     ZBH1,
     AfterLayers,
     Balanced,
-    FromCSV,
+    CSVSchedule,
     GPipe,
     Interleaved,
     OneFOneB,
@@ -34,8 +42,8 @@ from tfdist.config.pipeline import (
     parse_cut,
     parse_pipeline_schedule,
 )
-from tfdist.config.rules import is_chosen, is_for_gradients, parse_rules, parse_specs
-from tfdist.config.search import BatchSizeSearch, LearningRateSearch, parse_byte_size, parse_search, search_text
+from tfdist.config.rules import has_gradient_method, is_auto, parse_rules, parse_specs
+from tfdist.config.search import BatchSizeSearch, LearningRateSearch, normalize_search, parse_byte_size, parse_search
 from tfdist.config.spec import Spec
 from tfdist.config.sync import EASGD, DiLoCo, EveryStep, FedAvg, LocalSGD, PostLocalSGD, parse_sync
 from tfdist.errors import InputError
@@ -50,7 +58,7 @@ WRITTEN = {
         (" weights( 2 , 0.5 ) ", Balance("weights", (2.0, 0.5))),
         ("weights(3)", Balance("weights", (3.0,))),
     ],
-    parse_best: [
+    parse_monitor: [
         ("val_accuracy", Monitor("val_accuracy")),
         ("val_auc(mode=max)", Monitor("val_auc", "max")),
         ("val_auc(mode='min')", Monitor("val_auc", "min")),
@@ -81,9 +89,9 @@ WRITTEN = {
         ("pipedream", PipeDream()),
         ("pipedream(vertical_sync=True)", PipeDream(vertical_sync=True)),
         ("2bw", TwoBW()),
-        ("csv:schedule.csv", FromCSV(file="schedule.csv")),
-        ("csv:runs/my run/schedule (2).csv", FromCSV(file="runs/my run/schedule (2).csv")),
-        ("csv:s3://bucket/schedule.csv", FromCSV(file="s3://bucket/schedule.csv")),
+        ("csv:schedule.csv", CSVSchedule(file="schedule.csv")),
+        ("csv:runs/my run/schedule (2).csv", CSVSchedule(file="runs/my run/schedule (2).csv")),
+        ("csv:s3://bucket/schedule.csv", CSVSchedule(file="s3://bucket/schedule.csv")),
     ],
     parse_sync: [
         ("every_step", EveryStep()),
@@ -127,7 +135,7 @@ READ = {
         ("plateau", Plateau("val_loss", "auto", 0.1, 10, 1e-4, 0, 0.0)),
         ("plateau(monitor=val_auc, mode=max, patience=2)", Plateau("val_auc", "max", patience=2)),
         ("plateau(monitor='loss')", Plateau("loss")),
-        ("mine:rate(every=3)", Own(Spec("mine:rate", {"every": 3}))),
+        ("mine:rate(every=3)", CustomDecay(Spec("mine:rate", {"every": 3}))),
     ],
     parse_topology: [
         ("2,2", (2, 2)),
@@ -248,7 +256,7 @@ REFUSED = {
         ("easgd(alpha='x')", "alpha must be a number above 0 and below 1, not 'x'"),
         ("easgd(state=reset)", 'easgd has no parameter "state"'),
     ],
-    search_text: [
+    normalize_search: [
         ("lr", "lr cannot be searched for. Known: batch_size, learning_rate."),
         ("learning_rat", 'learning_rat cannot be searched for. Did you mean "learning_rate"?'),
         ("learning_rate(start=1)", 'learning_rate has no parameter "start". Received: learning_rate(start=1). Known: '),
@@ -298,7 +306,9 @@ def test_what_is_measured():
     ]
 
 
-TABLE = AlgorithmTable((Band(0, 65536, "tree"), Band(65537, 2**20, "engine"), Band(2**20 + 1, LARGEST, "hierarchical")))
+TABLE = AlgorithmTable(
+    (Band(0, 65536, "tree"), Band(65537, 2**20, "engine"), Band(2**20 + 1, MAX_MESSAGE_BYTES, "hierarchical"))
+)
 
 
 def test_a_table_is_read_as_it_was_written():
@@ -308,7 +318,7 @@ def test_a_table_is_read_as_it_was_written():
         "collective,min_bytes,max_bytes,algorithm",
         "allreduce,0,65536,tree",
         "allreduce,65537,1048576,engine",
-        f"allreduce,1048577,{LARGEST},hierarchical",
+        f"allreduce,1048577,{MAX_MESSAGE_BYTES},hierarchical",
     ]
     assert parse_table(text, "x.csv") == TABLE
     assert TABLE.algorithms == ("engine", "tree", "hierarchical")
@@ -319,7 +329,7 @@ def test_files_of_nccl_s_tuner_have_more_columns_and_collectives():
     assert parse_table(text, "x.csv").bands == (Band(0, 1024, "ring"),)
 
 
-@pytest.mark.parametrize("size", [0, 1, 65536, 65537, 2**20, 2**20 + 1, LARGEST])
+@pytest.mark.parametrize("size", [0, 1, 65536, 65537, 2**20, 2**20 + 1, MAX_MESSAGE_BYTES])
 def test_the_algorithm_of_a_size(size):
     assert TABLE.algorithm_for(size) == ("tree" if size <= 65536 else "engine" if size <= 2**20 else "hierarchical")
     assert AlgorithmTable((Band(8, 16, "ring"),)).algorithm_for(size) == "engine", "sizes in no band"
@@ -393,14 +403,14 @@ def test_errors_have_the_name_of_the_value(size):
 )
 def test_what_flags_ask_of_a_compression_without_tensorflow(text, chosen, for_gradients):
     rules = parse_rules(text)
-    assert (is_chosen(rules), is_for_gradients(rules)) == (chosen, for_gradients)
+    assert (is_auto(rules), has_gradient_method(rules)) == (chosen, for_gradients)
 
 
 @pytest.mark.parametrize(
     "text", ["plateau(monitor='val_auc', mode='max')", "one_cycle(anneal='linear')", "mine:rate(mode=1)"]
 )
 def test_a_decay_is_normalized_to_the_common_grammar(text):
-    assert normalized_decay(text.replace("'", "")) == normalized_decay(text) == text
+    assert normalize_decay(text.replace("'", "")) == normalize_decay(text) == text
 
 
 @pytest.mark.parametrize(
@@ -421,7 +431,7 @@ def test_a_decay_is_normalized_to_the_common_grammar(text):
 )
 def test_searches(text, expected, normal):
     assert parse_search(text) == parse_search(normal) == expected
-    assert search_text(text) == search_text(normal) == normal
+    assert normalize_search(text) == normalize_search(normal) == normal
 
 
 def test_numbers_of_numpy():
@@ -430,7 +440,7 @@ def test_numbers_of_numpy():
 
 
 def test_no_search():
-    assert search_text("") == ""
+    assert normalize_search("") == ""
     assert BatchSizeSearch().memory_bytes is None
 
 
@@ -458,8 +468,8 @@ def test_when_fragments_are_sent_and_used(text, sizes, offsets, delays, kept):
 
 
 def test_the_examples_of_a_round():
-    assert FedAvg().drawn == 10
-    assert FedAvg(clients=10, fraction=0.01).drawn == 1
+    assert FedAvg().clients_per_round == 10
+    assert FedAvg(clients=10, fraction=0.01).clients_per_round == 1
     assert FedAvg(local_epochs=5).examples_per_step(60000, 10) == 30000
     assert FedAvg(clients=3, fraction=1).examples_per_step(10, 4) == 10
     assert EveryStep().examples_per_step(60000, 10) == 10

@@ -13,7 +13,7 @@ from tests.coordination.wire import HELLO, Wire
 from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination import RemoteGroup
 from tfdist.coordination.job_token import join_address, split_address
-from tfdist.coordination.messages import OVERHEAD, Session, WrongSealError, derived, encode
+from tfdist.coordination.messages import OVERHEAD, Session, WrongSealError, derive_token, encode
 from tfdist.errors import PeerLostError
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
@@ -65,8 +65,8 @@ def test_no_message_is_altered_repeated_left_out_or_sent_back():
 
 
 def test_derived_tokens_differ_by_token_and_purpose():
-    assert len({derived(token, purpose) for token in "ab" for purpose in "xy"}) == 4
-    assert derived("a", "x") == derived("a", "x") != "a"
+    assert len({derive_token(token, purpose) for token in "ab" for purpose in "xy"}) == 4
+    assert derive_token("a", "x") == derive_token("a", "x") != "a"
 
 
 Tamper = Callable[[int, bytes], bytes]

@@ -13,7 +13,7 @@ from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination import LostMember, RemoteGroup
 from tfdist.coordination.group import LAUNCHER, NO_GOODBYE
 from tfdist.coordination.job_token import LOOPBACK, listen
-from tfdist.coordination.messages import challenged, encode
+from tfdist.coordination.messages import create_challenge, encode
 from tfdist.errors import InputError, PeerLostError
 from tfdist.launcher.placement import free_ports
 
@@ -48,7 +48,7 @@ class Scripted:
                 drip(self.connection)
             if not self.messages:
                 return
-            challenge, session = challenged("t", hello)
+            challenge, session = create_challenge("t", hello)
             self.connection.sendall(encode(challenge))
             assert json.loads(session.unseal(next(lines)[:-1])) == {"type": "join"}
             self.connection.sendall(b"".join(session.seal(encode(message)) for message in self.messages))
@@ -119,7 +119,7 @@ def test_a_server_that_comes_later_is_found(scripted):
     with listen(f"127.0.0.1:{port}", "") as listener:
         joined, _ = listener.accept()
         with joined.makefile("rb") as lines:
-            challenge, session = challenged("t", next(lines)[:-1])
+            challenge, session = create_challenge("t", next(lines)[:-1])
         joined.sendall(encode(challenge) + session.seal(encode(WELCOME)))
         joining.join(DEADLINE)
         joined.shutdown(socket.SHUT_WR)

@@ -29,10 +29,10 @@ def test_nothing_is_left_uncounted(log, clock, caplog):
     log.summarize()
     log.summarize()
     assert caplog.messages[MAX_LINES:] == ["... and 2 more lines about connections in the last minute"]
-    log.summarize(now=True)  # nothing is left out since then
+    log.summarize(force=True)  # nothing is left out since then
     for _ in range(MAX_LINES + 1):
         log.warning("x")
-    log.summarize(now=True)
+    log.summarize(force=True)
     assert caplog.messages[-1] == "... and 1 more lines about connections in the last minute"
 
 

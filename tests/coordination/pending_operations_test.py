@@ -43,7 +43,7 @@ def test_the_shortest_deadline_fails_the_round_for_all_and_for_those_who_come_la
     assert add(rounds, 2, 1, now=8.0)[0][1]["failure"] == answers[0].message["failure"]
     assert add(rounds, 0, 2, now=8.0) == []  # the next use of the name
     add(rounds, 3, 1, now=8.0)
-    assert [len(open_rounds) for open_rounds in rounds._rounds.values()] == [1]  # the failed one was removed
+    assert [len(open_rounds) for open_rounds in rounds._operations.values()] == [1]  # the failed one was removed
 
 
 def test_a_member_that_has_left_fails_what_still_needs_it_and_nothing_else():
@@ -71,7 +71,7 @@ def test_names_that_are_used_once_leave_nothing_behind():
     for step in range(100):
         add(rounds, 0, step, name=f"timing/{step}")
         add(rounds, 1, step, name=f"timing/{step}")
-    assert rounds._rounds == {}
+    assert rounds._operations == {}
 
 
 def test_ranks_that_all_wait_for_each_other_are_told_so_and_where():
@@ -161,11 +161,11 @@ def test_operations_of_any_subgroups_in_any_interleaving(operations, random, in_
         for answer in rounds.add(rank, number, name, number, math.inf, 0.0, "here", ranks):
             received[answer.rank].append((answer.message["ticket"], answer.message["values"]))
             waits.remove(answer.rank)
-        assert not (in_one_order and rounds._deadlocked())
+        assert not (in_one_order and rounds._find_deadlocks())
     for got in received.values():
         for number, values in got:
             assert len(values) == len(operations[number][0])
             assert {operations[theirs] for theirs in values} == {operations[number]}
-    assert {rank for entry in rounds._deadlocked() for rank in entry.locations} == waits
+    assert {rank for entry in rounds._find_deadlocks() for rank in entry.locations} == waits
     assert {answer.rank for answer in rounds.expire(10.0)} == waits
-    assert not in_one_order or not waits and rounds._rounds == {}
+    assert not in_one_order or not waits and rounds._operations == {}

@@ -66,7 +66,7 @@ def test_messages_name_ranks_of_the_job(job):
     four.join(1), four.join(3)
     ours = [four.members[rank].subgroup([1, 2, 3]) for rank in (1, 3)]
     late = four.start(outcome, ours[1].barrier, "epoch", 600.0)
-    wait_for(lambda: four.server._rounds._rounds)  # rank 3 has come
+    wait_for(lambda: four.server._operations._operations)  # rank 3 has come
     expected = "rank 2 did not reach 'epoch' within 0.2 s (never connected: rank 2)."
     assert outcome(ours[0].barrier, "epoch", 0.2) == expected == late.result(DEADLINE)
     ours = [four.members[rank].subgroup([1, 3]) for rank in (1, 3)]

@@ -56,7 +56,7 @@ def test_a_deadline_names_who_did_not_come_and_fails_for_all(job):
     four = job(4, members=False)
     four.join(0), four.join(1), four.join(3)
     slow = four.start(outcome, four.members[1].gather, "epoch", 0, 600.0)
-    wait_for(lambda: four.server._rounds._rounds)  # rank 1 has come
+    wait_for(lambda: four.server._operations._operations)  # rank 1 has come
     short = four.start(outcome, four.members[0].gather, "epoch", 0, 0.2)
     expected = "ranks 2, 3 did not reach 'epoch' within 0.2 s (never connected: rank 2)."
     assert short.result(DEADLINE) == slow.result(DEADLINE) == expected

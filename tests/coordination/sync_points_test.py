@@ -119,7 +119,7 @@ def nothing(end: int, sync_points: SyncPoints) -> None:
 
 def until_answered(sync_points: SyncPoints) -> None:
     """Waits until this rank has answered with the first step at which it can act."""
-    wait_for(lambda: sync_points._pending_answer is not None or sync_points._agreed)
+    wait_for(lambda: sync_points._pending_answer is not None or sync_points._agreed_steps)
 
 
 @pytest.mark.parametrize("size", [1, 3])

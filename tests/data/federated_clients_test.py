@@ -41,8 +41,8 @@ def test_two_shards_of_sorted_classes():
 
 def test_everything_is_a_function_of_the_seed():
     one, same, other = clients(), clients(), clients(seed=1)
-    assert one.drawn(3) == same.drawn(3) != other.drawn(3)
-    assert one.drawn(3) != one.drawn(4)
+    assert one.sample_clients(3) == same.sample_clients(3) != other.sample_clients(3)
+    assert one.sample_clients(3) != one.sample_clients(4)
     assert all((a == b).all() for a, b in zip(one.examples, same.examples, strict=True))
     batches = [[b.examples.tolist() for b in of.batches(3, 5, 4)] for of in (one, same, other)]
     assert batches[0] == batches[1] != batches[2]
@@ -50,7 +50,7 @@ def test_everything_is_a_function_of_the_seed():
 
 
 def test_these_numbers_never_change():
-    assert clients(clients=20, fraction=0.25).drawn(0) == [8, 9, 13, 4, 16]
+    assert clients(clients=20, fraction=0.25).sample_clients(0) == [8, 9, 13, 4, 16]
     assert clients(size=10, clients=2).examples[0].tolist() == [1, 4, 5, 7, 9]
 
 
@@ -68,7 +68,7 @@ def test_batches_are_passes_over_the_data_of_a_client():
 @pytest.mark.parametrize("replicas", [1, 2, 3, 20])
 def test_clients_are_allocated_by_examples(replicas):
     of = clients(clients=40, fraction=0.3, client_sizes="power_law")
-    allocated = of.allocated(7, replicas)
-    assert sorted(sum(allocated, [])) == sorted(of.drawn(7))
+    allocated = of.allocate(7, replicas)
+    assert sorted(sum(allocated, [])) == sorted(of.sample_clients(7))
     loads = [sum(len(of.examples[client]) for client in lane) for lane in allocated]
-    assert max(loads) - min(loads) <= max(len(of.examples[client]) for client in of.drawn(7))
+    assert max(loads) - min(loads) <= max(len(of.examples[client]) for client in of.sample_clients(7))

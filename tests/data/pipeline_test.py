@@ -199,8 +199,8 @@ def test_parts_are_the_batch_in_order_as_even_as_possible(size):
     assert max(counts) - min(counts) <= 1 and sum(counts) == 7
     assert all(int(count_rows(each.batch)) == max(count, 1) for each, count in zip(parts, counts, strict=True))
     assert {int(each.batch_size) for each in parts} == {7}
-    np.testing.assert_array_equal(np.concatenate([each.own["a"] for each in parts]), BATCH["a"])
-    assert [row for each in parts for row in each.own["b"].to_list()] == BATCH["b"].to_list()
+    np.testing.assert_array_equal(np.concatenate([each.counted_rows["a"] for each in parts]), BATCH["a"])
+    assert [row for each in parts for row in each.counted_rows["b"].to_list()] == BATCH["b"].to_list()
 
 
 def test_what_is_missing_is_left_out():

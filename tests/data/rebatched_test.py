@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.data.reading import everything
-from tfdist.data import EvaluationPipeline, Pipeline, StreamSource, as_examples, explained_reading
+from tfdist.data import EvaluationPipeline, Pipeline, StreamSource, as_examples, explain_reading_errors
 from tfdist.data.examples import PartialEpochs
 from tfdist.errors import InputError
 
@@ -174,7 +174,7 @@ def test_batches_that_make_no_step_are_refused_rather_than_cut():
         (padded, r"\[3,3\] and \[3,7\]\. Pad all"),
     ):
         source = as_examples(data)
-        with pytest.raises(InputError, match=f"Received: {words}"), explained_reading(source):
+        with pytest.raises(InputError, match=f"Received: {words}"), explain_reading_errors(source):
             rows(source, 4)
 
 

@@ -128,7 +128,7 @@ def allocated(allocation, batch):
 def test_a_change_takes_effect_at_its_step():
     allocation = ChangingAllocation(5, [(0, (6, 6)), (7, (8, 4))])
     assert [allocated(allocation, batch) for batch in range(3)] == [(6, 6), (6, 6), (8, 4)]
-    with allocation.paused() as free:
+    with allocation.pause() as free:
         assert free == 8
         allocation.change(9, (10, 2))
     assert [allocated(allocation, batch) for batch in (3, 4)] == [(8, 4), (10, 2)]
@@ -137,7 +137,7 @@ def test_a_change_takes_effect_at_its_step():
 def test_what_was_allocated_is_not_changed():
     allocation = ChangingAllocation(5, [(0, (6, 6))])
     assert allocated(allocation, 2) == (6, 6)
-    with allocation.paused() as free, pytest.raises(AssertionError):
+    with allocation.pause() as free, pytest.raises(AssertionError):
         allocation.change(free - 1, (8, 4))
 
 
@@ -145,7 +145,7 @@ def test_while_a_change_is_decided_nothing_is_allocated():
     allocation = ChangingAllocation(0, [(0, (6, 6))])
     found = []
     thread = threading.Thread(target=lambda: found.append(allocated(allocation, 3)))
-    with allocation.paused() as free:
+    with allocation.pause() as free:
         thread.start()
         thread.join(0.2)
         assert not found

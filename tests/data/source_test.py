@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tfdist.data import ArraySource, Pipeline, Source, explained_reading
+from tfdist.data import ArraySource, Pipeline, Source, explain_reading_errors
 from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.row_partition import with_tuples
-from tfdist.data.split import stratified
+from tfdist.data.split import stratified_split
 from tfdist.errors import InputError
 
 
@@ -163,7 +163,7 @@ def test_lists_of_arrays_are_tuples_and_other_lists_stay(given, wanted):
 def test_parts_are_disjoint_complete_and_stratified(labels, share):
     labels = np.array(labels)
     test_size = int(share * len(labels))
-    train, test = stratified(labels, test_size)
+    train, test = stratified_split(labels, test_size)
     assert len(test) == test_size
     np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(len(labels)))
     for label in range(5):
@@ -172,8 +172,8 @@ def test_parts_are_disjoint_complete_and_stratified(labels, share):
 
 def test_the_split_is_the_same_each_time_and_in_random_order():
     labels = np.repeat(np.arange(10), 50)
-    train, test = stratified(labels, 100)
-    again = stratified(labels, 100)
+    train, test = stratified_split(labels, 100)
+    again = stratified_split(labels, 100)
     np.testing.assert_array_equal(train, again[0])
     np.testing.assert_array_equal(test, again[1])
     assert len(np.unique(labels[train][:40])) > 5
@@ -196,18 +196,21 @@ def broken_element():
 
 
 def test_an_error_while_reading_is_explained():
-    with pytest.raises(InputError, match="file 3 is broken"), explained_reading(Explained((ONE, ONE))):
+    with pytest.raises(InputError, match="file 3 is broken"), explain_reading_errors(Explained((ONE, ONE))):
         broken_element()
-    with pytest.raises(InputError, match="file 3"), explained_reading(Explained((ONE, ONE)).map(lambda x, y: (x, y))):
+    with (
+        pytest.raises(InputError, match="file 3"),
+        explain_reading_errors(Explained((ONE, ONE)).map(lambda x, y: (x, y))),
+    ):
         broken_element()
 
 
 def test_other_errors_are_unchanged():
-    with pytest.raises(tf.errors.InvalidArgumentError), explained_reading(ArraySource((ONE, ONE))):
+    with pytest.raises(tf.errors.InvalidArgumentError), explain_reading_errors(ArraySource((ONE, ONE))):
         broken_element()
-    with pytest.raises(tf.errors.InvalidArgumentError), explained_reading(Explained((ONE, ONE))):
+    with pytest.raises(tf.errors.InvalidArgumentError), explain_reading_errors(Explained((ONE, ONE))):
         tf.ensure_shape(tf.zeros([2]), [1])
-    with pytest.raises(ValueError), explained_reading(Explained((ONE, ONE))):
+    with pytest.raises(ValueError), explain_reading_errors(Explained((ONE, ONE))):
         raise ValueError
 
 

@@ -8,7 +8,7 @@ pytest.importorskip("horovod")
 
 from tfdist.cluster.environment import Cluster
 from tfdist.distribution import horovod_rendezvous
-from tfdist.distribution.horovod_rendezvous import Choice, choose_library, own_choice
+from tfdist.distribution.horovod_rendezvous import Choice, choose_library, rank_choice
 
 ONE_HOST = Cluster(1, 4, 1, 4, source="TF_CONFIG")
 BY_LAUNCH = {"HOROVOD_RANK": "1", "TFDIST_GROUP": "127.0.0.1:1"}
@@ -17,7 +17,7 @@ MPICH = "MPICH 4.3.2"
 
 def test_mpi_is_taken_where_each_rank_has_a_core_beside_the_one_that_polls():
     for cluster, environment in ((ONE_HOST, {}), (dataclasses.replace(ONE_HOST, source="Horovod"), BY_LAUNCH)):
-        found = own_choice(cluster, 2, MPICH, False, environment)
+        found = rank_choice(cluster, 2, MPICH, False, environment)
         assert found == Choice("mpi", "because all ranks are on one host, with 2 cores each")
 
 
@@ -38,7 +38,7 @@ def test_mpi_is_taken_where_each_rank_has_a_core_beside_the_one_that_polls():
 )
 def test_gloo_is_taken_elsewhere_and_the_reason_said(changes, reason):
     given = {"cluster": ONE_HOST, "cores": 8, "mpi": MPICH, "has_gpus": False, "environment": {}, **changes}
-    assert own_choice(**given) == Choice("gloo", f"because {reason}")
+    assert rank_choice(**given) == Choice("gloo", f"because {reason}")
 
 
 class Job:

@@ -107,7 +107,7 @@ class Started:
         for name in LIBRARIES:
             if name not in variables:
                 monkeypatch.delenv(name)
-        monkeypatch.setattr(horovod_rendezvous, "_used", {})
+        monkeypatch.setattr(horovod_rendezvous, "_library_in_use", {})
         monkeypatch.setattr(horovod_rendezvous, "choose_library", lambda *_: self.automatic)
         monkeypatch.setattr(horovod_rendezvous, "_init", self.init)
         monkeypatch.setattr(horovod_rendezvous, "initialize", lambda *_: self.steps.append("MPI"))

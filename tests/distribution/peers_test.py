@@ -19,7 +19,7 @@ from tfdist.strategies.single import Single
 
 
 class Blocks(VariableBlocks):
-    def written(self, variable, per_replica, copied=True):
+    def saved_blocks(self, variable, per_replica, copied=True):
         values = variable.numpy()  # numbers, as the step, are those of both
         return [((0,) * values.ndim, values)] if self._strategy.is_chief or values.ndim else []
 

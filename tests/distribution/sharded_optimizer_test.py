@@ -23,7 +23,7 @@ def check(result: list[dict[str, dict[str, Any]]]) -> None:
             for name in ("weights", "averages"):
                 assert all(map(same, rank[name], whole[name])), (case, name)
             assert repr(rank["records"]) == repr(whole["records"]), case  # some are NaN
-            assert [without_numbers(path) for path in rank["paths"]] == [without_numbers(p) for p in whole["paths"]]
+            assert [strip_counters(path) for path in rank["paths"]] == [strip_counters(p) for p in whole["paths"]]
             own = sum(value.nbytes for value in rank["state"] if value is not None)
             assert own == rank["bytes"][number], case
         for number, expected in enumerate(whole["state"]):
@@ -39,7 +39,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.tobytes() == other.tobytes()
 
 
-def without_numbers(path: str) -> str:
+def strip_counters(path: str) -> str:
     return path.partition("/")[2]
 
 

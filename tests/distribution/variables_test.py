@@ -57,7 +57,7 @@ def test_what_is_written_is_a_copy(single, mirrored2):
     for strategy in (single, mirrored2):
         with strategy.scope():
             variable = tf.Variable(tf.ones([3]))
-        [(offset, values)] = strategy.blocks.written(variable, per_replica=False)
+        [(offset, values)] = strategy.blocks.saved_blocks(variable, per_replica=False)
         variable.assign([2.0, 3.0, 4.0])
         assert (offset, values.tolist()) == ((0,), [1.0, 1.0, 1.0])
         assert values.flags.owndata
@@ -67,7 +67,7 @@ def test_what_is_not_copied_shares_the_memory_of_the_variable(single, mirrored2)
     for strategy in (single, mirrored2):
         with strategy.scope():
             variable = tf.Variable(tf.ones([3]))
-        [(_, first)], [(_, second)] = (strategy.blocks.written(variable, False, copied=False) for _ in range(2))
+        [(_, first)], [(_, second)] = (strategy.blocks.saved_blocks(variable, False, copied=False) for _ in range(2))
         assert np.shares_memory(first, second) and first.tolist() == [1.0, 1.0, 1.0]
 
 
@@ -83,7 +83,7 @@ def test_blocks_are_read_back(name, request):
         [variable] = strategy.allocate([State("own", VALUES.shape, tf.float32, per_replica)])
         strategy.blocks.assign(variable, per_replica, read)
         found = np.full(saved.shape, np.nan, "float32")
-        for offset, values in strategy.blocks.written(variable, per_replica):
+        for offset, values in strategy.blocks.saved_blocks(variable, per_replica):
             found[tuple(slice(o, o + n) for o, n in zip(offset, values.shape, strict=True))] = values
         np.testing.assert_array_equal(found, saved)
 

@@ -91,7 +91,7 @@ _GRAPH = "Graph execution error:\n\nDetected at node {} defined at (most recent 
     ],
 )
 def test_the_cause_of_an_error_is_its_line(error, line):
-    assert engine_errors.described(error).startswith(f"{type(error).__name__}: {line}")
+    assert engine_errors.error_summary(error).startswith(f"{type(error).__name__}: {line}")
 
 
 def raised(program):

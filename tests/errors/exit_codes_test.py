@@ -48,13 +48,13 @@ class OnAFullDisk(Reporter):
 
 @pytest.mark.parametrize("error, warnings", [(NotFiniteError("step 3"), 1), (WriteError("metrics.jsonl"), 0)])
 def test_what_cannot_be_written_at_the_end_hides_no_error(error, warnings, caplog):
-    with pytest.raises(type(error)) as raised, run._closing(OnAFullDisk()):
+    with pytest.raises(type(error)) as raised, run._close_reporter(OnAFullDisk()):
         raise error
     assert raised.value is error
     assert len(caplog.records) == warnings
 
 
 def test_what_cannot_be_written_at_the_end_is_a_warning(caplog):
-    with run._closing(OnAFullDisk()):
+    with run._close_reporter(OnAFullDisk()):
         pass
     assert "No space left" in caplog.text

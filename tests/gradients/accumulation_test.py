@@ -9,7 +9,7 @@ import tfdist
 from tests.selection import quick
 from tfdist.collectives import Recording
 from tfdist.errors import InputError, NotFiniteError
-from tfdist.gradients import accumulated
+from tfdist.gradients import accumulate_gradients
 from tfdist.testing import parity
 
 CASES = [
@@ -68,10 +68,10 @@ def test_parts_are_as_equal_as_they_can_be():
         return [tf.cast(tf.shape(rows)[0], tf.float32)[None] ** 2], tf.reduce_sum(rows)
 
     spec = [tf.TensorSpec([1], tf.float32)]
-    [squares], total = accumulated(differentiate, tf.range(7.0), 3, spec, tf.float32)
+    [squares], total = accumulate_gradients(differentiate, tf.range(7.0), 3, spec, tf.float32)
     assert float(squares[0]) == 2**2 + 2**2 + 3**2
     assert float(total) == 21
-    compiled = tf.function(lambda rows: accumulated(differentiate, rows, 3, spec, tf.float32), autograph=False)
+    compiled = tf.function(lambda rows: accumulate_gradients(differentiate, rows, 3, spec, tf.float32), autograph=False)
     sizes.clear()
     compiled(tf.range(6.0))
     assert set(sizes) == {2}, "static where the parts are equal"

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
 from tfdist.distribution.strategy import State
-from tfdist.gradients import Bucketed, Reduced, Reducer, Sum, plan
+from tfdist.gradients import Bucketed, Reducer, ReductionResult, Sum, plan
 from tfdist.gradients.bucket import BUCKET_ORDERS
-from tfdist.gradients.reducer import specs_of
+from tfdist.gradients.reducer import tensor_specs
 
 SPEC = st.builds(
     tf.TensorSpec, st.lists(st.integers(0, 40), max_size=3), st.sampled_from([tf.float16, tf.float32, tf.float64])
@@ -96,7 +96,7 @@ class Counting(Reducer):
         pairs = [(calls + 1, tensor) for calls, tensor in zip(state[::2], tensors, strict=True)]
         totals = collectives.all_reduce(tensors, name=name)
         halves = [tensor / 2 for tensor in tensors]
-        return Reduced(totals, halves, [value for pair in pairs for value in pair], [tf.reduce_max(totals[0])])
+        return ReductionResult(totals, halves, [value for pair in pairs for value in pair], [tf.reduce_max(totals[0])])
 
 
 def test_each_bucket_has_a_state_of_its_own():
@@ -134,7 +134,7 @@ class Shaped(Reducer):
 
     def reduce(self, tensors, state, collectives, *, name):
         self.given.append([tuple(tensor.shape) for tensor in tensors])
-        return Reduced(collectives.all_reduce(tensors, name=name), list(tensors), [], [])
+        return ReductionResult(collectives.all_reduce(tensors, name=name), list(tensors), [], [])
 
 
 def test_a_reducer_that_needs_shapes_gets_a_bucket_as_a_list():
@@ -157,7 +157,7 @@ def test_the_order_of_sending_changes_neither_sums_nor_state():
     for order in BUCKET_ORDERS:
         recording = Recording(OneReplica())
         bucketed = Bucketed(Counting(), small_bytes=1, bucket_bytes=1, order=order)
-        state = [tf.constant(float(i)) for i, _ in enumerate(bucketed.state(specs_of(tensors)))]
+        state = [tf.constant(float(i)) for i, _ in enumerate(bucketed.state(tensor_specs(tensors)))]
         reduced = bucketed.reduce(tensors, state, recording, name="x")
         results[order] = [np.asarray(x).tolist() for x in (*reduced.totals, *reduced.state)]
         sent = [call.shapes[0][0] for call in recording.calls]

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica
 from tfdist.distribution.strategy import State
-from tfdist.gradients import Bucketed, ErrorFeedback, Reduced, Reducer, Sum
+from tfdist.gradients import Bucketed, ErrorFeedback, Reducer, ReductionResult, Sum
 
 
 class Rounding(Reducer):
@@ -21,7 +21,7 @@ class Rounding(Reducer):
     def reduce(self, tensors, state, collectives, *, name):
         sent = [tf.round(tensor) for tensor in tensors]
         totals = collectives.all_reduce(sent, name=name)
-        return Reduced(totals, sent, [calls + 1 for calls in state], totals)
+        return ReductionResult(totals, sent, [calls + 1 for calls in state], totals)
 
 
 def test_its_state_is_an_error_for_each_tensor_and_replica_then_the_inner_one():

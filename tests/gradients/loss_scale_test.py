@@ -16,7 +16,7 @@ def moved(rule, outcomes):
     state = ScaleState(*(tf.constant(s.initial, s.dtype) for s in rule.state()))
     scales = []
     for finite in outcomes:
-        state = rule.after(state, finite)
+        state = rule.next_state(state, finite)
         scales.append(float(state.scale))
     return scales, state
 

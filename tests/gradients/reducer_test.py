@@ -6,8 +6,8 @@ import tensorflow as tf
 from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
 from tfdist.distribution.strategy import State
-from tfdist.gradients import PartitionedReducer, Reduced, Reducer, Sum
-from tfdist.gradients.reducer import specs_of, split_at
+from tfdist.gradients import PartitionedReducer, Reducer, ReductionResult, Sum
+from tfdist.gradients.reducer import split_at, tensor_specs
 
 
 def test_sum_sends_one_message_and_keeps_nothing():
@@ -33,7 +33,7 @@ def test_a_reducer_must_only_say_how_it_reduces():
 
 
 def test_specs_say_place_shape_and_dtype():
-    specs = specs_of([tf.zeros([2, 3]), tf.zeros([], tf.float64)])
+    specs = tensor_specs([tf.zeros([2, 3]), tf.zeros([], tf.float64)])
     assert [(spec.name, tuple(spec.shape), spec.dtype) for spec in specs] == [
         ("tensor0", (2, 3), tf.float32),
         ("tensor1", (), tf.float64),
@@ -57,7 +57,7 @@ class Scaling(Reducer):
     def reduce(self, tensors, state, collectives, *, name):
         totals = collectives.all_reduce([self._factor * tensor for tensor in tensors], name=name)
         sent = [-self._factor * tensor for tensor in tensors]
-        return Reduced(totals, sent, [value + self._factor for value in state], [tf.constant(self._factor)])
+        return ReductionResult(totals, sent, [value + self._factor for value in state], [tf.constant(self._factor)])
 
 
 TENSORS = [tf.fill([size], float(size)) for size in range(1, 6)]

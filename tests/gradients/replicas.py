@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.collectives import threads
 from tfdist.collectives import Collectives, Recording
 from tfdist.distribution.strategy import Strategy
-from tfdist.gradients import Reduced, Reducer
+from tfdist.gradients import Reducer, ReductionResult
 
 
 class Step(NamedTuple):
@@ -72,7 +72,7 @@ def on_threads(
 ) -> tuple[list[Step], list[Recording]]:
     """Returns the steps with lists of tensors [replicas, ...], and the calls of each replica; how: see `threads.run`."""
 
-    def replica(collectives: Collectives) -> tuple[list[Reduced], Recording]:
+    def replica(collectives: Collectives) -> tuple[list[ReductionResult], Recording]:
         recording, made = Recording(collectives), []
         state = initial(reducer, [x[0] for x in gradients[0]])
         for number, tensors in enumerate(gradients):

@@ -373,7 +373,7 @@ def drop_in(rank: int, size: int) -> None:
     drop_in_worker.graphs(rank, found)
 
 
-def horovod_required(rank: int, size: int) -> None:
+def horovod_required_error(rank: int, size: int) -> None:
     found["refused"] = [
         refused(lambda: hvd.join()),
         refused(lambda: hvd.add_process_set([0])),
@@ -386,7 +386,7 @@ def horovod_required(rank: int, size: int) -> None:
 
 EXPERIMENTS = (earlier_objects, adasum, all_dtypes, shapes, finite_differences, drop_in)
 WITH_HOROVOD = (in_sets, *EXPERIMENTS, process_sets, joined, mismatches, skipped)
-WITHOUT_HOROVOD = (*EXPERIMENTS, horovod_required, mismatches, left_out)
+WITHOUT_HOROVOD = (*EXPERIMENTS, horovod_required_error, mismatches, left_out)
 
 
 def main() -> None:

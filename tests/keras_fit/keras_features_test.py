@@ -65,7 +65,7 @@ def with_steps_per_epoch(model: keras.Model) -> Any:
 def in_two_fits(model: keras.Model) -> Any:
     first = model.fit(X, Y, batch_size=6, epochs=1, verbose=0).history
     second = model.fit(X, Y, batch_size=6, epochs=3, initial_epoch=1, verbose=0).history
-    ours = keras_fit.attached(model)
+    ours = keras_fit.distribution_of(model)
     with ours.strategy.scope() if ours else contextlib.nullcontext():
         model.compile("sgd", SPARSE(from_logits=True), metrics=["accuracy"])
     return first, second, model.fit(X, Y, batch_size=8, verbose=0).history
@@ -214,5 +214,5 @@ def test_predicting_in_between_keeps_what_was_compiled(mirrored2: tfdist.Strateg
         model.fit(X, Y, batch_size=6, verbose=0)
         model.evaluate(X, Y, verbose=0)
         model.predict(X, verbose=0)
-        functions.append(keras_fit.attached(model)._functions)
+        functions.append(keras_fit.distribution_of(model)._functions)
     assert functions[0] is functions[1]

@@ -147,7 +147,7 @@ def test_predictions_are_those_of_the_model_as_it_is(float64: None, mirrored2: t
     def use(model: keras.Model) -> Any:
         before = model.predict(X, verbose=0)
         model.pop()
-        with mirrored2.scope() if keras_fit.attached(model) else tf.init_scope():
+        with mirrored2.scope() if keras_fit.distribution_of(model) else tf.init_scope():
             model.add(keras.layers.Dense(2))
             model.compile(keras.optimizers.SGD(0.1), "mse")
         model.fit(X, Y, batch_size=6, verbose=0)
@@ -288,7 +288,7 @@ def test_saving_a_model_in_a_model_distributes_nothing(single: tfdist.Strategy, 
     outer = keras.Sequential([keras.Input((5,)), inner])
     with keras_fit.attach_all(lambda model: pytest.fail("distributed by being looked at"), single):
         outer.save_weights(tmp_path / "outer.weights.h5")
-    assert keras_fit.attached(inner) is None
+    assert keras_fit.distribution_of(inner) is None
 
 
 def test_batches_of_other_sizes_are_traced_without_a_word(mirrored2: tfdist.Strategy, monkeypatch: Any) -> None:

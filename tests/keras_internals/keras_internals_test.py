@@ -238,7 +238,7 @@ def test_a_condition_or_loop_is_in_the_function_of_a_tensor_and_a_called_functio
     @tf.function(autograph=False)
     def outer(x):
         def note(name):
-            found[name] = keras_internals.in_function_of(x)
+            found[name] = keras_internals.is_in_current_function(x)
             return x
 
         tf.cond(x > 0, lambda: note("condition"), lambda: x)
@@ -255,7 +255,7 @@ def test_the_layers_that_added_the_losses_of_a_scope():
     outer = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), inner])
     with keras_internals.RecordedScope([]) as scope:
         outer(tf.ones([2, 3]))
-    assert keras_internals.adders_of(outer, scope.losses) == [inner]
+    assert keras_internals.layers_adding_losses(outer, scope.losses) == [inner]
 
 
 def test_the_source_of_a_variable_s_value():

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.keras_internals.fitting import _STATE
+from tfdist.keras_internals.fitting import _STATE_ATTRIBUTES
 
 
 def test_keras_sums_gradients_over_replicas_unless_it_is_switched_off(mirrored2):
@@ -272,7 +272,7 @@ def test_every_attribute_that_training_assigns_is_state_or_is_named_here(kind):
     changed.pop("Callback", None)
     left = {name for owner, names in changed.items() for name in names - NOT_STATE.get(owner, set())}
     in_place = {"history"} if kind is keras.callbacks.History else set()
-    assert left | in_place == set(_STATE.get(kind, ()))
+    assert left | in_place == set(_STATE_ATTRIBUTES.get(kind, ()))
 
 
 def test_nothing_else_is_set():

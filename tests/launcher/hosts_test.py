@@ -10,7 +10,7 @@ from tests.launcher.launching import members
 from tests.waiting import DEADLINE, wait_for
 from tfdist.errors import InputError
 from tfdist.launcher import hosts
-from tfdist.launcher.hosts import Hosts, Programs, is_named, parse, read
+from tfdist.launcher.hosts import Hosts, Programs, matches_host, parse, read
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -78,12 +78,12 @@ def test_the_list_is_followed_and_stays_when_it_cannot_be_read(tmp_path, monkeyp
 def test_what_a_host_may_be_called():
     names = ["localhost", "node7.example.com", "10.0.0.7", "127.0.0.1", "::1"]
     for name in ("localhost", "node7", "node7.example.com", "10.0.0.7", "127.0.0.2", "::1"):
-        assert is_named(name, names), name
+        assert matches_host(name, names), name
     for name in ("node8", "10.0.0.8", "10", "node", "example.com"):
-        assert not is_named(name, names), name
-    assert is_named("node7.other.example", ["node7"])
-    own = hosts.own_names()
-    assert all(is_named(name, own) for name in own) and not {"127.0.0.1", "::1", "localhost"} & set(own)
+        assert not matches_host(name, names), name
+    assert matches_host("node7.other.example", ["node7"])
+    own = hosts.local_host_names()
+    assert all(matches_host(name, own) for name in own) and not {"127.0.0.1", "::1", "localhost"} & set(own)
 
 
 def test_that_there_are_fewer_slots_is_believed_when_it_is_said_twice(tmp_path, monkeypatch):

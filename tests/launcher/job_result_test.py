@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from tfdist.coordination import LostMember
-from tfdist.coordination.group import NO_GOODBYE, silence
+from tfdist.coordination.group import NO_GOODBYE, silence_reason
 from tfdist.launcher.job import SUCCESS, Outcome, root_cause
 
 
@@ -11,7 +11,7 @@ from tfdist.launcher.job import SUCCESS, Outcome, root_cause
 class Ended:
     rank: int
     code: int | None
-    ended: float = 0.0
+    end_time: float = 0.0
     signalled: bool = False
 
 
@@ -55,7 +55,7 @@ def test_in_words():
     assert root_cause([Ended(2, 137)]).reason == "rank 2 ended with code 137 (killed by SIGKILL)"
 
 
-SILENT = LostMember(1, silence(20.0))
+SILENT = LostMember(1, silence_reason(20.0))
 CLOSED = [LostMember(rank, "its connection closed") for rank in range(3)]
 SIGNAL_OFFSET = LostMember(
     1, "ended with code 143 (signal 15)", 143

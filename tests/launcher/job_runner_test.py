@@ -38,8 +38,8 @@ class Desk:
         self.reports.append(report)
         self.orders.pop(0)
 
-    def end(self, outcome: Outcome, at_once: bool = False) -> None:
-        self.ended.append((outcome, at_once))
+    def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
+        self.ended.append((outcome, is_immediate))
 
 
 def host(guard: object = None, memory: object = None, arrived: Sequence[int] = ()) -> Host:
@@ -47,7 +47,7 @@ def host(guard: object = None, memory: object = None, arrived: Sequence[int] = (
 
 
 def until_over(order_source: Desk, arrived: list[int]) -> Outcome:
-    return job_runner._until_over(host(arrived=arrived), cast(Any, order_source))
+    return job_runner._follow_orders(host(arrived=arrived), cast(Any, order_source))
 
 
 @pytest.fixture(autouse=True)

@@ -178,7 +178,7 @@ def test_whoever_has_no_patience_waits_for_nobody():
     play.report("a", code=75, stopped=True)
     play.controller.end(Outcome(143, "ended by SIGTERM"))
     assert play.order("a").kind == OrderKind.WAIT and play.order("b").kind == OrderKind.STOP
-    play.controller.end(Outcome(143, "ended by SIGTERM"), at_once=True)
+    play.controller.end(Outcome(143, "ended by SIGTERM"), is_immediate=True)
     assert play.order("a") == Order(OrderKind.OVER, outcome=Outcome(143, "ended by SIGTERM"))
     assert play.order("b").kind == OrderKind.OVER
 

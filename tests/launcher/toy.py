@@ -16,7 +16,7 @@ from tfdist.cluster.environment import from_tf_config
 from tfdist.errors import Preempted
 from tfdist.coordination import PeerFailureHandler, join
 from tfdist.coordination.sync_points import SyncPoints
-from tfdist.cluster.signals import notices
+from tfdist.cluster.signals import termination_notices
 from tfdist.cluster.progress_file import ProgressFile
 
 saved, restart = pathlib.Path(sys.argv[1]), int(os.environ["TFDIST_RESTART"])
@@ -32,7 +32,7 @@ def save(step):
 
 def train(first, last):
     progress.note(first)
-    with SyncPoints(group) as sync_points, notices(lambda name: sync_points.request("preempt")):
+    with SyncPoints(group) as sync_points, termination_notices(lambda name: sync_points.request("preempt")):
         print(f"begins at {{first}} restart {{restart}} pid {{os.getpid()}} group {{os.environ['TFDIST_GROUP']}}", flush=True)
         print("launched", os.environ["TFDIST_LAUNCHED"], flush=True)
         for step in range(first + 1, last + 1):

@@ -9,7 +9,7 @@ from tests.launcher.launching import Launch, Launches, member
 from tests.waiting import wait_for
 from tfdist.coordination import LocalGroup
 from tfdist.launcher import output_forwarding
-from tfdist.launcher.orders import launched_now
+from tfdist.launcher.orders import new_job_name
 from tfdist.launcher.output_forwarding import log_directory
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
@@ -52,7 +52,7 @@ def test_the_end_of_one_does_not_concern_the_others(launch, tmp_path) -> None:
 
 
 def test_jobs_that_begin_in_the_same_second_have_different_names() -> None:
-    assert len({launched_now() for _ in range(5)}) == 5
+    assert len({new_job_name() for _ in range(5)}) == 5
 
 
 def test_the_check_of_a_log_directory_that_two_launchers_share_does_not_fail(tmp_path, monkeypatch) -> None:

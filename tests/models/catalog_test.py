@@ -182,7 +182,7 @@ ARGUMENTS = {
         ("mlp", {"hidden": "8"}, "mlp: hidden must be integers"),
         ("mlp", {"classes": 0}, "mlp: classes must be an integer, at least 1. Received: 0"),
         ("mlp", {"classes": True}, "mlp: classes must be"),
-        ("mlp", {"classes": None}, r"The data set does not know it: write mlp\(classes=...\)."),
+        ("mlp", {"classes": None}, r"The data set does not define it: write mlp\(classes=...\)."),
         (
             "cnn",
             {"input_shape": (64,)},

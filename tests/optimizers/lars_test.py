@@ -29,16 +29,16 @@ DEFAULTS = {"momentum": 0.9, "weight_decay": 0.0, "nesterov": False, "momentum_c
 DEFAULTS |= {"trust_coefficient": 0.001, "epsilon": 1e-8}
 
 
-def reference(starts, gradients, rates, *, unadapted, undecayed, **options):
+def reference(starts, gradients, rates, *, adaptation_exclusions, decay_exclusions, **options):
     """Runs algorithm 1 of the paper; with momentum correction, the learning rate of the step multiplies the velocity."""
     momentum, b, nesterov, corrected, h, epsilon = ({**DEFAULTS, **options}[name] for name in DEFAULTS)
     w = {path: value.copy() for path, value in starts.items()}
     v = {path: np.zeros_like(value) for path, value in starts.items()}
     for rate, step in zip(rates, gradients, strict=True):
         for path, g in step.items():
-            decay = 0.0 if path in undecayed else b
+            decay = 0.0 if path in decay_exclusions else b
             size = np.linalg.norm(g) + decay * np.linalg.norm(w[path])
-            trust = 1.0 if path in unadapted or not size else h * np.linalg.norm(w[path]) / (size + epsilon)
+            trust = 1.0 if path in adaptation_exclusions or not size else h * np.linalg.norm(w[path]) / (size + epsilon)
             change = trust * (g + decay * w[path])
             if corrected:
                 v[path] = momentum * v[path] + change
@@ -58,8 +58,8 @@ def test_equals_the_paper(strategy, options, starts, gradients, train, float64, 
         starts,
         gradients,
         rates(RATES, range(len(gradients))),
-        unadapted={"kernel", "scalar"} if "exclude_from_layer_adaptation" in options else {"bias"},
-        undecayed=set() if "exclude_from_weight_decay" in options else {"bias"},
+        adaptation_exclusions={"kernel", "scalar"} if "exclude_from_layer_adaptation" in options else {"bias"},
+        decay_exclusions=set() if "exclude_from_weight_decay" in options else {"bias"},
         **options,
     )
     for path, value in expected.items():
@@ -126,10 +126,10 @@ def test_biases_and_norms_are_excluded_unless_told_otherwise(path, excluded):
     assert variable.path == path
     optimizer = LARS()
     optimizer.build([variable])
-    assert (optimizer.decayed, optimizer.adapted) == ([not excluded], [not excluded])
+    assert (optimizer.uses_decay, optimizer.uses_adaptation) == ([not excluded], [not excluded])
     wanted = LARS(exclude_from_weight_decay=(), exclude_from_layer_adaptation=())
     wanted.build([variable])
-    assert (wanted.decayed, wanted.adapted) == ([True], [True])
+    assert (wanted.uses_decay, wanted.uses_adaptation) == ([True], [True])
 
 
 def test_the_method_of_keras_excludes_too():
@@ -137,7 +137,7 @@ def test_the_method_of_keras_excludes_too():
     optimizer = LARS(weight_decay=0.1)
     optimizer.exclude_from_weight_decay(var_list=[first])
     optimizer.build([first, second])
-    assert optimizer.decayed == [False, True]
+    assert optimizer.uses_decay == [False, True]
     with pytest.raises(ValueError, match="before the optimizer is built"):
         optimizer.exclude_from_weight_decay(var_names=["one"])
 

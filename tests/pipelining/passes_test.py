@@ -166,7 +166,7 @@ def test_variables_without_gradients() -> None:
     for is_split in (False, True):
         passes = Passes(part, part.arguments(0), is_split)
         found = passes.backward(passes.forward(part.arguments(0), tensors(0)[:1]).residuals, tensors(1)[:1])
-        assert found.of_variables == [None] and len(found.of_inputs) == 1
+        assert found.variable_gradients == [None] and len(found.of_inputs) == 1
 
 
 def test_what_changes_between_calls_must_be_an_argument() -> None:
@@ -178,7 +178,7 @@ def test_what_changes_between_calls_must_be_an_argument() -> None:
         part.forward = lambda arguments, received: forward([factor], received)
         Passes(part, part.arguments(0))
 
-    with pytest.raises(ValueError, match="depend on arguments and variables alone"):
+    with pytest.raises(ValueError, match="depend on arguments and variables only"):
         step(tf.constant(1.0, tf.float64))
 
 

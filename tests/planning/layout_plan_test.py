@@ -51,7 +51,7 @@ def trainer_of(shape, layout="", stage="none", optimizer="adam", **arguments):
         return tfdist.Trainer(transformer(**arguments), optimizer=optimizer, loss=loss)
 
 
-def on_a_device(variables):
+def bytes_per_device(variables):
     parts = [dtensor.unpack(tf.convert_to_tensor(keras_internals.value_of(v)))[0] for v in variables]
     return sum(part.shape.num_elements() * part.dtype.size for part in parts)
 
@@ -68,8 +68,8 @@ def test_bytes_are_those_of_the_arrays(shape, layout, stage):
     totals = planned(shape, layout, stage).totals()
     trainer = trainer_of(shape, layout, stage)
     trainer.build(tfdist.data.ArraySource((TOKENS, NEXT)))
-    assert totals["parameters"] == on_a_device(trainer.model.variables)
-    assert totals["slots"] == on_a_device(v for v in trainer.model.optimizer.variables if v.shape.rank)
+    assert totals["parameters"] == bytes_per_device(trainer.model.variables)
+    assert totals["slots"] == bytes_per_device(v for v in trainer.model.optimizer.variables if v.shape.rank)
 
 
 def collectives(trainer, folder: pathlib.Path) -> collections.Counter:
@@ -95,7 +95,7 @@ def test_sequence_parallelism_holds_less():
 
 def test_what_the_update_sends():
     def kinds(stage):
-        return [(one.what, one.kind) for one in planned("data:4", stage=stage).sent]
+        return [(one.purpose, one.kind) for one in planned("data:4", stage=stage).sent]
 
     gradients = ("gradients, together", "all-reduce")
     assert kinds("none") == [gradients]
@@ -151,12 +151,12 @@ def test_the_search_takes_what_sends_least_and_fits():
 
 
 def test_the_search_says_what_the_least_would_be():
-    with pytest.raises(InputError, match="of which the smallest takes .* Use more devices"):
+    with pytest.raises(InputError, match="the smallest of which takes .* Use more devices"):
         searched("data:2;model:2", 1000)
 
 
 def test_a_model_without_variables_cannot_be_planned():
-    with pytest.raises(InputError, match="whose variables exist when it is created"):
+    with pytest.raises(InputError, match="a model that creates its variables immediately"):
         layout_plan.AbstractModel(lambda: (keras.Sequential([keras.layers.Dense(4)]), keras.optimizers.SGD()))
 
 
@@ -216,7 +216,7 @@ def test_what_a_plan_does_not_know_is_named(build, layout, unknown, unclear):
 
 def test_experts_widths_and_attention_without_constraints_are_counted():
     sent = planned("data:1;model:2", "expert_ffn:model", experts=4).sent
-    assert ("all-reduce", "model") in [(one.kind, one.axis) for one in sent if "experts' products" in one.what]
+    assert ("all-reduce", "model") in [(one.kind, one.axis) for one in sent if "experts' products" in one.purpose]
 
     def plain():
         inputs = keras.Input((8, 16))

@@ -28,7 +28,7 @@ def run(code, limit, tmp_path, processes=1):
         Job(processes=processes, log_dir=str(tmp_path / "logs"), grace_seconds=1),
         lambda rank: [sys.executable, "-c", code],
         os.environ,
-        start=watched.starting(NewProcess),
+        start=watched.track(NewProcess),
         stops=[watched],
     )
     assert not {*psutil.Process().children(recursive=True)} - before

@@ -13,7 +13,7 @@ from tfdist.reporting import environment
 
 @pytest.fixture
 def description():
-    return environment.describe(["alpha", "alpha", "beta"], started=1770000000.0)
+    return environment.describe(["alpha", "alpha", "beta"], start_time=1770000000.0)
 
 
 def test_versions_are_those_installed(description):
@@ -39,6 +39,6 @@ def test_hosts_command_time_and_machine(description):
 
 def test_no_environment_variable_gets_in(monkeypatch):
     monkeypatch.setenv("MY_API_TOKEN", "s3cret-value")
-    text = json.dumps(environment.describe([], started=0.0))
+    text = json.dumps(environment.describe([], start_time=0.0))
     assert "s3cret-value" not in text
     assert "MY_API_TOKEN" not in text

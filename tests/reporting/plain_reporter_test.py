@@ -12,7 +12,7 @@ import pytest
 from tfdist.errors import WriteError
 from tfdist.reporting import Reporter, RunDirectory, RunPlan
 from tfdist.reporting.display import chief_reporter
-from tfdist.reporting.plain_reporter import PlainReporter, banner, line, loss_and_metrics, rounded
+from tfdist.reporting.plain_reporter import PlainReporter, banner, format_number, line, loss_and_metrics
 from tfdist.reporting.reporter import MultiReporter, OutcomeFile
 
 TRAIN = {
@@ -99,7 +99,7 @@ def test_no_control_character_gets_through():
     + [(math.nan, "nan"), (-math.inf, "-inf"), (-0.5, "-0.5000")],
 )
 def test_numbers_are_short(value, text):
-    assert rounded(value) == text
+    assert format_number(value) == text
 
 
 def test_reporting_is_light_until_something_heavy_is_asked_for():

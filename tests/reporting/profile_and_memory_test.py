@@ -25,7 +25,7 @@ def calls(monkeypatch):
 
 def run(profile: NullProfile, *steps: int) -> None:
     for step in steps:
-        profile.at(step)
+        profile.on_step(step)
     profile.close()
 
 
@@ -34,7 +34,7 @@ def test_it_profiles_from_a_to_b(calls):
     assert profile.boundaries == (10, 20)
     seen = {}
     for step in (0, 9, 10, 15, 20, 30):
-        profile.at(step)
+        profile.on_step(step)
         seen[step] = list(calls)
     started, stopped = ["start board"], ["start board", "stop"]
     assert seen == {0: [], 9: [], 10: started, 15: started, 20: stopped, 30: stopped}
@@ -67,9 +67,9 @@ def test_anything_else_is_bad_input(steps):
 
 def test_tensorflow_writes_a_profile(tmp_path):
     profile = ProfileWindow("1:2", tmp_path)
-    profile.at(1)
+    profile.on_step(1)
     tf.linalg.matmul(tf.ones([8, 8]), tf.ones([8, 8]))
-    profile.at(2)
+    profile.on_step(2)
     (written,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
     assert written.stat().st_size > 0
 

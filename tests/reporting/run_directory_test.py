@@ -15,7 +15,7 @@ import pytest
 from tfdist.errors import ExitCode, InputError, WriteError
 from tfdist.reporting import RunDirectory, RunPlan, python_logging
 from tfdist.reporting.display import chief_reporter
-from tfdist.reporting.file_errors import must_write
+from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.ledger_file import LedgerFile, read_ledger
 from tfdist.reporting.reporter import MetricsFile
 from tfdist.reporting.tensorboard import TensorBoardReporter
@@ -209,7 +209,7 @@ def full(monkeypatch) -> Callable[[pathlib.Path], None]:
 
 
 def test_the_line_has_the_file_the_cause_and_the_remedy():
-    with pytest.raises(WriteError) as raised, must_write("run/a.bin"):
+    with pytest.raises(WriteError) as raised, reraise_as_write_error("run/a.bin"):
         raise OSError(28, "No space left on device")
     assert str(raised.value) == (
         f"A run must be able to write its files during training. Received: run/a.bin: No space left on device. {REMEDY}"
@@ -218,12 +218,12 @@ def test_the_line_has_the_file_the_cause_and_the_remedy():
 
 
 def test_an_error_of_a_library_in_its_own_words():
-    with pytest.raises(WriteError, match="a.bin: Unable to write all of it. Free"), must_write("a.bin"):
+    with pytest.raises(WriteError, match="a.bin: Unable to write all of it. Free"), reraise_as_write_error("a.bin"):
         raise OSError("Unable to\nwrite all of it.")
 
 
 def test_other_errors_pass():
-    with pytest.raises(ZeroDivisionError), must_write("a"):
+    with pytest.raises(ZeroDivisionError), reraise_as_write_error("a"):
         _ = 1 / 0
 
 
@@ -300,6 +300,6 @@ def test_a_log_says_once_that_it_misses_lines(tmp_path, full, capsys):
 
 def test_a_log_says_nothing_where_the_error_does(tmp_path, full, capsys):
     full(tmp_path / "rank-1.log")
-    with pytest.raises(WriteError), python_logging.setup(1, tmp_path / "rank-1.log"), must_write("a"):
+    with pytest.raises(WriteError), python_logging.setup(1, tmp_path / "rank-1.log"), reraise_as_write_error("a"):
         raise OSError(28, "No space left on device")
     assert capsys.readouterr().err == ""

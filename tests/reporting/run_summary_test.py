@@ -12,16 +12,16 @@ from tfdist.reporting.run_summary import (
     AXES,
     KILLED,
     RUNNING,
-    aligned,
+    abbreviate,
+    align_columns,
     as_json,
     differences,
     draw,
     duration,
-    fitted,
+    fit_rows,
     is_higher_better,
     read_run,
     results,
-    shortened,
     table,
 )
 
@@ -61,7 +61,7 @@ def test_a_run(tmp_path):
     starts = (start(0, 1000.0), start(2, 1100.0, strategy="mirrored", replicas=2, versions={"keras": "3"}))
     run = read_run(write(tmp_path / "a", starts, outcome="done"), "a")
     assert (run.name, run.strategy, run.replicas, run.starts) == ("a", "mirrored", 2, 2)
-    assert (run.steps, run.total_steps, run.started) == (3, 5, 1000.0)
+    assert (run.steps, run.total_steps, run.start_time) == (3, 5, 1000.0)
     assert run.seconds == 5.0 + 4.0  # of each start, until its last record or its end
     assert run.flags == {"model": "mlp", "steps": "0", "epochs": "2", "optimizer": "sgd(momentum=0.9)"}
     assert run.versions == {"keras": "3"}
@@ -99,7 +99,7 @@ def test_what_is_damaged_or_missing_is_unknown(tmp_path):
     (path / "outcome.json").write_text("[" * 9999)
     run = read_run(path, "a")
     assert (run.steps, run.strategy) == (1, "")
-    assert (run.total_steps, run.started, run.seconds, run.replicas) == (None,) * 4
+    assert (run.total_steps, run.start_time, run.seconds, run.replicas) == (None,) * 4
     assert not run.flags and not run.versions and run.best("loss") is None
     for name in ("metrics.jsonl", "outcome.json"):
         (path / name).unlink()
@@ -151,12 +151,12 @@ def test_a_long_data_set_is_shortened_in_the_middle_and_what_has_no_room_is_name
     lines = table([run], "accuracy", 80)
     assert max(map(len, lines)) <= 80 and "best accuracy" in lines[0] and "csv:/data...='kind')" in lines[1]
     assert lines[2].startswith("Left out in 80 columns: started, loss, accuracy, best loss")
-    assert max(map(len, aligned(fitted([["data set", run.flags["dataset"], "digits"]], 80)))) <= 80
+    assert max(map(len, align_columns(fit_rows([["data set", run.flags["dataset"], "digits"]], 80)))) <= 80
 
 
 @pytest.mark.parametrize(("length", "text"), [(10, "0123456789"), (9, "012...789"), (8, "012...89"), (3, "...")])
 def test_the_middle_is_replaced(length, text):
-    assert shortened("0123456789", length) == text
+    assert abbreviate("0123456789", length) == text
 
 
 def test_differences(runs):
@@ -197,8 +197,8 @@ def test_durations(seconds, text):
 
 
 def test_nothing_that_a_terminal_would_interpret_is_printed():
-    assert aligned([["a\x1b[2J", "b"]]) == ["a [2J  b"]
-    assert aligned([]) == []
+    assert align_columns([["a\x1b[2J", "b"]]) == ["a [2J  b"]
+    assert align_columns([]) == []
 
 
 @pytest.fixture

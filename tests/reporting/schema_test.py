@@ -11,7 +11,7 @@ from tfdist.errors import InputError
 from tfdist.reporting import RunPlan, schema
 from tfdist.reporting.reporter import MetricsFile
 from tfdist.reporting.schema import EVAL, FIELDS, SCHEMA, TRAIN, metrics_of
-from tfdist.reporting.timing import StepTimer, cost_of_slowest, over_ranks
+from tfdist.reporting.timing import StepTimer, compare_ranks, cost_of_slowest
 
 
 def documented_lines() -> list[dict]:
@@ -96,14 +96,14 @@ def training_record() -> dict:
     timer = StepTimer(batch_size=4, clock=iter([0.0, 3.0]).__next__)
     with timer.call(steps=2):
         pass
-    timer.inside(waited=0.5, busy=1.0)
+    timer.add_inner_times(wait_seconds=0.5, busy_seconds=1.0)
     own = timer.own_seconds
     return {
         "kind": TRAIN,
         **HEADER,
         "learning_rate": 0.1,
         **timer.window(),
-        **over_ranks([own, own]),
+        **compare_ranks([own, own]),
         "slowest_rank_cost": cost_of_slowest([own, own], 1.5),
         "gradient_norm": 1.0,
         "loss_scale": 1024.0,

@@ -1,6 +1,6 @@
 import pytest
 
-from tfdist.reporting.timing import StepTimer, cost_of_slowest, over_ranks
+from tfdist.reporting.timing import StepTimer, compare_ranks, cost_of_slowest
 
 
 def clock(*seconds: float):
@@ -10,13 +10,13 @@ def clock(*seconds: float):
 def called(timer: StepTimer, steps: int, **measured: float) -> None:
     with timer.call(steps=steps):
         pass
-    timer.inside(**measured)
+    timer.add_inner_times(**measured)
 
 
 def test_a_window_is_the_mean_over_its_steps():
     timer = StepTimer(batch_size=32, clock=clock(0.0, 2.0, 10.0, 16.0))
-    called(timer, 3, waited=0.5, busy=1.0)
-    called(timer, 1, waited=1.5, busy=1.0)
+    called(timer, 3, wait_seconds=0.5, busy_seconds=1.0)
+    called(timer, 1, wait_seconds=1.5, busy_seconds=1.0)
     assert timer.own_seconds == 1.0
     expected = {"step_seconds": 2.0, "data_wait_seconds": 0.5, "examples_per_second": 16.0}
     assert timer.fields() == expected
@@ -25,9 +25,9 @@ def test_a_window_is_the_mean_over_its_steps():
 
 def test_a_window_begins_where_the_last_ended():
     timer = StepTimer(batch_size=8, clock=clock(0.0, 4.0, 4.0, 5.0))
-    called(timer, 1, waited=3.0, busy=1.0)
+    called(timer, 1, wait_seconds=3.0, busy_seconds=1.0)
     timer.window()
-    called(timer, 2, waited=0.0, busy=0.5)
+    called(timer, 2, wait_seconds=0.0, busy_seconds=0.5)
     assert timer.own_seconds == 0.25
     assert timer.window() == {"step_seconds": 0.5, "data_wait_seconds": 0.0, "examples_per_second": 16.0}
 
@@ -40,7 +40,7 @@ def test_nothing_measured_is_nothing_said():
 
 def test_without_a_clock_on_the_devices_a_process_has_no_time_of_its_own():
     timer = StepTimer(batch_size=8, clock=clock(0.0, 1.0))
-    called(timer, 1, waited=0.5, busy=0.0)
+    called(timer, 1, wait_seconds=0.5, busy_seconds=0.0)
     assert timer.own_seconds is None
 
 
@@ -63,12 +63,12 @@ def test_a_call_that_fails_does_not_count():
     [([0.2], 0.2, 0.2, 0), ([0.2, 0.4, 0.1], 0.1, 0.4, 1), ([0.2, 0.2], 0.2, 0.2, 0), ([None, 0.3], 0.3, 0.3, 1)],
 )
 def test_ranks_are_compared(seconds, low, high, slowest):
-    assert over_ranks(seconds) == {"step_seconds_min": low, "step_seconds_max": high, "slowest_rank": slowest}
+    assert compare_ranks(seconds) == {"step_seconds_min": low, "step_seconds_max": high, "slowest_rank": slowest}
 
 
 @pytest.mark.parametrize("seconds", [[], [None, None]])
 def test_ranks_without_a_time_are_not_compared(seconds):
-    assert over_ranks(seconds) == {}
+    assert compare_ranks(seconds) == {}
 
 
 @pytest.mark.parametrize(

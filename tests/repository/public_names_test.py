@@ -38,7 +38,7 @@ def test_type_checkers_find_every_name_where_it_is_imported_from():
     tree = ast.parse(inspect.getsource(tfdist))
     [checking] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     found = {name.name: node.module for node in checking.body for name in node.names}
-    assert found == {name: tfdist._HOMES.get(name, "tfdist") for name in tfdist.__all__}
+    assert found == {name: tfdist._MODULES.get(name, "tfdist") for name in tfdist.__all__}
 
 
 def test_other_names_are_attribute_errors():

@@ -12,8 +12,8 @@ import pytest
 
 import tfdist
 from tfdist.__main__ import commands
-from tfdist.completion import described
-from tfdist.config.fields import WITHOUT_EFFECT
+from tfdist.completion import describe_command
+from tfdist.config.fields import NO_EFFECT_HELP
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -47,7 +47,10 @@ def test_each_public_name_has_an_entry(site: pathlib.Path):
 
 def test_each_flag_has_an_entry(site: pathlib.Path):
     flags = {
-        flag["name"] for name in commands() for flag in described(name)["flags"] if flag["topic"] != WITHOUT_EFFECT
+        flag["name"]
+        for name in commands()
+        for flag in describe_command(name)["flags"]
+        if flag["topic"] != NO_EFFECT_HELP
     }
     assert len(flags) > 100
     flags |= {"flagfile", "config", "help"}

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context, execute
 
-from tfdist.row_semantics.interpreter import Interpreter, in_order
+from tfdist.row_semantics.interpreter import Interpreter, topological_order
 from tfdist.row_semantics.rules import Call
 from tfdist.row_semantics.sizes import COUNT, Size, symbol
 from tfdist.row_semantics.values import AllRows, Replicated, ReplicatedPlusSum, Rows, Value, is_zero
@@ -69,7 +69,7 @@ class Traced:
         self.results = [self.values[each.ref()] for each in results]
         self._keys = [id(variable.handle) for variable in self.variables]
         self.assigned = [interpreter.variables.get(key) for key in self._keys]
-        self.operations, self._fixed = in_order(self.graph), interpreter.fixed
+        self.operations, self._fixed = topological_order(self.graph), interpreter.fixed
         self._steps: dict[Any, list[_Step]] = {}
         self.random = _after(self.operations, _is_random, ("Shape", "ShapeN", "Size", "Rank"))
         self._seeded = {each.name for each in self.operations if each.type.startswith("Stateless")}
@@ -93,7 +93,7 @@ class Traced:
     def _tensors(self, graph: Any, known: dict[Any, tf.Tensor]) -> dict[Any, tf.Tensor]:
         """Returns the tensors of a graph by reference, given its placeholders."""
         if graph not in self._steps:
-            self._steps[graph] = [_Step.of(operation) for operation in in_order(graph)]
+            self._steps[graph] = [_Step.of(operation) for operation in topological_order(graph)]
         for step in self._steps[graph]:
             if step.outputs and step.outputs[0] in known or step.is_of_variables and self._failed:
                 continue
@@ -109,16 +109,16 @@ class Traced:
         if step.constant is not None:
             return [step.constant]
         if "then_branch" in functions:
-            return self._called(functions["then_branch" if inputs[0] else "else_branch"], inputs[1:])
+            return self._interpret(functions["then_branch" if inputs[0] else "else_branch"], inputs[1:])
         if "body" in functions:  # TensorFlow's own loop may wait for ever for threads that wait for it
-            while self._called(functions["cond"], inputs)[0]:
-                inputs = list(self._called(functions["body"], inputs))
+            while self._interpret(functions["cond"], inputs)[0]:
+                inputs = list(self._interpret(functions["body"], inputs))
             return inputs
         if "f" in functions and len(functions["f"].outputs) == len(step.outputs):
-            return self._called(functions["f"], inputs)
+            return self._interpret(functions["f"], inputs)
         return execute.execute(step.kind, len(step.outputs), inputs, step.attributes, context.context()) or []
 
-    def _called(self, graph: Any, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    def _interpret(self, graph: Any, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         tensors = self._tensors(graph, dict(zip([each.ref() for each in graph.inputs], inputs, strict=True)))
         return [tensors[each.ref()] for each in graph.outputs]
 

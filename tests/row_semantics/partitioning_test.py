@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.row_semantics import oracle, programs
 from tests.row_semantics.programs_test import WRITTEN, Batch
 from tfdist.collectives.replica_context import ReplicaContextCollectives
-from tfdist.collectives.rows import counting
-from tfdist.row_semantics.partitioning import NotPartitionedError, Partitioned
+from tfdist.collectives.rows import mask_if_empty
+from tfdist.row_semantics.partitioning import NotPartitionedError, PartitionedProgram
 
 # A replica that has no rows computes one that does not count.
 BATCHES: list[Batch] = [((1, 2, 4), "normal"), ((2, 0, 3), "ties"), ((3, 1, 1), "rare"), ((1, 1, 0), "positive")]
@@ -40,8 +40,8 @@ def emitted(traced: oracle.Traced, tensors: Sequence[tf.Tensor], size: int = 3) 
         ]
         given = dict(zip(traced.given, rows, strict=True)) | traced.captured
         fed = {reference: (traced.inputs[reference], tensor) for reference, tensor in given.items()}
-        collectives = counting(ReplicaContextCollectives(size), counted)
-        program = Partitioned(traced.graph, fed, tensors, (computed, counted, total), collectives)
+        collectives = mask_if_empty(ReplicaContextCollectives(size), counted)
+        program = PartitionedProgram(traced.graph, fed, tensors, (computed, counted, total), collectives)
         shares = program.shares([each for each in tensors if each.dtype.is_floating])
         return program.whole(tensors), shares
 

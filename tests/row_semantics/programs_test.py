@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.row_semantics import oracle, programs
-from tfdist.row_semantics.explanation import noting_static_rows
+from tfdist.row_semantics.explanation import record_static_row_reads
 
 Batch = tuple[tuple[int, ...], str]
 BATCHES: list[Batch] = [((1, 2, 4), "normal"), ((2, 4), "rare"), ((1, 1, 1), "ties"), ((1, 3, 5), "positive")]
@@ -51,6 +51,6 @@ def test_a_number_of_rows_that_is_traced_is_no_number_of_rows():
     [("x * (x.shape[0] or 2)", 1), ("n, *_ = x.shape; x * (n or 2)", 1), ("n, columns = x.shape; x * columns", 0)],
 )
 def test_reads_of_a_static_number_of_rows_are_noted(code: str, count: int):
-    with noting_static_rows() as notes, tf.Graph().as_default():
+    with record_static_row_reads() as notes, tf.Graph().as_default():
         exec(compile(code, __file__, "exec"), {"x": tf.compat.v1.placeholder(tf.float32, [None, 3])})
     assert len(notes) == count

@@ -151,8 +151,8 @@ def test_an_evaluation_without_training_is_checked_once(
             return tfdist.Trainer(network(), optimizer="sgd", loss="mse", metrics=[metric])
 
     checked = []
-    original = evaluation.check_evaluated_alone
-    monkeypatch.setattr(evaluation, "check_evaluated_alone", lambda *given: checked.append(original(*given)))
+    original = evaluation.check_standalone_evaluation
+    monkeypatch.setattr(evaluation, "check_standalone_evaluation", lambda *given: checked.append(original(*given)))
     trainer(single, Peak()).evaluate(X, Y)
     with pytest.raises(InputError, match="^The variables of a metric"):
         trainer(mirrored2, Peak()).evaluate(X, Y)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tfdist
-from tfdist.step.settings import named_specs, sent_as_rows
+from tfdist.step.settings import named_specs, sparse_gradient_names
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.integers(0, 50, (16, 2)), RANDOM.standard_normal((16, 1)).astype("float32")
@@ -69,7 +69,7 @@ def test_both_towers_train_with_compression(compression, mirrored2, single):
 
 def test_rows_of_embeddings_are_sent_for_both(mirrored2, single, monkeypatch):
     monkeypatch.setattr("tfdist.step.settings.SPARSE_MIN_BYTES", 0)
-    assert sent_as_rows(towers()) == {"tokens/embeddings", "tokens/embeddings#2"}
+    assert sparse_gradient_names(towers()) == {"tokens/embeddings", "tokens/embeddings#2"}
     for one, other in zip(weights_after(mirrored2), weights_after(single), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 

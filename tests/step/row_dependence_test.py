@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Any, list[Callable[[], keras.layers.Layer]], list[str]]] 
     "class": (OfClass(), [], ["of_class"]),
     "function for one size": (of_pairs, [], ["of_pairs"]),
     "added mean": (mean, [lambda: Adding(lambda x: ops.mean(ops.square(x)))], []),
-    "added sum": (mean, [lambda: Adding(lambda x: ops.sum(ops.square(x)))], ["what adding adds"]),
+    "added sum": (mean, [lambda: Adding(lambda x: ops.sum(ops.square(x)))], ["the loss added by adding"]),
     "added mean of draws": (mean, [Sampling], []),
     "added mean of a layer with a state": (per_row, [Counting], []),
     "added in a layer behind one that couples rows": (
@@ -111,8 +111,11 @@ def test_what_is_no_mean_is_found(case: str) -> None:
     model = network(loss, layers)
     model.evaluate(X, Y, batch_size=16, verbose=0)  # builds the loss
     found = dependence(model, X, Y, micro_steps=2)
-    assert (names(found.uncombined("loss")), bool(found.uncombined("output"))) == (expected, "couples" in case)
-    assert not (found.uncombined("variable") or found.metrics or found.error)
+    assert (names(found.describe_coupled("loss")), bool(found.describe_coupled("output"))) == (
+        expected,
+        "couples" in case,
+    )
+    assert not (found.describe_coupled("variable") or found.metrics or found.error)
 
 
 @pytest.mark.parametrize(("loss", "expected"), [(mean, []), (root, ["root"])])
@@ -121,7 +124,7 @@ def test_losses_are_labelled_without_calling_the_model(loss: Any, expected: list
     model = network(loss, [])
     model.evaluate(X, Y, verbose=0)
     found = dependence(model, X, Y, micro_steps=2, may_be_called=False)
-    assert (names(found.uncombined("loss")), found.uncombined("output")) == (expected, [])
+    assert (names(found.describe_coupled("loss")), found.describe_coupled("output")) == (expected, [])
 
 
 class Measuring(keras.layers.Layer):
@@ -182,7 +185,7 @@ def test_losses_of_several_outputs_are_told_apart() -> None:
     model.compile("sgd", {"a": root, "b": mean, "c": root})
     targets = {"a": Y, "b": Y, "c": Y}
     model.evaluate(X, targets, verbose=0)
-    assert names(dependence(model, X, targets, micro_steps=2).uncombined("loss")) == ["root", "root"]
+    assert names(dependence(model, X, targets, micro_steps=2).describe_coupled("loss")) == ["root", "root"]
 
 
 class OfKnownRows(keras.Loss):

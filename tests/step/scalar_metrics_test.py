@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfdist
 from tests.keras_fit.comparing import differences
 from tests.keras_fit.models import Size, error
-from tfdist.step.metrics import scalars_weighted
+from tfdist.step.metrics import weight_scalars
 
 X = np.random.default_rng(0).normal(size=(14, 5))
 Y = np.random.default_rng(1).normal(size=(14, 2))
@@ -97,7 +97,7 @@ class Updates:
         self.inner()
 
     def unpatched(self) -> None:
-        with scalars_weighted(None):
+        with weight_scalars(None):
             self.scalar()
 
 
@@ -110,7 +110,7 @@ def test_only_scalars_without_a_weight_are_weighted(name: str) -> None:
     updates = Updates()
 
     def replica_function(rows: tf.Tensor) -> None:
-        with scalars_weighted(tf.size(rows) / 4):
+        with weight_scalars(tf.size(rows) / 4):
             getattr(updates, name)()
 
     for _ in range(2):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.step.layer_state import averaged_statistics, means_of, means_over_replicas, weighted_terms
+from tfdist.step.layer_state import averaged_statistics, means_of, replica_means, weighted_terms
 
 LOWEST = np.finfo("float32").min
 
@@ -15,9 +15,7 @@ def over_replicas(strategy, values, weights):
 
     def run():
         rank = strategy.collectives.rank
-        return means_over_replicas(
-            [tf.gather(values, rank)], tf.gather(weights, rank), strategy.collectives, name="test"
-        )[0]
+        return replica_means([tf.gather(values, rank)], tf.gather(weights, rank), strategy.collectives, name="test")[0]
 
     return [value.numpy() for value in strategy.local(tf.function(lambda: strategy.run(run))())]
 

@@ -68,7 +68,7 @@ class Case:
         return 24 if self.micro_batches % 3 == 0 else 16
 
     @property
-    def on_one_device(self) -> "Case":
+    def trained_config(self) -> "Case":
         """What a single device computes."""
         options = "" if self.options in ("recompute", "check_sync") else self.options
         count = 6 if self.batch_size == 24 else 1
@@ -188,7 +188,7 @@ def _labels_of_the_next_micro_batch() -> Iterator[None]:
 
 
 def _gradients_of_shared_variables_are_not_summed() -> Any:
-    return mock.patch("tfdist.step.pipelined_step.summed_over_stages", lambda gradients, *_: list(gradients))
+    return mock.patch("tfdist.step.pipelined_step.sum_over_stages", lambda gradients, *_: list(gradients))
 
 
 FAULTS: Mapping[str, Callable[[], Any]] = {

@@ -93,14 +93,14 @@ def outcomes(job: Job, cases: tuple[Case, ...]) -> list[list[Outcome]]:
 
 
 @functools.cache
-def on_one_device(case: Case) -> Outcome:
+def trained_config(case: Case) -> Outcome:
     """Returns the outcome of one device, computed once."""
     return run_case(tfdist.load_strategy("single", environment={}), case)
 
 
 def check(ranks: list[Outcome], case: Case) -> None:
     """Asserts that all processes together have what one device has, up to rounding."""
-    compare(ranks, on_one_device(case.on_one_device))
+    compare(ranks, trained_config(case.trained_config))
 
 
 def compare(ranks: list[Outcome], wanted: Outcome) -> None:

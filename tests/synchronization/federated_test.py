@@ -41,7 +41,7 @@ def in_numpy(start, sync, rounds, proximal=0.0, momentum=0.0, outer=(1.0, 0.0)):
     whole, velocity, losses = np.vstack(start), 0.0, []
     for number in range(rounds):
         change, examples, loss, rows = 0.0, 0, 0.0, 0
-        for client in clients.drawn(number):
+        for client in clients.sample_clients(number):
             w, buffer = whole.copy(), 0.0
             for batch in clients.batches(number, client, BATCH):
                 x, y = np.hstack([X[batch.examples], np.ones((len(batch.examples), 1))]), Y[batch.examples]
@@ -148,7 +148,7 @@ def test_clients_count_from_the_global_counters_whose_mean_is_taken(float64):
         assert_close([x.astype(float) for x in other], [x.astype(float) for x in found[0]])
     clients, batches, rows = Clients(parse_sync(sync), len(X), seed=0), 0, 0
     for number in range(4):
-        drawn = clients.drawn(number)
+        drawn = clients.sample_clients(number)
         sizes = [len(clients.examples[client]) for client in drawn]
         steps = [len(list(clients.batches(number, client, BATCH))) for client in drawn]
         batches += round(np.average(steps, weights=sizes))
@@ -160,8 +160,8 @@ def test_clients_count_from_the_global_counters_whose_mean_is_taken(float64):
 def test_a_loss_that_is_not_finite_ends_the_run_at_its_round(mirrored3):
     sync = "fedavg(clients=6, fraction=0.5)"
     clients = Clients(parse_sync(sync), len(X), seed=0)
-    bad = clients.drawn(2)[0]
-    number = next(n for n in range(9) if bad in clients.drawn(n))
+    bad = clients.sample_clients(2)[0]
+    number = next(n for n in range(9) if bad in clients.sample_clients(n))
     x = X.copy()
     x[clients.examples[bad][-1]] = np.nan
     trainer = trainer_of(mirrored3, sync)
@@ -214,7 +214,7 @@ def test_the_ledger_has_the_examples_of_each_round(mirrored3):
     trained(mirrored3, UNEQUAL.format(""), steps=3, reporting=tfdist.Reporting(ledger=ledger))
     clients = Clients(parse_sync(UNEQUAL.format("")), len(X), seed=0)
     wanted = [
-        (number, 1, sorted(i for client in clients.drawn(number) for i in [*clients.examples[client]] * 2))
+        (number, 1, sorted(i for client in clients.sample_clients(number) for i in [*clients.examples[client]] * 2))
         for number in range(3)
     ]
     assert ledger.written == wanted

@@ -9,7 +9,7 @@ import pytest
 import tfdist
 from tests.selection import quick
 from tfdist.checkpoint.format import Checkpoint
-from tfdist.config.all_reduce import LARGEST, AlgorithmTable, Band, parse_table
+from tfdist.config.all_reduce import MAX_MESSAGE_BYTES, AlgorithmTable, Band, parse_table
 from tfdist.trainer import auto_all_reduce, inspections
 from tfdist.trainer.auto_all_reduce import explain, fastest, measure, notes, sizes_up_to
 
@@ -23,7 +23,7 @@ TIMES = {
     16384: {"engine": 2e-3, "ring": 1.9e-3, "tree": 3e-3},
     65536: {"engine": 8e-3, "ring": 4e-3, "tree": 9e-3},
 }
-TABLE = AlgorithmTable((Band(0, 8192, "tree"), Band(8193, 32768, "engine"), Band(32769, LARGEST, "ring")))
+TABLE = AlgorithmTable((Band(0, 8192, "tree"), Band(8193, 32768, "engine"), Band(32769, MAX_MESSAGE_BYTES, "ring")))
 
 
 def test_the_fastest_by_more_than_noise_is_taken():

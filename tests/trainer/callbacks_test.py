@@ -98,7 +98,7 @@ def test_a_stop_on_another_process_stops_this_one(single):
     group = OtherStops(at=6)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     callbacks = Callbacks([keras.callbacks.Callback()], model, OtherRank(group))
-    assert [callbacks.stopped(step) for step in (2, 4, 6)] == [False, False, True]
+    assert [callbacks.should_stop(step) for step in (2, 4, 6)] == [False, False, True]
     assert model.stop_training
     assert group.asked == ["callbacks/any", *(f"callbacks/stop/{step}" for step in (2, 4, 6))]
 
@@ -106,7 +106,7 @@ def test_a_stop_on_another_process_stops_this_one(single):
 def test_without_callbacks_nobody_is_asked():
     group = OtherStops(at=0)
     callbacks = Callbacks([], keras.Sequential(), OtherRank(group))
-    assert not callbacks.stopped(0)
+    assert not callbacks.should_stop(0)
     assert group.asked == ["callbacks/any"]
 
 

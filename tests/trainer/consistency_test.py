@@ -21,21 +21,25 @@ def differing(one, other):
 
 
 def test_models_that_were_made_alike_are_described_alike_whatever_was_made_before():
-    first = program.described(network())
-    assert differing(first, program.described(network())) == []
+    first = program.model_description(network())
+    assert differing(first, program.model_description(network())) == []
 
 
 def test_forms_come_before_settings():
-    found = differing(program.described(network()), program.described(network(width=5)))
+    found = differing(program.model_description(network()), program.model_description(network(width=5)))
     assert found[0] == "variable sequential/dense/kernel"
     assert "layer dense: units" in found
 
 
 def test_settings_without_a_form_are_compared_too():
-    assert differing(program.described(network()), program.described(network("tanh"))) == ["layer dense: activation"]
+    assert differing(program.model_description(network()), program.model_description(network("tanh"))) == [
+        "layer dense: activation"
+    ]
     other = network()
     other.optimizer.momentum = 0.5
-    assert differing(program.described(network()), program.described(other)) == ["optimizer sgd: momentum"]
+    assert differing(program.model_description(network()), program.model_description(other)) == [
+        "optimizer sgd: momentum"
+    ]
 
 
 def test_a_layer_that_does_not_know_what_it_is_made_of():
@@ -51,16 +55,16 @@ def test_own_modules_are_hashed_and_installed_ones_not(tmp_path, monkeypatch):
     file.write_text("x = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     __import__("of_alike_test")
-    before = program.own_code()
+    before = program.code_hashes()
     assert "program.py (module tfdist.trainer.program)" in before
     assert not [key for key in before if "module keras" in key or "module json" in key]
     file.write_text("x = 2\n")
-    assert program.own_code() == before  # the hash is that of the code that runs
+    assert program.code_hashes() == before  # the hash is that of the code that runs
     program._hash.cache_clear()  # as in a new process
-    assert differing(before, program.own_code()) == ["of_alike_test.py (module of_alike_test)"]
+    assert differing(before, program.code_hashes()) == ["of_alike_test.py (module of_alike_test)"]
     file.unlink()  # as for code in an archive, which cannot be compared
     program._hash.cache_clear()
-    assert "of_alike_test.py (module of_alike_test)" not in program.own_code()
+    assert "of_alike_test.py (module of_alike_test)" not in program.code_hashes()
     sys.modules.pop("of_alike_test")
 
 

@@ -14,7 +14,7 @@ from tfdist.gradients import Bucketed, ErrorFeedback, Sum
 from tfdist.gradients.compression import Choice, parse_choice
 from tfdist.trainer.auto_compression import Cost, Link, break_even, fastest, measure
 from tfdist.trainer.pipeline_timeline import advice
-from tfdist.trainer.replica_divergence import ObservingReducer, errors_of
+from tfdist.trainer.replica_divergence import ObservingReducer, error_observer
 
 DATA = (
     np.random.default_rng(0).standard_normal((64, 20)).astype("float32"),
@@ -67,7 +67,7 @@ def test_looking_leaves_the_training_as_it_was(mirrored2):
 def test_the_error_of_watched_tensors_is_that_of_their_sum_with_the_kept_part():
     specs = [tf.TensorSpec([2], tf.float32, name) for name in ("a", "b")]
     inner = ErrorFeedback(Bucketed(Sum()))
-    reducer = ObservingReducer(inner, errors_of(inner, specs, ["b"]))
+    reducer = ObservingReducer(inner, error_observer(inner, specs, ["b"]))
     kept = [tf.constant([1.0, 0.0]), tf.constant([0.0, 4.0])]
     reducer.reduce([tf.constant([5.0, 5.0]), tf.constant([3.0, 0.0])], kept, OneReplica(), name="gradients")
     assert [[float(x) for x in each] for each in reducer.observed] == [pytest.approx([0.0, 1.0], abs=1e-6)]

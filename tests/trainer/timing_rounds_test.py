@@ -16,7 +16,7 @@ def log(monkeypatch):
 
 def rounds_of(log, *names):
     calls = {name: lambda name=name: log.append(name) for name in names}
-    return TimingRounds(calls, lambda: log.append("together"), kept="a")
+    return TimingRounds(calls, lambda: log.append("together"), reference="a")
 
 
 def test_each_call_begins_together_and_the_order_alternates(log):

@@ -355,7 +355,7 @@ def split(devices, function, target):
                 devices.relayout(tape.gradient(y, kernel.handle, output_gradients=upstream), Layout((None, "model")))
             ]
 
-        traced.append(keras_internals.traced_inside(backward, [tf.TensorSpec(y.shape, y.dtype)]))
+        traced.append(keras_internals.trace_inside(backward, [tf.TensorSpec(y.shape, y.dtype)]))
         return traced[0][2]
 
     residuals = forward(lay(devices, np.full([2, 8], 0.1, "float32"), None, None))
@@ -373,7 +373,7 @@ def test_the_gradient_of_a_relayout_keeps_its_input(devices):
 
 @pytest.mark.parametrize("constant", [True, False])
 def test_shapes_must_be_constants_of_the_backward_program(devices, constant, monkeypatch):
-    """So `traced_inside` copies constants of the forward program, instead of capturing them; here the axis of a concat."""
+    """So `trace_inside` copies constants of the forward program, instead of capturing them; here the axis of a concat."""
     if not constant:
         monkeypatch.setattr(tf_internals, "_constant", lambda tensor: tensor)
     program, captured = split(devices, lambda y: tf.concat([y, y], axis=1), "own")

@@ -26,9 +26,9 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, *folders: str) -> N
 
 def carry(carrier: replication.ByteTransfer, group: Group) -> None:
     for _ in range(2):
-        received = carrier.to_one(bytes_of(group.rank), (2, 2, 0)[group.rank])
+        received = carrier.send(bytes_of(group.rank), (2, 2, 0)[group.rank])
         assert {rank: data.tolist() for rank, data in received.items()} == {
             rank: bytes_of(rank).tolist() for rank in {0: [2], 1: [], 2: [0, 1]}[group.rank]
         }
-        everyone = carrier.to_all(bytes_of(group.rank)[:PIECE])
+        everyone = carrier.all_gather(bytes_of(group.rank)[:PIECE])
         assert [everyone[rank].tolist() for rank in range(3)] == [bytes_of(rank)[:PIECE].tolist() for rank in range(3)]

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
+from tfdist.gradients import Bucketed, Reducer, ReductionResult, Sum
 
 X, Y = np.random.default_rng(0).normal(size=(64, 6)), np.random.default_rng(1).normal(size=(64, 3))
 SECONDS = 0.3
@@ -26,7 +26,7 @@ class Slow(Reducer):
         with tf.control_dependencies([slept]):
             sent = [tf.identity(tensor) for tensor in tensors]
         found = Bucketed(Sum(), small_bytes=0).reduce(sent, state, collectives, name=name)
-        return Reduced(found.totals, list(tensors), [], found.witnesses)
+        return ReductionResult(found.totals, list(tensors), [], found.witnesses)
 
 
 def work(strategy: tfdist.Strategy, directory: pathlib.Path, *syncs: str) -> list[dict[str, Any]]:

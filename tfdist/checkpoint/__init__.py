@@ -1,6 +1,5 @@
-"""Saves and restores runs: checkpoints on disk and in memory, and the state of a run that they contain.
+"""Saves and restores the state of runs in checkpoints on disk and in memory.
 
-`manager` saves a run at its intervals and when a signal asks for its end, `restore` restores it, and `replication` copies
-checkpoints in memory between hosts. `tfdist.checkpoint.format` writes and reads a checkpoint's files, and does not depend on
-runs.
+`manager` saves a run periodically and on preemption, `restore` restores it, and `replication` copies in-memory checkpoints
+between hosts. `tfdist.checkpoint.format` writes and reads the files of a checkpoint.
 """

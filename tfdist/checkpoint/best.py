@@ -15,13 +15,13 @@ _log = logging.getLogger(__name__)
 
 
 class Best(NamedTuple):
-    """The best value so far.
+    """The best value of a metric so far.
 
     Attributes:
       metric: name of the metric, as in Keras's logs.
-      mode: "min" or "max", what is better.
+      mode: "min" or "max", the better direction.
       value: its best value.
-      step: number of updates done when it was measured.
+      step: number of completed updates when it was measured.
     """
 
     metric: str
@@ -35,35 +35,28 @@ class Best(NamedTuple):
 
 
 class BestValue:
-    """Follows a metric; the same on every process, because results of evaluations are.
+    """Tracks the best value of a metric, the same on every process.
 
     Attributes:
       directory: directory of the checkpoints.
       best: the best value so far; None before the first one.
     """
 
-    def __init__(self, directory: str, metric: str, mode: str, before: Best | None = None):
-        """Initializes with the best value of a resumed run.
-
-        Args:
-          directory: directory of the checkpoints.
-          metric: name of the metric.
-          mode: "min" or "max".
-          before: the best value so far; ignored if it is of another metric.
-        """
+    def __init__(self, directory: str, metric: str, mode: str, initial: Best | None = None):
+        """Initializes with the best value of a resumed run, which is ignored if it is of another metric."""
         self.directory = directory
         self._metric, self._mode = metric, mode
-        self.best = before if before and before[:2] == (metric, mode) else None
+        self.best = initial if initial and initial[:2] == (metric, mode) else None
 
     def observe(self, step: int, logs: Mapping[str, float]) -> None:
-        """Compares the value in `logs`, if there is one; equal values, inf and NaN are no improvement."""
+        """Updates the best value from `logs`; equal values, inf and NaN are not improvements."""
         value = float(logs.get(self._metric, math.nan))
         sign = 1 if self._mode == "max" else -1
         if math.isfinite(value) and (self.best is None or sign * value > sign * self.best.value):
             self.best = Best(self._metric, self._mode, value, step)
 
     def forget(self) -> None:
-        """Starts without a best value, because its checkpoint is not there."""
+        """Clears the best value, because its checkpoint is missing."""
         self.best = None
 
 
@@ -76,8 +69,8 @@ def best_checkpoint(tracker: BestValue | None, step: int, group: Group) -> tuple
     """Returns the best value, and the path of its checkpoint; the same on every process.
 
     Args:
-      tracker: has followed the metric.
-      step: the present step; if it is the best one, its path is empty.
+      tracker: the tracker of the metric, if there is one.
+      step: the current step; if it is the best one, the path is empty.
       group: the processes.
 
     Returns:
@@ -94,12 +87,12 @@ def best_checkpoint(tracker: BestValue | None, step: int, group: Group) -> tuple
     best = tracker.best
     if best.step == step:
         return best, ""
-    intact = _intact(best, tracker.directory) if group.rank == 0 else ""
+    intact = _intact_checkpoint(best, tracker.directory) if group.rank == 0 else ""
     path = group.broadcast("checkpoints/best/intact", intact, LONG_SECONDS)
     return (best if path else None), path
 
 
-def _intact(best: Best, directory: str) -> str:
+def _intact_checkpoint(best: Best, directory: str) -> str:
     """Returns the path of the best step's checkpoint; "", with a warning, if it is missing or damaged."""
     try:
         path = checkpoint_of(best, directory)
@@ -113,14 +106,14 @@ def _intact(best: Best, directory: str) -> str:
 
 
 def best_of(values: Mapping[str, Any]) -> Best | None:
-    """Returns the best value that a checkpoint's values contain; None if there is none.
+    """Returns the best value in the values of a checkpoint; None if there is none.
 
     Raises:
       TypeError, ValueError: it is invalid.
     """
-    saved: Json = values.get("best")
-    if saved is None:
+    items: Json = values.get("best")
+    if items is None:
         return None
-    if not isinstance(saved, list) or [type(item) for item in saved] != [str, str, float, int]:
-        raise TypeError(f"the best value is {saved!r:.60}")
-    return Best(*saved)
+    if not isinstance(items, list) or [type(item) for item in items] != [str, str, float, int]:
+        raise TypeError(f"the best value is {items!r:.60}")
+    return Best(*items)

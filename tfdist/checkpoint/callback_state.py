@@ -1,4 +1,4 @@
-"""State of Keras callbacks in checkpoints, as plain data: how long `EarlyStopping` has waited, the best weights."""
+"""State of Keras callbacks in checkpoints, such as the best weights of `EarlyStopping`."""
 
 import copy
 import logging
@@ -20,113 +20,119 @@ _STATE_DICT = "state_dict()"  # key of its result, next to the names of attribut
 _log = logging.getLogger(__name__)
 
 
-def encoded(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Json:
+def encode_value(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Json:
     """Returns a value as JSON that refers to arrays by name.
 
     Args:
       value: numbers, strings, None, arrays, tensors, and lists, tuples and dicts of these.
-      name: name of its array, or prefix of the names of the arrays in it.
+      name: name of its array, or prefix of the names of its arrays.
       arrays: receives the arrays, which are not copied.
 
     Raises:
-      TypeError: it is something else.
-      RecursionError: it contains itself.
+      TypeError: the value has another type.
+      RecursionError: the value contains itself.
     """
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
         return value if math.isfinite(value) else {"float": value.hex()}  # JSON has neither inf nor NaN
     if type(value) in (list, tuple):
-        items = [encoded(item, f"{name}/{number}", arrays) for number, item in enumerate(value)]
+        items = [encode_value(item, f"{name}/{number}", arrays) for number, item in enumerate(value)]
         return items if type(value) is list else {"tuple": items}
     if type(value) is dict:
-        return {"dict": encoded([*value.values()], name, arrays), "keys": [encoded(key, name, {}) for key in value]}
+        return {
+            "dict": encode_value([*value.values()], name, arrays),
+            "keys": [encode_value(key, name, {}) for key in value],
+        }
     array = np.asarray(value) if hasattr(value, "__array__") else None
     if array is None or not is_known(array.dtype):
         raise TypeError(f"{value!r:.60} of type {type(value).__name__}")
     if not array.ndim:
-        return {"scalar": array.dtype.name, "value": encoded(array.item(), name, arrays)}
+        return {"scalar": array.dtype.name, "value": encode_value(array.item(), name, arrays)}
     arrays[name] = array
     return {"array": name}
 
 
-def decoded(value: Any, read: Callable[[str], np.ndarray]) -> Any:
-    """Decodes the result of `encoded`; `read` returns an array by name.
+def decode_value(value: Any, read: Callable[[str], np.ndarray]) -> Any:
+    """Decodes the result of `encode_value`; `read` returns an array by name.
 
     Raises:
-      ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError: it is not such a result.
+      ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError: `value` is not such a result.
     """
     if isinstance(value, list):
-        return [decoded(item, read) for item in value]
+        return [decode_value(item, read) for item in value]
     if not isinstance(value, dict):
         return value
     if "float" in value:
         return float.fromhex(value["float"])
     if "scalar" in value:
-        return DTYPES[value["scalar"]].type(decoded(value["value"], read))
+        return DTYPES[value["scalar"]].type(decode_value(value["value"], read))
     if "array" in value:
         return read(value["array"])
     if "tuple" in value:
-        return tuple(decoded(value["tuple"], read))
-    return dict(zip(decoded(value["keys"], read), decoded(value["dict"], read), strict=True))
+        return tuple(decode_value(value["tuple"], read))
+    return dict(zip(decode_value(value["keys"], read), decode_value(value["dict"], read), strict=True))
 
 
 class CallbackStates:
-    """Saves and restores the state of a run's callbacks, by their names.
+    """Saves and restores the state of a run's callbacks, by name.
 
-    The state of a callback is what its `state_dict()` returns, which `load_state_dict` receives when a run resumes. That
-    of Keras's callbacks, and of their subclasses, includes the attributes of `keras_internals.callback_state`.
+    The state of a callback is the result of its `state_dict()`, which `load_state_dict` receives when a run resumes. That
+    of Keras's callbacks and their subclasses includes the attributes in `keras_internals.callback_state`.
     """
 
     def __init__(self, is_chief: bool):
-        """Initializes without callbacks; `is_chief`: whether this process is rank 0, whose state is saved."""
+        """Initializes without callbacks; only the state of rank 0, with `is_chief`, is saved."""
         self._is_chief = is_chief
         self._callbacks: dict[str, keras.callbacks.Callback] = {}
-        self._next: dict[str, dict[str, Any]] | None = None  # the state with which the next run begins
-        self._saved: dict[str, dict[str, Any]] | None = None  # that of this run, until its first epoch has begun
+        self._next_states: dict[str, dict[str, Any]] | None = None  # states with which the next run begins
+        self._restored_states: dict[str, dict[str, Any]] | None = (
+            None  # those of this run, until its first epoch begins
+        )
         self._rate: float | None = None
-        self._unsaved: dict[
-            str, set[tuple[str, int]]
-        ] = {}  # attributes of callbacks that are not saved, as of the start
+        # Initial attributes of the callbacks that are not saved.
+        self._unsaved_attributes: dict[str, set[tuple[str, int]]] = {}
 
     def start(self, callbacks: Sequence[keras.callbacks.Callback], optimizer: keras.Optimizer) -> None:
         """Registers the callbacks of a run, before their `on_train_begin`."""
-        self._callbacks = unique_names((_kind(callback), callback) for callback in callbacks)
-        self._saved, self._next = self._next, None
+        self._callbacks = unique_names((_callback_name(callback), callback) for callback in callbacks)
+        self._restored_states, self._next_states = self._next_states, None
         self._optimizer, self._rate = optimizer, keras_internals.constant_learning_rate(optimizer)
 
-    def train_begun(self) -> None:
+    def after_train_begin(self) -> None:
         """Restores the callbacks after `on_train_begin`, which resets those of Keras."""
         self._load()
-        unrestored = [
-            name for name, state in (self._saved or {}).items() if state and not self._is_restored(name, state)
+        ignored_names = [
+            name
+            for name, state in (self._restored_states or {}).items()
+            if state and not self._is_restored(name, state)
         ]
-        if unrestored and self._is_chief:
+        if ignored_names and self._is_chief:
             _log.warning(
                 "These callback states in the checkpoint are not restored: %s. Each belongs to no callback of this run "
                 "or to one without load_state_dict.",
-                ", ".join(unrestored),
+                ", ".join(ignored_names),
             )
-        self._unsaved = {
-            name: _identities(callback)
+        self._unsaved_attributes = {
+            name: _attribute_ids(callback)
             for name, callback in self._callbacks.items()
-            if self._is_chief and not _has_state_dict(callback) and not _is_of_keras(callback)
+            if self._is_chief and not _has_state_dict(callback) and not _is_keras_callback(callback)
         }
 
-    def epoch_begun(self, again: bool) -> None:
-        """Restores the callbacks after `on_epoch_begin`, if the epoch had already begun in the resumed run (`again`)."""
-        if again:
+    def after_epoch_begin(self, is_resumed: bool) -> None:
+        """Restores the callbacks after `on_epoch_begin` of an epoch that the resumed run had already begun (`is_resumed`)."""
+        if is_resumed:
             self._load()
-        self._saved = None
+        self._restored_states = None
 
     @property
     def resumes(self) -> bool:
         """Whether this run resumes another one; valid until its first epoch begins."""
-        return self._saved is not None
+        return self._restored_states is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether `EarlyStopping` had stopped the run that resumes, and would do so again."""
+        """Whether `EarlyStopping` had stopped the resumed run, and would stop it again."""
         return any(
             isinstance(callback, keras.callbacks.EarlyStopping)
             and callback.stopped_epoch > 0
@@ -135,64 +141,67 @@ class CallbackStates:
         )
 
     def save(self) -> tuple[Json, list[Part]]:
-        """Returns the current state: JSON, and copies of arrays on rank 0. Every process must call it.
+        """Returns the current states as JSON, and copies of arrays on rank 0; every process must call it.
 
         Raises:
-          InputError: a `state_dict` returns something that cannot be saved.
+          InputError: a `state_dict` returns a value that cannot be saved.
         """
         self._warn_once()
         arrays: dict[str, np.ndarray] = {}
-        values = {name: _encoded(name, callback, arrays) for name, callback in self._callbacks.items()}
+        values = {name: _encode_state(name, callback, arrays) for name, callback in self._callbacks.items()}
         saved_arrays = arrays if self._is_chief else {}
         return values, [Part.full(name, np.array(array, order="C")) for name, array in saved_arrays.items()]
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Reads the callbacks' state from a checkpoint, for the next run to resume with.
+        """Reads the states of callbacks from a checkpoint, for the next run.
 
         Raises:
-          CorruptCheckpointError: it is not what `save` returns.
+          CorruptCheckpointError: they are not a result of `save`.
         """
-        saved = checkpoint.values["callbacks"]
+        states = checkpoint.values["callbacks"]
         try:
-            self._next = {
-                name: {key: decoded(value, checkpoint.read) for key, value in state.items()}
-                for name, state in saved.items()
+            self._next_states = {
+                name: {key: decode_value(value, checkpoint.read) for key, value in state.items()}
+                for name, state in states.items()
             }
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(checkpoint.path, f"its callback state cannot be read ({error})") from error
 
     def _load(self) -> None:
         """Restores the callbacks, and the learning rate, which they may have set."""
-        if self._saved is None:
+        if self._restored_states is None:
             return
         if self._rate is not None and keras_internals.constant_learning_rate(self._optimizer) is not None:
             self._optimizer.learning_rate = self._rate
         for name, callback in self._callbacks.items():
-            state = copy.deepcopy(self._saved.get(name, {}))  # callbacks may change what they get
+            state = copy.deepcopy(self._restored_states.get(name, {}))  # callbacks may modify it
             keras_internals.restore_callback(callback, state)
             if _STATE_DICT in state and _has_state_dict(callback):
                 callback.load_state_dict(state[_STATE_DICT])
 
     def _is_restored(self, name: str, state: Mapping[str, Any]) -> bool:
-        """Returns whether a callback of this run is restored from this state."""
+        """Returns whether a callback of this run accepts the state."""
         callback = self._callbacks.get(name)
         if callback is None:
             return False
-        return _has_state_dict(callback) if _STATE_DICT in state else _is_of_keras(callback)
+        return _has_state_dict(callback) if _STATE_DICT in state else _is_keras_callback(callback)
 
     def _warn_once(self) -> None:
-        """Names the callbacks that have set attributes since the start and are not saved."""
-        unsaved = [name for name, before in self._unsaved.items() if _identities(self._callbacks[name]) != before]
-        if unsaved:
-            self._unsaved = {}
+        names = [
+            name
+            for name, initial_ids in self._unsaved_attributes.items()
+            if _attribute_ids(self._callbacks[name]) != initial_ids
+        ]
+        if names:
+            self._unsaved_attributes = {}
             _log.warning(
                 "Checkpoints do not contain the attributes of %s: a resumed run starts with their initial values. "
                 "Callbacks with state need state_dict and load_state_dict.",
-                ", ".join(unsaved),
+                ", ".join(names),
             )
 
 
-def _kind(callback: keras.callbacks.Callback) -> str:
+def _callback_name(callback: keras.callbacks.Callback) -> str:
     """Returns the class of a callback and the metric that it monitors."""
     monitor = getattr(callback, "monitor", None)
     return type(callback).__name__ + (f":{monitor}" if isinstance(monitor, str) else "")
@@ -202,24 +211,23 @@ def _has_state_dict(callback: keras.callbacks.Callback) -> bool:
     return all(callable(getattr(callback, method, None)) for method in ("state_dict", "load_state_dict"))
 
 
-def _is_of_keras(callback: keras.callbacks.Callback) -> bool:
+def _is_keras_callback(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback is one of Keras's, or of a subclass of one that has state."""
     return type(callback).__module__.startswith("keras.") or bool(keras_internals.callback_state(callback))
 
 
-def _identities(callback: keras.callbacks.Callback) -> set[tuple[str, int]]:
+def _attribute_ids(callback: keras.callbacks.Callback) -> set[tuple[str, int]]:
     return {(name, id(value)) for name, value in vars(callback).items()}
 
 
-def _encoded(name: str, callback: keras.callbacks.Callback, arrays: dict[str, np.ndarray]) -> dict[str, Json]:
-    """Returns the state of a callback as JSON; adds its arrays to `arrays`."""
+def _encode_state(name: str, callback: keras.callbacks.Callback, arrays: dict[str, np.ndarray]) -> dict[str, Json]:
     state = keras_internals.callback_state(callback)
     if _has_state_dict(callback):
         state[_STATE_DICT] = callback.state_dict()
         if type(state[_STATE_DICT]) is not dict:
             raise InputError(f"state_dict() must return a dict. Received, from {name}: {state[_STATE_DICT]!r:.60}.")
     try:
-        return {key: encoded(value, f"callbacks/{name}/{key}", arrays) for key, value in state.items()}
+        return {key: encode_value(value, f"callbacks/{name}/{key}", arrays) for key, value in state.items()}
     except (RecursionError, TypeError) as error:
         raise InputError(
             "The state of a callback must consist of numbers, strings, None, arrays, and lists, tuples and dicts of "

@@ -1,4 +1,4 @@
-"""Directories of in-memory checkpoints (commits) on each host, and their assignment to runs."""
+"""Directories of in-memory checkpoints (commits) on each host."""
 
 import hashlib
 import os
@@ -11,13 +11,12 @@ from pathlib import Path
 from tfdist.errors import InputError
 from tfdist.storage import StoragePath, storage_of
 
-VARIABLE = (
-    "TFDIST_COMMITS"  # a directory on this host, created by a launcher for its job; it outlives the job's processes
-)
+# Environment variable with a directory on this host that the launcher creates for its job; it outlives the processes.
+VARIABLE = "TFDIST_COMMITS"
 
 
 def required_parent(every: int, commit_dir: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Returns the directory in which runs have their directories of in-memory checkpoints; "" for a run without them.
+    """Returns the parent of the runs' directories of in-memory checkpoints; "" for a run without them.
 
     Args:
       every: number of steps between in-memory checkpoints; 0 for none.
@@ -25,7 +24,7 @@ def required_parent(every: int, commit_dir: str, environment: Mapping[str, str] 
       environment: contains the launcher's directory.
 
     Raises:
-      InputError: in-memory checkpoints are enabled, but no directory is known, or others can write to it.
+      InputError: in-memory checkpoints are enabled, but the directory is unknown or writable by other users.
     """
     parent = parent_directory(commit_dir, environment)
     if every and parent:
@@ -39,15 +38,15 @@ def required_parent(every: int, commit_dir: str, environment: Mapping[str, str] 
 
 
 def _check_private(directory: Path) -> None:
-    """Raises `InputError` if other users could replace a directory or its contents; it may be missing."""
+    """Raises `InputError` if other users could replace a directory, which may be missing, or its contents."""
     try:
         status = directory.stat()
         owners = {directory.lstat().st_uid, status.st_uid}  # of a link, and of its target
-    except OSError:  # missing, or reported when it is created
+    except OSError:  # missing, or an error that its creation reports
         return
-    is_own = owners == {os.geteuid()}
-    if not is_own or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        reason = "writable by other users" if is_own else "another user's"
+    is_owner = owners == {os.geteuid()}
+    if not is_owner or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        reason = "writable by other users" if is_owner else "another user's"
         raise InputError(
             f"Only the user of a run may write to its directory of commits. Received: --commit_dir={directory}, which is "
             f"{reason}. Give a directory of your own with the mode 700, such as /dev/shm/mine."
@@ -59,38 +58,35 @@ def parent_directory(commit_dir: str, environment: Mapping[str, str] = os.enviro
     return os.path.expanduser(commit_dir or environment.get(VARIABLE, ""))
 
 
-def local_path(recorded: Path, commit_dir: str) -> Path:
-    """Returns the path on this host of a directory of in-memory checkpoints that was recorded on this or another host.
+def local_path(recorded_path: Path, commit_dir: str) -> Path:
+    """Returns the path on this host of a directory of in-memory checkpoints that any host recorded.
 
     Args:
-      recorded: its path there.
-      commit_dir: as in `parent_directory`.
+      recorded_path: path on that host.
+      commit_dir: see `parent_directory`.
     """
     parent = parent_directory(commit_dir)
-    local = Path(parent).absolute() / recorded.name if parent else recorded
-    return recorded if recorded.is_dir() and not local.is_dir() else local
+    local_directory = Path(parent).absolute() / recorded_path.name if parent else recorded_path
+    return recorded_path if recorded_path.is_dir() and not local_directory.is_dir() else local_directory
 
 
 def new_name(run: StoragePath) -> str:
-    """Returns a unique name for the directory of a start's in-memory checkpoints.
+    """Returns a unique name for the in-memory checkpoints of a start of the run in `run`.
 
-    Each start has its own directory, so that those on a host that was temporarily missing are never attributed to a
-    start that did not know of them.
-
-    Args:
-      run: directory of the run.
+    Each start has its own directory, so checkpoints on a host that was temporarily missing are never attributed to a
+    start that did not know them.
     """
-    return f"{_mark(run)}-{secrets.token_hex(8)}"
+    return f"{_run_hash(run)}-{secrets.token_hex(8)}"
 
 
 def link_checkpoint(checkpoint: StoragePath, folder: Path) -> None:
-    """Hard-links the in-memory checkpoint from which a start resumes into its own directory, to be used again.
+    """Hard-links the in-memory checkpoint that a start resumes from into its own directory.
 
     Does nothing for a durable checkpoint, or one on another device.
     """
     target = folder / checkpoint.name
     partial = folder / f".{target.name}.partial"
-    if _run_of(checkpoint.parent) != _run_of(folder):
+    if _run_id(checkpoint.parent) != _run_id(folder):
         return
     try:
         partial.mkdir()
@@ -102,22 +98,22 @@ def link_checkpoint(checkpoint: StoragePath, folder: Path) -> None:
 
 
 def remove_other_starts(checkpoint: StoragePath, folder: Path) -> None:
-    """Removes the directories of other starts of the same run, unless this start could not link the one it needs."""
-    if _run_of(checkpoint.parent) == _run_of(folder) and not (folder / checkpoint.name).exists():
+    """Removes the directories of other starts of the run, unless linking the checkpoint of this start has failed."""
+    if _run_id(checkpoint.parent) == _run_id(folder) and not (folder / checkpoint.name).exists():
         return
-    for other in folder.parent.glob(f"{_run_of(folder)}-*"):
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)
+    for path in folder.parent.glob(f"{_run_id(folder)}-*"):
+        if path != folder:
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def _run_of(folder: StoragePath) -> str:
+def _run_id(folder: StoragePath) -> str:
     return folder.name.partition("-")[0]
 
 
 def belongs_to(folder: StoragePath, run: StoragePath) -> bool:
-    """Returns whether a directory of in-memory checkpoints belongs to the run in `run`, not to a copy of it."""
-    return folder.name.startswith(f"{_mark(run)}-")
+    """Returns whether a directory of in-memory checkpoints belongs to the run in `run`, rather than to a copy of it."""
+    return folder.name.startswith(f"{_run_hash(run)}-")
 
 
-def _mark(run: StoragePath) -> str:
+def _run_hash(run: StoragePath) -> str:
     return hashlib.sha256(os.fsencode(str(storage_of(run).resolved(run)))).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Decides when and how a run is saved: on all processes at the same step, in the background, and on preemption."""
+"""Saves a run periodically and on preemption, on all processes at the same step, in the background."""
 
 import contextlib
 import dataclasses
@@ -9,10 +9,10 @@ from typing import Any
 
 from tfdist.checkpoint.best import BestValue, checkpoint_of
 from tfdist.checkpoint.format import NoLock, lock, newest, step_of
-from tfdist.checkpoint.replication import DurableTier, InMemoryTier, Saved, Tier
+from tfdist.checkpoint.replication import DurableTier, InMemoryTier, RunSnapshot, Tier
 from tfdist.cluster.gce_notice import machine_notices
-from tfdist.cluster.signals import CTRL_C, notices
-from tfdist.config.monitor import Interval, parse_best, parse_interval
+from tfdist.cluster.signals import CTRL_C, termination_notices
+from tfdist.config.monitor import Interval, parse_interval, parse_monitor
 from tfdist.coordination import Group
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.coordination.sync_points import SyncPoints
@@ -24,36 +24,34 @@ _PREEMPTED, _DUE, _FAILED = "preempted", "checkpoint", "checkpoint failed"  # to
 
 _log = logging.getLogger(__name__)
 
-MAX_COMMITS = 2  # the second one is used if the newest is corrupted
+MAX_COMMITS = 2  # the older one is used if the newest is corrupted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """Options for saving a run.
 
-    A run that is saved stops at SIGTERM and SIGINT to any of its processes: all save at the same step, and `fit` raises
-    `tfdist.errors.Preempted`.
+    A run with checkpoints stops when any of its processes receives SIGTERM or SIGINT: all processes save at the same step,
+    and `fit` raises `tfdist.errors.Preempted`.
 
-    In-memory checkpoints (commits) are for the failure of a process, or of one of several hosts. In memory, such as
-    /dev/shm, they need no disk, so that they may be frequent. Two are kept. If one cannot be written, a warning is
-    logged.
+    In-memory checkpoints (commits) protect against the failure of a process, or of one of several hosts. In memory, such as
+    /dev/shm, they may be frequent. The newest two are kept. If writing one fails, a warning is logged.
 
     Attributes:
       directory: path or URL of a storage that all hosts share; gets a directory for each checkpoint, `step-...`. Only
         one run may save there at a time: a second one is refused, with the host, process and time of the first.
       every: interval in steps, such as 500 or "500", or in seconds, such as "600s"; "0" saves only on preemption.
-      keep: number of checkpoints to keep, the newest ones.
-      best: metric whose best value is followed, such as "val_accuracy" or "val_auc(mode=max)", with Keras's names: of an
-        evaluation with `val_`, otherwise of an epoch. The run is then also saved whenever the value is better than all
-        before, and at its end. The best checkpoint is kept besides the newest ones; see `Trainer.load_best`.
-      in_background: whether training continues while a checkpoint is written, once it has been copied to host memory;
-        otherwise a CPU needs no memory for a copy.
-      strict: whether the run ends if a checkpoint cannot be written; otherwise a warning is logged, and the next one is
-        tried.
+      keep: number of newest checkpoints to keep.
+      best: metric to track, such as "val_accuracy" or "val_auc(mode=max)", with Keras's names: `val_` is the prefix of an
+        evaluation's metrics, others are an epoch's. The run is also saved whenever the value improves, and at its end.
+        The best checkpoint is kept in addition to the newest ones; see `Trainer.load_best`.
+      in_background: whether training continues while a checkpoint is written, after a copy to host memory; otherwise a
+        CPU needs no memory for the copy.
+      strict: whether the run ends if writing a checkpoint fails; otherwise a warning is logged, and the run continues.
       flags: flags of the run, stored in each checkpoint for information.
       commit_every: number of steps between in-memory checkpoints; 0 for none.
-      commit_directory: directory for in-memory checkpoints of this run only. If it is a different directory on each
-        host, data that only one process has is also sent to the next host. They are removed when the run has finished
+      commit_directory: directory for in-memory checkpoints of this run only. If each host has its own, data that only one
+        process has is also sent to the next host. In-memory checkpoints are removed when the run has finished
         and a checkpoint of its last step exists.
     """
 
@@ -68,20 +66,20 @@ class Checkpoints:
     commit_directory: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "every", str(self.every))  # a number of steps is natural, too
-        _ = self.interval  # reports an invalid one
+        object.__setattr__(self, "every", str(self.every))  # may be an int
+        _ = self.interval  # validates it
         if not self.directory:
             raise InputError('Checkpoints need a directory. Received: "". Give a path, such as directory="runs/one".')
         if self.keep < 1:
             raise InputError(f"keep must be at least 1. Received: keep={self.keep}. The default is 3.")
         if self.best:
-            parse_best(self.best)
+            parse_monitor(self.best)
         if self.commit_every < 0 or bool(self.commit_every) != bool(self.commit_directory):
             raise InputError(
                 "Commits need an interval and a directory: give commit_every of at least 1 and commit_directory, or "
                 f"neither. Received: commit_every={self.commit_every}, commit_directory={self.commit_directory!r}."
             )
-        if self.commit_directory and _same(self.commit_directory, self.directory):
+        if self.commit_directory and _are_same(self.commit_directory, self.directory):
             raise InputError(
                 "Commits and checkpoints need different directories, because each removes its own oldest ones. "
                 f"Received for both: {self.directory}. Give another commit_directory."
@@ -93,46 +91,43 @@ class Checkpoints:
         return parse_interval(self.every)
 
 
-def _same(one: str, other: str) -> bool:
-    first, second = (storage_of(path).resolved(path_of(path)) for path in (one, other))
-    return first == second
+def _are_same(*paths: str) -> bool:
+    return len({storage_of(path).resolved(path_of(path)) for path in paths}) == 1
 
 
 class Saver:
-    """Saves a run between calls of the compiled loop; this base class saves nothing."""
+    """Saves a run between calls of the compiled loop; the base class saves nothing."""
 
     def next(self, step: int) -> int | None:
-        """Returns the next step after this one at which a call must end; None if there is no constraint."""
+        """Returns the next step at which a call must end; None if there is no constraint."""
         return None
 
     def begin(self, end: int) -> None:
-        """Records that a call of the compiled loop begins, which ends at step `end`."""
+        """Records the begin of a call of the compiled loop that ends at step `end`."""
 
-    def evaluated(self, step: int, logs: Mapping[str, float]) -> None:
-        """Takes the results of an evaluation or of an epoch at this step, before `at`."""
+    def observe(self, step: int, logs: Mapping[str, float]) -> None:
+        """Observes the results of an evaluation or an epoch, before `save_if_due` of the step."""
 
-    def at(self, step: int, is_last: bool = False) -> None:
-        """Saves the run if it is due, after everything else of the step has been done.
+    def save_if_due(self, step: int, is_last: bool = False) -> None:
+        """Saves the run if it is due; called at the end of a step.
 
         Args:
-          step: number of updates done.
+          step: number of completed updates.
           is_last: whether the run ends here.
 
         Raises:
-          Preempted: the run has to stop, and has been saved.
-          CheckpointError: it could not be saved.
+          Preempted: the run must stop, and has been saved.
+          CheckpointError: saving failed.
         """
 
 
 class _PeriodicSaver(Saver):
-    """Saves a run as configured by `Checkpoints`."""
-
     def __init__(
         self,
         options: Checkpoints,
         strategy: Strategy,
         sync_points: SyncPoints,
-        saved: Callable[[], Saved],
+        take_snapshot: Callable[[], RunSnapshot],
         synchronize: Callable[[], object],
         best: BestValue | None,
         notices: Collection[str],
@@ -141,7 +136,7 @@ class _PeriodicSaver(Saver):
         self._notices = notices
         self._group = group = strategy.group
         self._sync_points = sync_points
-        self._saved = saved
+        self._take_snapshot = take_snapshot
         self._synchronize = synchronize
         self._in_background = options.in_background
         self._interval = options.interval
@@ -160,7 +155,7 @@ class _PeriodicSaver(Saver):
             if options.commit_every
             else None
         )
-        self._step = -1  # the last step for which `at` was called
+        self._step = -1  # the last step for which `save_if_due` was called
         self._last_request = time.monotonic()
 
     def next(self, step: int) -> int | None:
@@ -171,26 +166,26 @@ class _PeriodicSaver(Saver):
         """See base class."""
         self._sync_points.begin(end)
 
-    def evaluated(self, step: int, logs: Mapping[str, float]) -> None:
+    def observe(self, step: int, logs: Mapping[str, float]) -> None:
         """See base class."""
         if self._best:
             self._best.observe(step, logs)
 
-    def at(self, step: int, is_last: bool = False) -> None:
+    def save_if_due(self, step: int, is_last: bool = False) -> None:
         """See base class."""
         self._step = step
-        due = self._sync_points.reached(step)
-        if _FAILED in due:
+        requests = self._sync_points.reached(step)
+        if _FAILED in requests:
             self._durable.wait()
-        periodic = self._interval.steps and step % self._interval.steps == 0
-        is_on = bool(self._interval.steps or self._interval.seconds or self._best)
+        is_periodic = self._interval.steps and step % self._interval.steps == 0
+        is_enabled = bool(self._interval.steps or self._interval.seconds or self._best)
         is_best = self._best is not None and self._best.best is not None and self._best.best.step == step
-        durable = periodic or is_best or _DUE in due or _PREEMPTED in due or (is_last and is_on)
-        commit = self._commit_every and step % self._commit_every == 0
-        # In-memory first, because it is faster.
-        tiers = [self._commits if commit else None, self._durable if durable else None]
-        self._save([tier for tier in tiers if tier and tier.written != step])
-        if _PREEMPTED in due:
+        is_durable = is_periodic or is_best or _DUE in requests or _PREEMPTED in requests or (is_last and is_enabled)
+        is_commit = self._commit_every and step % self._commit_every == 0
+        # The in-memory checkpoint is first, because it is faster.
+        tiers = [self._commits if is_commit else None, self._durable if is_durable else None]
+        self._save([tier for tier in tiers if tier and tier.last_step != step])
+        if _PREEMPTED in requests:
             self._durable.wait(strict=True)
             if CTRL_C in self._notices:
                 raise Interrupted(
@@ -204,39 +199,39 @@ class _PeriodicSaver(Saver):
         self._request_if_due()
 
     def finish(self) -> None:
-        """Waits until everything is written, at the end of the run."""
+        """Waits for all writes at the end of the run."""
         self._durable.wait()
         if self._commits:
             self._commits.wait()
-            if self._durable.written == self._step:
+            if self._durable.last_step == self._step:
                 self._commits.clear()
 
     def drop(self) -> None:
-        """Waits for a running write and ignores its errors, because another error is being raised."""
+        """Waits for a running write, ignoring its errors because another error is being raised."""
         self._durable.drop()
         if self._commits:
             self._commits.drop()
 
     def _request_if_due(self) -> None:
         if self._interval.seconds and self._group.rank == 0:
-            now = time.monotonic()
-            if now - self._last_request >= self._interval.seconds:
-                self._last_request = now
+            time_now = time.monotonic()
+            if time_now - self._last_request >= self._interval.seconds:
+                self._last_request = time_now
                 self._sync_points.request(_DUE)
 
     def _save(self, tiers: Sequence[Tier]) -> None:
-        """Copies the state once, and starts to write it after all processes have completed the previous write."""
+        """Copies the state once, and starts its writes after all processes have completed the previous ones."""
         if not tiers:
             return
         for tier in tiers:
             tier.wait()
-        if self._best:  # a commit that names the best checkpoint must not outlive a process that is writing it
+        if self._best:  # a commit must not refer to a best checkpoint that is incomplete
             self._durable.wait()
-        saved = self._saved()
+        snapshot = self._take_snapshot()
         if self._durable in tiers or (self._commits and self._commits.survives_host_loss):
             self._synchronize()
         for tier in tiers:
-            tier.start(saved)
+            tier.start(snapshot)
         if not self._in_background:
             for tier in tiers:
                 tier.wait()
@@ -247,20 +242,20 @@ def saver(
     options: Checkpoints | None,
     strategy: Strategy,
     step: int,
-    saved: Callable[[], Saved],
+    take_snapshot: Callable[[], RunSnapshot],
     synchronize: Callable[[], object],
     best: BestValue | None = None,
 ) -> Iterator[Saver]:
-    """Yields the object that saves the run; everything has been written when the context exits.
+    """Yields the object that saves the run; all writes are complete when the context exits.
 
     Args:
-      options: None for a run that is not saved.
+      options: None for a run without checkpoints.
       strategy: strategy of the run.
-      step: number of updates done so far.
-      saved: returns the current state, copied to the host; called on every process.
+      step: number of completed updates.
+      take_snapshot: returns the current state, copied to the host; called on every process.
       synchronize: flushes data that belongs to a checkpoint but is stored elsewhere to disk. Not called for an
-        in-memory checkpoint on a single host, because written data survives the process.
-      best: follows the metric of `options.best`; None if there is none.
+        in-memory checkpoint on a single host, because flushed data survives the process.
+      best: tracker of the metric `options.best`; None if there is none.
 
     Raises:
       InputError: on all ranks, if another run saves to the directory, or has left later checkpoints there.
@@ -272,11 +267,13 @@ def saver(
     with (
         _reserve(options, strategy.group, step),
         SyncPoints(strategy.group) as sync_points,
-        notices(_notice_recorder(received_notices, sync_points)),
+        termination_notices(_notice_recorder(received_notices, sync_points)),
         machine_notices(lambda _: sync_points.request(_PREEMPTED)),
     ):
-        _forget_missing_best(best, strategy.group)
-        periodic_saver = _PeriodicSaver(options, strategy, sync_points, saved, synchronize, best, received_notices)
+        _clear_missing_best(best, strategy.group)
+        periodic_saver = _PeriodicSaver(
+            options, strategy, sync_points, take_snapshot, synchronize, best, received_notices
+        )
         try:
             yield periodic_saver
         except BaseException:
@@ -286,17 +283,15 @@ def saver(
 
 
 def _notice_recorder(received_notices: list[str], sync_points: SyncPoints) -> Callable[[str], None]:
-    """Returns a function that notes a notice of preemption, and requests that all ranks stop."""
-
-    def note(name: str) -> None:
+    def record(name: str) -> None:
         received_notices.append(name)
         sync_points.request(_PREEMPTED)
 
-    return note
+    return record
 
 
-def _forget_missing_best(best: BestValue | None, group: Group) -> None:
-    """Starts without a best value if its checkpoint is not in this directory, as when another run is resumed here."""
+def _clear_missing_best(best: BestValue | None, group: Group) -> None:
+    """Clears the best value if its checkpoint is not in this directory, as when another run is resumed here."""
     if best is None or best.best is None:
         return
     exists = group.rank == 0 and checkpoint_of(best.best, best.directory) is not None
@@ -312,11 +307,7 @@ def _forget_missing_best(best: BestValue | None, group: Group) -> None:
 
 @contextlib.contextmanager
 def _reserve(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
-    """Reserves the directory of checkpoints for this run; the chief's result is sent to all ranks.
-
-    Raises:
-      InputError: on all ranks, if another run saves there, or has left later checkpoints.
-    """
+    """Reserves the directory of checkpoints for this run; all ranks have the chief's result."""
     with contextlib.ExitStack() as stack:
         refusal = ""
         if group.rank == 0:
@@ -332,7 +323,7 @@ def _reserve(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
 
 
 def _lock(directory: StoragePath, stack: contextlib.ExitStack) -> None:
-    """Locks the directory, or logs a warning. If it is not writable, the first checkpoint will fail."""
+    """Locks the directory, or logs a warning. If it is not writable, the first write fails."""
     with contextlib.suppress(OSError):
         storage_of(directory).make_directory(directory)
     try:
@@ -342,7 +333,7 @@ def _lock(directory: StoragePath, stack: contextlib.ExitStack) -> None:
 
 
 def _check_no_later_checkpoint(directory: StoragePath, step: int) -> None:
-    """Raises `InputError` for a later checkpoint, which would count as this run's newest and displace its own ones."""
+    """Raises `InputError` for a later checkpoint, which would count as this run's newest and displace its own."""
     checkpoints = newest(directory)
     if checkpoints and step_of(checkpoints[0]) > step:
         raise InputError(

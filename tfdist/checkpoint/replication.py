@@ -1,4 +1,4 @@
-"""Checkpoints in several places: durable, in memory, and in the memory of other hosts, to which files are copied."""
+"""Durable and in-memory checkpoints, and the replication of in-memory checkpoints to other hosts."""
 
 import contextlib
 import errno
@@ -35,40 +35,36 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, TfdistError
 from tfdist.storage import path_of
 
-# Total bytes that all processes send at once; an engine may deliver all of them to each process.
-_MAX_BYTES_AT_ONCE = 64 << 20
+_MAX_BYTES_AT_ONCE = 64 << 20  # total of all processes; an engine may deliver all bytes to each process
 _log = logging.getLogger(__name__)
-_MARK = ".host"  # a file that distinguishes directories of the same name on different hosts
-_ATTEMPTS, _PAUSE = 500, 0.01  # seconds
+_HOST_ID_FILE = ".host"  # a file that distinguishes directories of the same name on different hosts
+_ATTEMPTS, _PAUSE = 500, 0.01  # pause in seconds
 
 
 class ByteTransfer:
-    """Sends bytes between processes while nothing else is sent.
+    """Sends bytes between processes, between calls of the compiled loop.
 
-    All processes must make the same calls, from their main thread. Each process sends from its first replica.
+    All processes must make the same calls from their main threads. Each process sends from its first replica.
 
     Attributes:
-      piece: maximum bytes that a process sends at once.
+      piece: maximum number of bytes that a process sends at once.
     """
 
     def __init__(self, strategy: Strategy):
-        """Initializes the transfer without compiling anything.
-
-        Args:
-          strategy: strategy of the processes.
+        """Initializes the transfer without compiling.
 
         Raises:
-          InputError: it has no collectives between its processes.
+          InputError: the strategy has no collectives between its processes.
         """
         check_can_transfer(strategy)
         self._strategy = strategy
-        self._packed = strategy.collectives.wire.packed
-        self._local = len(strategy.local_replicas)
+        self._word_dtype = strategy.collectives.wire.packed
+        self._local_replicas = len(strategy.local_replicas)
         self.piece = max(_MAX_BYTES_AT_ONCE // strategy.replicas, 1 << 10)
-        self._to_one = self._traced(self._exchange)
-        self._to_all = self._traced(self._gather)
+        self._send_function = self._lazy_function(self._exchange)
+        self._gather_function = self._lazy_function(self._gather)
 
-    def to_one(self, data: np.ndarray, process: int) -> dict[int, np.ndarray]:
+    def send(self, data: np.ndarray, process: int) -> dict[int, np.ndarray]:
         """Sends bytes from each process to one other process.
 
         Args:
@@ -76,74 +72,78 @@ class ByteTransfer:
           process: the receiver.
 
         Returns:
-          What other processes have sent to this one, uint8, by rank.
+          The bytes that other processes have sent to this one, uint8, by rank.
         """
         messages = self._strategy.group.gather("carrying/to one", [data.size, process], LONG_SECONDS)
         own_rank = self._strategy.cluster.rank
-        buffers = {rank: np.empty(size, np.uint8) for rank, (size, to) in enumerate(messages) if to == own_rank}
+        buffers = {
+            rank: np.empty(size, np.uint8) for rank, (size, receiver) in enumerate(messages) if receiver == own_rank
+        }
         for start in range(0, max(size for size, _ in messages), self.piece):
-            received = self._transmit(self._to_one, data[start : start + self.piece], process)
+            stream = self._transmit(self._send_function, data[start : start + self.piece], process)
             for buffer in buffers.values():
-                received = self._unpack(received, buffer[start : start + self.piece])
+                stream = self._unpack(stream, buffer[start : start + self.piece])
         return buffers
 
-    def to_all(self, data: np.ndarray) -> dict[int, np.ndarray]:
+    def all_gather(self, data: np.ndarray) -> dict[int, np.ndarray]:
         """Sends the bytes of each process to all processes.
 
         Args:
           data: uint8, at most `piece` bytes; must not be empty on all processes.
 
         Returns:
-          What each process has sent, uint8, by rank; empty arrays for those that sent nothing.
+          The bytes of each process, uint8, by rank.
         """
         sizes = self._strategy.group.gather("carrying/to all", data.size, LONG_SECONDS)
-        received = self._transmit(self._to_all, data)
+        stream = self._transmit(self._gather_function, data)
         buffers = {}
         for rank, size in enumerate(sizes):
             buffers[rank] = np.empty(size, np.uint8)
-            received = self._unpack(received, buffers[rank])
+            stream = self._unpack(stream, buffers[rank])
         return buffers
 
     def _transmit(self, function: Any, data: np.ndarray, process: int = 0) -> np.ndarray:
-        packed = np.zeros(self._padded(data.size), np.uint8)
-        packed[: data.size] = data
-        words = packed.view(self._packed.as_numpy_dtype)
+        padded_data = np.zeros(self._padded_size(data.size), np.uint8)
+        padded_data[: data.size] = data
+        words = padded_data.view(self._word_dtype.as_numpy_dtype)
         splits = np.zeros(self._strategy.replicas, np.int32)
-        splits[process * self._local] = words.size
-        sent = function()(tf.constant(words), tf.constant(splits))
-        return np.asarray(self._strategy.local(sent)[0]).view(np.uint8)
+        splits[process * self._local_replicas] = words.size
+        outputs = function()(tf.constant(words), tf.constant(splits))
+        return np.asarray(self._strategy.local(outputs)[0]).view(np.uint8)
 
-    def _unpack(self, received: np.ndarray, buffer: np.ndarray) -> np.ndarray:
-        """Copies the first bytes into an array; returns the following ones."""
-        buffer[:] = received[: buffer.size]
-        return received[self._padded(buffer.size) :]
+    def _unpack(self, stream: np.ndarray, buffer: np.ndarray) -> np.ndarray:
+        """Copies the first bytes into an array; returns the remaining ones."""
+        buffer[:] = stream[: buffer.size]
+        return stream[self._padded_size(buffer.size) :]
 
-    def _padded(self, size: int) -> int:
-        """Returns the number of bytes including padding."""
-        return -(-size // self._packed.size) * self._packed.size
+    def _padded_size(self, size: int) -> int:
+        return -(-size // self._word_dtype.size) * self._word_dtype.size
 
-    def _traced(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Any:
-        """Returns a lazily traced replica function, the same on all processes, whatever is sent."""
-        compiled: Any = self._strategy.compiled(lambda *args: self._strategy.run(function, *args))
+    def _lazy_function(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Any:
+        """Returns a lazily traced replica function, which is the same on all processes."""
+        step_function: Any = self._strategy.compiled(lambda *args: self._strategy.run(function, *args))
         splits = tf.TensorSpec([self._strategy.replicas], tf.int32)
-        return functools.cache(lambda: compiled.get_concrete_function(tf.TensorSpec([None], self._packed), splits))
+        return functools.cache(
+            lambda: step_function.get_concrete_function(tf.TensorSpec([None], self._word_dtype), splits)
+        )
 
     def _exchange(self, data: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
-        own = self._own()
-        sent = data[: tf.size(data) * own]
-        return self._strategy.collectives.all_to_all([sent], splits=splits * own, name="carrying/to_one")[0]
+        mask = self._first_replica_mask()
+        message = data[: tf.size(data) * mask]
+        return self._strategy.collectives.all_to_all([message], splits=splits * mask, name="carrying/to_one")[0]
 
     def _gather(self, data: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-        return self._strategy.collectives.all_gather([data[: tf.size(data) * self._own()]], name="carrying/to_all")[0]
+        return self._strategy.collectives.all_gather(
+            [data[: tf.size(data) * self._first_replica_mask()]], name="carrying/to_all"
+        )[0]
 
-    def _own(self) -> tf.Tensor:
-        """Returns 1 on a process's first replica, else 0."""
-        return tf.cast(tf.equal(self._strategy.collectives.rank % self._local, 0), tf.int32)
+    def _first_replica_mask(self) -> tf.Tensor:
+        return tf.cast(tf.equal(self._strategy.collectives.rank % self._local_replicas, 0), tf.int32)
 
 
 def can_transfer(strategy: Strategy) -> bool:
-    """Returns whether a strategy's processes can send each other bytes, whose number is known only at run time."""
-    # With other collectives of the job, a replica is spread over processes.
+    """Returns whether the processes of a strategy can send each other bytes whose number is known only at run time."""
+    # If the collectives of the job differ, a replica spans several processes.
     return not strategy.compiles_replicas and strategy.job_collectives is strategy.collectives
 
 
@@ -163,39 +163,39 @@ def hosts(group: Group, directory: Path) -> list[list[int]]:
     Creates the directory if necessary, with a small file in it.
 
     Raises:
-      InputError: on all ranks, if it cannot be written.
+      InputError: on all ranks, if the directory is not writable.
     """
-    mark = failure = ""
+    host_id = failure = ""
     try:
-        mark = _mark(directory)
+        host_id = _host_id(directory)
     except OSError as error:
         failure = f"{directory} ({error.strerror})"
-    answers = group.gather("commits/hosts", [mark, failure], LONG_SECONDS)
-    ranks_by_mark: dict[str, list[int]] = {}
-    for rank, (mark, failure) in enumerate(answers):
+    answers = group.gather("commits/hosts", [host_id, failure], LONG_SECONDS)
+    ranks_by_host: dict[str, list[int]] = {}
+    for rank, (host_id, failure) in enumerate(answers):
         if failure:
             raise InputError(
                 f"Commits need a writable directory. Received, on rank {rank}: {failure}. Give another --commit_dir."
             )
-        ranks_by_mark.setdefault(mark, []).append(rank)
-    return list(ranks_by_mark.values())
+        ranks_by_host.setdefault(host_id, []).append(rank)
+    return list(ranks_by_host.values())
 
 
-def _mark(directory: Path) -> str:
+def _host_id(directory: Path) -> str:
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
-    path = directory / _MARK
+    path = directory / _HOST_ID_FILE
     with contextlib.suppress(FileExistsError), open(path, "x") as file:
         file.write(secrets.token_hex(8))
-    for _ in range(_ATTEMPTS):  # the process that created it may not have written it yet
+    for _ in range(_ATTEMPTS):  # another process may have created it without having written it yet
         if text := path.read_text():
             return text
         time.sleep(_PAUSE)
-    raise OSError(errno.EIO, f"{_MARK} in it is empty")
+    raise OSError(errno.EIO, f"{_HOST_ID_FILE} in it is empty")
 
 
 def share(strategy: Strategy, folder: Path) -> list[str] | None:
-    """Copies the newest in-memory checkpoint that is complete across all hosts to each host. Removes none.
+    """Copies the newest in-memory checkpoint that is complete across all hosts to each host.
 
     Every process must call it before reading an in-memory checkpoint.
 
@@ -204,8 +204,8 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
       folder: directory of this host's in-memory checkpoints.
 
     Returns:
-      Names of the in-memory checkpoints that are complete on every host; None if all processes share a directory, or
-        cannot send files, in which case none has been examined.
+      Names of the in-memory checkpoints that are complete on every host; None, without examining them, if all processes
+        share a directory or cannot send files.
     """
     group = strategy.group
     host_ranks = _hosts_or_processes(group, folder) if group.size > 1 else [[0]]
@@ -215,27 +215,31 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
     answers = group.gather(
         "commits/held", _local_checkpoints(folder) if group.rank in first_ranks else {}, LONG_SECONDS
     )
-    files_by_rank = {rank: {name: LocalFiles(*one) for name, one in answers[rank].items()} for rank in first_ranks}
+    files_by_rank = {
+        rank: {name: LocalFiles(*fields) for name, fields in answers[rank].items()} for rank in first_ranks
+    }
     names = sorted(set().union(*files_by_rank.values()), reverse=True)
-    complete = [name for name in names if _is_complete(name, files_by_rank)]
-    shared = [
-        name for name in complete if all(_is_complete(name, {rank: files}) for rank, files in files_by_rank.items())
+    complete_names = [name for name in names if _is_complete(name, files_by_rank)]
+    shared_names = [
+        name
+        for name in complete_names
+        if all(_is_complete(name, {rank: files}) for rank, files in files_by_rank.items())
     ]
-    newest_complete = next(iter(complete), "")
-    if newest_complete and newest_complete not in shared:
+    newest_complete = next(iter(complete_names), "")
+    if newest_complete and newest_complete not in shared_names:
         copies = {rank: files.get(newest_complete) for rank, files in files_by_rank.items()}
         if _send(strategy, folder / newest_complete, copies):
-            shared.append(newest_complete)
-    ignored = [name for name in names if name > max(shared, default="")]
-    if ignored and strategy.is_chief:
+            shared_names.append(newest_complete)
+    ignored_names = [name for name in names if name > max(shared_names, default="")]
+    if ignored_names and strategy.is_chief:
         _log.warning(
-            "Ignoring the commit %s: the hosts of this start do not have all of its files.", ", ".join(ignored)
+            "Ignoring the commit %s: the hosts of this start do not have all of its files.", ", ".join(ignored_names)
         )
-    return shared
+    return shared_names
 
 
 def _hosts_or_processes(group: Group, folder: Path) -> list[list[int]]:
-    """Same as `hosts`; if a host cannot create the directory, each process counts as a host without files."""
+    """Same as `hosts`, but treats each process as a host without files if a host cannot create the directory."""
     try:
         return hosts(group, folder)
     except InputError:
@@ -247,13 +251,12 @@ def _local_checkpoints(folder: Path) -> dict[str, LocalFiles]:
     with contextlib.suppress(OSError):
         clean_partial(folder)
     for path in newest(folder):
-        with contextlib.suppress(OSError, TfdistError):  # of the manifest: another host may have it
-            files[path.name] = Checkpoint.held(path)
+        with contextlib.suppress(OSError, TfdistError):  # without a manifest here, another host may have it
+            files[path.name] = Checkpoint.local_files(path)
     return files
 
 
 def _is_complete(name: str, files_by_rank: Mapping[int, Mapping[str, LocalFiles]]) -> bool:
-    """Returns whether the hosts together have all files of an in-memory checkpoint."""
     copies = [files[name] for files in files_by_rank.values() if name in files]
     return len({copy.manifest for copy in copies}) == 1 and all(
         any(file in copy.intact for copy in copies) for file in copies[0].sizes
@@ -261,21 +264,21 @@ def _is_complete(name: str, files_by_rank: Mapping[int, Mapping[str, LocalFiles]
 
 
 def _send(strategy: Strategy, path: Path, files_by_rank: Mapping[int, LocalFiles | None]) -> bool:
-    """Sends each missing file from a host that has it to those that do not; returns whether all have them now."""
+    """Sends each file from a host that has it to those that do not; returns whether all hosts have all files."""
     transfer = ByteTransfer(strategy)
-    sizes = next(one for one in files_by_rank.values() if one).sizes
+    sizes = next(files for files in files_by_rank.values() if files).sizes
     own_rank, failure, is_new = strategy.group.rank, "", not path.exists()
     for file, size in sizes.items():
-        source_rank, *others = [rank for rank, one in files_by_rank.items() if one and file in one.intact]
-        lacking_ranks = files_by_rank.keys() - {source_rank, *others}
-        for begin in range(0, size, transfer.piece) if lacking_ranks else ():
+        owners = [rank for rank, files in files_by_rank.items() if files and file in files.intact]
+        source_rank, missing_ranks = owners[0], files_by_rank.keys() - {*owners}
+        for begin in range(0, size, transfer.piece) if missing_ranks else ():
             data = np.zeros(min(transfer.piece, size - begin) * (own_rank == source_rank), np.uint8)
             if own_rank == source_rank:
                 with open(path / file, "rb") as source:
                     source.seek(begin)
                     source.readinto(data.data)
-            piece = transfer.to_all(data)[source_rank]
-            if own_rank in lacking_ranks and not failure:
+            piece = transfer.all_gather(data)[source_rank]
+            if own_rank in missing_ranks and not failure:
                 failure = _write_piece(path / file, piece, begin, size)
     failures = strategy.group.gather("commits/shared", failure, LONG_SECONDS)
     for rank, error in enumerate(failures):
@@ -301,17 +304,17 @@ def _write_piece(path: Path, piece: np.ndarray, start: int, size: int) -> str:
     return ""
 
 
-class Saved(NamedTuple):
+class RunSnapshot(NamedTuple):
     """The state of a run at one step.
 
     Attributes:
-      step: number of updates done.
+      step: number of completed updates.
       seed: seed of the run.
-      parts: copies of what this process writes.
+      parts: copies of the blocks that this process writes.
       values: state other than tensors, as JSON.
       state: variables from which the parts were copied.
-      over: hosts to which the files are distributed; None if all processes share a directory.
-      kept: steps of the checkpoints to keep besides the newest ones.
+      placement: placement of the files on hosts; None if all processes share a directory.
+      keep_steps: steps of further checkpoints to keep.
     """
 
     step: int
@@ -319,66 +322,59 @@ class Saved(NamedTuple):
     parts: Sequence[Part]
     values: Any
     state: RunVariables
-    over: HostPlacement | None = None
-    kept: Sequence[int] = ()
+    placement: HostPlacement | None = None
+    keep_steps: Sequence[int] = ()
 
 
 class Tier:
     """A directory with a run's checkpoints, and the thread that writes them, one at a time.
 
     Attributes:
-      written: step of the last checkpoint whose write was started, unless it has failed.
+      last_step: step of the last checkpoint whose write has started and not failed.
     """
 
     noun = "checkpoint"
-    level = logging.INFO  # of the message that one has been written
+    level = logging.INFO  # of the message about a complete checkpoint
 
     def __init__(self, group: Group, directory: str, keep: int, flags: Mapping[str, Any]):
-        """Initializes without writing; for the other arguments see `Checkpoints`.
-
-        Args:
-          group: group of the run's processes.
-          directory: directory of the checkpoints.
-          keep: number of checkpoints to keep.
-          flags: flags of the run.
-        """
+        """Initializes without writing; see `Checkpoints` for the arguments."""
         self._group = group
         self.directory = path_of(directory)
         self._keep = keep
         self._flags = flags
-        self.written: int | None = None
+        self.last_step: int | None = None
         self._writer = BackgroundWriter()
 
-    def start(self, saved: Saved) -> None:
-        """Starts to write; the previous write must be complete."""
-        self.written = saved.step
-        self._writer.start(lambda: self._write(saved))
+    def start(self, snapshot: RunSnapshot) -> None:
+        """Starts a write; the previous one must be complete."""
+        self.last_step = snapshot.step
+        self._writer.start(lambda: self._write(snapshot))
 
     def wait(self) -> None:
-        """Waits until nothing is being written; raises the exception of the last write."""
+        """Waits for the write; raises its exception."""
         self._writer.wait()
 
     def drop(self) -> None:
-        """Like `wait`, but ignores errors, because another error is being raised."""
+        """Waits for the write, ignoring its errors because another error is being raised."""
         with contextlib.suppress(Exception):
             self._writer.wait()
 
-    def _write(self, saved: Saved) -> None:
+    def _write(self, snapshot: RunSnapshot) -> None:
         path = commit(
             self._group,
             self.directory,
-            saved.parts,
-            step=saved.step,
-            seed=saved.seed,
+            snapshot.parts,
+            step=snapshot.step,
+            seed=snapshot.seed,
             flags=self._flags,
-            values=saved.values,
+            values=snapshot.values,
             keep=self._keep,
-            kept=saved.kept,
+            keep_steps=snapshot.keep_steps,
             noun=self.noun,
-            over=saved.over,
+            placement=snapshot.placement,
         )
         if self._group.rank == 0:
-            _log.log(self.level, "Saved step %d in %s.", saved.step, path)
+            _log.log(self.level, "Saved step %d in %s.", snapshot.step, path)
 
 
 class DurableTier(Tier):
@@ -389,9 +385,9 @@ class DurableTier(Tier):
         self._strict = strict
         self._on_failure = on_failure
 
-    def _write(self, saved: Saved) -> None:
+    def _write(self, snapshot: RunSnapshot) -> None:
         try:
-            super()._write(saved)
+            super()._write(snapshot)
         except CheckpointError:
             if self._group.rank == 0:
                 self._on_failure()
@@ -402,7 +398,7 @@ class DurableTier(Tier):
         try:
             super().wait()
         except CheckpointError as error:
-            self.written = None
+            self.last_step = None
             if strict or self._strict:
                 raise
             if self._group.rank == 0:
@@ -412,8 +408,8 @@ class DurableTier(Tier):
 class InMemoryTier(Tier):
     """In-memory checkpoints; only the first of consecutive failures is logged.
 
-    If hosts share no directory, each has the replicated state. The state that only one process has is stored on
-    its host and copied to the next one while training waits.
+    If hosts share no directory, each has the replicated state. State that only one process has is stored on its host and
+    copied to the next one while training waits.
     """
 
     noun = "commit"
@@ -421,28 +417,28 @@ class InMemoryTier(Tier):
 
     def __init__(self, strategy: Strategy, *args: Any):
         super().__init__(strategy.group, *args)
-        self._fails = False
+        self._has_failed = False
         self._hosts = hosts(self._group, Path(str(self.directory)))
         self._is_first = any(host[0] == self._group.rank for host in self._hosts)
         self._transfer = ByteTransfer(strategy) if len(self._hosts) > 1 else None
 
     @property
     def survives_host_loss(self) -> bool:
-        """Whether the checkpoint survives the loss of a host."""
+        """Whether a checkpoint survives the loss of a host."""
         return self._transfer is not None
 
-    def start(self, saved: Saved) -> None:
+    def start(self, snapshot: RunSnapshot) -> None:
         """See base class."""
-        super().start(self._spread(saved, self._transfer) if self._transfer else saved)
+        super().start(self._place(snapshot, self._transfer) if self._transfer else snapshot)
 
-    def _spread(self, saved: Saved, transfer: ByteTransfer) -> Saved:
-        replicated = saved.state.replicated()
-        own = [part for part in saved.parts if part.name not in replicated]
-        copies = transfer.to_one(shard_bytes(own), copy_holder(self._group.rank, self._hosts))
+    def _place(self, snapshot: RunSnapshot, transfer: ByteTransfer) -> RunSnapshot:
+        replicated = snapshot.state.replicated()
+        local_parts = [part for part in snapshot.parts if part.name not in replicated]
+        copies = transfer.send(shard_bytes(local_parts), copy_holder(self._group.rank, self._hosts))
         placement = HostPlacement(
-            self._hosts, saved.state.replicated_parts(saved.parts) if self._is_first else (), copies
+            self._hosts, snapshot.state.replicated_parts(snapshot.parts) if self._is_first else (), copies
         )
-        return saved._replace(parts=own, over=placement)
+        return snapshot._replace(parts=local_parts, placement=placement)
 
     def clear(self) -> None:
         """Removes all checkpoints to free the memory."""
@@ -454,11 +450,11 @@ class InMemoryTier(Tier):
         except OSError as error:
             _log.warning("Commits in %s could not be removed (%s).", self.directory, error.strerror)
 
-    def _write(self, saved: Saved) -> None:
+    def _write(self, snapshot: RunSnapshot) -> None:
         try:
-            super()._write(saved)
-            self._fails = False
+            super()._write(snapshot)
+            self._has_failed = False
         except CheckpointError as error:
-            if self._group.rank == 0 and not self._fails:
+            if self._group.rank == 0 and not self._has_failed:
                 _log.warning("%s The run continues, and tries again at the next commit.", error)
-            self._fails = True
+            self._has_failed = True

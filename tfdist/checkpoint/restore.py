@@ -11,10 +11,10 @@ from tfdist.checkpoint.format import (
     CheckpointError,
     CorruptCheckpointError,
     checkpoints_at,
+    damaged_checkpoints,
     newest,
     newest_first,
     set_aside,
-    set_aside_in,
 )
 from tfdist.checkpoint.replication import share
 from tfdist.checkpoint.run_variables import RunVariables
@@ -30,14 +30,14 @@ _log = logging.getLogger(__name__)
 
 
 def resume_candidates(strategy: Strategy, path: AnyPath, commits: str | os.PathLike[str] = "") -> list[str]:
-    """Returns the checkpoints at a path, and the in-memory ones in a directory of each host, the newest first.
+    """Returns rank 0's checkpoints at a path, and the in-memory ones of each host, newest first.
 
-    Every process must call it; rank 0's checkpoints are used.
+    Every process must call it.
     """
     group, folder = strategy.group, Path(commits).expanduser()
-    own_checkpoints = [str(checkpoint) for checkpoint in checkpoints_at(path)]
+    local_checkpoints = [str(checkpoint) for checkpoint in checkpoints_at(path)]
     with long_timeout("its data or its model") as deadline:
-        durable = [path_of(checkpoint) for checkpoint in group.broadcast("resume", own_checkpoints, deadline)]
+        durable = [path_of(checkpoint) for checkpoint in group.broadcast("resume", local_checkpoints, deadline)]
     names: list[str] = []
     if commits:
         complete_commits = share(strategy, folder)
@@ -52,25 +52,26 @@ def resume_candidates(strategy: Strategy, path: AnyPath, commits: str | os.PathL
 
 def _check_not_all_damaged(group: Group, folders: Sequence[StoragePath]) -> None:
     """Raises `CheckpointError` if the run would silently start over because all of its checkpoints were set aside."""
-    damaged = [
+    local_names = [
         str(checkpoint)
-        for checkpoint in set_aside_in(*(directory for path in folders for directory in (path, path / "checkpoints")))
+        for checkpoint in damaged_checkpoints(
+            *(directory for path in folders for directory in (path, path / "checkpoints"))
+        )
     ]
-    reported = next(filter(None, group.gather("resume/damaged", damaged)), None)
-    if reported:
+    damaged_names = next(filter(None, group.gather("resume/damaged", local_names)), None)
+    if damaged_names:
         raise CheckpointError(
             f"A run must resume from a valid checkpoint. Received: {folders[0]}, where all checkpoints are damaged; "
-            f"the newest is {reported[-1]}. Start in another directory, with new weights or from a checkpoint of another "
+            f"the newest is {damaged_names[-1]}. Start in another directory, with new weights or from a checkpoint of another "
             "run."
         )
 
 
 def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:
-    """Restores a run from the first valid one of these checkpoints; every process must call it with the same paths.
+    """Restores a run from the first valid checkpoint; every process must call it with the same paths.
 
-    A warning is logged for each corrupted checkpoint; with `sets_aside` the chief also renames it, so that it is not
-    used again. The chief verifies every byte: a checkpoint that only other processes cannot read is not considered
-    corrupted.
+    A warning is logged for each corrupted checkpoint; with `sets_aside`, the chief also renames it. The chief verifies
+    every byte: a checkpoint that only other processes cannot read does not count as corrupted.
 
     Returns:
       The checkpoint; None if there are no paths.
@@ -79,7 +80,7 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
       InputError: a checkpoint is of another model or optimizer, or of a newer version.
       CheckpointError: none of them is valid, or a process other than the chief cannot read a valid one.
     """
-    chief, damaged = group.rank == 0, []
+    chief, damages = group.rank == 0, []
     state.collect()
     for number, path in enumerate(paths):
         checkpoint, damage = _try_restore(state, path_of(path), verifies_all=chief)
@@ -93,19 +94,19 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
                 f"{rank}: {errors[rank]} "
                 "It is valid on rank 0: share its directory between the hosts."
             )
-        damaged.append(errors[0])
+        damages.append(errors[0])
         if chief:
-            _log.warning("%s%s", damaged[-1], _set_aside(path_of(path)) if sets_aside else "")
-    if damaged:
+            _log.warning("%s%s", damages[-1], _set_aside(path_of(path)) if sets_aside else "")
+    if damages:
         raise CheckpointError(
-            f"A run must resume from a valid checkpoint. Received: {len(damaged)} damaged. {damaged[0]} Start in "
+            f"A run must resume from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Start in "
             "another directory, with new weights or from a checkpoint of another run."
         )
     return None
 
 
 def _check_values(checkpoint: Checkpoint) -> None:
-    """Raises `CorruptCheckpointError` if values that are not tensors are invalid, before anything is restored."""
+    """Raises `CorruptCheckpointError` if values other than tensors are invalid, before restoring any."""
     try:
         batches = BatchSchedule.from_json(checkpoint.values["batch_schedule"])
         Progress(checkpoint.values["progress"])
@@ -129,7 +130,7 @@ def _set_aside(path: StoragePath) -> str:
 
 
 def _try_restore(state: RunVariables, path: StoragePath, verifies_all: bool) -> tuple[Checkpoint | None, str]:
-    """Restores a checkpoint; returns it, and an error if it is corrupted. `verifies_all` verifies unneeded data, too."""
+    """Restores a checkpoint; returns it, or an error if it is corrupted. `verifies_all` also verifies unused data."""
     try:
         checkpoint = Checkpoint.open(path)
         _check_values(checkpoint)

@@ -1,5 +1,5 @@
-"""Code that the commands share: flags, their completion, and creating strategy, run directory and model from flags.
+"""Code shared by commands: flags, completion, and the creation of strategy, run directory and model from flags.
 
-It also contains the longer parts of some commands: the searches of `--find`, the build of Horovod, plans of layouts, and
-`tfdist.distribute`. The commands themselves are the modules directly in `tfdist/`.
+Also contains the longer parts of some commands: the searches of `--find`, the build of Horovod, plans of layouts, and
+`tfdist.distribute`. The commands are the modules directly in `tfdist/`.
 """

@@ -1,4 +1,4 @@
-"""`--find=batch_size`: tries batch sizes of a training command, each in a directory of its own."""
+"""`--find=batch_size`: tries batch sizes for a training command, each in its own directory."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from tfdist.launcher.job import Job
 from tfdist.planning import batch_size
 from tfdist.planning.rate_curve import plot_batch_sizes
 from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes
-from tfdist.reporting.file_errors import must_write
+from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.run_directory import FIND, RunDirectory, default_path
 from tfdist.storage import StoragePath, path_of, storage_of
 
@@ -37,37 +37,29 @@ def directory(config: TrainConfig) -> StoragePath:
 
 
 def check(folder: StoragePath) -> None:
-    """Checks that a run could begin in the directory of a search, and creates it.
+    """Checks and creates the directory of a search.
 
     Raises:
-      InputError: there is a run, or the directory cannot be written.
+      InputError: its parent contains a run, or the directory cannot be written.
     """
     if RunDirectory(folder.parent).is_run:
         raise InputError(
-            f"A search begins with new weights and needs an output directory without a run. Received: {folder.parent}, "
-            "which is one. Give another --output_dir."
+            f"A search starts with new weights and needs an output directory without a run. Received: {folder.parent}, "
+            "which has one. Give another --output_dir."
         )
     RunDirectory.check(folder.parent)
     RunDirectory(folder).make()
 
 
-def write(folder: StoragePath, name: str, results: Mapping[str, Any], config: TrainConfig, picture: bytes) -> None:
-    """Writes the result of a search.
-
-    Args:
-      folder: the directory.
-      name: name of the search and of the files.
-      results: values of JSON.
-      config: flags, which are written too, without the directory.
-      picture: a PNG.
-    """
+def write(folder: StoragePath, name: str, results: Mapping[str, Any], config: TrainConfig, png: bytes) -> None:
+    """Writes the result of a search."""
     flags = {name: value for name, value in dataclasses.asdict(config).items() if name != "output_dir"}
     facts = {"schema": _SCHEMA, **results, "flags": flags}
     for path, contents in (
         (folder / f"{name}.json", f"{json.dumps(facts, indent=2)}\n".encode()),
-        (folder / f"{name}.png", picture),
+        (folder / f"{name}.png", png),
     ):
-        with must_write(path):
+        with reraise_as_write_error(path):
             storage_of(path).replace(path, contents)
 
 
@@ -89,8 +81,8 @@ class TrainingTrials:
     """Prepares trials.
 
     Attributes:
-      facts: of the last trial that has succeeded; None before.
-      was_short: whether its steps took too little time to measure their speed; the next trial has more of them.
+      facts: properties of the last successful trial; None before the first one.
+      was_short: whether its steps took too little time to measure their speed; the next trial has more steps.
     """
 
     def __init__(self, config: TrainConfig, search: BatchSizeSearch):
@@ -99,14 +91,13 @@ class TrainingTrials:
         self._config, self._search, self._timed_steps = config, search, search.steps // 2
 
     def __call__(self, batch_size: int, folder: pathlib.Path) -> TrialProgram:
-        """Prepares a trial whose files are in a directory."""
+        """Prepares a trial with files in `folder`."""
         run, file = folder / "run", folder / "flags.txt"
         file.write_text(flags.flags_text(self._trial_config(batch_size)))
         command = [sys.executable, "-m", "tfdist.train", f"--flagfile={file}", f"--output_dir={run}"]
         return TrialProgram(lambda rank: command, self._reader(run))
 
     def _trial_config(self, batch_size: int) -> TrainConfig:
-        """Returns the flags of a trial."""
         half = self._timed_steps
         values = {field.name: field.metadata["flag"].trial_value for field in dataclasses.fields(TrainConfig)}
         return dataclasses.replace(
@@ -120,19 +111,19 @@ class TrainingTrials:
         )
 
     def _adapt(self, step_seconds: float) -> None:
-        """Adapts the number of steps to their duration; a step of twice the size takes at most twice as long."""
+        """Adapts the number of steps to their duration; a batch of twice the size takes at most twice as long."""
         self.was_short = step_seconds * self._timed_steps < _SECONDS / 2 and self._timed_steps < _MAX_STEPS
-        needed = math.ceil(_SECONDS / max(step_seconds, 1e-6))
-        self._timed_steps = min(max(self._search.steps // 2, needed), _MAX_STEPS)
+        required_steps = math.ceil(_SECONDS / max(step_seconds, 1e-6))
+        self._timed_steps = min(max(self._search.steps // 2, required_steps), _MAX_STEPS)
 
     def _reader(self, run: pathlib.Path) -> Callable[[], float]:
         def read() -> float:
             directory = RunDirectory(path_of(run))
             start = directory.read_starts()[-1]
             self.facts = Facts(start["examples"], start["replicas"], start["strategy"])
-            last = [record for record in directory.records() if record["kind"] == "train"][-1]
-            self._adapt(float(last["step_seconds"]))
-            return float(last["examples_per_second"])
+            last_record = [record for record in directory.records() if record["kind"] == "train"][-1]
+            self._adapt(float(last_record["step_seconds"]))
+            return float(last_record["examples_per_second"])
 
         return read
 
@@ -148,7 +139,7 @@ def run(config: TrainConfig, search: BatchSizeSearch, context: ProcessContext) -
     _check_single_process(search, context.cluster)
     if 0 < search.max < config.batch_size:
         raise InputError(
-            f"A search for the batch size begins with --batch_size, which must be at most max. Received: "
+            f"A search for the batch size starts at --batch_size, which must be at most max. Received: "
             f"--batch_size={config.batch_size} and max={search.max}. Raise max, or lower --batch_size."
         )
     job = _job(search)
@@ -180,7 +171,7 @@ def run(config: TrainConfig, search: BatchSizeSearch, context: ProcessContext) -
 
 
 def _run_trial(trials: Trials, training: TrainingTrials, size: int) -> Trial:
-    """Tries a size, again with more steps if the first trial was too short to measure its speed."""
+    """Tries a size, and repeats it with more steps if the trial was too short to measure its speed."""
     trial = trials(size)
     return trials(size) if training.was_short and not trial.failure else trial
 

@@ -1,7 +1,7 @@
 """Runs a command: parses its flags, returns an exit code, and reports each error once.
 
-An error that a user can cause is printed as one line on stderr; others go to `sys.excepthook`, which prints their traceback.
-Does not import TensorFlow.
+Errors that a user can cause are printed as one line on stderr; others go to `sys.excepthook`, which prints a traceback. Does
+not import TensorFlow.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from absl import flags as absl_flags
 from tfdist.cli import output
 from tfdist.cluster import signals
 from tfdist.cluster.exit_status import call_excepthook
-from tfdist.config.fields import WITHOUT_EFFECT
+from tfdist.config.fields import NO_EFFECT_HELP
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import ExitCode, InputError, Interrupted, TfdistError, naming_flags
 from tfdist.errors.engine_errors import one_line, out_of_memory
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
       name: its name.
       text: its value, as on a command line.
       kind: form of the value: a key of `KINDS`.
-      boolean: "true" or "false" if YAML takes the value for a boolean, else None.
+      boolean: "true" or "false" if the value is a boolean in YAML, else None.
       location: file and line, for messages.
     """
 
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
 
 def read(path: str) -> list[Entry]:
-    """Returns the flags in a configuration file, in its order.
+    """Returns the flags in a configuration file, in order.
 
     Raises:
       InputError: the file cannot be read, is not YAML, or is not a mapping of names to values.
@@ -79,13 +79,13 @@ def read(path: str) -> list[Entry]:
 
 
 def _entries(path: str, root: yaml.MappingNode) -> Iterator[Entry]:
-    seen: set[str] = set()
+    names: set[str] = set()
     for key, value in root.value:
         location = f"{path}, line {key.start_mark.line + 1}"
         name = _scalar(location, key)
-        if name in seen:
+        if name in names:
             raise InputError(f"{location}: {name} is given twice.")
-        seen.add(name)
+        names.add(name)
         yield Entry(name, *_value(f"{location}: {name}", value), location)
 
 
@@ -97,14 +97,12 @@ def _value(location: str, node: yaml.Node) -> tuple[str, type, str | None]:
         pairs = [f"{_scalar(location, key)}: {_scalar(location, item)}" for key, item in node.value]
         return "; ".join(pairs), dict, None
     text = _scalar(location, node)
-    boolean = (
-        yaml.SafeLoader.bool_values.get(text.lower()) if node.tag == _BOOL else None
-    )  # `!!bool` may precede any text
+    # `!!bool` may precede any text.
+    boolean = yaml.SafeLoader.bool_values.get(text.lower()) if node.tag == _BOOL else None
     return text, str, None if boolean is None else str(boolean).lower()
 
 
 def _scalar(location: str, node: yaml.Node) -> str:
-    """Returns a value as it is written."""
     if not isinstance(node, yaml.ScalarNode):
         raise InputError(
             f"{location} must be a string, or a list or mapping of strings. Received: a nested list or mapping."
@@ -123,7 +121,10 @@ def _problem(error: yaml.YAMLError) -> str:
     return " ".join(str(getattr(error, "problem", None) or error).split()).rstrip(".")
 
 
-SAME = {  # other names of our flags
+# Names of flags in Lightning, Accelerate, DeepSpeed, torchrun, Horovod, Transformers, Megatron and Keras. They are not
+# accepted, but used in messages about unknown flags.
+
+ALIASES = {  # other names of our flags
     "accumulate_steps": "gradient_accumulation_steps grad_accumulation_steps accumulate_grad_batches accumulation_steps "
     "accum_steps grad_accum grad_accum_steps accum_iter backward_passes_per_step update_freq",
     "batch_size": "bs b batch global_batch_size train_batch_size",
@@ -163,7 +164,7 @@ SAME = {  # other names of our flags
     "strategy": "distribution_strategy distribute_strategy distributed_type",
     "warmup_steps": "num_warmup_steps lr_warmup_steps lr_warmup_iters warmup warmup_iters",
 }
-LAUNCHER = {  # other names of flags of `tfdist launch`
+LAUNCHER_ALIASES = {  # other names of flags of `tfdist launch`
     "elastic_timeout_seconds": "elastic_timeout",
     "hosts": "hostfile host_discovery_script",
     "max_restarts": "reset_limit",
@@ -174,7 +175,7 @@ LAUNCHER = {  # other names of flags of `tfdist launch`
 }
 _MESH = "--strategy=mesh --mesh_shape='data:2;model:4'"
 _GLOBAL = "It is the global batch size, over all replicas."
-OTHER = {  # names with another syntax here: our flags, and a note
+REPLACEMENTS = {  # flags that have another syntax here: our flags, and a note
     "accelerator": ("--strategy", ""),
     "amp": ("--precision=mixed_float16", ""),
     "bf16": ("--precision=mixed_bfloat16", ""),
@@ -206,11 +207,11 @@ OTHER = {  # names with another syntax here: our flags, and a note
     "xla": ("--jit_compile", ""),
 }
 _LAUNCH = "tfdist launch"
-EVERY_COMMAND = "Every command"  # topic of the flags that each command has
-_GONE = (errno.EPIPE, errno.EIO)  # errors of writing to a pipe or terminal that is closed
+EVERY_COMMAND = "Every command"  # topic of the flags that all commands have
+_CLOSED_ERRORS = (errno.EPIPE, errno.EIO)  # errors of writing to a closed pipe or terminal
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 _CONFIG = "config"
-_JSON = "helpjson"  # the same as data, for completion and other programs
+_JSON = "helpjson"  # the help as data, for completion and other programs
 _HELP = ("help", "helpshort", "helpfull", _JSON)
 FILES = {
     "--flagfile": "Read flags from a file, one per line; later flags win.",
@@ -221,57 +222,58 @@ HELP_LINE = {"--help": "Show this help."}
 _log = logging.getLogger(__name__)
 
 
-def _by_alias(names: Mapping[str, str]) -> dict[str, str]:
-    return {alias: ours for ours, aliases in names.items() for alias in aliases.split()}
+def _invert_aliases(names: Mapping[str, str]) -> dict[str, str]:
+    return {alias: flag for flag, aliases in names.items() for alias in aliases.split()}
 
 
-_SAME, _LAUNCHER = _by_alias(SAME), _by_alias(LAUNCHER) | {name: name for name in LAUNCHER}
+_FLAG_BY_ALIAS = _invert_aliases(ALIASES)
+_LAUNCHER_FLAG_BY_ALIAS = _invert_aliases(LAUNCHER_ALIASES) | {name: name for name in LAUNCHER_ALIASES}
 
 
-def hint(written: str, known: Mapping[str, Any], program: str) -> str:
-    """Returns which of our flags an unknown one may mean, as the end of a message such as ` Use --learning_rate=0.1.`.
+def hint(flag_text: str, known_flags: Mapping[str, Any], program: str) -> str:
+    """Returns the flag that an unknown one may mean, as the end of a message such as ` Use --learning_rate=0.1.`.
 
     Args:
-      written: the unknown flag as it was written, such as "--lr=0.1" or "-np".
-      known: the flags of the command, by name, each with a `parser` and `boolean` as in absl.
+      flag_text: the unknown flag as written by the user, such as "--lr=0.1" or "-np".
+      known_flags: the flags of the command, by name, each with a `parser` and `boolean` as in absl.
       program: name of the command, such as "tfdist train".
 
     Returns:
       The hint, or "" if the flag has no equivalent in this command.
     """
-    name, _, value = written.lstrip("-").partition("=")
+    name, _, value = flag_text.lstrip("-").partition("=")
     name = name.replace("-", "_").lower()
-    if name in known:
-        return f" Flags are written with underscores, in lower case: {_with_value(name, value, known[name])}."
-    if name.startswith("no_") and name[3:] in known and known[name[3:]].boolean:
+    if name in known_flags:
+        return f" Flags are written with underscores, in lower case: {_format_flag(name, value, known_flags[name])}."
+    if name.startswith("no_") and name[3:] in known_flags and known_flags[name[3:]].boolean:
         return f" Use --no{name[3:]}."
-    if name in OTHER:
-        ours, note = OTHER[name]
-        flags = [word.removeprefix("--").partition("=")[0] for word in ours.split()]
-        return f" Use {ours}. {note}".rstrip() if all(flag in known for flag in flags) else ""
-    if _SAME.get(name) in known:
-        return _use(_SAME[name], value, known[_SAME[name]])
-    if _LAUNCHER.get(name) in known:
-        return _use(_LAUNCHER[name], value, known[_LAUNCHER[name]])
-    if name in _LAUNCHER and "strategy" in known:
-        return f" The launcher has it: `{_LAUNCH} --{_LAUNCHER[name]}={value or 'N'} -- {program} ...`."
-    ours = _SAME.get(name, name)
-    if name == "local_rank" and "strategy" in known:
+    if name in REPLACEMENTS:
+        suggestion, note = REPLACEMENTS[name]
+        flags = [word.removeprefix("--").partition("=")[0] for word in suggestion.split()]
+        return f" Use {suggestion}. {note}".rstrip() if all(flag in known_flags for flag in flags) else ""
+    if _FLAG_BY_ALIAS.get(name) in known_flags:
+        return _suggest_flag(_FLAG_BY_ALIAS[name], value, known_flags[_FLAG_BY_ALIAS[name]])
+    if _LAUNCHER_FLAG_BY_ALIAS.get(name) in known_flags:
+        return _suggest_flag(_LAUNCHER_FLAG_BY_ALIAS[name], value, known_flags[_LAUNCHER_FLAG_BY_ALIAS[name]])
+    if name in _LAUNCHER_FLAG_BY_ALIAS and "strategy" in known_flags:
+        return f" The launcher has it: `{_LAUNCH} --{_LAUNCHER_FLAG_BY_ALIAS[name]}={value or 'N'} -- {program} ...`."
+    suggestion = _FLAG_BY_ALIAS.get(name, name)
+    if name == "local_rank" and "strategy" in known_flags:
         return " Each process learns its rank from the launcher's environment variables: leave it out."
-    if "processes" in known and ours in TrainConfig.__dataclass_fields__:
-        return f" It belongs to the command that is started: write --{ours} after `--`."
-    is_of_a_script = program == "tfdist run" and not difflib.get_close_matches(name, known)
-    return " Arguments of the script follow its name." if is_of_a_script else ""
+    if "processes" in known_flags and suggestion in TrainConfig.__dataclass_fields__:
+        return f" It belongs to the command that is started: write --{suggestion} after `--`."
+    is_script_argument = program == "tfdist run" and not difflib.get_close_matches(name, known_flags)
+    return " Arguments of the script follow its name." if is_script_argument else ""
 
 
-def _use(name: str, value: str, flag: Any) -> str:
+def _suggest_flag(name: str, value: str, flag: Any) -> str:
     choices = getattr(flag.parser, "choices", ())
-    more = f": {', '.join(choices[:-1])} or {choices[-1]}" if choices and value not in choices else ""
-    return f" Use {_with_value(name, value, flag)}{more}."
+    choices_text = f": {', '.join(choices[:-1])} or {choices[-1]}" if choices and value not in choices else ""
+    return f" Use {_format_flag(name, value, flag)}{choices_text}."
 
 
-def _with_value(name: str, value: str, flag: Any) -> str:
-    """Returns our flag with a value, or without it if the flag does not accept it."""
+def _format_flag(name: str, value: str, flag: Any) -> str:
+    """Returns a flag with a value, or without it if the flag does not accept the value."""
     choices = getattr(flag.parser, "choices", ())
     try:
         flag.parser.parse(value)
@@ -295,7 +297,7 @@ def render(
       topics: by title, the flags of each topic, as pairs of syntax and description.
       about: description of the command.
       arguments: arguments after the flags, such as "-- COMMAND".
-      width: of the text, in characters.
+      width: maximum width, in characters.
       examples: commands, which are not wrapped.
     """
     column = 4 + max(len(name) for lines in topics.values() for name, _ in lines)
@@ -322,11 +324,11 @@ def _line(name: str, text: str, column: int, width: int) -> str:
 
 
 class _HelpRequested(Exception):
-    """Raised when `--help` is parsed; later and unknown flags are ignored."""
+    """Raised when `--help` is parsed, which ignores later and unknown flags."""
 
 
 class _FlagValues(absl_flags.FlagValues):
-    """Flags that refuse a flag file which includes itself; absl warns, and ignores the inner one."""
+    """Flag values that refuse a flag file that includes itself, where absl only warns."""
 
     def _get_flag_file_lines(self, filename: str, parsed_file_stack: list[str] | None = None) -> list[str]:
         if filename in (parsed_file_stack or []):
@@ -357,12 +359,12 @@ def run(
     Args:
       name: name of the command, as in `tfdist <name>`.
       define: defines the command's flags on the given values.
-      call: the command: takes the parsed values; if `arguments` is given, the arguments after the flags; and if `has_json`,
-        an `Output`. Returns an exit code, or None for 0.
-      argv: command line, including the program name, or what returns it and may raise `InputError`; None for that of this
-        process.
+      call: runs the command; takes the parsed values, if `arguments` is given the arguments after the flags, and if `has_json`
+        an `Output`; returns an exit code, or None for 0.
+      argv: command line, including the program name, or a function that returns it and may raise `InputError`; None for that
+        of this process.
       about: first sentence of the help.
-      arguments: arguments after the flags, for the help; empty if the command takes flags only.
+      arguments: arguments after the flags, for the help; empty if the command takes only flags.
       has_json: whether it has the flag `--json`.
       examples: commands to show at the end of the help.
 
@@ -372,7 +374,7 @@ def run(
     program = f"tfdist {name}"
     locations: dict[str, str] = {}
     values = _FlagValues()
-    values.set_gnu_getopt(False)  # the first argument may be another command, whose flags follow it
+    values.set_gnu_getopt(False)  # flags after the first argument may belong to another command
     try:
         define(values)
         if has_json:
@@ -380,21 +382,23 @@ def run(
         for flag in _HELP:
             help_flag = _HelpFlag(flag, False, "", short_name="h" if flag == "help" else None)
             absl_flags.DEFINE_flag(help_flag, values, __name__)
-        line = argv() if callable(argv) else argv
-        rest = parse(values, list(sys.argv if line is None else line), program, arguments, locations)
+        command_line = argv() if callable(argv) else argv
+        remaining_arguments = parse(
+            values, list(sys.argv if command_line is None else command_line), program, arguments, locations
+        )
         with _stack_on_sigusr1(), naming_flags(), contextlib.ExitStack() as stack:
             call_arguments: list[Any] = [values]
             if arguments:
-                call_arguments.append(rest)
+                call_arguments.append(remaining_arguments)
             if has_json:
                 call_arguments.append(
-                    stack.enter_context(output.opened(name.partition(" ")[0], bool(values["json"].value)))
+                    stack.enter_context(output.open_output(name.partition(" ")[0], bool(values["json"].value)))
                 )
             return int(call(*call_arguments) or ExitCode.DONE)
     except _HelpRequested as request:
         if str(request) == _JSON:
-            described = {"name": name, "about": about, "arguments": arguments, "examples": list(examples)}
-            text = json.dumps({**described, "flags": [_as_data(flag) for flag in _own_flags(values)]})
+            description = {"name": name, "about": about, "arguments": arguments, "examples": list(examples)}
+            text = json.dumps({**description, "flags": [_as_data(flag) for flag in _own_flags(values)]})
         else:
             width = min(shutil.get_terminal_size().columns, 120)
             text = render(program, _topics(values), about, arguments, width, examples)
@@ -414,7 +418,7 @@ def run(
         uncaught = error
     finally:
         flush()
-    return _fail(uncaught)  # not while it is handled: it is no context of another error in the hook
+    return _fail(uncaught)  # outside of the handler, so that it does not become the context of an error in the hook
 
 
 def _fail(error: Exception) -> int:
@@ -427,17 +431,17 @@ def _fail(error: Exception) -> int:
 
 @contextlib.contextmanager
 def _stack_on_sigusr1() -> Iterator[None]:
-    """Prints the main thread's location on SIGUSR1 instead of exiting; training installs a more detailed handler."""
+    """Prints the main thread's stack on SIGUSR1 instead of exiting; training installs a more detailed handler."""
     if not signals.can_set_handlers():
         yield
         return
-    # A duplicate, because the command may redirect stderr while importing TensorFlow.
+    # A copy of stderr, because the command may redirect it while importing TensorFlow.
     with os.fdopen(os.dup(2), "w") as stream:
 
         def say(_: int) -> None:
             print("Stack of this process (SIGUSR1):", *signals.main_stack(), sep="\n  ", file=stream, flush=True)
 
-        with signals.handling({signal.SIGUSR1: say}):
+        with signals.handle_signals({signal.SIGUSR1: say}):
             yield
 
 
@@ -454,14 +458,14 @@ def parse(
     arguments: str,
     locations: dict[str, str] | None = None,
 ) -> list[str]:
-    """Parses the values and returns the arguments after the flags.
+    """Parses a command line and returns the arguments after the flags.
 
     Args:
       values: flag values with all flags defined.
       argv: command line, including the program name.
       program: name of the command in messages.
-      arguments: arguments after the flags; empty if the command takes flags only.
-      locations: filled with file and line of the flags that are read from `--config`.
+      arguments: arguments after the flags; empty if the command takes only flags.
+      locations: filled with file and line of the flags in `--config`.
 
     Raises:
       InputError: the command line, or a file that it names, is invalid; the message is one line.
@@ -469,7 +473,7 @@ def parse(
     remedy = f"`{program} --help` lists the flags."
     absl_flags.DEFINE_multi_string(_CONFIG, [], "", flag_values=values, module_name=__name__)
     try:
-        rest = values(argv)[1:]
+        remaining_arguments = values(argv)[1:]
     except absl_flags.UnrecognizedFlagError as error:
         raise InputError(_unknown_flag(values, error.flagvalue, program)) from error
     except absl_flags.CantOpenFlagFileError as error:
@@ -477,28 +481,29 @@ def parse(
         raise InputError(f"--flagfile must name a readable file. Received: {cause}.") from error
     except (absl_flags.Error, ValueError) as error:
         raise InputError(f"{_invalid_value(values, error)} {remedy}") from error
-    if rest and not arguments:
-        remedy = f"A YAML file is for --{_CONFIG}." if re.match(r"\w+: ", rest[0]) else remedy
-        raise InputError(f'Only flags are accepted, written --name=value. Received: "{rest[0]}". {remedy}')
+    if remaining_arguments and not arguments:
+        remedy = f"A YAML file is for --{_CONFIG}." if re.match(r"\w+: ", remaining_arguments[0]) else remedy
+        raise InputError(
+            f'Only flags are accepted, written --name=value. Received: "{remaining_arguments[0]}". {remedy}'
+        )
     for path in reversed(values[_CONFIG].value or []):  # the last one wins
         _read_config(values, path, program, {} if locations is None else locations)
-    return rest
+    return remaining_arguments
 
 
 def _invalid_value(values: absl_flags.FlagValues, error: Exception) -> str:
-    """Returns the problem of a flag's value, as a sentence; absl's own texts are Python's."""
+    """Returns a sentence about an invalid value, because absl's messages are those of Python."""
     match = re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)
     kind = _KINDS.get(values[match[1]].flag_type()) if match and match[1] in values else None
     return f"--{match[1]} must be {kind}. Received: {match[2]}." if match and kind else f"{str(error).rstrip('.')}."
 
 
-def _unknown_flag(values: absl_flags.FlagValues, written: str, program: str) -> str:
-    """Returns a message about an unknown flag, as it was written, with the one that may be meant."""
-    known = {name: values[name] for name in values if name not in ("h", *_HELP)}
-    name = written.partition("=")[0]
-    remedy = hint(written, known, program)
+def _unknown_flag(values: absl_flags.FlagValues, flag_text: str, program: str) -> str:
+    known_flags = {name: values[name] for name in values if name not in ("h", *_HELP)}
+    name = flag_text.partition("=")[0]
+    remedy = hint(flag_text, known_flags, program)
     if not remedy:
-        similar = did_you_mean(name.lstrip("-"), known, form="--{}")
+        similar = did_you_mean(name.lstrip("-"), known_flags, form="--{}")
         remedy = f"{similar} `{program} --help` lists the flags."
     return f"{name} is not a flag of {program}.{remedy}"
 
@@ -522,18 +527,13 @@ def _read_config(values: absl_flags.FlagValues, path: str, program: str, locatio
 
 
 def _with_location(message: str, locations: Mapping[str, str]) -> str:
-    """Adds to a message the file and line of the first flag that it names, if that is in a configuration file."""
+    """Adds the file and line of the first flag in a message that was read from a configuration file."""
     flags = [name for name in re.findall(r"--(\w+)", message) if name in locations]
     return f"{message.rstrip('.')}. --{flags[0]} is from {locations[flags[0]]}." if flags else message
 
 
 def only_argument(arguments: list[str], rule: str, remedy: str) -> str:
-    """Returns the only argument of a command that takes one after its flags.
-
-    Args:
-      arguments: arguments after the flags.
-      rule: start of the error message.
-      remedy: end of the error message.
+    """Returns the single argument after the flags.
 
     Raises:
       InputError: there is not exactly one argument.
@@ -544,22 +544,21 @@ def only_argument(arguments: list[str], rule: str, remedy: str) -> str:
 
 
 def _topics(values: absl_flags.FlagValues) -> dict[str, list[tuple[str, str]]]:
-    """Returns syntax and description of the flags by topic."""
     topics: dict[str, list[tuple[str, str]]] = {}
     for topic, flag in _own_flags(values):
-        topics.setdefault(topic, []).append(_described(flag))
+        topics.setdefault(topic, []).append(_syntax_and_help(flag))
     files = FILES if topics else {}
-    if ignored := topics.pop(WITHOUT_EFFECT, []):
-        topics[WITHOUT_EFFECT] = [
-            ("", ", ".join(f"--{name.removeprefix('--').removeprefix('[no]')}" for name, _ in ignored))
+    if ignored_flags := topics.pop(NO_EFFECT_HELP, []):
+        topics[NO_EFFECT_HELP] = [
+            ("", ", ".join(f"--{name.removeprefix('--').removeprefix('[no]')}" for name, _ in ignored_flags))
         ]
     return {**topics, EVERY_COMMAND: [*files.items(), *HELP_LINE.items()]}
 
 
 def _own_flags(values: absl_flags.FlagValues) -> Iterator[tuple[str, absl_flags.Flag]]:
-    """Yields topic and flag, in the order of the help.
+    """Yields topics and flags, in the order of the help.
 
-    The topic is the module name of a flag, if it is capitalized, which names of modules are not.
+    The topic is the module name of a flag if it is capitalized, unlike real module names.
     """
     for module, flags in values.flags_by_module_dict().items():
         for flag in flags:
@@ -581,7 +580,7 @@ def _as_data(topic_and_flag: tuple[str, absl_flags.Flag]) -> dict[str, Any]:
     }
 
 
-def _described(flag: absl_flags.Flag) -> tuple[str, str]:
+def _syntax_and_help(flag: absl_flags.Flag) -> tuple[str, str]:
     name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
     default = "" if flag.default in (None, "", False) else f" (default: {flag.default})"
     return name, f"{flag.help}{default}"
@@ -597,7 +596,7 @@ def flush(may_lose: bool = False) -> None:
     """Flushes stdout and stderr; output without a reader is dropped.
 
     Args:
-      may_lose: whether output that cannot be written for another reason, such as a full disk, is dropped as well.
+      may_lose: whether to also drop output that cannot be written for another reason, such as a full disk.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is None or getattr(stream, "closed", False):  # a program may have replaced it
@@ -605,7 +604,7 @@ def flush(may_lose: bool = False) -> None:
         try:
             stream.flush()
         except OSError as error:
-            if error.errno not in _GONE and not may_lose:
+            if error.errno not in _CLOSED_ERRORS and not may_lose:
                 raise
             # Prevents an error from Python's own flush at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

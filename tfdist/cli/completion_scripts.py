@@ -1,16 +1,10 @@
-"""Scripts for completion by Tab in shells, generated from descriptions of the commands."""
+"""Scripts for completion in shells, generated from descriptions of the commands."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-_FILES = (
-    "_file",
-    "flagfile",
-    "config",
-    "output",
-    "hosts",
-    "resume",
-)  # ends of the names of flags whose values are paths
+# Suffixes of the names of flags whose values are paths.
+_FILES = ("_file", "flagfile", "config", "output", "hosts", "resume")
 _DIRECTORIES = "_dir"
 
 
@@ -20,8 +14,8 @@ class Flag(NamedTuple):
     Attributes:
       name: its name.
       help: its description.
-      boolean: whether it is written `--name` or `--noname`.
-      values: values to offer.
+      boolean: whether its syntax is `--name` or `--noname`.
+      values: values to suggest.
     """
 
     name: str
@@ -36,7 +30,7 @@ class Command(NamedTuple):
     Attributes:
       name: its name.
       about: its description.
-      words: words of which one follows the name.
+      words: words, one of which follows the name.
       arguments: arguments after the flags, such as "RUN" or "bash|zsh"; may be empty.
       flags: its flags.
     """
@@ -134,27 +128,27 @@ if [[ "$funcstack[1]" == _tfdist ]]; then _tfdist "$@"; else compdef _tfdist tfd
 
 
 def bash(commands: Sequence[Command]) -> str:
-    """Returns the script for bash, in which words are split at "=" and values are offered without their flag."""
-    cases, by_values = [], dict[str, list[str]]()
+    """Returns the script for bash, which splits words at "=" and completes values without their flag."""
+    cases, flags_by_values = [], dict[str, list[str]]()
     for command in commands:
         flags = [*command.flags, *(_COMMON_FLAGS if command.flags else _COMMON_FLAGS[-1:])]
-        written = " ".join(f"--{flag.name}{'' if flag.boolean else '='}" for flag in flags)
-        no = " ".join(f"--no{flag.name}" for flag in command.flags if flag.boolean)
+        flag_words = " ".join(f"--{flag.name}{'' if flag.boolean else '='}" for flag in flags)
+        negated_flags = " ".join(f"--no{flag.name}" for flag in command.flags if flag.boolean)
         words = " ".join([*command.words, *_alternatives(command)])
         arguments = "" if command.arguments.startswith("--") else command.arguments
         cases.append(
             f'{command.name}) words="{words}" arguments="{arguments}" '
-            f'flags="{written}{" --" * command.arguments.startswith("--")}" no="{no}" ;;'
+            f'flags="{flag_words}{" --" * command.arguments.startswith("--")}" no="{negated_flags}" ;;'
         )
         for flag in flags:
             if flag.values:
-                by_values.setdefault(" ".join(flag.values), []).append(f"{command.name}--{flag.name}")
-    values = [f'{" | ".join(flag_names)}) values="{text}" ;;' for text, flag_names in by_values.items()]
+                flags_by_values.setdefault(" ".join(flag.values), []).append(f"{command.name}--{flag.name}")
+    values = [f'{" | ".join(flag_names)}) values="{text}" ;;' for text, flag_names in flags_by_values.items()]
     return _fill(
         _BASH,
         COMMANDS=" ".join(command.name for command in commands),
-        CASES=_indented(cases, 8),
-        VALUES=_indented(values, 12),
+        CASES=_indent(cases, 8),
+        VALUES=_indent(values, 12),
         FILES=" | ".join(f"*{'' if name.startswith('_') else '--'}{name}" for name in _FILES),
     )
 
@@ -165,7 +159,7 @@ def zsh(commands: Sequence[Command]) -> str:
     for command in commands:
         flags = [*command.flags, *(_COMMON_FLAGS if command.flags else _COMMON_FLAGS[-1:])]
         specs = [spec for flag in flags for spec in _zsh_flag(flag)] + [
-            _quoted(spec) for spec in _zsh_arguments(command)
+            _quote(spec) for spec in _zsh_arguments(command)
         ]
         lines = [
             f"{command.name})",
@@ -174,11 +168,11 @@ def zsh(commands: Sequence[Command]) -> str:
             f"        {specs[-1]}",
         ]
         cases += [*lines, "    ;;"]
-    listed = [
-        *(_quoted(f"{command.name}:{_sentence(command.about)}") for command in commands),
+    command_lines = [
+        *(_quote(f"{command.name}:{_sentence(command.about)}") for command in commands),
         "'help:Describe a command and its flags'",
     ]
-    return _fill(_ZSH, COMMANDS=_indented(listed, 8), CASES=_indented(cases, 8))
+    return _fill(_ZSH, COMMANDS=_indent(command_lines, 8), CASES=_indent(cases, 8))
 
 
 SHELLS: Mapping[str, Callable[[Sequence[Command]], str]] = {"bash": bash, "zsh": zsh}
@@ -191,14 +185,14 @@ def _alternatives(command: Command) -> list[str]:
 def _zsh_flag(flag: Flag) -> list[str]:
     text = _sentence(flag.help).replace("\\", "\\\\").replace("[", r"\[").replace("]", r"\]")
     if flag.boolean:
-        return [_quoted(f"--{flag.name}[{text}]")]
+        return [_quote(f"--{flag.name}[{text}]")]
     if flag.values:
         action = f"({' '.join(flag.values)})"
     elif flag.name.endswith(_DIRECTORIES):
         action = "_files -/"
     else:
         action = "_files" if flag.name.endswith(_FILES) else " "
-    return [_quoted(f"--{flag.name}=[{text}]:{flag.name.replace('_', ' ')}:{action}")]
+    return [_quote(f"--{flag.name}=[{text}]:{flag.name.replace('_', ' ')}:{action}")]
 
 
 def _zsh_arguments(command: Command) -> list[str]:
@@ -215,11 +209,11 @@ def _sentence(text: str) -> str:
     return " ".join(text.split()).partition(". ")[0].rstrip(".")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _indented(lines: Iterable[str], width: int) -> str:
+def _indent(lines: Iterable[str], width: int) -> str:
     return "\n".join(" " * width + line for line in lines)
 
 

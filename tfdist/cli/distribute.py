@@ -24,18 +24,18 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
 
     N replicas give the same result as one device: weights, losses, metrics and predictions are equal up to rounding.
     The batch size is the global one. Every process passes the same data, of any kind that Keras accepts, reads all of
-    it, and keeps the rows of its own replicas from each batch; with N processes, reading thus costs N times as much as
-    if each process read only its part. Every process must make the same calls; only the chief displays progress and
-    writes the files of callbacks.
+    it, and keeps the rows of its own replicas from each batch; N processes thus read N times as much data as if each
+    process read only its part. Every process must make the same calls; only the chief displays progress and writes the
+    files of callbacks.
 
     The model is modified in place. It must have been created where it will be trained:
 
     * under `strategy.scope()` of `MirroredStrategy`, `MultiWorkerMirroredStrategy` or a strategy of tfdist;
-    * or under no scope: then the environment decides whether this is one process of a Horovod job (`horovodrun`,
+    * or under no scope: then the environment determines whether this is one process of a Horovod job (`horovodrun`,
     `tfdist launch --launcher=horovod`), or a single process.
 
     Args:
-      model: the model, which need not be built or compiled yet.
+      model: a Keras model, which need not be built or compiled yet.
       strategy: strategy in whose scope it was created; by default it is detected.
       **options: flags of `tfdist run`, such as `compression="fp16"`, which override those in the environment
         variable TFDIST_FLAGS.
@@ -55,7 +55,7 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
         )
     config = environment_flags.options(options)
     check(config.compression)
-    if keras_fit.attached(model) is not None:
+    if keras_fit.distribution_of(model) is not None:
         raise InputError(
             f"A model can be distributed only once. Received: {model.name}, which is already distributed. Leave out "
             "the second call."
@@ -77,12 +77,12 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
 
 
 def _strategy_of(model: keras.Model, config: RunConfig) -> Strategy:
-    """Returns the strategy in whose scope a model was created, or that of this process if there was none."""
+    """Returns the strategy in whose scope a model was created, or this process's strategy if there was no scope."""
     current = strategy_in_use()
     if current is not None:
         return current
-    started, engine = factory.started(), model.distribute_strategy
+    strategies, engine = factory.started(), model.distribute_strategy
     if tf.distribute.has_strategy() or engine is not tf.distribute.get_strategy():
-        matching = [strategy for strategy in started if getattr(strategy, "engine", None) is engine]
+        matching = [strategy for strategy in strategies if getattr(strategy, "engine", None) is engine]
         return matching[0] if matching else tf_distribute.strategy_of_engine(engine, config.start_timeout_seconds)
-    return started[-1] if started else open_strategy.load(config)
+    return strategies[-1] if strategies else open_strategy.load(config)

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import tfdist
-from tfdist.cli.doctor_report import Finding, Section, Status, one_of
+from tfdist.cli.doctor_report import Finding, Section, Status, warning_or_ok
 from tfdist.cli.horovod_build import PATCHED
 from tfdist.cluster.affinity import cpu_quota
 from tfdist.cluster.environment import describe, detect_cluster, hint
@@ -40,15 +40,15 @@ _PACKAGES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
 _HOROVOD, _INSTALL_HOROVOD = "horovod", "tfdist install_horovod"
 
 
-class _Supported(NamedTuple):
+class _SupportedVersions(NamedTuple):
     text: str
-    allows: bool
+    is_supported: bool
 
 
 def versions_section() -> Section:
-    """Returns the versions; an installed package that is not supported is a warning."""
+    """Returns the versions, with warnings about unsupported ones."""
     installed = {"tfdist": tfdist.__version__, **versions()}
-    python = _python(installed["python"])
+    python = _python_versions(installed["python"])
     findings = [
         Finding(Status.OK, f"tfdist {installed['tfdist']}, {platform.platform()}"),
         _finding("Python", installed["python"], python, "Use a supported version."),
@@ -61,11 +61,11 @@ def versions_section() -> Section:
     }
     for name, title in _PACKAGES.items():
         version = installed.get(name)
-        supported = _required(name, version)
+        supported = _required_versions(name, version)
         findings.append(_finding(title, version, supported, f"pip install '{name}{supported.text.replace(' ', '')}'"))
         facts[name] = _facts(version, supported)
     version = installed.get(_HOROVOD)
-    supported = _Supported(PATCHED, version == PATCHED)
+    supported = _SupportedVersions(PATCHED, version == PATCHED)
     if version is None:
         findings.append(Finding(Status.MISSING, "Horovod is not installed", _INSTALL_HOROVOD))
     else:
@@ -74,34 +74,33 @@ def versions_section() -> Section:
     return Section("versions", facts, findings)
 
 
-def _finding(title: str, version: str | None, supported: _Supported, remedy: str) -> Finding:
+def _finding(title: str, version: str | None, supported: _SupportedVersions, remedy: str) -> Finding:
     if version is None:
         return Finding(Status.FAILED, f"{title} is not installed, and tfdist requires it", remedy)
-    if not supported.allows:
+    if not supported.is_supported:
         return Finding(Status.WARNING, f"{title} {version} is not supported; supported: {supported.text}", remedy)
     return Finding(Status.OK, f"{title} {version}" + (f" (supported: {supported.text})" if supported.text else ""))
 
 
-def _facts(version: str | None, supported: _Supported) -> dict[str, object]:
-    return {"version": version, "supported": supported.text or None, "is_supported": supported.allows}
+def _facts(version: str | None, supported: _SupportedVersions) -> dict[str, object]:
+    return {"version": version, "supported": supported.text or None, "is_supported": supported.is_supported}
 
 
-def _python(version: str) -> _Supported:
-    """Returns the versions of Python with which tfdist is tested, which its classifiers list."""
+def _python_versions(version: str) -> _SupportedVersions:
     pattern = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
-    supported = [match[1] for match in map(pattern.fullmatch, _metadata("Classifier")) if match]
-    return _Supported(", ".join(supported), not supported or version.rpartition(".")[0] in supported)
+    supported = [match[1] for match in map(pattern.fullmatch, _metadata_field("Classifier")) if match]
+    return _SupportedVersions(", ".join(supported), not supported or version.rpartition(".")[0] in supported)
 
 
-def _required(name: str, version: str | None) -> _Supported:
-    """Returns the versions of a package that tfdist's requirements allow; an empty text if they allow any."""
-    requirements = map(Requirement, _metadata("Requires-Dist"))
-    specifier = next((each.specifier for each in requirements if each.name == name), SpecifierSet())
-    return _Supported(str(specifier), version is not None and specifier.contains(version, prereleases=True))
+def _required_versions(name: str, version: str | None) -> _SupportedVersions:
+    """Returns the versions of a package that tfdist's requirements allow; an empty text for any version."""
+    requirements = map(Requirement, _metadata_field("Requires-Dist"))
+    specifier = next((r.specifier for r in requirements if r.name == name), SpecifierSet())
+    return _SupportedVersions(str(specifier), version is not None and specifier.contains(version, prereleases=True))
 
 
-def _metadata(field: str) -> list[str]:
-    """Returns a field of tfdist's metadata; empty if tfdist is used from a directory without installation."""
+def _metadata_field(field: str) -> list[str]:
+    """Returns a field of tfdist's metadata; empty if tfdist is not installed."""
     try:
         return importlib.metadata.metadata("tfdist").get_all(field) or []
     except importlib.metadata.PackageNotFoundError:
@@ -116,7 +115,7 @@ _MIN_FREE_DISK = 1 << 30
 
 
 def hardware_section() -> Section:
-    """Returns the resources of this machine, and the amounts that this process may use."""
+    """Returns the resources of this machine and what this process may use of them."""
     usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
     memory, limit = psutil.virtual_memory(), container_limit(_MEMORY_LIMIT)
     free = min(memory.available, limit or memory.available)
@@ -141,7 +140,7 @@ def hardware_section() -> Section:
     )
     findings = [
         Finding(Status.OK, cores),
-        one_of(
+        warning_or_ok(
             low_memory if free < _MIN_FREE_MEMORY else "",
             "End other programs, or raise the container's limit.",
             memory_text,
@@ -173,7 +172,7 @@ def _space_finding(facts: dict[str, Any], minimum: int, remedy: str) -> Finding:
             Status.WARNING, f"{path} cannot be written", f"Make {path} a directory that this user may write."
         )
     problem = f"only {byte_size(free)} are free in {path}" if free < minimum else ""
-    return one_of(problem, remedy, f"{byte_size(free)} free in {path}")
+    return warning_or_ok(problem, remedy, f"{byte_size(free)} free in {path}")
 
 
 _PROCESS_LIMIT = pathlib.Path("/sys/fs/cgroup/pids.max")
@@ -188,9 +187,9 @@ _KINDS = {
 
 
 def limits_section() -> Section:
-    """Returns the limits; a small one is a warning."""
+    """Returns the limits, with warnings about low ones."""
     facts = {
-        name: dict(zip(("soft", "hard"), map(_known, resource.getrlimit(kind)), strict=True))
+        name: dict(zip(("soft", "hard"), map(_finite, resource.getrlimit(kind)), strict=True))
         for name, kind in _KINDS.items()
     }
     files, processes, locked = (limits["soft"] for limits in facts.values())
@@ -198,37 +197,33 @@ def limits_section() -> Section:
     lowest = min((limit for limit in (processes, container) if limit is not None), default=None)
     pinned = "InfiniBand needs locked memory without a limit" if _INFINIBAND.exists() and locked is not None else ""
     findings = [
-        one_of(
-            f"only {files} files may be open" if _is_below(files, _MIN_FILES) else "",
+        warning_or_ok(
+            f"only {files} files may be open" if files is not None and files < _MIN_FILES else "",
             "ulimit -n 65536",
             f"{_limit_text(files)} open files",
         ),
-        one_of(
-            f"only {lowest} processes and threads" if _is_below(lowest, _MIN_PROCESSES) else "",
+        warning_or_ok(
+            f"only {lowest} processes and threads" if lowest is not None and lowest < _MIN_PROCESSES else "",
             "ulimit -u 16384, or raise the container's limit (docker run --pids-limit)",
             f"{_limit_text(lowest)} processes and threads",
         ),
-        one_of(
+        warning_or_ok(
             pinned, "ulimit -l unlimited", f"{'unlimited' if locked is None else byte_size(locked)} of locked memory"
         ),
     ]
     return Section("limits", {**facts, "container_processes": container}, findings)
 
 
-def _known(limit: int) -> int | None:
+def _finite(limit: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def container_limit(path: pathlib.Path) -> int | None:
-    """Returns a limit of this process's container from a file of cgroup v2; None if unlimited or unknown."""
+    """Reads a limit of this process's container from a cgroup v2 file; None if unlimited or unknown."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):  # "max" instead of a number, or no cgroup v2
         return None
-
-
-def _is_below(limit: int | None, minimum: int) -> bool:
-    return limit is not None and limit < minimum
 
 
 def _limit_text(limit: int | None) -> str:
@@ -242,14 +237,16 @@ _READ = re.compile(
     r"|XDG_CACHE_HOME|TMPDIR|PYTHONPATH|LD_LIBRARY_PATH|LD_PRELOAD|ROCR_VISIBLE_DEVICES"
 )
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|JWT|(^|_)KEY(S|$|_)|(^|_)AUTH")
-_OWN = {"TF_CPP_MIN_LOG_LEVEL": "2", "UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": ""}  # set by `import tfdist`
+_DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": ""}  # set by `import tfdist`
 _PATHS = ("_FILE", "_DIR")  # the path of a secret is not secret
 _MAX_LENGTH = 100  # characters of a value in the text
 
 
 def environment_section(environment: Mapping[str, str]) -> Section:
-    """Returns the variables that are set, and the launcher that started this process, if any."""
-    names = sorted(name for name, value in environment.items() if _READ.fullmatch(name) and _OWN.get(name) != value)
+    """Returns the variables and the launcher of this process."""
+    names = sorted(
+        name for name, value in environment.items() if _READ.fullmatch(name) and _DEFAULTS.get(name) != value
+    )
     variables = {name: None if is_secret(name) else environment[name] for name in names}
     launcher = _launcher(environment)
     facts = {"launcher": launcher.text, "variables": variables}
@@ -258,7 +255,7 @@ def environment_section(environment: Mapping[str, str]) -> Section:
 
 
 def is_secret(name: str) -> bool:
-    """Returns whether the value of a variable may be a secret, by its name."""
+    """Returns whether a variable may contain a secret, judging by its name."""
     return bool(_SECRET.search(name.upper())) and not name.endswith(_PATHS)
 
 
@@ -281,9 +278,9 @@ _INTERFACE = "HOROVOD_GLOO_IFACE"
 
 
 def network_section(environment: Mapping[str, str]) -> Section:
-    """Returns the state of the network; engines on one host need a loopback that can be bound."""
+    """Returns the state of the network; even engines on one host need the loopback."""
     name = socket.gethostname()
-    addresses = _resolved(name)
+    addresses = _resolve(name)
     problem = loopback_problem()
     interfaces = _interfaces()
     token = _token(environment)
@@ -292,29 +289,28 @@ def network_section(environment: Mapping[str, str]) -> Section:
         "addresses": addresses,
         "loopback_problem": problem or None,
         "interfaces": interfaces,
-        "token_source": next((each for each in (TOKEN_VARIABLE, FILE_VARIABLE) if environment.get(each)), None),
+        "token_source": next((source for source in (TOKEN_VARIABLE, FILE_VARIABLE) if environment.get(source)), None),
         "token_problem": token.text if token.status == Status.WARNING else None,
     }
     loopback = Finding(Status.OK, f"ports of {LOOPBACK} can be bound and reached")
     if problem:
         remedy = "ip link set lo up, and permit connections over it in the firewall"
         loopback = Finding(Status.FAILED, f"{LOOPBACK} cannot be used: {problem}", remedy)
-    chosen = environment.get(_INTERFACE, "")
-    unknown = bool(chosen) and chosen not in [each["name"] for each in interfaces]
     findings = [
         _name_finding(name, addresses),
         loopback,
-        *(Finding(Status.OK, _describe_interface(each)) for each in interfaces),
+        *(Finding(Status.OK, _describe_interface(interface)) for interface in interfaces),
         token,
     ]
-    if unknown:
-        text = f"{_INTERFACE} names {chosen}, an interface which this host does not have"
+    gloo_interface = environment.get(_INTERFACE)
+    if gloo_interface and gloo_interface not in [interface["name"] for interface in interfaces]:
+        text = f"{_INTERFACE} names {gloo_interface}, an interface which this host does not have"
         findings.append(Finding(Status.WARNING, text, f"unset {_INTERFACE}"))
     return Section("network", facts, findings)
 
 
 def loopback_problem() -> str:
-    """Returns why a message cannot be sent over a new port of the loopback; empty if it can."""
+    """Returns why a message cannot be sent over the loopback; empty if it can."""
     try:
         with socket.create_server((LOOPBACK, 0)) as server:
             server.settimeout(_SECONDS)
@@ -328,10 +324,10 @@ def loopback_problem() -> str:
         return os.strerror(error.errno) if error.errno else str(error)
 
 
-def _resolved(name: str) -> list[str]:
+def _resolve(name: str) -> list[str]:
     with contextlib.suppress(OSError):
         infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(each[4][0]) for each in infos))
+        return list(dict.fromkeys(str(info[4][0]) for info in infos))
     return []
 
 
@@ -354,7 +350,7 @@ def _interfaces() -> list[dict[str, object]]:
         {
             "name": name,
             "is_up": name in states and states[name].isup,
-            "addresses": [each.address for each in addresses if each.family in (socket.AF_INET, socket.AF_INET6)],
+            "addresses": [a.address for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)],
         }
         for name, addresses in sorted(psutil.net_if_addrs().items())
     ]

@@ -1,4 +1,4 @@
-"""Sections of a report: facts for programs, findings for people."""
+"""Sections of a report: facts for programs, and findings for users."""
 
 import enum
 from collections.abc import Iterator, Mapping
@@ -15,12 +15,12 @@ class Status(enum.StrEnum):
 
 
 class Finding(NamedTuple):
-    """One finding.
+    """A line of the report.
 
     Attributes:
-      status: its meaning.
+      status: meaning of the finding.
       text: one line.
-      remedy: a command or instruction that fixes it; empty if there is no problem.
+      remedy: a command or instruction that fixes a problem; may be empty.
     """
 
     status: Status
@@ -32,8 +32,8 @@ class Section(NamedTuple):
     """A part of the report.
 
     Attributes:
-      name: key of its facts.
-      facts: values of JSON, with units in the names.
+      name: key of the facts.
+      facts: JSON values, with units in the names.
       findings: interpretation of the facts.
     """
 
@@ -43,12 +43,12 @@ class Section(NamedTuple):
 
 
 def lines(finding: Finding) -> Iterator[str]:
-    """Yields the lines of a finding for people."""
+    """Yields the lines of a finding."""
     yield f"  {finding.status:<8} {finding.text}"
     if finding.remedy:
         yield f"           -> {finding.remedy}"
 
 
-def one_of(problem: str, remedy: str, otherwise: str) -> Finding:
-    """Returns a warning if there is a problem, else a finding without one."""
+def warning_or_ok(problem: str, remedy: str, otherwise: str) -> Finding:
+    """Returns a warning if there is a problem, else an OK."""
     return Finding(Status.WARNING, problem, remedy) if problem else Finding(Status.OK, otherwise)

@@ -13,13 +13,7 @@ from tfdist.trainer.trainer import Trainer
 
 
 def describe(session: Session, trainer: Trainer, output: Output) -> None:
-    """Prints a description of a run on the chief; every process must call it.
-
-    Args:
-      session: the run's strategy and data.
-      trainer: a built trainer.
-      output: the output of the command.
-    """
+    """Prints a description of a run on the chief; every process must call it. The trainer must be built."""
     config, strategy = session.config, session.strategy
     hosts = open_strategy.hosts(strategy)
     if not strategy.is_chief:
@@ -29,8 +23,8 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
     parts = strategy.batch_parts
     micro_steps = strategy.micro_batches or config.accumulate_steps
     weights = config.parsed.balance.weights
-    even = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
-    counts = apportion(config.batch_size, weights) if weights else even
+    equal_counts = [rows(config.batch_size, part, parts)[1] for part in range(parts)]
+    replica_rows = apportion(config.batch_size, weights) if weights else equal_counts
     steps = config.steps or steps_in_epochs(config.epochs, size, config.batch_size)
     facts = {
         "flags": dataclasses.asdict(config),
@@ -40,8 +34,8 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
         "hosts": hosts,
         "replicas": parts,
         "global_batch_examples": config.batch_size,
-        "replica_batch_examples": sorted(set(counts)),
-        "micro_batch_examples": _shares(counts, micro_steps),
+        "replica_batch_examples": sorted(set(replica_rows)),
+        "micro_batch_examples": _shares(replica_rows, micro_steps),
         "micro_steps_per_step": micro_steps,
         "training_examples": size,
         "test_examples": session.data.test.size if session.data.test else None,
@@ -71,7 +65,7 @@ def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _shares(counts: Sequence[int], micro_steps: int) -> list[int]:
-    """Returns the numbers of rows of the micro-steps of all replicas, in ascending order."""
+    """Returns the distinct numbers of rows in a micro-step of any replica, in ascending order."""
     parts = [rows(count, part, micro_steps)[1] for count in counts for part in range(min(micro_steps, count))]
     return sorted(set(parts))
 

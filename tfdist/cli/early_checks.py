@@ -1,7 +1,7 @@
-"""Checks of the environment and the files of a command before TensorFlow is imported, which takes seconds.
+"""Checks the environment and the files of a command before TensorFlow is imported, which takes seconds.
 
-Hosts may have different files: those that a host lacks are reported once all processes have joined, so that none of them
-waits for a process that has already failed.
+Files that are missing on only some hosts are reported after all processes have joined, so that none of them waits for a
+process that has already failed.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tfdist.cluster.environment import Cluster, detect_cluster
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.data_set_files import check_files
-from tfdist.config.strategy_registry import AUTO, declared
+from tfdist.config.strategy_registry import AUTO, strategy_declaration
 from tfdist.coordination import job_token
 from tfdist.distribution.strategy_selection import Detection, detect
 from tfdist.errors import InputError
@@ -21,9 +21,9 @@ class ProcessContext(NamedTuple):
     """The environment of this process, and its position in the job.
 
     Attributes:
-      environment: the environment, with the variables that flags replace.
-      cluster: the position of this process among those of the job.
-      detection: the chosen strategy and the reason; None if the choice depends on devices or code that only TensorFlow knows.
+      environment: environment variables, some of them replaced by flags.
+      cluster: the position of this process in the job.
+      detection: the chosen strategy and the reason; None if the choice requires TensorFlow.
     """
 
     environment: Mapping[str, str]
@@ -32,26 +32,26 @@ class ProcessContext(NamedTuple):
 
 
 def detect_context(config: Any, environment: Mapping[str, str] = os.environ) -> ProcessContext:
-    """Detects the context of this process; raises `InputError` if sources disagree about it."""
+    """Detects the context of this process; raises `InputError` if its sources are inconsistent."""
     coordinator = {"TFDIST_COORDINATOR": config.coordinator} if config.coordinator else {}
     environment = job_token.add_token_flags({**environment, **coordinator}, config.token_file, config.insecure)
     return ProcessContext(environment, detect_cluster(environment))
 
 
 def check_cluster(config: Any, context: ProcessContext) -> ProcessContext:
-    """Chooses the strategy, if that is already possible.
+    """Chooses the strategy, if possible without TensorFlow.
 
     Raises:
-      InputError: the job does not suit the strategy, or the other flags do not suit the one that "auto" means.
+      InputError: the job or the other flags are not valid for the strategy.
     """
     if ":" in config.strategy:  # the declaration of a user's strategy is known only after its import
         return context
-    # Only TensorFlow knows the number of devices: refuse flags that are refused for both one and several.
+    # Only TensorFlow knows the number of devices: flags are refused if they are invalid for one and for several.
     counts = (config.devices,) if config.devices or config.strategy != AUTO else (1, 2)
     refusals = []
     for devices in counts:
         detection = detect(context.environment, config.strategy, devices, cluster=context.cluster)
-        strategy = declared(detection.strategy)
+        strategy = strategy_declaration(detection.strategy)
         try:
             if strategy.name != config.strategy:  # otherwise it is checked with the other flags
                 check_strategy(config, strategy)

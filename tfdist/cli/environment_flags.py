@@ -1,4 +1,4 @@
-"""Reads flags from the environment variable TFDIST_FLAGS, for programs without tfdist flags of their own."""
+"""Reads flags from the environment variable TFDIST_FLAGS, for programs that do not define tfdist's flags."""
 
 import dataclasses
 import os
@@ -17,27 +17,27 @@ VARIABLE = "TFDIST_FLAGS"
 
 
 def options(overrides: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> RunConfig:
-    """Returns the configuration from TFDIST_FLAGS and keyword arguments, of which the latter take precedence.
+    """Returns the configuration from TFDIST_FLAGS and keyword arguments, which take precedence.
 
     Raises:
       InputError: either is invalid.
     """
     values = absl_flags.FlagValues()
     flags.define(values, RunConfig)
-    command.parse(values, [VARIABLE, *flags_of(environment)], "tfdist run", "")
+    command.parse(values, [VARIABLE, *split_flags(environment)], "tfdist run", "")
     config = flags.config(values, RunConfig)
-    known = [field.name for field in dataclasses.fields(RunConfig)]
+    names = [field.name for field in dataclasses.fields(RunConfig)]
     for name in overrides:
-        if name not in known:
-            raise InputError(f"tfdist.distribute has no option {name}.{nearest(name, known)}")
+        if name not in names:
+            raise InputError(f"tfdist.distribute has no option {name}.{nearest(name, names)}")
     return dataclasses.replace(config, **overrides)
 
 
-def flags_of(environment: Mapping[str, str] = os.environ) -> list[str]:
+def split_flags(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Returns the flags in TFDIST_FLAGS, split as by a shell.
 
     Raises:
-      InputError: a quotation is not closed, or it does not begin with a flag.
+      InputError: a quote is not closed, or the text does not start with a flag.
     """
     text = environment.get(VARIABLE, "")
     try:

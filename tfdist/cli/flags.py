@@ -1,4 +1,4 @@
-"""Converts absl flags to configurations and back. The fields of the configurations are the only definition of flags."""
+"""Converts absl flags to configurations and back. Flags are defined only by the fields of configurations."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from absl import flags as absl_flags
 
 from tfdist.config.conflicts import flag_text
-from tfdist.config.fields import TOPICS, WITHOUT_EFFECT
+from tfdist.config.fields import NO_EFFECT_HELP, TOPICS
 from tfdist.config.train_config import TrainConfig
 
 Config = TypeVar("Config")  # a dataclass whose fields each have a `tfdist.config.fields.Flag`
@@ -21,12 +21,12 @@ _DEFINE: dict[type, Callable[..., Any]] = {
 
 
 class TextParser(absl_flags.ArgumentParser[str]):
-    """Parses a text, with its properties for help, completion and configuration files.
+    """Parses a text, and has its properties for help, completion and configuration files.
 
     Attributes:
-      choices: the only allowed texts, if any.
+      choices: allowed texts; empty for any.
       structure: see `tfdist.config.fields.Flag`.
-      known: see there.
+      known: see `tfdist.config.fields.Flag`.
     """
 
     syntactic_help = ""
@@ -39,27 +39,27 @@ def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainCon
     """Defines a flag for each field of a configuration.
 
     Args:
-      flag_values: values on which flags are defined; each command uses new ones, so that it has only these flags.
+      flag_values: values on which flags are defined; each command has its own.
       config_type: `TrainConfig`, or another dataclass whose fields each have a `tfdist.config.fields.Flag`.
     """
-    without_effect = getattr(config_type, "without_effect", ())
+    ignored_flags = getattr(config_type, "ignored_flags", ())
     topics = {
-        field.name: WITHOUT_EFFECT if field.name in without_effect else field.metadata["flag"].topic
+        field.name: NO_EFFECT_HELP if field.name in ignored_flags else field.metadata["flag"].topic
         for field in dataclasses.fields(config_type)
     }
-    positions = {topic: position for position, topic in enumerate((*TOPICS, WITHOUT_EFFECT))}
+    positions = {topic: position for position, topic in enumerate((*TOPICS, NO_EFFECT_HELP))}
     # A command's own topics come first.
     for field in sorted(dataclasses.fields(config_type), key=lambda field: positions.get(topics[field.name], -1)):
         flag, topic = field.metadata["flag"], topics[field.name]
         # absl groups flags by the module that defines them, while the help groups them by topic.
-        text = TextParser(flag.choices, flag.structure, flag.known)
-        define_one = _DEFINE.get(type(field.default), functools.partial(define_text, text))
-        define_one(field.name, field.default, flag.help, flag_values=flag_values, module_name=topic)
+        parser = TextParser(flag.choices, flag.structure, flag.known)
+        define_flag = _DEFINE.get(type(field.default), functools.partial(define_text, parser))
+        define_flag(field.name, field.default, flag.help, flag_values=flag_values, module_name=topic)
 
 
-def define_text(parser: TextParser, name: str, default: str | None, help_text: str, **more: Any) -> None:
-    """Defines a flag with a text; after the parser, the arguments are those of `absl.flags.DEFINE_string`."""
-    absl_flags.DEFINE(parser, name, default, help_text, serializer=absl_flags.ArgumentSerializer(), **more)
+def define_text(parser: TextParser, name: str, default: str | None, help_text: str, **options: Any) -> None:
+    """Defines a text flag; the arguments after the parser are those of `absl.flags.DEFINE_string`."""
+    absl_flags.DEFINE(parser, name, default, help_text, serializer=absl_flags.ArgumentSerializer(), **options)
 
 
 def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = TrainConfig) -> Config:  # type: ignore[assignment]  # a TypeVar's default
@@ -68,7 +68,7 @@ def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = Train
     Raises:
       InputError: a flag is out of range, or two flags exclude each other.
     """
-    fields = dataclasses.fields(config_type)  # type: ignore[arg-type]  # a dataclass, which types cannot express
+    fields = dataclasses.fields(config_type)  # type: ignore[arg-type]  # a dataclass
     values: dict[str, Any] = {field.name: flag_values[field.name].value for field in fields}
     return config_type(**values)
 
@@ -76,7 +76,7 @@ def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = Train
 def flags_text(config: Any) -> str:
     """Returns the contents of an equivalent `--flagfile`, one flag per line.
 
-    The output directory is commented out, so that a repeated run gets its own directory.
+    The output directory is commented out: a repeated run gets its own directory.
     """
     lines = [flag_text(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
     return "".join(f"# {line}\n" if line.startswith("--output_dir=") else f"{line}\n" for line in lines)

@@ -1,14 +1,11 @@
 """The build of Horovod: version, patches, tools, environment variables.
 
-pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, which includes
-headers that newer versions of TensorFlow no longer have. Without the line that adds it, the release builds and works. Of
-the other patches, one lets a wheel find the MPI library of the environment into which it is installed, one lets horovodrun
-find its mpirun, two make large all-reduces over MPI faster, and four fix defects of the release itself.
-
-These defects: With Gloo, the stall inspector sees no ranks, so that a call omitted by one rank waits forever. The ranks of
-a process set do not use the configured interface, but the address of the host's own name, which is often the loopback. When
-a rank dies, messages between the others may no longer match, which aborts their processes. A second `init` in one process
-crashes if the environment fixes a parameter, as tfdist does.
+pip cannot build Horovod's last release with current versions of TensorFlow: its XLA bridge includes headers that no
+longer exist. The first patch removes the bridge. Others let a wheel find the MPI library of its environment, let horovodrun
+find its mpirun, make large all-reduces over MPI faster, and fix four defects: with Gloo, a call omitted by one rank waits
+forever, because the stall inspector sees no ranks; process sets do not use the configured interface, but the address of the
+host name, which is often the loopback; when a rank dies, messages between the others may no longer match, which aborts their
+processes; and a second `init` in a process crashes if the environment fixes a parameter, as tfdist does.
 """
 
 import dataclasses
@@ -31,7 +28,7 @@ from tfdist.errors import InputError, TfdistError
 
 VERSION = "0.28.1"
 SDIST = f"horovod-{VERSION}.tar.gz"
-PATCHED = f"{VERSION}+tfdist.6"  # version of the patched release; to be changed with the patches
+PATCHED = f"{VERSION}+tfdist.6"  # version of the patched release; change it together with the patches
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 # (file, line that occurs in it exactly once, replacement)
@@ -47,13 +44,13 @@ PATCHES = (
         "from distutils.spawn import find_executable\n",
         "from shutil import which as find_executable\n",
     ),
-    # MPICH's mpirun says that it is HYDRA, so that horovodrun does not know it.
+    # MPICH's mpirun identifies itself as HYDRA, which horovodrun does not recognize.
     (
         "horovod/runner/mpi_run.py",
         "        elif 'MPICH' in output:\n",
         "        elif 'MPICH' in output or 'HYDRA' in output:\n",
     ),
-    # The stall inspector's list of ranks is reserved, but never filled.
+    # The stall inspector's list of ranks is reserved but never filled.
     ("horovod/common/gloo/gloo_controller.cc", "  global_ranks_.reserve(size_);\n", "  global_ranks_.resize(size_);\n"),
     # The interface was not set for process sets, including the one of all ranks.
     (
@@ -61,8 +58,8 @@ PATCHES = (
         "  assert(global_context.IsEnabled());\n",
         "  assert(global_context.IsEnabled());\n  gloo_iface_ = global_context.gloo_iface_;\n",
     ),
-    # When a rank has died, others may receive the message of another call: raise an error, which Python can catch, instead
-    # of aborting.
+    # After a rank has died, others may receive the message of another call: raise an error that Python can catch instead of
+    # aborting.
     (
         "third_party/gloo/gloo/transport/tcp/pair.cc",
         "    GLOO_ENFORCE_LE(op.preamble.length, op.nbytes);\n",
@@ -75,14 +72,14 @@ PATCHES = (
     }
 """,
     ),
-    # The MPI library of the environment into which the wheel is installed, which need not be the one it was built in.
+    # Use the MPI library of the environment into which the wheel is installed, not of the one in which it was built.
     (
         "CMakeLists.txt",
         "    find_package(MPI ${MPI_REQUIRED})\n",
         '    find_package(MPI ${MPI_REQUIRED})\n    set(CMAKE_BUILD_RPATH "$ORIGIN/../../../..")\n',
     ),
-    # MPI libraries allocate a buffer of the message's size. malloc does not keep blocks of more than 32 MB, so that each call
-    # gets new pages, which doubles its time. Pieces also allow for more elements than an int can count.
+    # MPI libraries allocate a buffer of the message's size. malloc does not keep blocks of more than 32 MB, so each call gets
+    # new pages, which doubles its time. Pieces also allow for more elements than an int can count.
     (
         "horovod/common/ops/mpi_operations.cc",
         "MPIAllreduce::MPIAllreduce(HorovodGlobalState* global_state)\n",
@@ -107,7 +104,7 @@ MPIAllreduce::MPIAllreduce(HorovodGlobalState* global_state)
         "      MPI_Allreduce(sendbuf, buffer_data, (int)num_elements,\n",
         "      AllreduceInPieces(sendbuf, buffer_data, num_elements,\n",
     ),
-    # A second `init` crashes: it sets defaults at positions that a setting in the environment has removed.
+    # A second `init` crashes: it sets defaults at positions that a setting of the environment has removed.
     (
         "horovod/common/parameter_manager.cc",
         "    v[index_[variable]] = value;\n",
@@ -116,19 +113,19 @@ MPIAllreduce::MPIAllreduce(HorovodGlobalState* global_state)
     ("horovod/__init__.py", f"__version__ = '{VERSION}'\n", f"__version__ = '{PATCHED}'\n"),
 )
 
-# Horovod's setup.py needs an older setuptools, and Horovod's dependencies. These are only on the build's PYTHONPATH.
+# Horovod's setup.py needs an older setuptools, and Horovod's dependencies, on the PYTHONPATH of the build only.
 PACKAGES = ("setuptools", "wheel", "packaging", "cloudpickle", "psutil", "PyYAML")
 # Versions and hashes of these packages and of CMake.
 REQUIREMENTS = pathlib.Path(__file__).with_name("horovod_build_requirements.txt")
 
-# The user may set the locations of libraries; all other variables of Horovod's build are set here.
-_KEPT = re.compile("HOROVOD_(CUDA_HOME|NCCL_(HOME|INCLUDE|LIB|LINK)|BUILD_.*)")
-_NOT_THE_CAUSE = re.compile(r"^[\"']|subprocess|CalledProcessError|ERROR: Failed|metadata-generation-failed|\*\*\*")
+# Locations of libraries, which the user may set; all other variables of Horovod's build are set here.
+_USER_VARIABLES = re.compile("HOROVOD_(CUDA_HOME|NCCL_(HOME|INCLUDE|LIB|LINK)|BUILD_.*)")
+_IRRELEVANT_LINES = re.compile(r"^[\"']|subprocess|CalledProcessError|ERROR: Failed|metadata-generation-failed|\*\*\*")
 
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """The environment for which a wheel of Horovod is built."""
+    """A build of Horovod's wheel: the version of TensorFlow, and optional libraries."""
 
     tensorflow: str
     gpu: bool = False
@@ -136,7 +133,7 @@ class Build:
 
     @property
     def key(self) -> str:
-        """Name of this build's directory in the cache, with that of the MPI library with which the wheel is linked."""
+        """Name of this build's directory in the cache, including the MPI library with which the wheel is linked."""
         python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
         machine = f"{platform.system().lower()}-{platform.machine()}"
         variant = ("-gpu" if self.gpu else "") + (f"-{mpi_family()}" if self.mpi else "")
@@ -175,7 +172,7 @@ def find_mpicxx() -> str | None:
 
 @functools.cache
 def mpi_family() -> str:
-    """Returns which library `find_mpicxx` links: "openmpi", "mpich", or "libmpich" for MPICH as Debian names it."""
+    """Returns the library that `find_mpicxx` links: "openmpi", "mpich", or "libmpich" for Debian's MPICH."""
     mpicxx = find_mpicxx()
     if mpicxx is None:
         return "mpi"
@@ -203,49 +200,45 @@ def find_cmake() -> str | None:
     return cmake if version and (int(version[1]), int(version[2])) >= (3, 13) else None
 
 
-def pinned(name: str) -> str:
-    """Returns the requirement of a package in `REQUIREMENTS`, with its version and hashes, as one line."""
+def requirement(name: str) -> str:
+    """Returns the line of a package in `REQUIREMENTS`, with its version and hashes."""
     lines = REQUIREMENTS.read_text(encoding="utf-8").replace("\\\n", "").splitlines()
     (line,) = (line for line in lines if line.startswith(f"{name}=="))
     return line
 
 
 def environment(build: Build, packages: pathlib.Path, cmake: str) -> dict[str, str]:
-    """Returns the environment variables of the build.
-
-    Args:
-      build: the build.
-      packages: directory with `PACKAGES`.
-      cmake: path of CMake.
-    """
-    variables = {k: v for k, v in os.environ.items() if _KEPT.fullmatch(k) or not k.startswith("HOROVOD_")}
+    """Returns the environment variables of a build; `packages` is the directory with `PACKAGES`."""
+    variables = {k: v for k, v in os.environ.items() if _USER_VARIABLES.fullmatch(k) or not k.startswith("HOROVOD_")}
     variables |= {f"HOROVOD_WITH_{name}": "1" for name in ("TENSORFLOW", "GLOO", *["MPI"] * build.mpi)}
     variables |= {f"HOROVOD_WITHOUT_{name}": "1" for name in ("PYTORCH", "MXNET", *["MPI"] * (not build.mpi))}
     if build.gpu:
         variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
     if build.mpi and (mpicxx := find_mpicxx()):
-        variables["MPI_HOME"] = str(pathlib.Path(mpicxx).absolute().parent.parent)  # not resolved: Debian's are links
+        variables["MPI_HOME"] = str(
+            pathlib.Path(mpicxx).absolute().parent.parent
+        )  # without resolving links, which Debian uses
     variables["HOROVOD_CMAKE"] = cmake
     variables["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
     variables["CMAKE_POLICY_VERSION_MINIMUM"] = "3.5"  # otherwise CMake 4 rejects Gloo's CMakeLists.txt
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH")]))
-    # Set by oneAPI's setvars.sh: Horovod would be built with oneCCL, and prefer it to MPI.
+    # Set by oneAPI's setvars.sh; Horovod would be built with oneCCL, and prefer it to MPI.
     variables.pop("CCL_ROOT", None)
     return variables
 
 
 def check_hash(sdist: pathlib.Path) -> None:
     """Raises `TfdistError` if the file is not the expected release."""
-    received = hashlib.sha256(sdist.read_bytes()).hexdigest()
-    if received != SHA256:
-        raise TfdistError(f"{SDIST} must have the SHA-256 {SHA256}. Received: {received} in {sdist}. Delete that file.")
+    digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
+    if digest != SHA256:
+        raise TfdistError(f"{SDIST} must have the SHA-256 {SHA256}. Received: {digest} in {sdist}. Delete that file.")
 
 
 def unpack(sdist: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Checks, unpacks and patches the source distribution; returns its top directory."""
     check_hash(sdist)
     with tarfile.open(sdist) as archive:
-        # Python 3.11's first releases have no filters, and ignore this attribute.
+        # The first releases of Python 3.11 have no filters, and ignore this attribute.
         archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
         archive.extractall(folder)
     source = folder / f"horovod-{VERSION}"
@@ -267,33 +260,33 @@ def patch(source: pathlib.Path) -> None:
 
 
 def last_error(text: str) -> str:
-    """Returns the last line with a cause in the output of compilers, CMake or pip; else the last line."""
+    """Returns the last line with a cause in the output of compilers, CMake or pip, or else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["It printed nothing."]
     errors = [i for i, line in enumerate(lines) if re.search(r"(?i)error:|CMake Error", line)]
-    causes = [i for i in errors if not _NOT_THE_CAUSE.search(lines[i])] or errors or [len(lines) - 1]
+    causes = [i for i in errors if not _IRRELEVANT_LINES.search(lines[i])] or errors or [len(lines) - 1]
     cause = lines[causes[-1]]
     if cause.startswith("CMake Error") and cause.endswith(":"):  # CMake prints the reason on the next line
         cause = " ".join(lines[causes[-1] : causes[-1] + 2])
     return cause
 
 
-# The cache of Horovod's wheels: directories in which only their user may write, and a hash next to each wheel.
-# The hash, in a file for `sha256sum --check`, shows that a wheel is incomplete or was changed. It is no protection from
-# somebody who can change both files; owner and mode of the directories are.
+# The cache of Horovod's wheels: directories that only their user can write, with a hash next to each wheel.
+# The hash, in a file for `sha256sum --check`, detects incomplete or modified wheels. It does not protect against someone who
+# can write both files; the owner and mode of the directories do.
 
 
 def make_private(folder: pathlib.Path) -> None:
-    """Creates a directory, and its parents, unless it exists. A new one can be used by this user only.
+    """Creates a directory and its parents, unless it exists. A new directory is accessible to this user only.
 
     Raises:
-      InputError: it belongs to another user, or others can write there.
+      InputError: it belongs to another user, or others can write to it.
       OSError: it cannot be created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise InputError(
-            "The cache must be a directory of yours in which no one else may write, because code is installed from there. "
+            "The cache must be a directory that you own and no one else can write, because code is installed from there. "
             f"Received: {folder}, of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}. Run: "
             f"chmod go-w {folder}, or pass another --cache_dir."
         )
@@ -302,33 +295,32 @@ def make_private(folder: pathlib.Path) -> None:
 def add(wheel: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Moves a wheel into a directory on the same file system, records its hash, and returns its new path.
 
-    A wheel that was there is replaced. If this is interrupted, the wheel has no hash or its predecessor's, and therefore is
-    not used.
+    Replaces an existing wheel. If this is interrupted, the wheel has no hash or a wrong one, and is not used.
     """
-    line = _line(_hash(wheel), wheel)
-    cached = wheel.replace(folder / wheel.name)
+    line = _hash_line(_hash(wheel), wheel)
+    cached_wheel = wheel.replace(folder / wheel.name)
     descriptor, partial = tempfile.mkstemp(dir=folder)  # with mode 0600
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(line)
-    os.replace(partial, _record(cached))
-    return cached
+    os.replace(partial, _hash_file(cached_wheel))
+    return cached_wheel
 
 
 def check(wheel: pathlib.Path) -> str:
-    """Returns why a wheel of the cache must not be used; empty if it has the recorded hash."""
+    """Returns why a cached wheel must not be used; empty if it has the recorded hash."""
     try:
-        recorded = _record(wheel).read_text(encoding="utf-8", errors="replace")
+        recorded_line = _hash_file(wheel).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return "its hash was not recorded"
     actual = _hash(wheel)
-    return "" if recorded == _line(actual, wheel) else f"its SHA-256 is {actual} and not the recorded one"
+    return "" if recorded_line == _hash_line(actual, wheel) else f"its SHA-256 is {actual} and not the recorded one"
 
 
-def _record(wheel: pathlib.Path) -> pathlib.Path:
+def _hash_file(wheel: pathlib.Path) -> pathlib.Path:
     return wheel.with_name(f"{wheel.name}.sha256")
 
 
-def _line(sha256: str, wheel: pathlib.Path) -> str:
+def _hash_line(sha256: str, wheel: pathlib.Path) -> str:
     return f"{sha256}  {wheel.name}\n"
 
 

@@ -1,4 +1,4 @@
-"""Prints what Horovod was built with, and which library `--communication=auto` chooses here, as one line of JSON.
+"""Prints Horovod's libraries and the choice of `--communication=auto` as one line of JSON.
 
 python -m tfdist.cli.horovod_probe PROCESSES
 """
@@ -16,19 +16,19 @@ from tfdist.errors import InputError
 
 
 def describe(processes: int) -> dict[str, object]:
-    """Returns the facts, for a job of this many processes on this host."""
+    """Returns the facts for a job with this number of processes on this host."""
     built = {"Gloo": hvd.gloo_built(), "NCCL": hvd.nccl_built(), "MPI": hvd.mpi_built()}
     mpi = horovod_rendezvous.mpi_library()
     try:
         choice = automatic_choice(LocalGroup(), Cluster(size=processes, local_size=processes, source="TF_CONFIG"))
-        chosen = {"library": choice.library, "reason": choice.reason}
+        automatic = {"library": choice.library, "reason": choice.reason}
     except InputError as error:  # an environment variable is invalid
-        chosen = {"library": "", "reason": str(error)}
+        automatic = {"library": "", "reason": str(error)}
     return {
         "libraries": [name for name, is_built in built.items() if is_built],
         "mpi_library": mpi,
         "starts_without_mpirun": not mpi or horovod_rendezvous.starts_without_mpirun(mpi),
-        "automatic": chosen,
+        "automatic": automatic,
     }
 
 

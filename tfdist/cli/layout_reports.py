@@ -95,11 +95,11 @@ if TYPE_CHECKING:
     from tfdist.planning.pipeline_plan import PipelinePlan, SchedulePlan, StagePlan
 
 
-_SHOWN = 3  # paths of variables that are not sharded
+_MAX_LISTED = 3  # paths of replicated variables, and tensors between stages
 
 
 def lines(spread: "SpreadPlan") -> Iterator[str]:
-    """Yields the layouts of variables and the communication between the devices of a process."""
+    """Yields lines about layouts of variables and communication between the devices of a process."""
     mesh = spread.plan.mesh
     rows = [
         (
@@ -107,7 +107,7 @@ def lines(spread: "SpreadPlan") -> Iterator[str]:
             " ".join(v.dims),
             "x".join(map(str, v.shape)),
             str(v.placement.computed),
-            byte_size(v.on_a_device(mesh)["parameters"]),
+            byte_size(v.bytes_per_device(mesh)["parameters"]),
         )
         for v in spread.sharded
     ]
@@ -115,20 +115,22 @@ def lines(spread: "SpreadPlan") -> Iterator[str]:
         yield f"Sharded over the {spread.devices} devices of a process:"
         yield from text_table([("variable", "dims", "shape", "layout", "on a device"), *rows])
     if spread.replicated:
-        replicated = spread.replicated
-        paths = ", ".join(v.path for v in replicated[:_SHOWN]) + (", ..." if len(replicated) > _SHOWN else "")
-        count = f"{len(replicated)} variable{'s' * (len(replicated) > 1)}"
-        yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in replicated))} ({paths})"
+        variables = spread.replicated
+        paths = ", ".join(v.path for v in variables[:_MAX_LISTED]) + (", ..." if len(variables) > _MAX_LISTED else "")
+        count = f"{len(variables)} variable{'s' * (len(variables) > 1)}"
+        yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in variables))} ({paths})"
     for warning in spread.warnings:
         yield f"Warning: {warning}"
     if spread.plan.sent:
         yield "Collectives of the devices for each micro-batch, with the size of the tensor on each device:"
-        sent = [(one.what, one.kind, byte_size(one.bytes)) for one in spread.plan.sent]
-        yield from text_table([("what", "operation", "size"), *sent])
+        collective_rows = [
+            (collective.purpose, collective.kind, byte_size(collective.bytes)) for collective in spread.plan.sent
+        ]
+        yield from text_table([("what", "operation", "size"), *collective_rows])
 
 
 def notes(spread: "SpreadPlan") -> Iterator[str]:
-    """Yields notes about costs that are not counted."""
+    """Yields notes about costs that the plan does not include."""
     yield (
         "Variables, gradients and optimizer state are counted per device, activations as on one device without --layout. "
         "In addition, the host of a process stores its unsharded gradients while they are reduced."
@@ -140,7 +142,7 @@ def notes(spread: "SpreadPlan") -> Iterator[str]:
 
 
 def facts(spread: "SpreadPlan | None") -> dict[str, Any]:
-    """Returns the values of JSON; nothing is sharded over one device."""
+    """Returns the JSON values about sharding over the devices of a process."""
     if spread is None:
         return {"layout": {}, "sharded_variables": [], "collectives": [], "warnings": []}
     return {
@@ -152,13 +154,18 @@ def facts(spread: "SpreadPlan | None") -> dict[str, Any]:
                 "shape": list(v.shape),
                 "bytes": v.bytes,
                 "layout": str(v.placement.computed),
-                "device_bytes": v.on_a_device(spread.plan.mesh)["parameters"],
+                "device_bytes": v.bytes_per_device(spread.plan.mesh)["parameters"],
             }
             for v in spread.sharded
         ],
         "collectives": [
-            {"what": one.what, "operation": one.kind, "axis": one.axis, "device_bytes": one.bytes}
-            for one in spread.plan.sent
+            {
+                "what": collective.purpose,
+                "operation": collective.kind,
+                "axis": collective.axis,
+                "device_bytes": collective.bytes,
+            }
+            for collective in spread.plan.sent
         ],
         "warnings": spread.warnings,
     }
@@ -203,13 +210,12 @@ def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
 
 
 def _grid(config: LayoutConfig) -> ProcessGrid:
-    """Returns the processes of the mesh, whatever their number on this machine."""
+    """Returns the process grid of the mesh, which need not exist on this machine."""
     mesh = parse_mesh(config.mesh_shape)
     return parse_grid(config.mesh_shape, mesh.size // mesh.axes.get("model", 1), config.layout)
 
 
 def _rows(config: LayoutConfig, grid: ProcessGrid) -> int:
-    """Returns the rows of a micro-batch."""
     parts = grid.replicas * config.micro_batches
     if config.batch_size % parts:
         raise InputError(
@@ -231,8 +237,8 @@ def _lines(
     )
     yield from text_table([_header(plan), *(_row(number, stage) for number, stage in enumerate(plan.stages))])
     for number, stage in enumerate(plan.stages[:-1]):
-        shown = [_tensor(tensor) for tensor in stage.sent[:_SHOWN]] + ["..."] * (len(stage.sent) > _SHOWN)
-        yield f"To stage {number + 1}: {', '.join(shown)}"
+        tensors = [_tensor(tensor) for tensor in stage.sent[:_MAX_LISTED]] + ["..."] * (len(stage.sent) > _MAX_LISTED)
+        yield f"To stage {number + 1}: {', '.join(tensors)}"
     for shared in plan.shared:
         stages = " and ".join(map(str, shared.stages))
         yield f"In stages {stages}: {shared.path}, {byte_size(shared.bytes)}, whose gradients are summed over these stages"
@@ -246,20 +252,20 @@ def _lines(
     yield ""
     micro_batches = count_of(config.micro_batches, "micro-batch")
     yield f"Schedules with {micro_batches}; live micro-batches, memory and messages of each process:"
-    timed = ["step"] if config.measure_stages else []
-    rows_of = [_schedule_row(each, config.measure_stages) for each in plan.schedules]
-    yield from text_table([("schedule", "idle", *timed, "live", "memory", "sent in a step"), *rows_of])
+    time_columns = ["step"] if config.measure_stages else []
+    schedule_rows = [_schedule_row(schedule_plan, config.measure_stages) for schedule_plan in plan.schedules]
+    yield from text_table([("schedule", "idle", *time_columns, "live", "memory", "sent in a step"), *schedule_rows])
 
 
 def _header(plan: "PipelinePlan") -> tuple[str, ...]:
-    timed = ("forward", "backward") if plan.stages[0].seconds else ("operations",)
-    return ("stage", "from", "to", "parameters", "variables", "optimizer", "activations", "sent", *timed)
+    time_columns = ("forward", "backward") if plan.stages[0].seconds else ("operations",)
+    return ("stage", "from", "to", "parameters", "variables", "optimizer", "activations", "sent", *time_columns)
 
 
 def _row(number: int, stage: "StagePlan") -> tuple[str, ...]:
-    timed: tuple[str, ...] = (f"{stage.operations:.3g}",)
+    time_cells: tuple[str, ...] = (f"{stage.operations:.3g}",)
     if stage.seconds:
-        timed = (_milliseconds(stage.seconds.forward), _milliseconds(stage.seconds.backward))
+        time_cells = (_milliseconds(stage.seconds.forward), _milliseconds(stage.seconds.backward))
     return (
         str(number),
         stage.first,
@@ -269,7 +275,7 @@ def _row(number: int, stage: "StagePlan") -> tuple[str, ...]:
         byte_size(stage.optimizer_bytes),
         byte_size(stage.activation_bytes),
         byte_size(stage.sent_bytes) if stage.sent else "-",
-        *timed,
+        *time_cells,
     )
 
 
@@ -298,17 +304,17 @@ def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread
         yield (
             "Idle time is estimated from each stage's operations, a backward pass counting twice; --measure_stages measures it."
         )
-    for each in plan.schedules:
-        if any(each.older_weights_bytes):
-            sizes = ", ".join(map(byte_size, each.older_weights_bytes))
-            yield f"Of the memory of {each.name}, {sizes} are older weights."
+    for schedule in plan.schedules:
+        if any(schedule.older_weights_bytes):
+            sizes = ", ".join(map(byte_size, schedule.older_weights_bytes))
+            yield f"Of the memory of {schedule.name}, {sizes} are older weights."
     if plan.has_loops:
         yield "Not counted: operations and activations in loops, such as the steps of a recurrent layer."
     if grid.replicas > 1:
-        most = max(stage.reduced_bytes for stage in plan.stages)
-        yield f"Gradients of each stage, at most {byte_size(most)}, are summed over the {grid.replicas} replicas once per step."
+        size = max(stage.reduced_bytes for stage in plan.stages)
+        yield f"Gradients of each stage, at most {byte_size(size)}, are summed over the {grid.replicas} replicas once per step."
         if config.shard == "optimizer":
-            yield f"Updated weights of each stage, at most {byte_size(most)}, are gathered from them once per step."
+            yield f"Updated weights of each stage, at most {byte_size(size)}, are gathered from them once per step."
     if spread is not None:
         yield from notes(spread)
 
@@ -325,7 +331,7 @@ def _facts(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutCon
         "stages": [_stage_facts(stage) for stage in plan.stages],
         "shared_variables": [dataclasses.asdict(shared) for shared in plan.shared],
         "optimizer_state_bytes": [list(parts) for parts in plan.optimizer_parts],
-        "schedules": [_schedule_facts(each) for each in plan.schedules],
+        "schedules": [_schedule_facts(schedule_plan) for schedule_plan in plan.schedules],
         "impossible_schedules": dict(plan.impossible),
     }
 

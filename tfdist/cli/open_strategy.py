@@ -1,4 +1,4 @@
-"""Opens a strategy for a command: starts it from flags, handles lost peers, and compares the flags of all processes."""
+"""Starts the strategy of a command from its flags, handles lost peers, and compares the flags of all processes."""
 
 import dataclasses
 import inspect
@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.cli.early_checks import ProcessContext, detect_context
 from tfdist.cluster.environment import Cluster
 from tfdist.config.conflicts import check_strategy
-from tfdist.config.fields import field_names, replaced
+from tfdist.config.fields import field_names, replace_fields
 from tfdist.coordination import Group, PeerFailureHandler
 from tfdist.distribution.factory import declaration, start, strategy_class
 from tfdist.distribution.strategy import Strategy
@@ -23,13 +23,12 @@ from tfdist.errors import Preempted
 from tfdist.reporting.environment import versions
 
 
-class Opened(NamedTuple):
-    """A strategy that is running.
+class RunningStrategy(NamedTuple):
+    """A running strategy.
 
     Attributes:
       config: the configuration, with the name of the strategy instead of "auto".
-      detection: the chosen strategy and the reason.
-      strategy: the strategy.
+      detection: the name of the strategy, and why it was chosen.
     """
 
     config: Any
@@ -38,7 +37,7 @@ class Opened(NamedTuple):
 
 
 def choose(config: Any, context: ProcessContext) -> Detection:
-    """Chooses the strategy, unless that has been done."""
+    """Returns the strategy of the context; chooses one if there is none."""
     if context.detection:
         return context.detection
     devices = config.devices or max(len(tf.config.list_physical_devices("GPU")), 1)
@@ -46,7 +45,7 @@ def choose(config: Any, context: ProcessContext) -> Detection:
 
 
 def load(config: Any) -> Strategy:
-    """Starts the strategy of a configuration, for a program that uses it until its end and may catch the loss of a rank."""
+    """Starts the configured strategy for the rest of a program, which may handle lost ranks itself."""
     context = detect_context(config)
     detection = choose(config, context)
     options = _options(config, detection)
@@ -56,36 +55,35 @@ def load(config: Any) -> Strategy:
 
 
 @contextmanager
-def opened_strategy(
+def running_strategy(
     config: Any,
     context: ProcessContext | None = None,
     end_timeout_seconds: float = math.inf,
     more_options: Mapping[str, Any] = MappingProxyType({}),
-) -> Iterator[Opened]:
+) -> Iterator[RunningStrategy]:
     """Starts the strategy and checks that all processes have the same flags and versions.
 
-    The way in which the body ends is reported to the other processes; if one of them is lost, this one exits with code
-    5.
+    The outcome of the body is reported to the other processes. If one of them is lost, this process exits with code 5.
 
     Args:
       config: a configuration with the flags of strategy and devices.
       context: the context of this process; detected by default.
-      end_timeout_seconds: seconds that a finished process waits for the others; by default, as long as they run.
-      more_options: options of the strategy besides those of the configuration.
+      end_timeout_seconds: how long a finished process waits for the others; not limited by default.
+      more_options: additional options of the strategy.
     """
     context = context or detect_context(config)
     detection = choose(config, context)
-    config = replaced(config, strategy=detection.strategy)
+    config = replace_fields(config, strategy=detection.strategy)
     if not context.detection:  # else the flags have been checked
         check_strategy(config, declaration(detection.strategy))
     options = {**_options(config, detection), **more_options}
-    # Losses are handled as soon as there is a group, because an engine may wait forever at startup for a lost peer.
+    # Losses are handled from the start of the group, because an engine may wait forever for a lost peer at startup.
     with ExitStack() as stack:
 
-        def watch_over(group: Group, cluster: Cluster) -> None:
+        def handle_failures(group: Group, cluster: Cluster) -> None:
             stack.enter_context(PeerFailureHandler(group, cluster))
 
-        strategy = start(detection, config.start_timeout_seconds, context.environment, options, watch_over)
+        strategy = start(detection, config.start_timeout_seconds, context.environment, options, handle_failures)
         per_process = field_names(config, "per_process")
         shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in per_process}
         if strategy.communication:
@@ -93,13 +91,13 @@ def opened_strategy(
         strategy.group.agree("flags", shared)
         strategy.group.agree("versions", versions(), "version of ")
         with _final_barrier(strategy.group, end_timeout_seconds):
-            yield Opened(config, detection, strategy)
+            yield RunningStrategy(config, detection, strategy)
     strategy.close()
 
 
 @contextmanager
 def _final_barrier(group: Group, seconds: float) -> Iterator[None]:
-    """Makes processes that finish or save early wait, so that the last collectives of the others do not fail."""
+    """Makes processes that finish or save early wait; otherwise the last collectives of the others would fail."""
     try:
         yield
     except Preempted:
@@ -109,7 +107,7 @@ def _final_barrier(group: Group, seconds: float) -> Iterator[None]:
 
 
 def _options(config: Any, detection: Detection) -> dict[str, Any]:
-    """Returns the options that a strategy's constructor takes; a user's strategy keeps its own defaults."""
+    """Returns the options that a strategy's constructor takes; a user-defined strategy keeps its own defaults."""
     parameters = inspect.signature(strategy_class(detection.strategy)).parameters
     options = {name: getattr(config, name) for name in field_names(config, "is_option") if name in parameters}
     if ":" in detection.strategy:
@@ -125,5 +123,5 @@ def _options(config: Any, detection: Detection) -> dict[str, Any]:
 
 
 def hosts(strategy: Strategy) -> list[str]:
-    """Returns the host name of each process, by rank."""
+    """Returns the host name of each process, ordered by rank; every process must call it."""
     return strategy.group.gather("hosts", socket.gethostname())

@@ -1,7 +1,6 @@
-"""Output of a command: lines of text as they are produced or, with `--json`, one JSON object and nothing else.
+"""Output of a command: lines of text or, with `--json`, one JSON object, as described in docs/reference/json.md.
 
-docs/reference/json.md describes the objects. `SCHEMA` grows when a key is renamed or removed, or changes its meaning; not for
-new keys.
+`SCHEMA` is increased when a key is renamed or removed, or changes its meaning, but not for new keys.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ SCHEMA = 1
 
 
 def text_table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Returns the lines of a table whose columns are aligned."""
+    """Returns the lines of a table with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -26,7 +25,7 @@ class Output:
 
     Attributes:
       is_json: whether the result is printed as JSON.
-      facts: the result, if it is printed as JSON and there is one yet.
+      facts: the result to be printed as JSON; None if there is none yet.
     """
 
     def __init__(self, is_json: bool = False):
@@ -34,15 +33,15 @@ class Output:
         self.facts: Mapping[str, Any] | None = None
 
     def line(self, text: str = "") -> None:
-        """Prints a line of text, unless the result is printed as JSON."""
+        """Prints a line of text, unless `is_json`."""
         if not self.is_json:
             print(text, flush=True)
 
     def result(self, facts: Mapping[str, Any]) -> None:
-        """Sets the result, which is printed as JSON when the command ends, if `is_json`.
+        """Sets the result, which is printed as JSON at the end of the command, if `is_json`.
 
         Args:
-          facts: the contents of the text as JSON values; keys are in snake_case, and include the unit.
+          facts: JSON values; keys are in snake_case and include the unit.
         """
         if self.is_json:
             self.facts = facts
@@ -52,15 +51,10 @@ TEXT = Output()  # prints text only
 
 
 @contextlib.contextmanager
-def opened(command: str, is_json: bool) -> Iterator[Output]:
+def open_output(command: str, is_json: bool) -> Iterator[Output]:
     """Yields the output of a command, and prints its result as JSON at the end, if `is_json`.
 
-    Whatever else writes to standard output meanwhile, such as a user's model or a library in C++, writes to standard error
-    then.
-
-    Args:
-      command: name of the command.
-      is_json: whether the result is printed as JSON.
+    Meanwhile, other writes to standard output, such as by a user's model or a C++ library, are redirected to standard error.
     """
     output = Output(is_json)
     if not output.is_json:
@@ -75,7 +69,7 @@ def opened(command: str, is_json: bool) -> Iterator[Output]:
 @contextlib.contextmanager
 def _standard_output_as_error() -> Iterator[None]:
     sys.stdout.flush()
-    saved = os.dup(1)
+    stdout_copy = os.dup(1)
     os.dup2(2, 1)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -83,12 +77,12 @@ def _standard_output_as_error() -> Iterator[None]:
     finally:
         if sys.__stdout__ is not None:
             sys.__stdout__.flush()  # writes through the stream itself
-        os.dup2(saved, 1)
-        os.close(saved)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
 
 
 def _finite(value: Any) -> Any:
-    """Replaces numbers that JSON does not have, inf and NaN, by None."""
+    """Replaces inf and NaN, which JSON does not have, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The model and the optimizer of which `tfdist layout` prints a plan."""
+"""The model and the optimizer for which `tfdist layout` prints a plan."""
 
 from typing import Any
 
@@ -12,12 +12,11 @@ from tfdist.planning.layout_plan import AbstractModel
 
 
 def planned_model(config: LayoutConfig) -> AbstractModel:
-    """Returns the model of the flags, as for training, without values of its variables; sets the precision."""
+    """Returns the model that the flags describe, without values for its variables; sets the precision."""
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
     data_set = data.load(config.dataset, config.data_dir)
-
-    sizes: Any = data_set.input_shape, data_set.classes  # may be unknown, for a user's own model
+    sizes: Any = data_set.input_shape, data_set.classes  # may be unknown for a user-defined model
 
     def make() -> Any:
         optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)

@@ -1,4 +1,4 @@
-"""Decides how a run begins: at step 0, or from a checkpoint of its own directory or of another run."""
+"""Decides how a run starts: at step 0, or from a checkpoint of its own directory or of another run."""
 
 import dataclasses
 import os
@@ -10,10 +10,10 @@ from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.format import (
     CorruptCheckpointError,
     checkpoints_at,
+    damaged_checkpoints,
     first_readable,
     newest,
     newest_first,
-    set_aside_in,
 )
 from tfdist.cli.early_checks import ProcessContext
 from tfdist.config.conflicts import flag_text
@@ -22,17 +22,17 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
 from tfdist.reporting import RunDirectory
-from tfdist.reporting.file_errors import must_enter
+from tfdist.reporting.file_errors import reraise_as_access_error
 from tfdist.reporting.run_directory import flag_values
 from tfdist.storage import StoragePath, path_of, storage_of
 
 AUTO, NEVER = "auto", "never"
-END_FLAGS = ("best", "early_stopping", "callbacks")  # flags on which the end of a run depends, besides its length
-FIXED = field_names(TrainConfig, "fixed")  # with other values, the steps before and after would not belong together
+END_FLAGS = ("best", "early_stopping", "callbacks")  # determine the end of a run, besides its length
+FIXED = field_names(TrainConfig, "fixed")  # must not change when a run is resumed
 
 
 class Origin(NamedTuple):
-    """The checkpoints with which a run begins.
+    """The checkpoints from which a run starts.
 
     Attributes:
       checkpoints: checkpoints to try, including in-memory ones, the newest first; empty for step 0.
@@ -43,7 +43,7 @@ class Origin(NamedTuple):
     continues_run: bool
 
 
-@must_enter()
+@reraise_as_access_error()
 def origin(
     resume: str,
     directory: RunDirectory,
@@ -51,18 +51,17 @@ def origin(
     job_name: str = "",
     complete_commits: Sequence[str] | None = None,
 ) -> Origin:
-    """Decides how a run begins; for the chief. Does not change any files.
+    """Decides how a run starts, on the chief, without changing any files.
 
     Args:
-      resume: value of the flag.
+      resume: value of `--resume`.
       directory: directory of the run.
       flags: flags of the run, by name.
-      job_name: name of the job if a launcher has restarted it; else empty. A run that the same job started,
-        even partially, is its own.
-      complete_commits: names of the last start's in-memory checkpoints that are complete; None for all.
+      job_name: name of the job if a launcher has restarted it; else empty. A job continues a run that it has started.
+      complete_commits: names of the complete in-memory checkpoints of the last start; None for all.
 
     Raises:
-      InputError: there is nothing to resume from where it was requested, or it belongs to another run; or the directory
+      InputError: there is nothing to resume from although that was requested, or it belongs to another run; or the directory
         contains something else.
     """
     if overwrites(directory, flags, job_name):
@@ -79,20 +78,20 @@ def origin(
         _check_flags(checkpoints, flags)
     elif not is_own_run:
         raise _nothing_to_resume(resume)
-    elif directory.is_done or _began_with_others(directory, flags):
-        _check_new(directory)  # fails if it is done, or of another run, and must not be overwritten
+    elif directory.is_done or _has_other_flags(directory, flags):
+        _check_new(directory)  # raises: a finished run or another run must not be overwritten
     return Origin([str(path) for path in checkpoints], is_own_run)
 
 
 def decide(config: TrainConfig, directory: RunDirectory) -> tuple[str, Origin]:
-    """Returns the message about a run that has finished, see `finished`, and the origin of the run, see `origin`."""
+    """Returns the results of `finished_message` and `origin`."""
     arguments = config.resume, directory, dataclasses.asdict(config), restarted_job()
-    message = finished(*arguments)
+    message = finished_message(*arguments)
     return message, Origin([], True) if message else origin(*arguments)
 
 
 def decide_early(config: TrainConfig, context: ProcessContext) -> tuple[str, Origin] | None:
-    """Returns the result of `decide`, if there is one process and a directory; raises its errors and those of `path_of`."""
+    """Returns the result of `decide` for a single process with an output directory, else None; checks the paths."""
     for path in (config.output_dir, config.resume):
         path_of(path)
     if not config.output_dir or context.cluster.size > 1:
@@ -101,17 +100,17 @@ def decide_early(config: TrainConfig, context: ProcessContext) -> tuple[str, Ori
 
 
 def overwrites(directory: RunDirectory, flags: Mapping[str, Any], job_name: str = "") -> bool:
-    """Returns whether a directory has a run that is to be deleted; the arguments are as for `origin`."""
+    """Returns whether the directory contains a run that is to be deleted; see `origin` for the arguments."""
     return bool(flags.get("overwrite")) and directory.is_run and not _is_restart(directory, job_name)
 
 
-@must_enter()
-def finished(resume: str, directory: RunDirectory, flags: Mapping[str, Any], job_name: str = "") -> str:
-    """Returns the message about a run that has finished and has nothing left to do, else ""; see `origin`."""
+@reraise_as_access_error()
+def finished_message(resume: str, directory: RunDirectory, flags: Mapping[str, Any], job_name: str = "") -> str:
+    """Returns a message if the run has finished and there is nothing to do, else ""; see `origin` for the arguments."""
     if overwrites(directory, flags, job_name) or not _is_own_run(resume, directory, job_name):
         return ""
     end = directory.finished
-    if not end or _began_with_others(directory, flags):
+    if not end or _has_other_flags(directory, flags):
         return ""
     if any(end.get(name) != flags.get(name) for name in END_FLAGS):
         return ""
@@ -128,8 +127,8 @@ def finished(resume: str, directory: RunDirectory, flags: Mapping[str, Any], job
 
 def restarted_job(environment: Mapping[str, str] = os.environ) -> str:
     """Returns the name of the job if a launcher has restarted it; else empty."""
-    is_again = environment.get(RESTART_VARIABLE, "0") != "0"
-    return environment.get(LAUNCHED_VARIABLE, "") if is_again else ""
+    is_restart = environment.get(RESTART_VARIABLE, "0") != "0"
+    return environment.get(LAUNCHED_VARIABLE, "") if is_restart else ""
 
 
 def _is_restart(directory: RunDirectory, job_name: str) -> bool:
@@ -137,12 +136,12 @@ def _is_restart(directory: RunDirectory, job_name: str) -> bool:
 
 
 def _is_own_run(resume: str, directory: RunDirectory, job_name: str) -> bool:
-    """Returns whether a directory has a run that the command continues."""
+    """Returns whether a directory contains a run that the command continues."""
     if not directory.is_run:
         return False
-    # The same command resumes a run that began with its flag.
-    is_repeated = resume != NEVER and directory.last_flags().get("resume") == resume
-    return _is_restart(directory, job_name) or resume == AUTO or is_repeated
+    # The same command resumes a run that started with its flag.
+    is_same_command = resume != NEVER and directory.last_flags().get("resume") == resume
+    return _is_restart(directory, job_name) or resume == AUTO or is_same_command
 
 
 def _nothing_to_resume(resume: str) -> InputError:
@@ -153,11 +152,10 @@ def _nothing_to_resume(resume: str) -> InputError:
 
 
 def _overwriting_origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any]) -> Origin:
-    """Returns the origin of a run that replaces the one in its directory."""
     checkpoints = [] if resume in (AUTO, NEVER) else checkpoints_at(resume)
     if any(is_own(path, directory) for path in checkpoints):
         raise InputError(
-            "A run cannot begin with a checkpoint that it deletes. Received: "
+            "A run cannot start from a checkpoint that it deletes. Received: "
             f"--overwrite with --resume={resume}, which is in {directory.path}. Give another --output_dir."
         )
     if checkpoints:
@@ -178,14 +176,10 @@ def _check_new(directory: RunDirectory) -> None:
 
 
 def commit_folder(directory: RunDirectory, commit_dir: str) -> Path | None:
-    """Returns the directory with the in-memory checkpoints of a run's last start on this host; None if there are none.
+    """Returns this host's directory with the in-memory checkpoints of a run's last start; None if there is none.
 
-    Each start has its own directory, and links the checkpoint from which it resumed into it, so all checkpoints in it
-    belong to the run. Other directories may contain checkpoints of a start that was abandoned.
-
-    Args:
-      directory: directory of the run.
-      commit_dir: as in `in_memory.parent_directory`.
+    Each start has its own directory, into which it links the checkpoint from which it resumed, so all checkpoints in it
+    belong to the run. Other directories may contain checkpoints of an abandoned start.
     """
     last = Path(_starts(directory)[-1].get("commits", ""))
     if not in_memory.belongs_to(last, directory.path):
@@ -194,12 +188,12 @@ def commit_folder(directory: RunDirectory, commit_dir: str) -> Path | None:
 
 
 def is_own(path: StoragePath, directory: RunDirectory) -> bool:
-    """Returns whether a checkpoint is in a directory for checkpoints, or in-memory ones, of this run."""
+    """Returns whether a checkpoint, possibly in memory, belongs to this run."""
     return path.parent == directory.checkpoints or in_memory.belongs_to(path.parent, directory.path)
 
 
 def _commits(directory: RunDirectory, commit_dir: str, complete_commits: Sequence[str] | None) -> list[StoragePath]:
-    """Returns the in-memory checkpoints to resume from: those of the last start, and the one from which it resumed."""
+    """Returns the in-memory checkpoints of the last start, and the one from which it resumed."""
     folder = commit_folder(directory, commit_dir)
     commits = (
         [path for path in newest(folder) if complete_commits is None or path.name in complete_commits] if folder else []
@@ -214,44 +208,43 @@ def _commits(directory: RunDirectory, commit_dir: str, complete_commits: Sequenc
 def _own_checkpoints(
     directory: RunDirectory, commit_dir: str, complete_commits: Sequence[str] | None
 ) -> list[StoragePath]:
-    """Returns all checkpoints of a resumed run; before its first one, the one that it began with."""
+    """Returns all checkpoints of a resumed run, or, if it has none yet, the one from which it started."""
     checkpoints = newest_first(newest(directory.checkpoints), _commits(directory, commit_dir, complete_commits))
     if checkpoints:
         return checkpoints
     directories = [directory.checkpoints, commit_folder(directory, commit_dir) or directory.checkpoints]
-    if damaged := set_aside_in(*directories):
+    if damaged := damaged_checkpoints(*directories):
         raise InputError(
             f"A run must resume from a valid checkpoint. Received: {directory.path}, where all checkpoints are "
             f"damaged; the newest is {damaged[-1].name}. Start in another --output_dir, with new weights or with "
             "--resume=PATH of another run."
         )
-    began_with = _starts(directory)[0].get("checkpoint", "")
-    return [path_of(began_with)] if began_with else []
+    initial_checkpoint = _starts(directory)[0].get("checkpoint", "")
+    return [path_of(initial_checkpoint)] if initial_checkpoint else []
 
 
 def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
-    """Returns the record of each start of a run; one empty record if there is none."""
+    """Returns the records of all starts of a run, or one empty record if there are none."""
     return (directory.read_starts() if directory.is_run else []) or [{}]
 
 
 def _check_flags(checkpoints: list[StoragePath], flags: Mapping[str, Any]) -> None:
-    """Compares the flags with those of the newest readable checkpoint; if there is none, restoring reports it."""
+    """Compares the flags with those of the newest readable checkpoint; without one, restoring raises later."""
     try:
-        saved = first_readable(checkpoints)
+        source = first_readable(checkpoints)
     except CorruptCheckpointError:
         return
-    different = [name for name in FIXED if name in saved.flags and saved.flags[name] != flags[name]]
+    different = [name for name in FIXED if name in source.flags and source.flags[name] != flags[name]]
     if different:
         saved_flags, given_flags = (
-            " ".join(flag_text(name, values[name]) for name in different) for values in (saved.flags, flags)
+            " ".join(flag_text(name, values[name]) for name in different) for values in (source.flags, flags)
         )
         raise InputError(
-            f"A run must resume with the flags with which it started. Received: {given_flags}, but {saved.path} is of a run "
+            f"A run must resume with the flags with which it started. Received: {given_flags}, but {source.path} is of a run "
             f"with {saved_flags}. Use its flags, another --output_dir, or --resume=never with an empty one."
         )
 
 
-def _began_with_others(directory: RunDirectory, flags: Mapping[str, Any]) -> bool:
-    """Returns whether a run was started with other values of flags that must stay the same."""
-    recorded = {name: text for name, text in directory.last_flags().items() if name in FIXED}
-    return recorded != flag_values([flag_text(name, value) for name, value in flags.items() if name in FIXED])
+def _has_other_flags(directory: RunDirectory, flags: Mapping[str, Any]) -> bool:
+    saved_values = {name: text for name, text in directory.last_flags().items() if name in FIXED}
+    return saved_values != flag_values([flag_text(name, value) for name, value in flags.items() if name in FIXED])

@@ -1,4 +1,4 @@
-"""The run of `tfdist train`: strategy, data, model, directory, resume, fit and end, and its warnings."""
+"""The run of `tfdist train`: strategy, data, model, directory, resuming, summary and warnings."""
 
 import contextlib
 import dataclasses
@@ -23,11 +23,11 @@ from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.replication import check_can_transfer, hosts, share
 from tfdist.cli import flags, open_strategy, resume
 from tfdist.cli.early_checks import ProcessContext
-from tfdist.cluster.terminal import is_watched
+from tfdist.cluster.terminal import can_overwrite
 from tfdist.config.decay import Plateau
-from tfdist.config.effects import Job, without_effect
-from tfdist.config.fields import field_names, replaced, unsafe_fields
-from tfdist.config.spec import call_own, load_object, parse
+from tfdist.config.effects import Job, effect_warnings
+from tfdist.config.fields import field_names, replace_fields, unsafe_fields
+from tfdist.config.spec import call_user_function, load_object, parse
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.group import long_timeout
 from tfdist.data import catalog, steps_in_epochs
@@ -47,7 +47,7 @@ from tfdist.optimizers.catalog import create_loss, create_metrics, create_optimi
 from tfdist.pipelining import timeline
 from tfdist.reporting import LoggedRun, Reporter, RunDirectory, python_logging
 from tfdist.reporting.display import chief_reporter
-from tfdist.reporting.file_errors import must_write
+from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.ledger_file import LedgerFile, NullLedger
 from tfdist.reporting.logger_catalog import check_own, make_loggers
 from tfdist.reporting.profile import NullProfile, ProfileWindow
@@ -56,23 +56,23 @@ from tfdist.reporting.run_summary import best_evaluation, duration
 from tfdist.reporting.schema import EVAL, main_metrics
 from tfdist.reporting.warn_once import warn_once
 from tfdist.storage import path_of, storage_of
-from tfdist.synchronization.federated import owned_by_clients
-from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau, check_monitored
+from tfdist.synchronization.federated import divide_among_clients
+from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau, check_monitored_metrics
 from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
 
-_DELAYED_BY = "a slow disk"  # a possible reason why rank 0 makes the others wait
+_SLOW_DISK = "a slow disk"  # a possible reason why the others wait for rank 0
 _RATE = ("learning_rate", "lr_scaling", "base_batch_size")
 _log = logging.getLogger(__name__)
 
 
 def warn_of_flags(config: Any, strategy: Strategy, model: keras.Model | None = None) -> None:
-    """Logs a warning for each flag without effect, on the chief.
+    """Logs a warning on the chief for each flag without effect.
 
     Args:
       config: configuration with the name of the strategy instead of "auto".
-      strategy: the strategy.
-      model: the model; None if it is not known.
+      strategy: the running strategy.
+      model: the model to train; None if it is not known.
     """
     if not strategy.is_chief:
         return
@@ -84,7 +84,7 @@ def warn_of_flags(config: Any, strategy: Strategy, model: keras.Model | None = N
         or any(isinstance(layer, keras.layers.BatchNormalization) for layer in keras_internals.layers_of(model)),
         uses_data_dir=not hasattr(config, "dataset") or catalog.takes_data_dir(config.dataset),
     )
-    for text in without_effect(config, job, declaration(config.strategy)):
+    for text in effect_warnings(config, job, declaration(config.strategy)):
         warn_once(text)
 
 
@@ -108,19 +108,19 @@ def check_metrics(
     """Checks the metrics of `--best`, `--early_stopping` and `--decay=plateau` before the run has a directory.
 
     Raises:
-      InputError: the run does not measure one of them, or it is not known what is better.
+      InputError: the run does not measure one of them, or the better direction is not known.
     """
-    check_monitored(callbacks, config.best, trainer.program, evaluates)
+    check_monitored_metrics(callbacks, config.best, trainer.program, evaluates)
 
 
 def _user_callbacks(text: str, output_dir: str) -> Sequence[Any]:
-    """Returns the result of the user's function, as a list; it may take the directory of the run as `output_dir`."""
+    """Returns the callbacks that the user's function creates; it may take the directory of the run as `output_dir`."""
     if not text:
         return []
     spec = parse(text)
-    result = call_own("--callbacks", load_object(spec.name), spec, output_dir=output_dir)
+    result = call_user_function("--callbacks", load_object(spec.name), spec, output_dir=output_dir)
     callbacks = result if isinstance(result, list | tuple) else [result]
-    invalid = next((each for each in callbacks if not isinstance(each, keras.callbacks.Callback)), None)
+    invalid = next((callback for callback in callbacks if not isinstance(callback, keras.callbacks.Callback)), None)
     if invalid is not None or result is None:
         raise InputError(
             f"--callbacks={text} must return a keras.callbacks.Callback or a list of them. Received: "
@@ -146,18 +146,14 @@ class Session:
 def open_session(config: TrainConfig, context: ProcessContext | None = None) -> Iterator[Session]:
     """Starts the strategy, checks that all processes have the same flags and versions, and loads the data.
 
-    The way in which the session ends is reported to the other processes; if one of them is lost, this one exits with
-    code 5.
-
-    Args:
-      config: the flags.
-      context: the context of this process; detected by default.
+    The outcome of the session is reported to the other processes. If one of them is lost, this process exits with code 5.
+    The context of this process is detected by default.
     """
     check(config.compression)  # reports invalid values before anything starts
     _gradient_options(config)
     parse_augmentations(config.augment)
-    with open_strategy.opened_strategy(config, context) as (config, detection, strategy):
-        # With elastic_batch=replica, the batch size depends on the size with which the run began. Clients' batches are whole.
+    with open_strategy.running_strategy(config, context) as (config, detection, strategy):
+        # With elastic_batch=replica, the batch size depends on the initial number of replicas. Clients' batches are whole.
         if config.elastic_batch == GLOBAL and not config.parsed.sync.trains_clients:
             strategy.check_batch_size(config.batch_size, config.accumulate_steps)
         data_set = data.load(config.dataset, config.data_dir)
@@ -166,9 +162,9 @@ def open_session(config: TrainConfig, context: ProcessContext | None = None) -> 
 
 
 def with_clients(session: Session) -> Session:
-    """Returns the session with the training data as clients own it, if `--sync` has clients."""
+    """Returns the session with the training data divided between clients, if `--sync` has clients."""
     config, data_set = session.config, session.data
-    train = owned_by_clients(config.parsed.sync, data_set.train, config.batch_size, config.seed)
+    train = divide_among_clients(config.parsed.sync, data_set.train, config.batch_size, config.seed)
     return dataclasses.replace(session, data=dataclasses.replace(data_set, train=train))
 
 
@@ -180,7 +176,7 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
         keras.config.set_dtype_policy(config.precision)
     keras.utils.set_random_seed(config.seed)
     with strategy.scope():
-        sizes: Any = session.data.input_shape, session.data.classes  # may be unknown, for a user's own model
+        sizes: Any = session.data.input_shape, session.data.classes  # may be unknown for a user-defined model
         model = models.build(config.model, *sizes)
         if config.batch_norm == "synchronized":
             model = models.with_batch_norm(model, "synchronized")
@@ -200,7 +196,6 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
 
 
 def _learning_rate(session: Session) -> Any:
-    """Returns the learning rate, scaled to the batch size, with warmup and decay if configured."""
     config, size = session.config, session.data.train.size
     per_step = config.parsed.sync.examples_per_step(size, config.batch_size)
     return make_learning_rate(
@@ -216,7 +211,6 @@ def _learning_rate(session: Session) -> Any:
 
 
 def _gradient_options(config: TrainConfig) -> dict[str, Any]:
-    """Returns the trainer's arguments about gradients."""
     return {
         "accumulate_steps": config.accumulate_steps,
         "loss_scale": parse_loss_scale(config.loss_scale),
@@ -237,9 +231,9 @@ class Target(NamedTuple):
 
     Attributes:
       directory: directory of the run.
-      config: the run's configuration, with that directory.
+      config: the run's configuration, with this directory.
       origin: checkpoints to resume from.
-      finished: message to print instead of training, if the run has finished; else empty.
+      finished: message to print instead of training if the run has finished; else empty.
     """
 
     directory: RunDirectory
@@ -248,16 +242,12 @@ class Target(NamedTuple):
     finished: str = ""
 
 
-def target(session: Session, decision: tuple[str, resume.Origin] | None) -> Target:
+def choose_target(session: Session, decision: tuple[str, resume.Origin] | None) -> Target:
     """Chooses the directory and the origin of a run, without writing anything; every process must call it.
 
-    Args:
-      session: strategy, data and configuration of the run.
-      decision: result of `resume.decide`, if there is one process.
-
     Raises:
-      InputError: the directory contains something else, or there is nothing to resume from where that was requested;
-        or a logger of the user's own cannot be imported.
+      InputError: the directory contains something else, there is nothing to resume from although that was requested, or a
+        user-defined logger cannot be imported.
     """
     config, strategy = session.config, session.strategy
     check_own(config.parsed.loggers)
@@ -266,10 +256,10 @@ def target(session: Session, decision: tuple[str, resume.Origin] | None) -> Targ
     path = os.path.expanduser(config.output_dir or default_path(config.dataset, config.model, ending))
     with long_timeout("its data") as deadline:
         directory = RunDirectory(path_of(strategy.group.broadcast("output_dir", path, deadline)))
-    config = replaced(config, output_dir=str(directory.path))
+    config = replace_fields(config, output_dir=str(directory.path))
     if strategy.is_chief and not decision:
         decision = resume.decide(config, directory)
-    with long_timeout(_DELAYED_BY) as deadline:
+    with long_timeout(_SLOW_DISK) as deadline:
         finished, origin = strategy.group.broadcast("origin", decision, deadline)
     return Target(directory, config, resume.Origin(*origin), finished)
 
@@ -280,7 +270,7 @@ def _begin(
     """Locks the directory, restores the trainer's state and records the start; every process must call it.
 
     Returns:
-      How the run is saved, and what records the examples that this process uses.
+      The manager of checkpoints, and the ledger of the examples that this process uses.
     """
     strategy, directory = session.strategy, target.directory
     if strategy.is_chief:
@@ -292,11 +282,11 @@ def _begin(
     if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(target.config), resume.restarted_job()):
         directory.clear()
         _log.info("Deleted the run that was in %s. To resume this one, leave out --overwrite.", directory.path)
-    config = replaced(target.config, overwrite=False)  # a repeated or resumed run deletes nothing
+    config = replace_fields(target.config, overwrite=False)  # a repeated or resumed run deletes nothing
     _restore(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from
     commits = _commit_folder(config, directory, checkpoint, origin.continues_run, strategy)
-    # Processes whose replicas are their own record a ledger; each of the others has all examples.
+    # Ledgers are recorded only by processes with different replicas.
     ledgers = strategy.replicas // len(strategy.local_replicas) if _is_saved(config) else 0
     start = _record_start(trainer, session.data.train.size, config, directory, ledgers=ledgers, commits=commits)
     if commits:
@@ -323,7 +313,7 @@ def _is_saved(config: TrainConfig) -> bool:
 
 
 def _lock_directory(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
-    """Locks the directory, or only writes the lock file, which identifies the directory, if files cannot be locked."""
+    """Locks the directory; if files cannot be locked, only writes the lock file, which identifies the directory."""
     try:
         return stack.enter_context(lock(directory.path))
     except NoLock as error:
@@ -345,34 +335,34 @@ def _lock_owner(directory: RunDirectory) -> str:
 
 
 def _confirm_origin(target: Target, strategy: Strategy) -> resume.Origin:
-    """Decides the origin again: another process may have ended, or started here, while the model was built."""
-    directory, config, before, _ = target
+    """Decides on the origin again: another process may have ended or started here while the model was built."""
+    directory, config, early_origin, _ = target
     commits, complete_commits = _last_commits(config, directory, strategy)
     decision = None
     if strategy.is_chief:
         arguments = config.resume, directory, dataclasses.asdict(config), resume.restarted_job()
         decision = resume.origin(*arguments, complete_commits)
-        if resume.finished(*arguments) or (decision.continues_run and not before.continues_run):
+        if resume.finished_message(*arguments) or (decision.continues_run and not early_origin.continues_run):
             directory.check(directory.path)
-    with long_timeout(_DELAYED_BY) as deadline:
+    with long_timeout(_SLOW_DISK) as deadline:
         origin = resume.Origin(*strategy.group.broadcast("origin/locked", decision, deadline))
     if commits:  # rank 0's paths of in-memory checkpoints become those on this host
         paths = [path_of(path) for path in origin.checkpoints]
         local_paths = [str(commits / path.name if path.parent.name == commits.name else path) for path in paths]
         origin = origin._replace(checkpoints=local_paths)
     _check_shared(origin, config, directory, strategy)
-    return _visible_to_all(origin, directory, strategy)
+    return _drop_invisible(origin, directory, strategy)
 
 
 def _last_commits(
     config: TrainConfig, directory: RunDirectory, strategy: Strategy
 ) -> tuple[Path | None, list[str] | None]:
-    """Returns this host's directory of the last start's in-memory checkpoints, if any, and the result of `share`."""
-    own_path = resume.commit_folder(directory, config.commit_dir) if strategy.is_chief else None
-    if own_path:
-        clean_partial(own_path)
-    with long_timeout(_DELAYED_BY) as deadline:
-        shared_path = strategy.group.broadcast("commits/last", str(own_path or ""), deadline)
+    """Returns this host's directory of the last start's in-memory checkpoints, if any, and the complete ones among them."""
+    local_path = resume.commit_folder(directory, config.commit_dir) if strategy.is_chief else None
+    if local_path:
+        clean_partial(local_path)
+    with long_timeout(_SLOW_DISK) as deadline:
+        shared_path = strategy.group.broadcast("commits/last", str(local_path or ""), deadline)
     if not shared_path:
         return None, None
     folder = in_memory.local_path(Path(shared_path), config.commit_dir)
@@ -381,60 +371,61 @@ def _last_commits(
 
 
 def _check_shared(origin: resume.Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:
-    """Checks that all processes see the same directory, identified by rank 0's lock, to read and write checkpoints.
+    """Checks that all processes share the directory, identified by rank 0's lock, to read and write checkpoints.
 
-    A run without checkpoints needs this only if it is preempted, so it just gets a warning.
+    A run without checkpoints only logs a warning: it needs a shared directory only if it is preempted.
     """
-    expected, *others = strategy.group.gather("output_dir/seen", _lock_owner(directory))
-    # If rank 0 cannot write, its file is as empty as one that an earlier run has left elsewhere.
-    ranks = ", ".join(str(rank) for rank, other in enumerate(others, 1) if other != expected or not expected)
+    expected, *other_owners = strategy.group.gather("output_dir/seen", _lock_owner(directory))
+    # If rank 0 cannot write, its lock file may be empty, like one that an earlier run left in another directory.
+    ranks = ", ".join(str(rank) for rank, owner in enumerate(other_owners, 1) if owner != expected or not expected)
     reason = (
         f"which is a different directory on rank {ranks}"
         if expected
         else "where rank 0 cannot write `lock`, which shows whether they do"
     )
-    received = f"{json.dumps(str(directory.path))}, {reason}"
+    location = f"{json.dumps(str(directory.path))}, {reason}"
     if ranks and (_is_saved(config) or origin.checkpoints):
         raise InputError(
-            f"Checkpoints need an output directory that all processes share. Received: {received}. Give another --output_dir."
+            f"Checkpoints need an output directory that all processes share. Received: {location}. Give another --output_dir."
         )
     if ranks and strategy.is_chief:
         _log.warning(
             "This run cannot be saved on preemption, and would end with code 1. Saving needs an output directory "
             "that all processes share. Received: %s. Give another --output_dir.",
-            received,
+            location,
         )
 
 
-def _visible_to_all(origin: resume.Origin, directory: RunDirectory, strategy: Strategy) -> resume.Origin:
-    """Drops in-memory checkpoints that not all processes see, unless nothing else is left."""
+def _drop_invisible(origin: resume.Origin, directory: RunDirectory, strategy: Strategy) -> resume.Origin:
+    """Drops in-memory checkpoints that are not visible to all processes, unless there are no others."""
     visible = strategy.group.gather(
         "origin/seen", [storage_of(path).is_directory(path_of(path)) for path in origin.checkpoints]
     )
     is_visible = dict(zip(origin.checkpoints, map(all, zip(*visible, strict=True)), strict=True))
-    kept = [path for path in is_visible if is_visible[path] or path_of(path).parent == directory.checkpoints]
-    if len(kept) < len(is_visible) and kept and strategy.is_chief:
+    paths = [path for path in is_visible if is_visible[path] or path_of(path).parent == directory.checkpoints]
+    if len(paths) < len(is_visible) and paths and strategy.is_chief:
         _log.warning(
-            "Not all processes see %s; using the newest checkpoint that all of them see.", min(is_visible.keys() - kept)
+            "Not all processes see %s; using the newest checkpoint that all of them see.",
+            min(is_visible.keys() - paths),
         )
-    return origin._replace(checkpoints=kept or origin.checkpoints)
+    return origin._replace(checkpoints=paths or origin.checkpoints)
 
 
 def _restore(trainer: Trainer, origin: resume.Origin, config: TrainConfig, directory: RunDirectory) -> None:
-    """Restores the trainer's state, except a learning rate changed on the command line."""
+    """Restores the trainer's state, except for a learning rate that was changed on the command line."""
     rate = keras_internals.constant_learning_rate(trainer.model.optimizer)
     is_own_run = any(resume.is_own(path_of(path), directory) for path in origin.checkpoints)
     trainer.resume_from(origin.checkpoints, sets_aside=is_own_run)
     if trainer.train_state.resumed_from and rate is not None:
-        saved = Checkpoint.open(trainer.train_state.resumed_from).flags
-        if any(saved.get(name) != getattr(config, name) for name in _RATE):
+        saved_flags = Checkpoint.open(trainer.train_state.resumed_from).flags
+        if any(saved_flags.get(name) != getattr(config, name) for name in _RATE):
             trainer.model.optimizer.learning_rate = rate
 
 
 def _commit_folder(
     config: TrainConfig, directory: RunDirectory, checkpoint: str, continues_run: bool, strategy: Strategy
 ) -> str:
-    """Creates this start's directory of in-memory checkpoints, with the one it resumes from; "" if it makes none."""
+    """Creates this start's directory for in-memory checkpoints, and links the checkpoint it resumes from; "" for none."""
     parent = in_memory.required_parent(config.commit_every, config.commit_dir)
     if not parent:
         return ""
@@ -447,7 +438,7 @@ def _commit_folder(
     except InputError as error:
         if not continues_run:
             raise
-        if strategy.is_chief:  # the new size of an elastic job must not end it
+        if strategy.is_chief:  # an elastic job must not end because of its new size
             _log.warning("This start writes no commits. %s", error)
         return ""
     if checkpoint and strategy.cluster.rank in (host[0] for host in host_ranks):
@@ -458,16 +449,7 @@ def _commit_folder(
 def _record_start(
     trainer: Trainer, examples: int, config: TrainConfig, directory: RunDirectory, *, ledgers: int, commits: str
 ) -> int:
-    """Records this start in the directory, on the chief; returns the start's number.
-
-    Args:
-      trainer: a trainer whose state has been restored.
-      examples: number of examples per epoch.
-      config: configuration of the run.
-      directory: directory of the run.
-      ledgers: number of processes that record a ledger.
-      commits: directory of in-memory checkpoints; "" if there is none.
-    """
+    """Records this start in the directory, on the chief; returns its number."""
     strategy, state, step = trainer.strategy, trainer.train_state, trainer.step
     names = open_strategy.hosts(strategy)
     batch_schedule = trainer.batch_schedule(examples, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
@@ -480,7 +462,7 @@ def _record_start(
             step=step,
             checkpoint=state.resumed_from,
             # The evaluation at the end of a run is not part of its state, unless an epoch or a period ends there.
-            evaluated=step % config.eval_every == 0 if config.eval_every else not state.progress.epoch,
+            is_evaluated=step % config.eval_every == 0 if config.eval_every else not state.progress.epoch,
             facts={
                 "strategy": strategy.name,
                 "replicas": strategy.replicas,
@@ -493,7 +475,7 @@ def _record_start(
                 "launched": os.environ.get(LAUNCHED_VARIABLE, ""),
             },
         )
-    with long_timeout(_DELAYED_BY) as deadline:
+    with long_timeout(_SLOW_DISK) as deadline:
         return strategy.group.broadcast("output_dir/made", start, deadline)
 
 
@@ -505,43 +487,45 @@ class Run(NamedTuple):
 
     Attributes:
       directory: directory of the run.
-      is_chief: whether this process writes to it, besides its own log and ledger.
+      is_chief: whether this process writes files other than its own log and ledger.
       checkpoints: options for saving the run.
       reporting: destinations of its records.
-      began: `time.monotonic()` when it was ready to train.
+      start_time: `time.monotonic()` when it was ready to train.
     """
 
     directory: RunDirectory
     is_chief: bool
     checkpoints: Checkpoints
     reporting: Reporting
-    began: float
+    start_time: float
 
     def finish(
         self, trainer: Trainer, config: TrainConfig, callbacks: Sequence[keras.callbacks.Callback]
     ) -> Best | None:
-        """Writes the trained model, and that the run has finished; every process must call it.
+        """Writes the trained model, and records that the run has finished; every process must call it.
 
         Returns:
-          The best value, if the model is that of its step; else None.
+          The best value, if the model of its step was written; else None.
         """
-        reasons = [getattr(callback, "reason", "") for callback in callbacks]  # may be an attribute of a user's own
+        reasons = [
+            getattr(callback, "reason", "") for callback in callbacks
+        ]  # may be an attribute of a user's callback
         reason = next((reason for reason in reasons if reason and isinstance(reason, str)), "")
         step, best = trainer.step, trainer.load_best() if trainer.best else None
-        with must_write(self.directory.model):
+        with reraise_as_write_error(self.directory.model):
             trainer.save(self.directory.model)
         if self.is_chief:
             options = {name: getattr(config, name) for name in ("steps", "epochs", *resume.END_FLAGS)}
-            with must_write(self.directory.end):
+            with reraise_as_write_error(self.directory.end):
                 self.directory.finish({"step": step, "model_step": trainer.step, "reason": reason, **options})
         return best
 
     def print_summary(self, best: Best | None, config: TrainConfig) -> None:
-        """Prints the results, the next commands, and the directory, on the chief."""
+        """Prints the results, the next commands, and the directory on the chief."""
         if self.is_chief:
             flags = ["--checkpoint=best"] if best else []
-            left_out = {"strategy", *field_names(config, "training_only"), *field_names(config, "is_option")}
-            flags += [] if left_out.issuperset(unsafe_fields(config)) else ["--safe_mode=false"]
+            ignored = {"strategy", *field_names(config, "training_only"), *field_names(config, "is_option")}
+            flags += [] if ignored.issuperset(unsafe_fields(config)) else ["--safe_mode=false"]
             print(*summary(self, self.directory.records(), best, " ".join(flags)), sep="\n", flush=True)
 
 
@@ -551,15 +535,8 @@ def open_run(
 ) -> Iterator[Run]:
     """Locks the directory of a run, restores its state, and records its start; every process must enter it.
 
-    Args:
-      session: strategy, data and configuration of the run.
-      target: its directory and what it resumes from.
-      trainer: a built trainer.
-      findings: warnings about the data.
-      loading_seconds: seconds that loading TensorFlow took, for the log.
-
     Raises:
-      InputError: a checkpoint is of another model; its batch cannot be divided between the current replicas; another
+      InputError: a checkpoint is of another model, its batch cannot be divided between the current replicas, another
         process writes to the directory, or it cannot be written.
     """
     strategy, rank = session.strategy, session.strategy.cluster.rank
@@ -571,9 +548,9 @@ def open_run(
         _log.info("%s", session.detection.reason, extra=python_logging.ONLY_IN_FILE)
         if resumed_from:
             _log.info("Resuming from %s.", resumed_from, extra=python_logging.ONLY_IN_FILE)
-        # A terminal has shown it as a status already.
-        in_file = python_logging.ONLY_IN_FILE if is_watched(sys.stderr) else {}
-        _log.info("Loading TensorFlow took %.1f s.", loading_seconds, extra=in_file)
+        # A terminal has already shown this as a status.
+        log_options = python_logging.ONLY_IN_FILE if can_overwrite(sys.stderr) else {}
+        _log.info("Loading TensorFlow took %.1f s.", loading_seconds, extra=log_options)
         warn_of_flags(config, strategy, trainer.model)
         if strategy.is_chief:
             _warn_of_lost_progress(resumed_from, config, directory)
@@ -587,7 +564,7 @@ def open_run(
             description={"output": str(directory.path), "resuming": f"from {resumed_from}" if resumed_from else ""},
             findings=findings,
         )
-        with _closing(reporting.reporter):
+        with _close_reporter(reporting.reporter):
             yield Run(directory, strategy.is_chief, checkpoints, reporting, time.monotonic())
 
 
@@ -620,37 +597,37 @@ def _warn_of_lost_progress(resumed_from: str, config: TrainConfig, directory: Ru
 
 
 @contextmanager
-def _closing(reporter: Reporter) -> Iterator[None]:
-    """Reports the outcome of the run, so that its directory is complete; the command prints the error."""
-    outcome, is_reported = "done", False
+def _close_reporter(reporter: Reporter) -> Iterator[None]:
+    """Reports the outcome of the run, which completes its directory; the command prints the error."""
+    result, is_reported = "done", False
     try:
         yield
     except BaseException as error:
-        outcome, is_reported = describe_error(error), isinstance(error, WriteError)
+        result, is_reported = describe_error(error), isinstance(error, WriteError)
         raise
     finally:
         try:
-            reporter.close(outcome)
-        except WriteError as error:  # only a warning, as the outcome is known; reported once
+            reporter.close(result)
+        except WriteError as error:  # only a warning, because the outcome is known
             if not is_reported:
                 _log.warning("%s", error)
 
 
 def summary(run: Run, records: Sequence[Mapping[str, Any]], best: Best | None, flags: str = "") -> list[str]:
-    """Returns the lines; the last one is the directory.
+    """Returns the lines of the summary; the last one is the directory.
 
     Args:
-      run: the run, which has ended.
+      run: a run that has ended.
       records: all of its records.
-      best: the best value, if the model is that of its step; else None.
-      flags: flags with which the next commands use the same model, such as `--checkpoint=best`.
+      best: the best value, if the model of its step was written; else None.
+      flags: flags with which other commands use the same model, such as `--checkpoint=best`.
     """
     directory, last = run.directory, records[-1]
     metrics = main_metrics(last)
     names = [name for name in metrics if "accuracy" in name] or [*metrics]
     numbers = "  ".join(f"{name} {float(last[name]):.4f}" for name in ("loss", *names) if name in last)
     value = f"{best}, exported as {directory.model.name}" if best else _best(records)
-    duration_text = f"trained to step {last['step']} in {duration(time.monotonic() - run.began)}"
+    duration_text = f"trained to step {last['step']} in {duration(time.monotonic() - run.start_time)}"
     arguments = " ".join(filter(None, [shlex.quote(str(directory.path)), flags]))
     resumes = run.checkpoints.best or any(run.checkpoints.interval)
     continuing = ["or train longer: the same command with more --epochs or --steps"] if resumes else []
@@ -665,7 +642,7 @@ def summary(run: Run, records: Sequence[Mapping[str, Any]], best: Best | None, f
 
 
 def _best(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the best evaluated value of the first metric, or of the loss if there is none; "" for one evaluation."""
+    """Returns the best value of the first metric, or of the loss without metrics; "" if there was only one evaluation."""
     evaluations = [record for record in records if record["kind"] == EVAL]
     if len(evaluations) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""`--find`: which value a training command searches for; the search for the learning rate."""
+"""`--find`: runs the search for a batch size or learning rate."""
 
 import dataclasses
 import logging
@@ -44,8 +44,8 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, contex
                 session.data.train,
                 batch_size=config.batch_size,
                 **{field.name: getattr(search, field.name) for field in dataclasses.fields(search)},
-                schedule=Schedule.of(config),
-                checks=Checks.of(config),
+                schedule=Schedule.from_config(config),
+                checks=Checks.from_config(config),
             )
         if strategy.is_chief:
             figure = plot_learning_rates(result)
@@ -58,7 +58,6 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, contex
 
 
 def _usage(config: TrainConfig, rate: float) -> str:
-    """Returns advice on training with a learning rate, under the flags that change it."""
     from tfdist.optimizers.learning_rate import SCALINGS
 
     notes = []
@@ -73,7 +72,7 @@ def _usage(config: TrainConfig, rate: float) -> str:
 
 
 def run(config: TrainConfig, context: ProcessContext) -> int:
-    """Searches as `--find` says, prints the result, and writes it to the output directory; returns the exit code.
+    """Runs the search of `--find`, prints the result, and writes it to the output directory; returns the exit code.
 
     Raises:
       InputError: the output directory cannot be used, or the search is not possible here.

@@ -1,25 +1,22 @@
-"""Imports TensorFlow for a command, without the messages that its C++ code prints during the import."""
+"""Imports TensorFlow for a command, without the messages of its C++ code."""
 
 import os
 import time
 
 from tfdist.cluster import quiet_tensorflow
-from tfdist.cluster.terminal import showing
+from tfdist.cluster.terminal import show_temporarily
 
 
 def load_tensorflow() -> float:
-    """Imports TensorFlow and Keras, which takes seconds and is shown on a terminal, and detects devices.
+    """Imports TensorFlow and Keras, detects devices, and returns the seconds that it took.
 
     Also disables later INFO and WARNING messages, unless TF_CPP_MIN_LOG_LEVEL is set.
-
-    Returns:
-      The seconds that it took.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    began = time.monotonic()
-    with showing("Loading TensorFlow ..."), quiet_tensorflow.filtered_stderr():
-        import keras  # noqa: F401 - so that it is there
+    start_time = time.monotonic()
+    with show_temporarily("Loading TensorFlow ..."), quiet_tensorflow.filter_stderr():
+        import keras  # noqa: F401 - imported here for its cost
         import tensorflow as tf
 
         tf.config.list_physical_devices()
-    return time.monotonic() - began
+    return time.monotonic() - start_time

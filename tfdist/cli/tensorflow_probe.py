@@ -1,8 +1,8 @@
-"""Imports TensorFlow and Keras, and prints the devices that TensorFlow finds, as one line of JSON."""
+"""Imports TensorFlow and Keras, and prints TensorFlow's GPUs as one line of JSON."""
 
 import json
 
-import keras  # noqa: F401 - which must be there as well
+import keras  # noqa: F401 - checks that it can be imported
 import tensorflow as tf
 
 if __name__ == "__main__":

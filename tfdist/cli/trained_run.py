@@ -18,7 +18,7 @@ from tfdist.cli import run as training
 from tfdist.cli import weights
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import field_names, unsafe_fields
-from tfdist.config.strategy_registry import declared
+from tfdist.config.strategy_registry import strategy_declaration
 from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import TrainedConfig
 from tfdist.coordination.group import long_timeout
@@ -29,17 +29,17 @@ from tfdist.reporting import RunDirectory
 from tfdist.storage import StoragePath, path_of, storage_of
 from tfdist.trainer.trainer import Trainer
 
-_MODULES = ("None", "builtins", "keras", "tfdist")  # may be named by the model of a run in safe mode
+_MODULES = ("None", "builtins", "keras", "tfdist")  # allowed in a model file in safe mode
 _TRAINING_ONLY = ("accumulate_steps", "check_sync", "check_sync_every")
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """A trained model on its strategy.
 
     Attributes:
       trainer: trainer with the weights.
-      step: number of updates after which the weights were saved; None if unknown.
-      source: checkpoint or file of the weights.
+      step: step at which the weights were saved; None if unknown.
+      source: checkpoint or file with the weights.
       data: data set of the command or, by default, of the run.
       batch_size: examples per batch, over all replicas.
       directory: directory of the run.
@@ -67,7 +67,7 @@ class Trained(NamedTuple):
         return examples
 
     def describe(self, split: str) -> dict[str, Any]:
-        """Describes the model and data from which results for a split are computed, as JSON values."""
+        """Describes the model and the data of a split, as JSON values."""
         strategy = self.trainer.strategy
         return {
             "checkpoint": self.source,
@@ -80,26 +80,28 @@ class Trained(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_run(run: str, config: TrainedConfig) -> Iterator[Trained]:
+def open_run(run: str, config: TrainedConfig) -> Iterator[TrainedModel]:
     """Starts the strategy, builds the model of a run and loads its weights; every process must enter it.
 
     Raises:
-      InputError: there is no such run, it has no such weights, or it names code that may not be run.
+      InputError: the run or its weights do not exist, or it names code that safe mode does not allow.
     """
     sources = weights.sources(run, config.checkpoint)
-    flags = _flags_of(sources, run)
-    trained = _adapt_flags(flags, sources[0], config)
-    with training.open_session(trained) as training_run:
-        data_set = data.load(config.dataset, config.data_dir) if config.dataset else training_run.data
-        trainer = training.make_trainer(training_run, training_run.strategy)
-        trainer.build(training_run.data.train)
+    flags = _saved_flags(sources, run)
+    train_config = _adapt_flags(flags, sources[0], config)
+    with training.open_session(train_config) as session:
+        data_set = data.load(config.dataset, config.data_dir) if config.dataset else session.data
+        trainer = training.make_trainer(session, session.strategy)
+        trainer.build(session.data.train)
         source = _load_weights(trainer, run, config)
         step = _last_step(run, source) if source.endswith(weights.MODEL_FILE) else trainer.step
-        yield Trained(trainer, step, source, data_set, trained.batch_size, weights.folder_of(path_of(source)))
+        yield TrainedModel(
+            trainer, step, source, data_set, train_config.batch_size, weights.run_directory_of(path_of(source))
+        )
 
 
 def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
-    """Loads the weights and returns their path; retries once, as a training job may remove the checkpoint meanwhile."""
+    """Loads the weights and returns their path; retries once, because a training job may remove a checkpoint meanwhile."""
     group = trainer.strategy.group
     for attempt in ("trained", "trained again"):
         sources = weights.sources(run, config.checkpoint)
@@ -112,14 +114,14 @@ def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
             trainer.resume_from(paths, sets_aside=False)
             return trainer.train_state.resumed_from
         except CheckpointError:
-            all_there = all(storage_of(path_of(path)).exists(path_of(path)) for path in paths)
-            if attempt != "trained" or group.broadcast("checkpoints are there", all_there):
+            all_exist = all(storage_of(path_of(path)).exists(path_of(path)) for path in paths)
+            if attempt != "trained" or group.broadcast("checkpoints are there", all_exist):
                 raise
     raise AssertionError("The second attempt returns or raises.")
 
 
-def _flags_of(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
-    """Returns the flags of a run: those in its checkpoint or, with a model file, those of its last start."""
+def _saved_flags(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
+    """Returns the flags in a checkpoint or, for a model file, those of the run's last start."""
     if not sources[0].name.endswith(weights.MODEL_FILE):
         flags = dict(first_readable(sources).flags)
     else:
@@ -134,21 +136,21 @@ def _flags_of(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
 
 
 def _parse_flags(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the values of flags; those that this version does not know are left out."""
-    read: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "true", int: int, float: float}
-    readers = {field.name: read.get(type(field.default), str) for field in dataclasses.fields(TrainConfig)}
+    """Returns the values of flags, without those that this version does not know."""
+    parsers: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "true", int: int, float: float}
+    parser_by_name = {field.name: parsers.get(type(field.default), str) for field in dataclasses.fields(TrainConfig)}
     values: dict[str, Any] = {}
-    for name in texts.keys() & readers.keys():
+    for name in texts.keys() & parser_by_name.keys():
         try:
-            values[name] = readers[name](texts[name])
+            values[name] = parser_by_name[name](texts[name])
         except ValueError as error:
-            received = flag_text(name, texts[name])
-            raise InputError(f"A run must name the flags with which it began. Received: {received}.") from error
+            flag = flag_text(name, texts[name])
+            raise InputError(f"A run must have valid flags. Received: {flag}.") from error
     return values
 
 
 def _adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfig) -> TrainConfig:
-    """Returns the flags of a run, with those that a command overrides: strategy, data and batch size."""
+    """Returns the flags of a run, with those that the command overrides: strategy, data and batch size."""
     defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     known_flags = {name: value for name, value in flags.items() if name in defaults}
     same_strategy = config.strategy == known_flags.get("strategy")
@@ -164,18 +166,18 @@ def _adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedC
         overrides["batch_size"] = config.batch_size
     if config.data_dir and not config.dataset:
         overrides["data_dir"] = config.data_dir
-    if any(refusal.flag == "sync" for refusal in declared(config.strategy).refuses):
-        overrides["sync"] = defaults["sync"]  # its one replica reads the weights to evaluate
-    trained = TrainConfig(**known_flags | overrides)
+    if any(refusal.flag == "sync" for refusal in strategy_declaration(config.strategy).refuses):
+        overrides["sync"] = defaults["sync"]
+    train_config = TrainConfig(**known_flags | overrides)
     if config.safe_mode:
-        check_safe_mode(trained, source, overrides)
-    return trained
+        check_safe_mode(train_config, source, overrides)
+    return train_config
 
 
-def check_safe_mode(trained: TrainConfig, source: StoragePath, own: Container[str] = ()) -> None:
-    """Refuses flags of a run that may name code of any package, except the command's own flags, `own`."""
-    if refused := [name for name in unsafe_fields(trained) if name not in own]:
-        code = " ".join(flag_text(name, getattr(trained, name)) for name in refused)
+def check_safe_mode(train_config: TrainConfig, source: StoragePath, own_flags: Container[str] = ()) -> None:
+    """Refuses flags of a run that may name arbitrary code, except those given to the command, `own_flags`."""
+    if unsafe_flags := [name for name in unsafe_fields(train_config) if name not in own_flags]:
+        code = " ".join(flag_text(name, getattr(train_config, name)) for name in unsafe_flags)
         raise InputError(
             "The run refers to user code, or to files that name code, which is imported and called only with "
             f"--safe_mode=false. Received: {source}, which names {code}. If you trust that, add --safe_mode=false."
@@ -183,7 +185,7 @@ def check_safe_mode(trained: TrainConfig, source: StoragePath, own: Container[st
 
 
 def _last_step(run: str, model: str) -> int | None:
-    """Returns the step of a run's own model file; None for other files."""
+    """Returns the step of the run's model file; None for other files."""
     directory = RunDirectory(path_of(run))
     if path_of(model) != directory.model:
         return None
@@ -192,21 +194,21 @@ def _last_step(run: str, model: str) -> int | None:
 
 
 def _load_model_file(trainer: Trainer, path: StoragePath, safe_mode: bool) -> None:
-    """Assigns the variables of a saved model to those of the trainer's model, which are in the same order."""
+    """Assigns the variables of a saved model to those of the trainer's model."""
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         local = Path(folder) / path.name
         try:
             storage_of(path).copy_to(path, local)
             if safe_mode:
                 _check_modules(local)
-            saved = keras.models.load_model(local, compile=False)
+            saved_model = keras.models.load_model(local, compile=False)
         except Exception as error:
             raise InputError(
                 f"A saved model must be readable by Keras. Received: {path}: {one_line(str(error)):.300}. Give a "
                 "--checkpoint, which a run with --checkpoint_every saves."
             ) from error
     model, blocks = trainer.model, trainer.strategy.blocks
-    model_weights, saved_weights = model.weights, saved.weights  # without states of random layers
+    model_weights, saved_weights = model.weights, saved_model.weights  # without states of random layers
     if [tuple(v.shape) for v in model_weights] != [tuple(v.shape) for v in saved_weights]:
         raise InputError(
             f"A saved model must be that of the run. Received: {path}, whose variables have other shapes. Give a --checkpoint."
@@ -218,9 +220,9 @@ def _load_model_file(trainer: Trainer, path: StoragePath, safe_mode: bool) -> No
 
 
 def _check_modules(model: Path) -> None:
-    """Raises `ValueError` for modules of other packages: Keras imports some, perhaps from the current directory."""
+    """Raises `ValueError` for modules of other packages, which Keras could import from the current directory."""
     modules: set[str] = set()
     with zipfile.ZipFile(model) as archive:
         json.loads(archive.read("config.json"), object_hook=lambda node: modules.add(str(node.get("module"))))
-    if foreign := [module for module in modules if module.partition(".")[0] not in _MODULES]:
-        raise ValueError(f"it names the module {foreign[0]}, which is imported only with --safe_mode=false")
+    if other_modules := [module for module in modules if module.partition(".")[0] not in _MODULES]:
+        raise ValueError(f"it names the module {other_modules[0]}, which is imported only with --safe_mode=false")

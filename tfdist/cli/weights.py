@@ -1,4 +1,4 @@
-"""The files from which commands read a trained model's weights, and those to which they write results."""
+"""The files from which commands read trained weights, and to which they write results."""
 
 import errno
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from tfdist.checkpoint.format import Checkpoint, checkpoints_at, step_of
 from tfdist.config.trained_config import BEST, NEWEST
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
-from tfdist.reporting.file_errors import must_enter, must_write_output
+from tfdist.reporting.file_errors import reraise_as_access_error, reraise_as_output_error
 from tfdist.storage import StoragePath, path_of, storage_of
 
 MODEL_FILE = ".keras"
 
 
-@must_enter()
+@reraise_as_access_error()
 def sources(run: str, checkpoint: str) -> list[StoragePath]:
     """Returns the checkpoints to try, the newest first, or a single model file.
 
@@ -58,13 +58,13 @@ def sources(run: str, checkpoint: str) -> list[StoragePath]:
 
 
 def _best(checkpoints: Sequence[StoragePath]) -> list[StoragePath]:
-    """Returns the checkpoint of the best step, which the newest one names, if it is still there."""
+    """Returns the checkpoint of the best step, which the newest checkpoint names, if it still exists."""
     best = Checkpoint.open(checkpoints[0]).values.get("best") if checkpoints else None
     steps = [best[-1]] if isinstance(best, list) and best else []
     return [path for path in checkpoints if step_of(path) in steps]
 
 
-def folder_of(source: StoragePath) -> StoragePath:
+def run_directory_of(source: StoragePath) -> StoragePath:
     """Returns the directory of the run to which a checkpoint or a model file belongs."""
     folder = source.parent
     return folder.parent if folder.name == "checkpoints" else folder
@@ -76,7 +76,7 @@ def write_output(path: StoragePath, contents: bytes) -> None:
     Raises:
       InputError: it cannot be written.
     """
-    with must_write_output(path):
+    with reraise_as_output_error(path):
         storage_of(path).make_directory(path.parent)
         storage_of(path).replace(path, contents)
 
@@ -84,7 +84,7 @@ def write_output(path: StoragePath, contents: bytes) -> None:
 def check_output(output: str) -> None:
     """Checks that a file can be written, without creating anything; it may exist."""
     path = path_of(output)
-    with must_write_output(path):
+    with reraise_as_output_error(path):
         if storage_of(path).is_directory(path):
             raise IsADirectoryError(errno.EISDIR, "is a directory")
         storage_of(path).check_writable(path.parent)

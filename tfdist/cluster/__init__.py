@@ -1,5 +1,5 @@
-"""This process in its job and on its host: rank and size, devices and cores, signals, preemption, exit status, terminal.
+"""The process in its job and on its host: rank and size, devices and cores, signals, preemption, exit status, terminal.
 
-Rank and size come from TF_CONFIG, Slurm, MPI, Horovod or Kubernetes, by pure functions of a mapping of environment variables.
-`tfdist.coordination` connects to the other processes, with which it coordinates the reaction to a signal.
+Rank and size come from TF_CONFIG, Slurm, MPI, Horovod or Kubernetes, by pure functions of environment variables.
+`tfdist.coordination` connects the processes and coordinates their reaction to signals.
 """

@@ -1,4 +1,4 @@
-"""Devices of this process: their number, logical CPU devices, threads. Does not place operations."""
+"""The devices of this process: GPUs, logical CPU devices, and threads."""
 
 import contextlib
 import os
@@ -9,20 +9,18 @@ from tfdist.cluster.affinity import bind_to_share
 from tfdist.cluster.environment import Cluster
 from tfdist.errors import InputError
 
-BINDING_LAUNCHERS = ("MPI", "Slurm")  # if they bind at all, they bind each process separately
-# Replicas are traced one after the other: on two cores, a small MLP starts on 32 in 20 to 40 seconds, and on 64 in 30 to 100.
-_MOST_LOGICAL_CPUS = 32
+BINDING_LAUNCHERS = ("MPI", "Slurm")  # bind each process separately, if at all
+# Replicas are traced sequentially: on two cores, a small MLP starts in 20 to 40 s on 32 devices, and in 30 to 100 s on 64.
+_MAX_LOGICAL_CPUS = 32
 
 
 def local_device_names(count: int) -> list[str]:
     """Returns the names of the devices for this process's replicas: GPUs if there are any, else logical CPU devices.
 
-    Args:
-      count: number of devices; 0 for all GPUs, or one CPU.
+    With a count of 0, returns all GPUs, or one CPU.
 
     Raises:
-      InputError: there are fewer devices, see `check_available`, or TensorFlow was initialized with fewer logical CPU
-        devices, whose number is then fixed.
+      InputError: there are fewer devices, or TensorFlow was already initialized with fewer logical CPU devices.
     """
     check_available(count)
     gpus = tf.config.list_physical_devices("GPU")
@@ -32,15 +30,15 @@ def local_device_names(count: int) -> list[str]:
 
 
 def check_available(count: int) -> None:
-    """Raises `InputError` if a process cannot have this many devices: GPUs if there are any, else logical CPU devices."""
+    """Raises `InputError` if there are fewer devices: GPUs if there are any, else logical CPU devices."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus and count > len(gpus):
         raise InputError(
             f"--devices must be at most this machine's number of GPUs. Received: {count}, with {len(gpus)} GPUs. Use fewer."
         )
-    if not gpus and count > _MOST_LOGICAL_CPUS:
+    if not gpus and count > _MAX_LOGICAL_CPUS:
         raise InputError(
-            f"Without GPUs, a process has at most {_MOST_LOGICAL_CPUS} logical CPU devices, which share its cores. Received: "
+            f"Without GPUs, a process has at most {_MAX_LOGICAL_CPUS} logical CPU devices, which share its cores. Received: "
             f"{count} devices. Use fewer, or tfdist layout, which describes larger meshes without any devices."
         )
 
@@ -48,10 +46,7 @@ def check_available(count: int) -> None:
 def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
     """Divides this host's cores between the job's processes on it, if there are several.
 
-    Args:
-      cluster: number of processes on this host.
-      intra_op_threads: number of threads within an operation; 0 for the number of cores in this process's share, to
-        which it is then bound if possible; see `tfdist.cluster.affinity`.
+    With 0 threads within an operation, uses this process's share of the cores, to which it is then bound if possible.
     """
     threads = intra_op_threads
     if not threads and cluster.local_size > 1:
@@ -75,17 +70,17 @@ def limit_threads(count: int) -> None:
 
 
 def allow_waiting(count: int) -> None:
-    """Lets this many operations wait for others, in addition to those that run: each keeps one of TensorFlow's threads.
+    """Adds inter-op threads for operations that block while they wait for other operations.
 
-    For example, a `tf.py_function` that calls a `tf.function` waits for it: with one on each of several replicas, or in a
-    process that is bound to one core, they would otherwise wait forever.
+    For example, a `tf.py_function` that calls a `tf.function` occupies a thread until that returns. With one on each of
+    several replicas, or in a process bound to one core, all threads could be occupied.
     """
-    have = tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
-    tf.config.threading.set_inter_op_parallelism_threads(have + count)
+    threads = tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    tf.config.threading.set_inter_op_parallelism_threads(threads + count)
 
 
 def use_one_gpu(local_rank: int) -> None:
-    """Makes the GPU of the local rank the only visible one, if there are any, and enables memory growth."""
+    """Makes only the local rank's GPU visible, if there are GPUs, and enables memory growth."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return
@@ -102,15 +97,15 @@ def use_one_gpu(local_rank: int) -> None:
 
 def _logical_cpus(count: int) -> list[str]:
     [cpu, *_] = tf.config.list_physical_devices("CPU")
-    existing = tf.config.get_logical_device_configuration(cpu)
-    if count > 1 and (existing is None or len(existing) < count):
+    devices = tf.config.get_logical_device_configuration(cpu) or [None]
+    if len(devices) < count:
         try:
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
             allow_waiting(count)
         except (RuntimeError, ValueError):
             raise InputError(
                 f"Logical CPU devices are created when TensorFlow starts. Received: devices={count}, after "
-                f"TensorFlow has started with {len(existing) if existing else 1}. Load the strategy before anything else "
-                "uses TensorFlow, including tfdist.data.load."
+                f"TensorFlow has started with {len(devices)}. Load the strategy before anything else uses TensorFlow, "
+                "including tfdist.data.load."
             ) from None
     return [f"CPU:{i}" for i in range(count)]

@@ -1,4 +1,4 @@
-"""Rank and size of this process, from each environment that starts processes; several of them must agree.
+"""Rank and size of this process, from the environments that start processes; if there are several, they must agree.
 
 Each `from_*` returns None if its environment did not start this process, and raises `InputError` if its variables are
 incomplete or contradictory. `TFDIST_COORDINATOR=host:port` overrides the address at which rank 0 serves the `Group`.
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from tfdist.cluster import tf_config
 from tfdist.errors import InputError
 
-_MAX_HOSTS = 65536  # limits the memory used for mistakes such as [1-1000000000]
+_MAX_HOSTS = 65536  # limits the memory for mistakes such as [1-1000000000]
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-def expand(text: str) -> list[str]:
+def expand_hosts(text: str) -> list[str]:
     """Expands a host list, preserving order and leading zeros: `gpu[09-10],login1` is gpu09, gpu10, login1.
 
     Args:
@@ -31,8 +31,8 @@ def expand(text: str) -> list[str]:
       InputError: the text is not a host list.
     """
     hosts: list[str] = []
-    for name in _split(text):
-        parts = [_numbers(text, match[1]) if match[2] is None else [match[2]] for match in _PART.finditer(name)]
+    for name in _split_names(text):
+        parts = [_expand_ranges(text, match[1]) if match[2] is None else [match[2]] for match in _PART.finditer(name)]
         if _PART.sub("", name) or not parts:
             raise _host_list_error(text, f"{name!r} is not a name with brackets closed")
         hosts += itertools.islice(map("".join, itertools.product(*parts)), _MAX_HOSTS + 1)
@@ -41,7 +41,7 @@ def expand(text: str) -> list[str]:
     return hosts
 
 
-def task_counts(text: str) -> list[int]:
+def expand_counts(text: str) -> list[int]:
     """Expands a list of counts: `4(x2),3` is 4, 4, 3.
 
     Raises:
@@ -54,14 +54,13 @@ def task_counts(text: str) -> list[int]:
     return [count for count, times in repeats for _ in range(min(times, _MAX_HOSTS))]
 
 
-def _split(text: str) -> list[str]:
-    """Splits at commas outside brackets."""
+def _split_names(text: str) -> list[str]:
     return re.split(r",(?![^\[]*\])", text.strip())
 
 
-def _numbers(text: str, inside: str) -> list[str]:
+def _expand_ranges(text: str, ranges: str) -> list[str]:
     numbers: list[str] = []
-    for item in inside.split(","):
+    for item in ranges.split(","):
         match = _RANGE.fullmatch(item)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise _host_list_error(text, f"{item!r} is neither a number nor an increasing range")
@@ -72,15 +71,15 @@ def _numbers(text: str, inside: str) -> list[str]:
     return numbers
 
 
-def _host_list_error(text: str, why: str) -> InputError:
-    return InputError(f"A host list must read like gpu[01-03,07],login1: {why}. Received: {text!r}.")
+def _host_list_error(text: str, reason: str) -> InputError:
+    return InputError(f"A host list must read like gpu[01-03,07],login1: {reason}. Received: {text!r}.")
 
 
 Environment = Mapping[str, str]
 
-HOROVOD_LAUNCHERS = ("Horovod", "MPI")  # sources that are launchers, which are used for Horovod
-CONTROL_PORT = 12000  # for pods, which have all ports to themselves
-_SPECIAL_STEPS = 0xFFFFFFF0  # Slurm's own steps (batch script, interactive shell, ...) have numbers from here on
+HOROVOD_LAUNCHERS = ("Horovod", "MPI")  # sources with which `--strategy=auto` selects Horovod
+CONTROL_PORT = 12000  # of pods, which do not share their ports
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # of Slurm's own steps, such as batch scripts and interactive shells
 _SOURCE_VARIABLES = re.compile(
     "TF_CONFIG|HOROVOD_(CROSS_|LOCAL_)?(RANK|SIZE)|OMPI_COMM_WORLD_(LOCAL_)?(RANK|SIZE)|PMI_(RANK|SIZE)|SLURM_PROCID"
     "|MPI_LOCAL(RANKID|NRANKS)|JOB_COMPLETION_INDEX|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_(ADDR|PORT)"
@@ -89,7 +88,7 @@ _SOURCE_VARIABLES = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The processes of a job, seen from one of them.
+    """The processes of a job, as seen by one of them.
 
     Attributes:
       rank: rank of this process, in [0, size).
@@ -98,10 +97,10 @@ class Cluster:
       local_size: number of the job's processes on this host.
       addresses: `host:port` of each process's TensorFlow server, by rank; empty if unknown (the processes then choose
         ports and exchange them over the `Group`).
-      coordinator: `host:port` of the process that serves the `Group`; empty for a single process, or if unknown, so
-        that the engine has to exchange it.
-      source: the environment that provided this, for logs: "TF_CONFIG", "Horovod", "MPI", "Slurm", ...
-      servers: how many processes are parameter servers, if the environment says so; these have the last ranks.
+      coordinator: `host:port` of the process that serves the `Group`; empty for a single process, or if unknown (the
+        engine then exchanges it).
+      source: the environment, for logs: "TF_CONFIG", "Horovod", "MPI", "Slurm", ...
+      servers: number of parameter servers according to the environment; they have the last ranks.
     """
 
     rank: int = 0
@@ -115,15 +114,15 @@ class Cluster:
 
 
 def from_tf_config(env: Environment) -> Cluster | None:
-    """Reads TF_CONFIG; equal host names are one host. The group is at `tf_config.control_address`."""
+    """Reads TF_CONFIG; equal host names mean one host. The group is at `tf_config.control_address`."""
     text = env.get("TF_CONFIG", "").strip()
     if text in ("", "{}"):  # TensorFlow treats both as no cluster
         return None
     addresses, rank, servers = tf_config.parse(text)
     hosts = [tf_config.host(address) for address in addresses]
     local_rank, local_size = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
-    numbers = rank, len(addresses), local_rank, local_size
-    cluster = _cluster(env, "TF_CONFIG", numbers, tf_config.control_address(addresses))
+    ranks = rank, len(addresses), local_rank, local_size
+    cluster = _cluster(env, "TF_CONFIG", ranks, tf_config.control_address(addresses))
     return dataclasses.replace(cluster, addresses=addresses, servers=servers)
 
 
@@ -131,58 +130,61 @@ def from_horovod(env: Environment) -> Cluster | None:
     """Reads horovodrun's variables: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK and HOROVOD_LOCAL_SIZE."""
     if not {"HOROVOD_RANK", "HOROVOD_SIZE"} & env.keys():
         return None
-    return _numbered(env, "Horovod", *(f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+    return _cluster_from_variables(
+        env, "Horovod", *(f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    )
 
 
 def from_mpi(env: Environment) -> Cluster | None:
     """Reads mpirun's variables: OMPI_COMM_WORLD_* (Open MPI), or PMI_* and MPI_LOCAL* (MPICH, Intel MPI).
 
-    PMI_* without MPI_LOCALRANKID inside a Slurm step does not come from mpirun: srun's own PMI plugin sets it for every
-    program.
+    Inside a Slurm step, PMI_* without MPI_LOCALRANKID comes from srun's PMI plugin instead of mpirun.
     """
     if "OMPI_COMM_WORLD_RANK" in env:
-        return _numbered(env, "MPI", *(f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+        return _cluster_from_variables(
+            env, "MPI", *(f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+        )
     if "PMI_RANK" not in env or ("MPI_LOCALRANKID" not in env and "SLURM_STEP_ID" in env):
         return None
-    return _numbered(env, "MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    return _cluster_from_variables(env, "MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 
 def from_slurm(env: Environment) -> Cluster | None:
     """Reads a Slurm step's variables; the group is on the step's first host, at port 12000 + job id modulo 20000.
 
-    Only processes started by srun are members of a job with several processes. A batch script, or a shell inside an
-    allocation, sees SLURM_NTASKS and SLURM_PROCID=0 too, but has no SLURM_STEP_ID, or one of Slurm's special numbers.
-    Two simultaneous steps of one job with the same first host each need a TFDIST_COORDINATOR.
+    Only processes started by srun belong to a job with several processes. A batch script, or a shell inside an allocation,
+    also has SLURM_NTASKS and SLURM_PROCID=0, but no SLURM_STEP_ID, or one of Slurm's special numbers. Simultaneous steps of
+    a job with the same first host each need a TFDIST_COORDINATOR.
     """
     if "SLURM_PROCID" not in env or not env.get("SLURM_STEP_ID", "").isdigit():
         return None
-    if int(env["SLURM_STEP_ID"]) >= _SPECIAL_STEPS:
+    if int(env["SLURM_STEP_ID"]) >= _FIRST_SPECIAL_STEP:
         return None
-    size = _number(env, "Slurm", "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS")
+    size = _read_integer(env, "Slurm", "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS")
     local_size = min(_slurm_local_size(env), size)
-    numbers = _number(env, "Slurm", "SLURM_PROCID"), size, _number(env, "Slurm", "SLURM_LOCALID"), local_size
+    ranks = _read_integer(env, "Slurm", "SLURM_PROCID"), size, _read_integer(env, "Slurm", "SLURM_LOCALID"), local_size
     if size == 1:
-        return _cluster(env, "Slurm", numbers)
-    job = _number(env, "Slurm", "SLURM_JOB_ID" if "SLURM_JOB_ID" in env else "SLURM_JOBID")
+        return _cluster(env, "Slurm", ranks)
+    job = _read_integer(env, "Slurm", "SLURM_JOB_ID" if "SLURM_JOB_ID" in env else "SLURM_JOBID")
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
     if not nodes:
-        raise _missing("Slurm", "SLURM_STEP_NODELIST")
-    return _cluster(env, "Slurm", numbers, f"{expand(nodes)[0]}:{12000 + job % 20000}")
+        raise _missing_variable("Slurm", "SLURM_STEP_NODELIST")
+    return _cluster(env, "Slurm", ranks, f"{expand_hosts(nodes)[0]}:{12000 + job % 20000}")
 
 
 def from_kubernetes(env: Environment) -> Cluster | None:
     """Reads a Kubernetes indexed Job: JOB_COMPLETION_INDEX, and variables that its manifest must set.
 
-    TFDIST_PROCESSES is the number of pods that train together (the Job's `completions`); without it the pods are
-    treated as independent runs. The group is at TFDIST_COORDINATOR, or in pod 0 at JOB_NAME-0.SERVICE, where SERVICE is
+    TFDIST_PROCESSES is the number of pods that train together (the Job's `completions`); without it, each pod is an
+    independent run. The group is at TFDIST_COORDINATOR, or in pod 0 at JOB_NAME-0.SERVICE, where SERVICE is
     the Job's headless service.
     """
     if "JOB_COMPLETION_INDEX" not in env or "TFDIST_PROCESSES" not in env:
         return None
-    size = _number(env, "Kubernetes", "TFDIST_PROCESSES")
+    size = _read_integer(env, "Kubernetes", "TFDIST_PROCESSES")
     if size == 1:
         return Cluster(source="Kubernetes")
-    rank = _number(env, "Kubernetes", "JOB_COMPLETION_INDEX")
+    rank = _read_integer(env, "Kubernetes", "JOB_COMPLETION_INDEX")
     coordinator = ""
     if env.get("JOB_NAME") and env.get("SERVICE"):
         coordinator = f"{env['JOB_NAME']}-0.{env['SERVICE']}:{CONTROL_PORT}"
@@ -206,25 +208,25 @@ def from_torchrun(env: Environment) -> Cluster | None:
             f"RANK and WORLD_SIZE={env['WORLD_SIZE']} say that there are other processes, but not where rank 0 is. "
             "Received: no MASTER_ADDR. Set it, or unset RANK and WORLD_SIZE."
         )
-    complete = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500", **env}
-    port = _number(complete, "torchrun", "MASTER_PORT")
+    variables = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500", **env}
+    port = _read_integer(variables, "torchrun", "MASTER_PORT")
     port += env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
     names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
-    return _numbered(complete, "torchrun", *names, coordinator=f"{env['MASTER_ADDR']}:{port}")
+    return _cluster_from_variables(variables, "torchrun", *names, coordinator=f"{env['MASTER_ADDR']}:{port}")
 
 
 def without_sources(env: Environment) -> dict[str, str]:
-    """Returns the environment without the variables that identify a process, for a launcher that adds its own."""
+    """Returns the environment without variables that identify a process; a launcher adds its own."""
     return {name: value for name, value in env.items() if not _SOURCE_VARIABLES.fullmatch(name)}
 
 
-def _numbered(env: Environment, source: str, *names: str, coordinator: str = "") -> Cluster:
-    rank, size, local_rank, local_size = (_number(env, source, name) for name in names)
+def _cluster_from_variables(env: Environment, source: str, *variables: str, coordinator: str = "") -> Cluster:
+    rank, size, local_rank, local_size = (_read_integer(env, source, name) for name in variables)
     return _cluster(env, source, (rank, size, local_rank, local_size), coordinator)
 
 
-def _cluster(env: Environment, source: str, numbers: tuple[int, int, int, int], coordinator: str = "") -> Cluster:
-    rank, size, local_rank, local_size = numbers
+def _cluster(env: Environment, source: str, ranks: tuple[int, int, int, int], coordinator: str = "") -> Cluster:
+    rank, size, local_rank, local_size = ranks
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         raise InputError(
             f"{source}: rank must be in [0, size) and local rank in [0, local size). Received: rank {rank} of {size}, "
@@ -238,16 +240,16 @@ def _cluster(env: Environment, source: str, numbers: tuple[int, int, int, int], 
     return Cluster(rank, size, local_rank, local_size, coordinator=coordinator if size > 1 else "", source=source)
 
 
-def _number(env: Environment, source: str, name: str) -> int:
+def _read_integer(env: Environment, source: str, name: str) -> int:
     if name not in env:
-        raise _missing(source, name)
+        raise _missing_variable(source, name)
     try:
         return int(env[name])
     except ValueError as error:
         raise InputError(f"{source}: {name} must be an integer. Received: {env[name]!r}.") from error
 
 
-def _missing(source: str, name: str) -> InputError:
+def _missing_variable(source: str, name: str) -> InputError:
     return InputError(
         f"{source}'s variables must be complete. Received: no {name}. Start with {source}'s own launcher."
     )
@@ -256,44 +258,41 @@ def _missing(source: str, name: str) -> InputError:
 def _slurm_local_size(env: Environment) -> int:
     text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_NTASKS_PER_NODE")
     if not text:
-        raise _missing("Slurm", "SLURM_STEP_TASKS_PER_NODE")
-    counts = task_counts(text)
-    node = _number({"SLURM_NODEID": "0", **env}, "Slurm", "SLURM_NODEID")
+        raise _missing_variable("Slurm", "SLURM_STEP_TASKS_PER_NODE")
+    counts = expand_counts(text)
+    node = _read_integer({"SLURM_NODEID": "0", **env}, "Slurm", "SLURM_NODEID")
     return counts[min(node, len(counts) - 1)]  # SLURM_NTASKS_PER_NODE is a single number for all nodes
 
 
-# In order of precedence; the first two are launchers that are used for Horovod.
+# In order of precedence.
 _SOURCES = (from_horovod, from_mpi, from_tf_config, from_slurm, from_kubernetes, from_torchrun)
 _ALLOCATORS = ("Slurm", "Kubernetes")
 
 
 def detect_cluster(env: Environment) -> Cluster:
-    """Determines this process's rank and the job's size: those of the first source, completed by the others.
-
-    Args:
-      env: environment of the process.
+    """Returns the rank and size from the first source, with addresses from the others.
 
     Raises:
       InputError: sources disagree about this process's rank or the job's size.
     """
-    clusters = [cluster for source in _SOURCES if (cluster := source(env))]
-    # If each task of a scheduler ran a launcher (srun torchrun; mpirun, whose daemons srun starts), the processes are
-    # the launcher's. A source with one process is ignored, such as an interactive shell in a Slurm step.
-    inner = max((c.size for c in clusters if c.source not in (*_ALLOCATORS, "TF_CONFIG")), default=0)
-    clusters = [c for c in clusters if c.source not in _ALLOCATORS or c.size >= inner]
+    clusters = [c for source in _SOURCES if (c := source(env))]
+    # If a scheduler's tasks run a launcher (srun torchrun; mpirun, whose daemons srun starts), the processes are those of
+    # the launcher. A source with one process is ignored, such as an interactive shell in a Slurm step.
+    launcher_size = max((c.size for c in clusters if c.source not in (*_ALLOCATORS, "TF_CONFIG")), default=0)
+    clusters = [c for c in clusters if c.source not in _ALLOCATORS or c.size >= launcher_size]
     relevant = [c for c in clusters if c.size > 1 or c.source in HOROVOD_LAUNCHERS]
     if not relevant:
         return clusters[0] if clusters else Cluster()
-    first = relevant[0]
-    for other in relevant[1:]:
-        if (other.rank, other.size) != (first.rank, first.size):
+    cluster = relevant[0]
+    for other_cluster in relevant[1:]:
+        if (other_cluster.rank, other_cluster.size) != (cluster.rank, cluster.size):
             raise InputError(
                 "The sources of this process's rank must agree. Received: "
-                f"{describe(first)}; {describe(other)}. Unset the variables of the wrong one."
+                f"{describe(cluster)}; {describe(other_cluster)}. Unset the variables of the wrong one."
             )
     addresses = next((c.addresses for c in relevant if c.addresses), ())
     coordinator = next((c.coordinator for c in relevant if c.coordinator), "")
-    return dataclasses.replace(first, addresses=addresses, coordinator=coordinator)
+    return dataclasses.replace(cluster, addresses=addresses, coordinator=coordinator)
 
 
 def describe(cluster: Cluster) -> str:
@@ -304,7 +303,7 @@ def describe(cluster: Cluster) -> str:
 
 
 def hint(env: Environment) -> str:
-    """Returns a hint about an environment that suggests several processes but starts one."""
+    """Returns a hint about an environment with signs of several processes that has started only this one."""
     if env.get("SLURM_NTASKS", "1") != "1" and from_slurm(env) is None:
         return f" (Slurm's allocation has {env['SLURM_NTASKS']} tasks, but srun did not start this process)"
     if "JOB_COMPLETION_INDEX" in env and "TFDIST_PROCESSES" not in env:

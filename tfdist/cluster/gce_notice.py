@@ -1,4 +1,4 @@
-"""Preemption and maintenance notices of Google Compute Engine, which precede the signal."""
+"""Preemption and maintenance notices of Google Compute Engine, which precede a signal."""
 
 import contextlib
 import http.client
@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 def machine_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
     """Polls the platform for notices during training; does nothing on other platforms.
 
-    Makes the same requests as TensorFlow's failure handling, to the metadata server of Google Compute Engine, or to one
-    at GCE_METADATA_IP. A notice that is active when training begins is ignored, because it has already stopped an
-    earlier run: a maintenance may be announced an hour ahead.
+    Sends the same requests as TensorFlow's failure handling, to the metadata server of Google Compute Engine, or the one at
+    GCE_METADATA_IP. Notices that are active when training begins are ignored, because they have already stopped an earlier
+    run: maintenance may be announced an hour ahead.
 
     Args:
       on_notice: called once, from another thread, with the name of the notice; must return quickly.
@@ -31,7 +31,7 @@ def machine_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
         yield
         return
     ended = threading.Event()
-    # Not joined, because it may be waiting for an answer.
+    # Not joined, because it may be waiting for a response.
     threading.Thread(target=_watch, args=(on_notice, ended), name="tfdist-machine-notice", daemon=True).start()
     try:
         yield
@@ -49,14 +49,17 @@ def _is_compute_engine() -> bool:
 
 
 def _watch(on_notice: Callable[[str], object], ended: threading.Event) -> None:
-    known = _active_notices() or set()
+    ignored_notices = _active_notices() or set()
     while not ended.wait(POLL_SECONDS):
-        active = _active_notices()
-        if active is None:
+        active_notices = _active_notices()
+        if active_notices is None:
             continue
-        new, known = active - known, known & active  # a notice that is withdrawn may be repeated
-        if new and not ended.is_set():
-            name = min(new)
+        new_notices, ignored_notices = (
+            active_notices - ignored_notices,
+            ignored_notices & active_notices,
+        )  # a withdrawn notice may be repeated
+        if new_notices and not ended.is_set():
+            name = min(new_notices)
             _log.warning(
                 "The platform is preempting this machine (%s): saving and stopping at the next agreed step.", name
             )
@@ -65,18 +68,17 @@ def _watch(on_notice: Callable[[str], object], ended: threading.Event) -> None:
 
 
 def _active_notices() -> set[str] | None:
-    """Returns the active notices; None if the server does not answer."""
+    """Returns the active notices; None if the server does not respond."""
     with contextlib.suppress(OSError, http.client.HTTPException):
-        return {path for path, word in _NOTICES.items() if _metadata(path) == word}
+        return {path for path, value in _NOTICES.items() if _metadata(path) == value}
     return None
 
 
 def _metadata(path: str) -> str:
-    """Returns the server's value for this machine; unlike TensorFlow's request, with a timeout for lost connections."""
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     request = urllib.request.Request(
         f"http://{server}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
     )
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would answer for its own machine
-    with direct.open(request, timeout=POLL_SECONDS) as answer:
-        return answer.read().decode(errors="replace").strip()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would answer for its own machine
+    with opener.open(request, timeout=POLL_SECONDS) as response:
+        return response.read().decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""Refuses backends of Keras other than TensorFlow when Keras is imported."""
+"""Raises an error if Keras is imported with a backend other than TensorFlow."""
 
 import json
 import os
@@ -21,7 +21,7 @@ class _Finder:
 
 
 def check_on_import() -> None:
-    """Makes the import of Keras raise `InputError` for a backend other than TensorFlow; raises it now if it is imported."""
+    """Makes the import of Keras raise `InputError` for other backends than TensorFlow; checks now if already imported."""
     if "keras" in sys.modules:
         check()
     sys.meta_path.insert(0, _Finder())
@@ -34,20 +34,19 @@ def check() -> None:
 
 
 def problem() -> str:
-    """Returns a sentence about a current or future backend of Keras other than TensorFlow; empty for TensorFlow."""
-    backend, origin = _backend()
+    """Returns a sentence about a backend of Keras, current or configured, other than TensorFlow; empty for TensorFlow."""
+    backend, origin = _find_backend()
     rule = "Keras must compute with TensorFlow, on which tfdist distributes."
     return "" if backend == "tensorflow" else f"{rule} Received: the backend {backend} {origin}."
 
 
-def _backend() -> tuple[str, str]:
-    """Returns the backend and its origin, in Keras's order of precedence."""
-    if config := getattr(sys.modules.get("keras"), "config", None):  # it has been imported
+def _find_backend() -> tuple[str, str]:
+    if config := getattr(sys.modules.get("keras"), "config", None):  # already imported
         return config.backend(), "in this process"
     if backend := os.environ.get("KERAS_BACKEND"):
         return backend, "by KERAS_BACKEND"
     file = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras"), "keras.json").expanduser()
     try:
         return str(json.loads(file.read_bytes())["backend"]), f"in {file}"
-    except (OSError, ValueError, TypeError, KeyError):  # for which Keras raises its own errors
+    except (OSError, ValueError, TypeError, KeyError):  # Keras raises its own errors for these
         return "tensorflow", ""

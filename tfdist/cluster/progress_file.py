@@ -1,18 +1,18 @@
-"""The progress of a process, in a file that outlives it, for a launcher that restarts it."""
+"""The progress of a process, in a file that outlives it, for the launcher that restarts it."""
 
 import os
 import pathlib
 from collections.abc import Mapping
 
-VARIABLE = "TFDIST_STEP_NOTE"  # path of the file, created by the launcher; not set if progress is not needed
+VARIABLE = "TFDIST_STEP_NOTE"  # path of the file, created by the launcher; unset if progress is not needed
 _WIDTH = 20  # bytes, enough for 64 bits
 _FINAL = b"!"  # after the number
 
 
 class ProgressFile:
-    """The progress file of this process, named in `environment`, with one number; without one, records nothing.
+    """The progress file of this process, at the path in `environment`; records nothing without one.
 
-    A write takes about a microsecond, sends no message, and is not lost even by SIGKILL.
+    A write takes about a microsecond, sends no message, and survives SIGKILL.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ):
@@ -22,16 +22,16 @@ class ProgressFile:
             self._file = os.open(os.devnull, os.O_WRONLY)
 
     def note(self, step: int) -> None:
-        """Records the number of updates done; called at the start of a run and after each call of the compiled loop."""
+        """Records the number of completed updates."""
         os.pwrite(self._file, b"%*d" % (_WIDTH, step), 0)
 
     def close(self) -> None:
-        """Closes the file, which keeps its contents."""
+        """Closes the file without deleting it."""
         os.close(self._file)
 
 
 def forbid_restart(environment: Mapping[str, str] = os.environ) -> None:
-    """Records that this run must not be restarted automatically, because its checkpoints may be wrong."""
+    """Records that this run must not be restarted, because its checkpoints may be wrong."""
     path = pathlib.Path(environment.get(VARIABLE) or os.devnull)
     if not path.exists():  # the launcher's directory was deleted
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,8 +41,8 @@ def forbid_restart(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def blank(path: pathlib.Path) -> None:
-    """Creates the file of a process about to start, with all the space that later writes need."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)  # an existing file is overwritten and needs no space
+    """Creates the file of a process that is about to start, and reserves the space for later writes."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)  # an existing file is overwritten in place
     try:
         os.pwrite(file, b" " * (_WIDTH + len(_FINAL)), 0)
     finally:
@@ -50,11 +50,11 @@ def blank(path: pathlib.Path) -> None:
 
 
 def read(path: pathlib.Path) -> int | None:
-    """Returns the last step that a process has recorded, or None."""
+    """Returns the last recorded step, or None."""
     text = path.read_bytes()[:_WIDTH].strip()
     return int(text) if text else None
 
 
 def forbids_restart(path: pathlib.Path) -> bool:
-    """Returns whether a process has called `forbid_restart`."""
+    """Returns whether `forbid_restart` was called."""
     return path.read_bytes()[_WIDTH:] == _FINAL

@@ -1,4 +1,4 @@
-"""Hides the messages that TensorFlow prints when it starts; sets environment variables temporarily."""
+"""Hides the startup messages of TensorFlow, and sets environment variables temporarily."""
 
 import contextlib
 import importlib.util
@@ -10,8 +10,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# TensorFlow's messages when it starts. Other messages, and all messages before an exception, are shown. TensorFlow's C++ code
-# writes them to the file descriptor of stderr before it reads TF_CPP_MIN_LOG_LEVEL, so only redirecting it can hide them.
+# TensorFlow's startup messages. Other messages, and all messages before an exception, are shown. C++ code writes them to the
+# file descriptor of stderr before it reads TF_CPP_MIN_LOG_LEVEL, so that they can only be hidden by redirection.
 _STARTUP_MESSAGE = re.compile(
     rb"WARNING: All log messages before absl::|[IWE]\d{4} [\d:.]+ |To enable the following instructions"
 )
@@ -23,15 +23,15 @@ def shows_startup_messages() -> bool:
 
 
 @contextlib.contextmanager
-def filtered_stderr() -> Iterator[None]:
-    """Context that collects writes to stderr's file descriptor, and writes them on exit, without TensorFlow's messages."""
+def filter_stderr() -> Iterator[None]:
+    """Context that buffers stderr and writes it on exit, without TensorFlow's startup messages."""
     import tempfile  # not needed to import tfdist
 
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(tempfile.TemporaryFile())
             saved_stderr = os.dup(2)
-        except OSError:  # no directory for the file, or no stderr
+        except OSError:  # no temporary directory, or no stderr
             file = None
         if file is None:
             yield
@@ -51,7 +51,7 @@ def filtered_stderr() -> Iterator[None]:
             os.close(saved_stderr)
             file.seek(0)
             lines = [line for line in file if failed or not _STARTUP_MESSAGE.match(line)]
-            with contextlib.suppress(OSError):  # it must not hide the exception
+            with contextlib.suppress(OSError):  # must not hide the exception
                 os.write(2, b"".join(lines))
 
 
@@ -61,7 +61,7 @@ def _flush() -> None:
 
 
 class _Finder:
-    """Finds the module `tensorflow`, until it is imported, with a loader that filters messages during the import."""
+    """Finds the module `tensorflow`, with a loader that filters messages during the import."""
 
     _is_searching = False
 
@@ -75,13 +75,13 @@ class _Finder:
         finally:
             self._is_searching = False
         if spec and spec.loader and not shows_startup_messages():
-            # It has the methods of a loader that the import system calls.
+            # Has the methods that the import system calls.
             spec.loader = _FilteringLoader(spec.loader, self)  # type: ignore[assignment]
         return spec
 
 
 class _FilteringLoader:
-    """Loads a module with another loader, and filters messages during the import."""
+    """Wraps a loader, and filters messages during the import."""
 
     def __init__(self, loader: Any, finder: _Finder):
         self._loader = loader
@@ -95,18 +95,18 @@ class _FilteringLoader:
         module.__spec__.loader = module.__loader__ = self._loader  # type: ignore[union-attr]
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(self._finder)
-        with filtered_stderr():
+        with filter_stderr():
             self._loader.exec_module(module)
 
 
 def filter_stderr_on_import() -> None:
-    """Hides TensorFlow's messages when it is imported for the first time, by any module, unless they are enabled."""
+    """Hides TensorFlow's startup messages when any module imports it first, unless they are enabled."""
     if "tensorflow" not in sys.modules:
         sys.meta_path.insert(0, _Finder())
 
 
 def detect_devices() -> None:
-    """Detects the devices, and hides INFO messages of TensorFlow's Python code, which are printed in notebooks only."""
+    """Detects the devices, and hides TensorFlow's INFO messages, which Python code prints in notebooks only."""
     import logging
 
     import tensorflow as tf
@@ -116,18 +116,15 @@ def detect_devices() -> None:
     logger = tf.get_logger()
     if logger.level == logging.INFO:
         logger.setLevel(logging.WARNING)
-    with filtered_stderr():
+    with filter_stderr():
         tf.config.list_physical_devices()
 
 
 @contextlib.contextmanager
 def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Context in which environment variables have the given values; restores them at its end.
+    """Sets environment variables in a context, and restores them on exit.
 
-    For variables that a library reads when it starts, and that neither a later start nor a child process should inherit.
-
-    Args:
-      values: values by name.
+    For variables that a library reads when it starts, and that child processes should not inherit.
     """
     previous = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

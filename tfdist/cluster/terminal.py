@@ -1,4 +1,4 @@
-"""Terminals on which text can be overwritten, and their last line."""
+"""Terminals, and a status line that is overwritten in place."""
 
 import contextlib
 import os
@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
-# Columns for a bar; set for rank 0 if stderr of the launcher is a terminal.
+# Number of columns for a progress bar; set for rank 0 if the launcher's stderr is a terminal.
 LAUNCHER_VARIABLE = "TFDIST_TERMINAL_COLUMNS"
 
 
 def launcher_columns(environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of columns for a bar on the launcher's terminal; 0 if there is none."""
+    """Returns the number of columns for a progress bar on the launcher's terminal; 0 without a terminal."""
     text = environment.get(LAUNCHER_VARIABLE, "")
     return int(text) if text.isdecimal() else 0
 
@@ -29,7 +29,7 @@ def has_cursor_control(stream: TextIO) -> bool:
 
 
 def columns_of(stream: TextIO) -> int:
-    """Returns the number of columns for a bar on a stream; 0 if it is not a terminal with cursor control."""
+    """Returns the number of columns for a progress bar on a stream; 0 unless it is a terminal with cursor control."""
     if not has_cursor_control(stream):
         return 0
     try:
@@ -39,14 +39,14 @@ def columns_of(stream: TextIO) -> int:
         return 0
 
 
-def leads_to_launcher(stream: TextIO) -> bool:
-    """Returns whether a stream is a pipe to a launcher that shows what it reads on a terminal."""
+def is_launcher_pipe(stream: TextIO) -> bool:
+    """Returns whether a stream is a pipe to a launcher that forwards it to a terminal."""
     return bool(launcher_columns()) and _is_pipe(stream)
 
 
-def is_watched(stream: TextIO) -> bool:
-    """Returns whether text on a stream can be overwritten, because it is shown on a terminal."""
-    return has_cursor_control(stream) or leads_to_launcher(stream)
+def can_overwrite(stream: TextIO) -> bool:
+    """Returns whether a stream is shown on a terminal, directly or by a launcher, so that text can be overwritten."""
+    return has_cursor_control(stream) or is_launcher_pipe(stream)
 
 
 def _is_pipe(stream: TextIO) -> bool:
@@ -63,14 +63,14 @@ _CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 class StatusLine:
     """A line of a terminal that can be overwritten and hidden, initially empty.
 
-    Text that is wider than the terminal is cut, because a line that wraps could not be erased.
+    Text is cut at the width of the terminal, because a wrapped line could not be erased.
     """
 
     def __init__(self, stream: TextIO):
         self._stream, self._text = stream, ""
 
     def set(self, text: bytes) -> None:
-        """Shows a text, encoded in UTF-8; an empty one erases the line."""
+        """Shows a text in UTF-8; an empty text erases the line."""
         columns = columns_of(self._stream)
         plain = _CONTROL_SEQUENCE.sub("", text.decode(errors="ignore"))
         visible = "".join(character if character.isprintable() else " " for character in plain)[:columns].rstrip()
@@ -80,7 +80,7 @@ class StatusLine:
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
-        """Context in which lines can be written above."""
+        """Hides the line in a context, in which other lines can be written above it."""
         if self._text:
             _write(self._stream, _ERASE)
         yield
@@ -88,16 +88,16 @@ class StatusLine:
             _write(self._stream, self._text)
 
 
-def on_terminal(stream: TextIO) -> StatusLine | None:
-    """Returns a status line on a stream; None if it is not a terminal."""
+def status_line(stream: TextIO) -> StatusLine | None:
+    """Returns a status line on a stream; None without a terminal."""
     return StatusLine(stream) if columns_of(stream) else None
 
 
 @contextlib.contextmanager
-def showing(text: str) -> Iterator[None]:
-    """Context in which a text is shown on stderr, if that is shown on a terminal."""
+def show_temporarily(text: str) -> Iterator[None]:
+    """Shows a text on stderr in a context, if stderr is shown on a terminal."""
     stream = sys.stderr
-    if not is_watched(stream):
+    if not can_overwrite(stream):
         yield
         return
     visible = text[: columns_of(stream) or launcher_columns() or None]
@@ -109,6 +109,6 @@ def showing(text: str) -> Iterator[None]:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    with contextlib.suppress(OSError, UnicodeEncodeError):  # writes of lines detect a closed terminal
+    with contextlib.suppress(OSError, UnicodeEncodeError):  # a closed terminal is detected by writes of lines
         stream.write(text)
         stream.flush()

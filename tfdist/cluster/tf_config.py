@@ -12,15 +12,15 @@ EXAMPLE = (
     """TF_CONFIG='{"cluster": {"worker": ["host1:12345", "host2:12345"]}, "task": {"type": "worker", "index": 0}}'"""
 )
 
-_TRAINING = ("chief", "worker")
-_RANKED = (*_TRAINING, "ps")  # in the order of ranks
-_JOBS = (*_RANKED, "evaluator")
+_TRAINING_JOBS = ("chief", "worker")
+_RANKED_JOBS = (*_TRAINING_JOBS, "ps")  # in the order of ranks
+_JOBS = (*_RANKED_JOBS, "evaluator")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Members(NamedTuple):
-    """The processes of a TF_CONFIG that train or are parameter servers.
+    """The workers and parameter servers of a TF_CONFIG.
 
     Attributes:
       addresses: `host:port` of each process, by rank.
@@ -34,7 +34,7 @@ class Members(NamedTuple):
 
 
 def parse(text: str) -> Members:
-    """Parses TF_CONFIG: the chief, if any, is rank 0; the workers follow in order, and then parameter servers.
+    """Parses TF_CONFIG; the chief, if any, is rank 0, followed by the workers and the parameter servers.
 
     Args:
       text: JSON, `{"cluster": {"chief": [...], "worker": [...], "ps": [...]}, "task": {"type", "index"}}`.
@@ -47,20 +47,20 @@ def parse(text: str) -> Members:
     except ValueError as error:
         raise InputError(f"TF_CONFIG must be JSON: {error}. Received: {text!r}. Example: {EXAMPLE}") from error
     jobs = _jobs(config)
-    kind, index = _task(config, jobs)
-    addresses = tuple(address for job in _RANKED for address in jobs.get(job, ()))
-    repeated = [a for a, n in collections.Counter((host(a), port(a)) for a in addresses).items() if n > 1]
-    if repeated:
+    job_name, index = _task(config, jobs)
+    addresses = tuple(address for job in _RANKED_JOBS for address in jobs.get(job, ()))
+    duplicates = [a for a, n in collections.Counter((host(a), port(a)) for a in addresses).items() if n > 1]
+    if duplicates:
         raise InputError(
-            f"TF_CONFIG must give each process a different address. Received: {repeated[0][0]}:{repeated[0][1]} "
+            f"TF_CONFIG must give each process a different address. Received: {duplicates[0][0]}:{duplicates[0][1]} "
             f"more than once in {list(addresses)}."
         )
-    before = sum(len(jobs.get(job, ())) for job in _RANKED[: _RANKED.index(kind)])
-    return Members(addresses, index + before, len(jobs.get("ps", ())))
+    first_rank = sum(len(jobs.get(job, ())) for job in _RANKED_JOBS[: _RANKED_JOBS.index(job_name)])
+    return Members(addresses, first_rank + index, len(jobs.get("ps", ())))
 
 
 def host(address: str) -> str:
-    """Returns the host of `host:port`, normalized; all names of the loopback become `localhost`."""
+    """Returns the normalized host of `host:port`; all loopback names become `localhost`."""
     name = address.rpartition(":")[0].lower()
     return "localhost" if name in _LOOPBACK else name
 
@@ -78,20 +78,17 @@ def is_address(value: Any) -> bool:
 def control_address(addresses: Sequence[str]) -> str:
     """Returns the address at which rank 0 serves the `Group`, derived from the TensorFlow addresses of a cluster.
 
-    The group is formed before the processes are connected, so every process must derive its port from TF_CONFIG: the port
-    of rank 0 + 1000, or - 1000 if that would exceed 65535. Launchers number the workers of a host upwards from one port, so
-    the port after rank 0's is probably used by a worker, while one 1000 away is not; if it is, the next free one is used.
-
-    Args:
-      addresses: `host:port` of each process, by rank.
+    The group is formed before the processes are connected, so every process must derive its port from TF_CONFIG: rank 0's
+    port + 1000, or - 1000 if that exceeds 65535. Launchers usually number the ports of a host's workers consecutively, so a
+    port at this distance is probably free; if a worker uses it, the next one is taken.
     """
-    first = addresses[0]
-    used = {port(address) for address in addresses if host(address) == host(first)}
-    step = 1 if port(first) + 1000 <= 65535 else -1
-    control = port(first) + 1000 * step
-    while control in used:
+    first_address = addresses[0]
+    used_ports = {port(address) for address in addresses if host(address) == host(first_address)}
+    step = 1 if port(first_address) + 1000 <= 65535 else -1
+    control = port(first_address) + 1000 * step
+    while control in used_ports:
         control -= step
-    return f"{first.rpartition(':')[0]}:{control}"
+    return f"{first_address.rpartition(':')[0]}:{control}"
 
 
 def _jobs(config: Any) -> dict[str, list[str]]:
@@ -107,7 +104,7 @@ def _jobs(config: Any) -> dict[str, list[str]]:
         raise InputError(
             f"TF_CONFIG may have one chief at most. Received: {jobs['chief']}. List the others as workers."
         )
-    if not any(jobs.get(job) for job in _TRAINING):
+    if not any(jobs.get(job) for job in _TRAINING_JOBS):
         raise InputError(f"TF_CONFIG's `cluster` must have a worker. Received: {jobs!r}. Example: {EXAMPLE}")
     return jobs
 
@@ -119,19 +116,19 @@ def _task(config: dict[str, Any], jobs: dict[str, list[str]]) -> tuple[str, int]
             f"TF_CONFIG must have a `task` with `type` and `index`: which process is this? Received: {task!r}. "
             f"Example: {EXAMPLE}"
         )
-    kind, index = task["type"], task["index"]
-    if kind == "evaluator":
+    job_name, index = task["type"], task["index"]
+    if job_name == "evaluator":
         raise InputError(
             "TF_CONFIG's task must train or serve: evaluation is a part of training here. Received: an evaluator. Start the "
             "other tasks only."
         )
-    if kind not in _RANKED or not jobs.get(kind):
+    if job_name not in _RANKED_JOBS or not jobs.get(job_name):
         raise InputError(
-            f"TF_CONFIG's task type must be one of {[j for j in _RANKED if jobs.get(j)]}. Received: {kind!r}."
+            f"TF_CONFIG's task type must be one of {[j for j in _RANKED_JOBS if jobs.get(j)]}. Received: {job_name!r}."
         )
-    if isinstance(index, bool) or not re.fullmatch(r"\d+", str(index)) or int(index) >= len(jobs[kind]):
+    if isinstance(index, bool) or not re.fullmatch(r"\d+", str(index)) or int(index) >= len(jobs[job_name]):
         raise InputError(
-            f"TF_CONFIG's task index must be in [0, {len(jobs[kind])}), the number of addresses of {kind}. "
+            f"TF_CONFIG's task index must be in [0, {len(jobs[job_name])}), the number of addresses of {job_name}. "
             f"Received: {index!r}."
         )
-    return kind, int(index)
+    return job_name, int(index)

@@ -1,4 +1,4 @@
-"""Topology of a job: the ranks on each host, which determine whether a message crosses a link between hosts."""
+"""The topology of a job: the ranks on each host."""
 
 import dataclasses
 import itertools
@@ -21,21 +21,21 @@ class Topology:
     """The hosts of a job's replicas.
 
     Attributes:
-      host_of: index of each rank's host, by rank; hosts are numbered in the order of their first ranks.
+      host_of: index of the host of each rank; hosts are numbered in the order of their first ranks.
     """
 
     host_of: tuple[int, ...]
 
     @classmethod
     def parse(cls, text: str, replicas: int) -> "Topology":
-        """Reads the numbers of consecutive ranks per host, such as "2,2".
+        """Parses the number of consecutive ranks on each host, such as "2,2".
 
         Args:
           text: comma-separated numbers.
           replicas: number of replicas of the job.
 
         Raises:
-          InputError: these are not positive numbers, or their sum is not the number of replicas.
+          InputError: `text` is not a list of positive numbers, or their sum is not the number of replicas.
         """
         counts = parse_topology(text)
         if counts is None or sum(counts) != replicas:
@@ -46,8 +46,8 @@ class Topology:
         return cls(tuple(host for host, count in enumerate(counts) for _ in range(count)))
 
     @classmethod
-    def of_names(cls, names: Sequence[str]) -> "Topology":
-        """Creates the topology of replicas from the name of each one's host, by rank."""
+    def from_host_names(cls, names: Sequence[str]) -> "Topology":
+        """Creates the topology from the host name of each rank."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         return cls(tuple(numbers[name] for name in names))
 
@@ -63,18 +63,18 @@ class Topology:
 
     def ranks_of(self, host: int) -> tuple[int, ...]:
         """Returns the ranks on a host, in order."""
-        return tuple(rank for rank, other in enumerate(self.host_of) if other == host)
+        return tuple(rank for rank, rank_host in enumerate(self.host_of) if rank_host == host)
 
-    def crosses(self, a: int, b: int) -> bool:
+    def crosses_hosts(self, a: int, b: int) -> bool:
         """Returns whether a message between two ranks crosses a link between hosts."""
         return self.host_of[a] != self.host_of[b]
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
-        """Returns whether these ranks are on several hosts."""
-        return any(self.crosses(a, b) for a, b in itertools.pairwise(ranks))
+        """Returns whether the ranks are on several hosts."""
+        return any(self.crosses_hosts(a, b) for a, b in itertools.pairwise(ranks))
 
     def __str__(self) -> str:
-        """Numbers of ranks per host, as in `parse` if each host's ranks are consecutive."""
+        """Returns the numbers of ranks per host, as in `parse` if the ranks of each host are consecutive."""
         return ",".join(str(len(self.ranks_of(host))) for host in range(self.hosts))
 
 

@@ -1,4 +1,4 @@
-"""Communication between replicas inside a step: the `Collectives` contract, its implementations, and the trace check.
+"""Communication between replicas inside a step: the `Collectives` interface, its implementations, and the trace check.
 
 All operations take and return lists of tensors. Messages between processes outside of a step are in
 `tfdist.coordination`.

@@ -1,4 +1,4 @@
-"""All-reduce algorithms: ring, recursive doubling, halving and doubling, and hierarchical; a choice by size."""
+"""All-reduce algorithms, chosen by size: ring, recursive doubling, halving and doubling, and hierarchical."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -12,50 +12,45 @@ from tfdist.config.all_reduce import ALGORITHMS, AUTO, ENGINE, AlgorithmTable, A
 from tfdist.errors import InputError
 
 
-def padded(vector: tf.Tensor, parts: int) -> tf.Tensor:
-    """Returns a vector with zeros at its end, so that it can be divided into equal parts."""
+def pad_to_multiple(vector: tf.Tensor, parts: int) -> tf.Tensor:
+    """Pads a vector with zeros so that it can be divided into equal parts."""
     return tf.pad(vector, [[0, -vector.shape[0] % parts]])
 
 
-def receive(collectives: Collectives, like: tf.Tensor, source: int, tag: str) -> tf.Tensor:
-    """Receives a vector of the shape and dtype of another one."""
-    [received] = collectives.receive([tf.TensorSpec(like.shape, like.dtype)], source, tag=tag)
-    return received
+def receive(collectives: Collectives, reference: tf.Tensor, source: int, tag: str) -> tf.Tensor:
+    """Receives a vector with the shape and dtype of a reference."""
+    [result] = collectives.receive([tf.TensorSpec(reference.shape, reference.dtype)], source, tag=tag)
+    return result
 
 
 def send_receive(collectives: Collectives, tensor: tf.Tensor, partner: int, name: str) -> tf.Tensor:
-    """Sends a vector to a partner, which does the same, and returns the partner's; n sent.
+    """Exchanges vectors with a partner; n sent.
 
-    An engine with a native all-to-all also gathers in one message, in both directions at the same time, whereas a send and a
-    receive would follow each other. On other engines, a message with the numbers of rows precedes a gather.
+    An engine with a native all-to-all also gathers in one message, in both directions at the same time; a send and a receive
+    would be sequential. On other engines, a gather needs an additional message with the numbers of rows.
     """
     if not collectives.wire.native_all_to_all:
         collectives.send([tensor], partner, tag=name)
         return receive(collectives, tensor, partner, name)
     pair = collectives.group(sorted((collectives.static_rank, partner)))
-    [both] = pair.all_gather([tensor], name=name)
+    [pair_values] = pair.all_gather([tensor], name=name)
     size = tensor.shape[0]
-    return tf.ensure_shape(both[:size] if pair.static_rank else both[size:], tensor.shape)
+    return tf.ensure_shape(pair_values[:size] if pair.static_rank else pair_values[size:], tensor.shape)
 
 
 class Folding:
     """Reduces any number of replicas to a power of two before a sum, as in Thakur et al. (2005), 4.5.
 
-    Of N = P + E replicas, P a power of two, the first 2 E form pairs. In each, the first replica sends its vector to the
-    second one, which sums on behalf of both and returns the result: two more steps, and 2 n bytes for such a pair.
+    Of N = P + E replicas, P a power of two, the first 2 E form pairs. The first replica of a pair sends its vector to the
+    second, which takes part in the sum for both and returns the result: two more steps, and 2 n bytes per pair.
     """
 
     def __init__(self, replicas: int):
-        """Initializes the numbering.
-
-        Args:
-          replicas: number of replicas, at least 1.
-        """
         self.members = 1 << (replicas.bit_length() - 1)  # the largest power of two
         self._extra = replicas - self.members
 
     def rank_of(self, member: int) -> int:
-        """Returns the rank of a member, one of the P replicas that sum."""
+        """Returns the rank of a member, one of the P replicas that compute the sum."""
         return 2 * member + 1 if member < self._extra else member + self._extra
 
     def pairs(self) -> list[tuple[int, int]]:
@@ -63,7 +58,7 @@ class Folding:
         return [(2 * i, 2 * i + 1) for i in range(self._extra)]
 
     def partners(self) -> list[tuple[int, int]]:
-        """Returns the ranks of members whose numbers differ in one bit, each two in ascending order."""
+        """Returns the pairs of ranks, in ascending order, of members whose numbers differ in one bit."""
         numbers = [(i, i ^ bit) for bit in self.bits() for i in range(self.members) if not i & bit]
         return [(self.rank_of(i), self.rank_of(j)) for i, j in numbers]
 
@@ -71,7 +66,7 @@ class Folding:
         """Returns 1, 2, 4, ... below the number of members."""
         return [1 << i for i in range(self.members.bit_length() - 1)]
 
-    def summed(
+    def sum(
         self,
         collectives: Collectives,
         vector: tf.Tensor,
@@ -80,18 +75,14 @@ class Folding:
     ) -> tf.Tensor:
         """Returns the sum over all replicas.
 
-        Args:
-          collectives: collectives of all replicas.
-          vector: this replica's vector.
-          sum_over_members: takes a vector and this replica's number among the members; called on members only.
-          name: names the messages.
+        `sum_over_members` takes a vector and this replica's member number, and is called only on members.
         """
         rank = collectives.static_rank
         if rank >= 2 * self._extra:
             return sum_over_members(vector, rank - self._extra)
         if rank % 2:
-            both = receive(collectives, vector, rank - 1, f"{name}/fold") + vector
-            total = sum_over_members(both, rank // 2)
+            pair_sum = receive(collectives, vector, rank - 1, f"{name}/fold") + vector
+            total = sum_over_members(pair_sum, rank // 2)
             collectives.send([total], rank - 1, tag=f"{name}/unfold")
             return total
         collectives.send([vector], rank + 1, tag=f"{name}/fold")
@@ -99,25 +90,25 @@ class Folding:
 
 
 def tree(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
-    """Sums a vector by recursive doubling: along N binomial trees at the same time, one of which ends at each replica.
+    """Sums a vector by recursive doubling: along N binomial trees at the same time, each rooted at one replica.
 
-    In step i, replicas whose numbers differ in bit i exchange their complete sums and add them: a + b on one is b + a on the
-    other, which has the same bits.
+    In step i, replicas whose numbers differ in bit i exchange their partial sums and add them. a + b on one replica and
+    b + a on the other have the same bits.
 
-    Steps: log2 N; if N is not a power of two, two more, see `Folding`. Sent: n log2 N. For small vectors, whose time is
+    Steps: log2 N, and two more if N is not a power of two; see `Folding`. Sent: n log2 N. For small vectors, whose time is
     determined by the number of steps.
 
     Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005.
     """
     folding = Folding(collectives.size)
 
-    def doubled(total: tf.Tensor, member: int) -> tf.Tensor:
+    def double(total: tf.Tensor, member: int) -> tf.Tensor:
         for bit in folding.bits():
             partner = folding.rank_of(member ^ bit)
             total += send_receive(collectives, total, partner, f"{name}/distance{bit}")
         return total
 
-    return folding.summed(collectives, vector, doubled, name)
+    return folding.sum(collectives, vector, double, name)
 
 
 def tree_groups(topology: Topology) -> list[tuple[int, ...]]:
@@ -129,47 +120,49 @@ def tree_groups(topology: Topology) -> list[tuple[int, ...]]:
 def halving_doubling(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
     """Sums a vector by recursive halving (a reduce-scatter) and recursive doubling (an all-gather).
 
-    In each of log2 N steps, replicas whose numbers differ in one bit, the lowest first, divide what they have: each sends
-    the half that the other one keeps, and adds the half that it receives to its own. Then each has the sum of one part, and in
-    log2 N more steps, the highest bit first, the pairs exchange what they have. The largest messages are between neighbors,
-    usually inside a host.
+    In each of log2 N steps, replicas whose numbers differ in one bit, the lowest first, halve their parts: each sends the half
+    that its partner keeps, and adds the half that it receives. Each replica then has the sum of one part, and in log2 N more
+    steps, the highest bit first, the pairs exchange their parts. The largest messages are between neighbors, usually inside
+    a host.
 
-    Steps: 2 log2 N; if N is not a power of two, two more, see `Folding`. Sent: 2 n (N - 1) / N for a power of two, half of it
-    in the first halving and the last doubling. For vectors of medium size.
+    Steps: 2 log2 N, and two more if N is not a power of two; see `Folding`. Sent: 2 n (N - 1) / N for a power of two, half of
+    it in the first halving and the last doubling. For medium-sized vectors.
 
     Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
     """
     folding = Folding(collectives.size)
 
-    def halved_and_doubled(part: tf.Tensor, member: int) -> tf.Tensor:
-        part = padded(part, folding.members)
+    def halve_and_double(part: tf.Tensor, member: int) -> tf.Tensor:
+        part = pad_to_multiple(part, folding.members)
         for bit in folding.bits():
             lower, upper = tf.split(part, 2)
-            kept, sent = (upper, lower) if member & bit else (lower, upper)
-            part = kept + send_receive(collectives, sent, folding.rank_of(member ^ bit), f"{name}/halving{bit}")
+            kept_half, sent_half = (upper, lower) if member & bit else (lower, upper)
+            part = kept_half + send_receive(
+                collectives, sent_half, folding.rank_of(member ^ bit), f"{name}/halving{bit}"
+            )
         for bit in reversed(folding.bits()):
-            other = send_receive(collectives, part, folding.rank_of(member ^ bit), f"{name}/doubling{bit}")
-            part = tf.concat([other, part] if member & bit else [part, other], 0)
+            partner_part = send_receive(collectives, part, folding.rank_of(member ^ bit), f"{name}/doubling{bit}")
+            part = tf.concat([partner_part, part] if member & bit else [part, partner_part], 0)
         return part[: vector.shape[0]]
 
-    return folding.summed(collectives, vector, halved_and_doubled, name)
+    return folding.sum(collectives, vector, halve_and_double, name)
 
 
 def hierarchical(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
-    """Sums a vector inside each host, between hosts, and returns it inside each host.
+    """Sums a vector inside each host and between hosts, and distributes the result inside each host.
 
-    With L replicas on each of H hosts, a reduce-scatter leaves each replica with the host's sum of one of L parts; the
-    replicas with the same part, one per host, sum it; an all-gather inside the host joins the parts.
+    With L replicas on each of H hosts, a reduce-scatter inside the host computes the sum of one of L parts on each replica.
+    The replicas with the same part, one per host, all-reduce it, and an all-gather inside the host joins the parts.
 
     Steps: those of the engine's reduce-scatter, all-reduce and all-gather. Sent by a host to others: 2 n (H - 1) / H, 1 / L
-    of it by each of its replicas. A ring in rank order sends 2 n (N - 1) / N from each host to the next, of which this is 0.67
-    on 2 x 2 replicas. For links that are slower between hosts than inside.
+    of it by each replica. A ring in rank order sends 2 n (N - 1) / N from each host to the next, 1.5 times as much on 2 x 2
+    replicas. For links that are slower between hosts than inside.
 
-    Where hosts have different numbers of replicas, an all-reduce inside each host leaves its first replica with the host's sum;
-    the first replicas sum these, and each broadcasts the total inside its host.
+    If hosts have different numbers of replicas, each host all-reduces the vector, the first replicas of the hosts sum the
+    results, and each broadcasts the total inside its host.
 
-    As Horovod's HOROVOD_HIERARCHICAL_ALLREDUCE: Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in
-    TensorFlow", 2018.
+    Like Horovod's HOROVOD_HIERARCHICAL_ALLREDUCE: Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning
+    in TensorFlow", 2018.
     """
     rank = collectives.static_rank
     host_ranks = topology.ranks_of(topology.host_of[rank])
@@ -180,11 +173,11 @@ def hierarchical(collectives: Collectives, vector: tf.Tensor, topology: Topology
             [total] = collectives.group(_leaders(topology)).all_reduce([total], name=f"{name}/between")
         [total] = inside.broadcast([total], name=f"{name}/return")
         return total
-    [part] = inside.reduce_scatter([padded(vector, len(host_ranks))], name=f"{name}/inside")
-    between = [topology.ranks_of(host)[host_ranks.index(rank)] for host in range(topology.hosts)]
-    [part] = collectives.group(between).all_reduce([part], name=f"{name}/between")
-    [gathered] = inside.all_gather([part], name=f"{name}/return")
-    return tf.ensure_shape(gathered, [part.shape[0] * len(host_ranks)])[: vector.shape[0]]
+    [part] = inside.reduce_scatter([pad_to_multiple(vector, len(host_ranks))], name=f"{name}/inside")
+    peers = [topology.ranks_of(host)[host_ranks.index(rank)] for host in range(topology.hosts)]
+    [part] = collectives.group(peers).all_reduce([part], name=f"{name}/between")
+    [result] = inside.all_gather([part], name=f"{name}/return")
+    return tf.ensure_shape(result, [part.shape[0] * len(host_ranks)])[: vector.shape[0]]
 
 
 def hierarchical_groups(topology: Topology) -> list[tuple[int, ...]]:
@@ -204,28 +197,28 @@ def _leaders(topology: Topology) -> list[int]:
 def ring(collectives: Collectives, vector: tf.Tensor, topology: Topology, name: str) -> tf.Tensor:
     """Sums a vector around a ring in rank order; replica r sends to r + 1 and receives from r - 1 only.
 
-    The vector is divided into N parts. In each of N - 1 steps, a replica sends one part and adds its own to the one that it
-    receives, after which it has the sum of one part; in N - 1 more steps, the sums go around. Each part is summed in the
-    order in which it passes the replicas, and only once, so all replicas have the same bits.
+    The vector is divided into N parts. In each of N - 1 steps, a replica sends one part and adds its own to the part that it
+    receives, after which it has the sum of one part. In N - 1 more steps, the sums are passed around. Each part is summed
+    only once, in ring order, so all replicas have the same bits.
 
-    Steps: 2 (N - 1). Sent: 2 n (N - 1) / N, the least possible, by every replica at the same time. A host is entered and
-    left once if its ranks are consecutive. For large vectors.
+    Steps: 2 (N - 1). Sent: 2 n (N - 1) / N, the minimum, by every replica at the same time. If the ranks of a host are
+    consecutive, only one link enters it and one leaves it. For large vectors.
 
     Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009.
     """
     size, rank = collectives.size, collectives.static_rank
-    following, previous = (rank + 1) % size, (rank - 1) % size
-    parts = tf.split(padded(vector, size), size)
+    next_rank, previous_rank = (rank + 1) % size, (rank - 1) % size
+    parts = tf.split(pad_to_multiple(vector, size), size)
     for step in range(size - 1):
         tag = f"{name}/reduce{step}"
-        collectives.send([parts[(rank - step) % size]], following, tag=tag)
+        collectives.send([parts[(rank - step) % size]], next_rank, tag=tag)
         index = (rank - step - 1) % size
-        parts[index] = receive(collectives, parts[index], previous, tag) + parts[index]
+        parts[index] = receive(collectives, parts[index], previous_rank, tag) + parts[index]
     for step in range(size - 1):
         tag = f"{name}/gather{step}"
-        collectives.send([parts[(rank + 1 - step) % size]], following, tag=tag)
+        collectives.send([parts[(rank + 1 - step) % size]], next_rank, tag=tag)
         index = (rank - step) % size
-        parts[index] = receive(collectives, parts[index], previous, tag)
+        parts[index] = receive(collectives, parts[index], previous_rank, tag)
     return tf.concat(parts, 0)[: vector.shape[0]]
 
 
@@ -241,7 +234,7 @@ class Algorithm(NamedTuple):
     Attributes:
       sum: takes the collectives of all replicas, this replica's vector, the topology of the replicas, and a name; returns the
         sum, with the same bits on every replica.
-      groups: returns the groups of ranks that communicate; some occur more than once.
+      groups: returns the groups of ranks that communicate, with repetitions.
     """
 
     sum: Callable[[Collectives, tf.Tensor, Topology, str], tf.Tensor]
@@ -265,25 +258,17 @@ def groups_of(names: Iterable[str], topology: Topology) -> list[tuple[int, ...]]
 class TunedCollectives(ForwardingCollectives):
     """Collectives with algorithms for sums and means, inside `tf.function`, of floating-point tensors with static shapes.
 
-    The tensors of a call that have the same dtype are sent as one message. Everything else is the engine's: other
-    operations and dtypes, sizes that may change from step to step, and eager calls, in which a message that waits for
-    another one would wait forever. All replicas choose the same algorithm, because shapes and dtypes are equal.
+    Tensors of a call with the same dtype are sent as one message. The engine executes all other calls: other operations and
+    dtypes, sizes that may change from step to step, and eager calls, in which dependent messages would deadlock. All
+    replicas choose the same algorithm, because shapes and dtypes are equal.
 
     Attributes:
       topology: the hosts of the replicas.
       table: the algorithms by size in bytes.
-      is_measured: whether measurements are to replace the table.
+      is_measured: whether measurements will replace the table.
     """
 
     def __init__(self, engine: Collectives, topology: Topology, table: AlgorithmTable, *, is_measured: bool = False):
-        """Wraps the collectives of an engine.
-
-        Args:
-          engine: collectives of all replicas of the job.
-          topology: see class attributes.
-          table: see class attributes.
-          is_measured: see class attributes.
-        """
         super().__init__(engine)
         self.topology = topology
         self.table = table
@@ -297,27 +282,30 @@ class TunedCollectives(ForwardingCollectives):
         """See base class; the cost is that of the algorithm."""
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         results: dict[int, tf.Tensor] = {}
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors if self._takes(tensor, op)):
-            members = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype and self._takes(tensor, op)]
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors if self._is_supported(tensor, op)):
+            members = [
+                i for i, tensor in enumerate(tensors) if tensor.dtype == dtype and self._is_supported(tensor, op)
+            ]
             same_dtype = [tensors[i] for i in members]
             elements = sum(tensor.shape.num_elements() for tensor in same_dtype)
             algorithm = self.table.algorithm_for(elements * dtype.size)
             if algorithm != ENGINE:
                 # TensorFlow rejects a message of another size with the same name, even of another function.
-                totals = self._summed(algorithm, same_dtype, op, f"{name}/{algorithm}/{dtype.name}_{elements}")
+                totals = self._sum(algorithm, same_dtype, op, f"{name}/{algorithm}/{dtype.name}_{elements}")
                 results |= zip(members, totals, strict=True)
-        rest = [i for i in range(len(tensors)) if i not in results]
-        if rest:
-            results |= zip(rest, self._inner.all_reduce([tensors[i] for i in rest], op, name=name), strict=True)
+        remaining = [i for i in range(len(tensors)) if i not in results]
+        if remaining:
+            results |= zip(
+                remaining, self._inner.all_reduce([tensors[i] for i in remaining], op, name=name), strict=True
+            )
         return [results[i] for i in range(len(tensors))]
 
-    def _takes(self, tensor: tf.Tensor, op: Op) -> bool:
-        """Returns whether an algorithm may sum a tensor."""
-        supported = self.wire.reduces & self.wire.gathers
-        is_supported = tensor.dtype.is_floating and tensor.dtype in supported and op != "max"
+    def _is_supported(self, tensor: tf.Tensor, op: Op) -> bool:
+        dtypes = self.wire.reduces & self.wire.gathers
+        is_supported = tensor.dtype.is_floating and tensor.dtype in dtypes and op != "max"
         return is_supported and tensor.shape.is_fully_defined() and not tf.executing_eagerly()
 
-    def _summed(self, algorithm: str, tensors: Sequence[tf.Tensor], op: Op, name: str) -> list[tf.Tensor]:
+    def _sum(self, algorithm: str, tensors: Sequence[tf.Tensor], op: Op, name: str) -> list[tf.Tensor]:
         """Sums tensors of one dtype as one vector."""
         with tf.name_scope(algorithm):  # in profiles
             flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
@@ -338,7 +326,7 @@ def tuned_collectives(
       engine: collectives of all replicas of the job.
       choice: as in `--all_reduce`.
       topology: the hosts of the replicas.
-      table: the table of the file that `choice` names, if it does.
+      table: the table in the file that `choice` names, if any.
 
     Raises:
       InputError: the algorithm does not exist on these hosts.
@@ -369,5 +357,4 @@ def check_algorithm(name: str, topology: Topology) -> None:
 
 
 def _has_levels(topology: Topology) -> bool:
-    """Returns whether there are several hosts, and several replicas on one of them."""
     return 1 < topology.hosts < topology.size

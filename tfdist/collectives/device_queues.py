@@ -1,7 +1,7 @@
-"""Groups of replicas of one process, each with a device of its own: messages go through TensorFlow's queues.
+"""Groups of replicas on different devices of one process, which communicate through TensorFlow's queues.
 
-A queue's operations are asynchronous and stateful, so that they are never pruned, folded, merged or blocking, and they
-work in loops and conditions. No other replica takes part in a message, unlike in tf.distribute's own collectives.
+Queue operations are asynchronous and stateful: they are never pruned, folded, merged or blocking, and work in loops and
+conditions. Unlike in tf.distribute's collectives, no other replica takes part in a message.
 """
 
 import itertools
@@ -19,7 +19,6 @@ class Queues:
     """The queues of one strategy, by sender, receiver, kind of message and dtypes."""
 
     def __init__(self) -> None:
-        """Creates none yet."""
         self._name = f"tfdist/{next(_unique)}"
         self._ends: dict[tuple[int, int, str, tuple[tf.DType, ...]], tuple[tf.Tensor, tf.Tensor]] = {}
 
@@ -27,13 +26,13 @@ class Queues:
         """Adds a message to its queue."""
         dtypes = tuple(tensor.dtype for tensor in tensors)
         with tf.device("CPU:0"):
-            end, _ = self._of(sender, receiver, name, dtypes)
+            end, _ = self._queue_ends(sender, receiver, name, dtypes)
             return tf.raw_ops.QueueEnqueueV2(handle=end, components=list(tensors))
 
     def get(self, dtypes: Sequence[tf.DType], sender: int, receiver: int, name: str) -> list[tf.Tensor]:
         """Returns the next message of a queue."""
         with tf.device("CPU:0"):
-            _, end = self._of(sender, receiver, name, tuple(dtypes))
+            _, end = self._queue_ends(sender, receiver, name, tuple(dtypes))
             if tf.executing_eagerly() and tf.raw_ops.QueueSizeV2(handle=end) == 0:
                 raise RuntimeError(
                     f"Eagerly, all replicas of a process must make the same calls at the same time. Received: {name} on "
@@ -41,8 +40,10 @@ class Queues:
                 )
             return tf.raw_ops.QueueDequeueV2(handle=end, component_types=list(dtypes))
 
-    def _of(self, sender: int, receiver: int, name: str, dtypes: tuple[tf.DType, ...]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns two handles of one queue, for its two ends, since TensorFlow orders operations that share a handle.
+    def _queue_ends(
+        self, sender: int, receiver: int, name: str, dtypes: tuple[tf.DType, ...]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns separate handles for the two ends of a queue, since TensorFlow orders operations that share a handle.
 
         With one handle, a message that is received earlier in the trace than it is sent would never arrive.
         """
@@ -57,20 +58,13 @@ class Queues:
 class DeviceGroup(Collectives):
     """The collectives of some replicas of one process. Each replica sends its tensors to all others and combines them.
 
-    In a `tf.function`, only the replicas of the group make a call, even in a loop or a condition. Eagerly, replicas are run
-    one after another up to a point at which all wait: there, all replicas of the process must make the same number of
-    calls, each in its own group. After a step that has failed, messages of it may be left: create the strategy again.
+    In a `tf.function`, only the replicas of the group make a call, even in a loop or a condition. Eagerly, replicas run one
+    after another up to a synchronization point, so all replicas of the process must make the same number of calls, each in
+    its own group. A failed step may leave messages in the queues: create the strategy again.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, wire: Wire, queues: Queues):
-        """Initializes the collectives of one replica.
-
-        Args:
-          ranks: ranks of the group in the strategy.
-          rank: this replica's index among them.
-          wire: dtypes, those of the strategy.
-          queues: queues of the strategy.
-        """
+        """Initializes the collectives of the replica with index `rank` in `ranks`."""
         self.size = len(ranks)
         self.wire = wire
         self._ranks = tuple(ranks)
@@ -85,24 +79,24 @@ class DeviceGroup(Collectives):
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class; n (N - 1) sent, within the process."""
         combine = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}[op]
-        return self._combined(tensors, f"all_reduce/{name}", lambda parts: combine(tf.stack(parts), axis=0))
+        return self._combine(tensors, f"all_reduce/{name}", lambda parts: combine(tf.stack(parts), axis=0))
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        return self._combined(tensors, f"all_gather/{name}", lambda parts: tf.concat(parts, axis=0), rows_differ=True)
+        return self._combine(tensors, f"all_gather/{name}", lambda parts: tf.concat(parts, axis=0), rows_differ=True)
 
     def group(self, ranks: Sequence[int]) -> "DeviceGroup":
         """See base class."""
-        members = self.checked(ranks)
+        members = self.check_ranks(ranks)
         return DeviceGroup([self._ranks[rank] for rank in members], members.index(self._rank), self.wire, self._queues)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class."""
         message = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self.check_message(message, to, tag)
-        enqueued = self._queues.put(message, self._ranks[self._rank], self._ranks[to], f"message/{tag}")
+        enqueue = self._queues.put(message, self._ranks[self._rank], self._ranks[to], f"message/{tag}")
         self._synchronize()
-        with tf.control_dependencies([] if enqueued is None else [enqueued]):
+        with tf.control_dependencies([] if enqueue is None else [enqueue]):
             return tf.identity(0)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
@@ -110,36 +104,36 @@ class DeviceGroup(Collectives):
         self.check_message(specs, source, tag)
         self._synchronize()
         dtypes = [spec.dtype for spec in specs]
-        received = self._queues.get(dtypes, self._ranks[source], self._ranks[self._rank], f"message/{tag}")
-        return [_copied(tensor, spec.shape) for tensor, spec in zip(received, specs, strict=True)]
+        tensors = self._queues.get(dtypes, self._ranks[source], self._ranks[self._rank], f"message/{tag}")
+        return [_copy(tensor, spec.shape) for tensor, spec in zip(tensors, specs, strict=True)]
 
-    def _combined(
+    def _combine(
         self,
         tensors: Sequence[tf.Tensor],
         name: str,
         combine: Callable[[list[tf.Tensor]], tf.Tensor],
         rows_differ: bool = False,
     ) -> list[tf.Tensor]:
-        """Combines each tensor of all ranks, in their order; with `rows_differ`, their first dims may differ."""
+        """Combines each tensor over the ranks, in order; with `rows_differ`, first dims may differ."""
         inputs = without_gradient(tensors, name)
         if not inputs:
             return []
-        name, own = f"{name}/{self._ranks}", self._ranks[self._rank]
-        others = [rank for rank in self._ranks if rank != own]
-        for rank in others:
-            self._queues.put(inputs, own, rank, name)
+        name, local_rank = f"{name}/{self._ranks}", self._ranks[self._rank]
+        other_ranks = [rank for rank in self._ranks if rank != local_rank]
+        for rank in other_ranks:
+            self._queues.put(inputs, local_rank, rank, name)
         self._synchronize()
         dtypes = [tensor.dtype for tensor in inputs]
-        parts = {rank: self._queues.get(dtypes, rank, own, name) for rank in others}
+        parts = {rank: self._queues.get(dtypes, rank, local_rank, name) for rank in other_ranks}
         results = []
         for i, tensor in enumerate(inputs):
             shape = tf.TensorShape([None]).concatenate(tensor.shape[1:]) if rows_differ else tensor.shape
-            copies = {own: tensor, **{rank: _copied(parts[rank][i], shape) for rank in others}}
+            copies = {local_rank: tensor, **{rank: _copy(parts[rank][i], shape) for rank in other_ranks}}
             results.append(combine([copies[rank] for rank in self._ranks]))
         return results
 
     def _synchronize(self) -> None:
-        """Lets the other replicas of this process run up to the same point; needed eagerly only."""
+        """Lets the other replicas of this process run up to the same point; needed only eagerly."""
         if tf.executing_eagerly():
             tf.distribute.get_replica_context().merge_call(_do_nothing)
 
@@ -148,6 +142,6 @@ def _do_nothing(strategy: tf.distribute.Strategy) -> None:
     """Does nothing: `merge_call` needs a function."""
 
 
-def _copied(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+def _copy(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     """Copies a tensor to this replica's device."""
     return tf.ensure_shape(tf.identity(tensor), shape)

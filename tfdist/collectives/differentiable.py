@@ -1,13 +1,13 @@
-"""The current collectives, and differentiable ones, for layers that communicate in their forward pass.
+"""The current collectives, and differentiable operations for layers that communicate in their forward pass.
 
 The loss of a step is the sum of the replicas' losses, so the gradient of a sum over replicas is the sum of the
-gradients over replicas: an all-reduce is its own gradient, and all-gather and reduce-scatter are each other's. Where
-replicas' losses are weighted only after differentiation (`losses_weighted`), gradients are weighted here when they
-cross replicas.
+gradients over replicas: the gradient of an all-reduce is an all-reduce, and all-gather and reduce-scatter are the
+gradients of each other. If losses are weighted only after differentiation (`losses_weighted`), gradients are weighted
+here when they cross replicas.
 
-The tensors passed to the engine are detached with `stop_gradient`; the custom gradients below reconnect them to the
-graph. TensorFlow searches the graph between a custom gradient's result and its arguments for variables; within one
-process, where the result depends on all replicas, it would search the models of all other replicas, in every layer.
+Tensors passed to the engine are detached with `stop_gradient`; the custom gradients below reconnect them to the graph.
+TensorFlow searches the graph between a custom gradient's result and its arguments for variables. Within one process,
+where the result depends on all replicas, it would search the models of all other replicas in every layer.
 """
 
 import contextlib
@@ -44,13 +44,13 @@ _current: contextvars.ContextVar[Collectives] = contextvars.ContextVar("collecti
 
 
 def current() -> Collectives:
-    """Returns the collectives of the step that is being run or traced; outside of a step, those of one replica."""
+    """Returns the collectives of the current step; outside of a step, those of one replica."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def using(collectives: Collectives) -> Iterator[None]:
-    """Makes `collectives` the current ones; entered by a strategy inside each replica function, in its thread."""
+    """Context in which `collectives` are current; entered by a strategy inside each replica function, in its thread."""
     token = _current.set(collectives)
     try:
         yield
@@ -66,7 +66,7 @@ def losses_weighted(weight: tf.Tensor | None) -> Iterator[None]:
     """Context in which a replica's code computes and differentiates a loss that the caller weights afterwards.
 
     Args:
-      weight: scalar; weight of this replica's loss in the sum over replicas. None if the loss already includes it.
+      weight: scalar; weight of this replica's loss in the sum over replicas. None if the loss is already weighted.
     """
     token = _weight.set(weight)
     try:
@@ -79,11 +79,11 @@ def all_reduce(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.
     """Sums a tensor over the replicas; differentiable. Cost: one all-reduce forward, one backward."""
 
     @tf.custom_gradient
-    def summed(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    def sum_over_replicas(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         [total] = collectives.all_reduce([tf.stop_gradient(x)], name=name)
-        return total, weighted(lambda upstream: all_reduce(collectives, upstream, name=f"{name}/gradient"))
+        return total, weight_gradient(lambda upstream: all_reduce(collectives, upstream, name=f"{name}/gradient"))
 
-    return summed(tensor)
+    return sum_over_replicas(tensor)
 
 
 def all_gather(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.Tensor:
@@ -93,28 +93,28 @@ def all_gather(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.
     """
 
     @tf.custom_gradient
-    def stacked(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        [gathered] = collectives.stack([tf.stop_gradient(x)], name=name)
-        return gathered, weighted(lambda upstream: _reduce_scatter(collectives, upstream, name=f"{name}/gradient"))
+    def stack(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        [result] = collectives.stack([tf.stop_gradient(x)], name=name)
+        return result, weight_gradient(lambda upstream: _reduce_scatter(collectives, upstream, name=f"{name}/gradient"))
 
-    return stacked(tensor)
+    return stack(tensor)
 
 
 def _reduce_scatter(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.Tensor:
     """Sums a tensor [N, ...] over the replicas and returns this replica's part of it, [...]; differentiable."""
 
     @tf.custom_gradient
-    def part(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        [own_part] = collectives.reduce_scatter([tf.stop_gradient(x)], name=name)
-        return own_part[0], weighted(lambda upstream: all_gather(collectives, upstream, name=f"{name}/gradient"))
+    def scatter(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        [part] = collectives.reduce_scatter([tf.stop_gradient(x)], name=name)
+        return part[0], weight_gradient(lambda upstream: all_gather(collectives, upstream, name=f"{name}/gradient"))
 
-    return part(tensor)
+    return scatter(tensor)
 
 
-def weighted(gradient: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
+def weight_gradient(gradient: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
     """Weights a gradient before it crosses replicas, and divides it by this replica's weight afterwards.
 
-    The caller's weighting then yields the gradient of the weighted sum of the losses.
+    Weighting by the caller then yields the gradient of the weighted sum of losses.
     """
     weight = _weight.get()
     if weight is None:

@@ -1,4 +1,4 @@
-"""Collectives that forward all calls to others: the base class of wrappers, one that records, and one that sends in turn."""
+"""Wrappers of collectives: the base class, a sequential wrapper, and one that records calls."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,26 +10,15 @@ from tfdist.collectives.interface import Collectives, Op
 
 
 class ForwardingCollectives(Collectives):
-    """Collectives that do what others do; subclasses change some of the operations."""
+    """Collectives that forward calls to other collectives; subclasses change some of the operations."""
 
     def __init__(self, inner: Collectives):
-        """Wraps other collectives.
-
-        Args:
-          inner: collectives to which calls are forwarded.
-        """
         self._inner = inner
         self.size = inner.size
         self.wire = inner.wire
 
     def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
-        """Called before an operation of all replicas is forwarded.
-
-        Args:
-          operation: name of the method.
-          tensors: what the replica passes in; empty for a barrier.
-          name: name of the call.
-        """
+        """Called before a collective operation is forwarded; `operation` is the name of the method."""
 
     @property
     def rank(self) -> tf.Tensor | int:
@@ -86,25 +75,19 @@ class ForwardingCollectives(Collectives):
         return self._inner.receive(specs, source, tag=tag)
 
 
-# At 100 Mbit/s, about 0.1 s; on a link where it takes less than the fixed time of a message, nothing has to be hidden.
+# About 0.1 s at 100 Mbit/s. On faster links, the fixed time of a message dominates.
 PIECE_BYTES = 1024 * 1024
 
 
 class SequentialCollectives(ForwardingCollectives):
-    """Collectives that run one after another, with large tensors in pieces.
+    """Collectives that run sequentially and divide large tensors into pieces of at most `piece_bytes`.
 
-    An engine sends messages in the order in which it receives them. A large exchange during training steps therefore must not
-    be passed to it at once: the small messages of the steps would wait for all of it. One instance serves one trace of one
-    replica. Tensors whose shapes are not static are not divided; static shapes must be equal on all ranks, even in a gather.
+    An engine sends messages in the order in which it receives them. If a large exchange were passed to it at once during
+    training steps, the small messages of the steps would wait for all of it. One instance serves one trace of one replica.
+    Tensors without a static shape are not divided; static shapes must be equal on all ranks, even in a gather.
     """
 
     def __init__(self, inner: Collectives, piece_bytes: int = PIECE_BYTES):
-        """Wraps other collectives.
-
-        Args:
-          inner: collectives that do the work.
-          piece_bytes: maximum number of bytes of a message.
-        """
         super().__init__(inner)
         self._piece_bytes = piece_bytes
         self._last: list[tf.Tensor] = []
@@ -112,19 +95,19 @@ class SequentialCollectives(ForwardingCollectives):
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
 
-        def summed(tensor: tf.Tensor, name: str) -> tf.Tensor:
+        def sum_in_pieces(tensor: tf.Tensor, name: str) -> tf.Tensor:
             if not tensor.shape.is_fully_defined():
                 return self._next(self._inner.all_reduce, [tensor], op, name=name)[0]
             pieces = self._pieces(tf.reshape(tensor, [-1]))
             sums = [self._next(self._inner.all_reduce, [x], op, name=f"{name}/{i}")[0] for i, x in enumerate(pieces)]
             return tf.reshape(tf.concat(sums, 0), tensor.shape)
 
-        return self._each(summed, tensors, name)
+        return self._map(sum_in_pieces, tensors, name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
 
-        def gathered(tensor: tf.Tensor, name: str) -> tf.Tensor:
+        def gather_in_pieces(tensor: tf.Tensor, name: str) -> tf.Tensor:
             if not tensor.shape.is_fully_defined():
                 return self._next(self._inner.all_gather, [tensor], name=name)[0]
             pieces = self._pieces(tensor)
@@ -132,7 +115,7 @@ class SequentialCollectives(ForwardingCollectives):
             by_rank = [tf.reshape(x, [self.size, *piece.shape]) for x, piece in zip(results, pieces, strict=True)]
             return tf.reshape(tf.concat(by_rank, 1), [self.size * tensor.shape[0], *tensor.shape[1:]])
 
-        return self._each(gathered, tensors, name)
+        return self._map(gather_in_pieces, tensors, name)
 
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
@@ -148,7 +131,7 @@ class SequentialCollectives(ForwardingCollectives):
         """See base class; in one message."""
         return self._next(self._inner.reduce_scatter, tensors, op, name=name)
 
-    def _each(
+    def _map(
         self, call: Callable[[tf.Tensor, str], tf.Tensor], tensors: Sequence[tf.Tensor], name: str
     ) -> list[tf.Tensor]:
         return [call(tf.convert_to_tensor(tensor), f"{name}/{i}") for i, tensor in enumerate(tensors)]
@@ -157,8 +140,8 @@ class SequentialCollectives(ForwardingCollectives):
         """Divides a tensor along its first dim."""
         rows = tensor.shape[0]
         row_bytes = max(1, tensor.shape[1:].num_elements() * tensor.dtype.size)
-        most = max(1, self._piece_bytes // row_bytes)
-        sizes = [min(most, rows - first) for first in range(0, rows, most)]
+        piece_rows = max(1, self._piece_bytes // row_bytes)
+        sizes = [min(piece_rows, rows - start) for start in range(0, rows, piece_rows)]
         return tf.split(tensor, sizes) if len(sizes) > 1 else [tensor]
 
     def _next(
@@ -179,8 +162,8 @@ class RecordedCall:
       name: name of the call, as given by the caller.
       dtypes: dtype of each tensor.
       shapes: static shape of each tensor; None for a dim that is unknown during tracing.
-      ranks: the group that communicates, as ranks of the outermost recording: sender and receiver of a message; None
-        for all replicas.
+      ranks: the ranks that communicate, as ranks of the outermost recording; for a message, its sender and receiver;
+        None for all replicas.
     """
 
     operation: str
@@ -191,7 +174,7 @@ class RecordedCall:
 
     @property
     def payload_bytes(self) -> int:
-        """The bytes that one replica passes in; unknown dims count as 0, and so does a message that it receives."""
+        """The bytes that one replica passes in; 0 for unknown dims and received messages."""
         if self.operation == "receive":
             return 0
         sizes = (tf.TensorShape([dim or 0 for dim in shape]).num_elements() for shape in self.shapes)
@@ -208,13 +191,7 @@ class Recording(ForwardingCollectives):
     def __init__(
         self, inner: Collectives, calls: list[RecordedCall] | None = None, ranks: tuple[int, ...] | None = None
     ):
-        """Wraps other collectives.
-
-        Args:
-          inner: collectives that do the work.
-          calls: list to which calls are added; by default a new one.
-          ranks: ranks of these collectives, if they are those of a group, in the outermost recording.
-        """
+        """Wraps collectives; of a group, `calls` and `ranks` are the outermost recording's list and the group's ranks."""
         super().__init__(inner)
         self.calls: list[RecordedCall] = [] if calls is None else calls
         self._ranks = ranks
@@ -225,42 +202,41 @@ class Recording(ForwardingCollectives):
         return sum(call.payload_bytes for call in self.calls)
 
     def payload_between_hosts(self, topology: Topology) -> int:
-        """The part of `payload_bytes` of which some crosses links between hosts.
+        """The part of `payload_bytes` in calls between hosts; `topology`: of the outermost recording's ranks.
 
-        A collective of ranks on several hosts counts with its whole payload: how much of it crosses depends on the
-        engine. The rest of `payload_bytes` stays inside a host.
-
-        Args:
-          topology: hosts of the outermost recording's ranks.
+        A collective of ranks on several hosts counts with its whole payload, because the fraction that crosses hosts
+        depends on the engine.
         """
-        everyone = range(topology.size)
-        crossing = (call for call in self.calls if topology.spans_hosts(call.ranks or everyone))
-        return sum(call.payload_bytes for call in crossing)
+        all_ranks = range(topology.size)
+        calls_between_hosts = (call for call in self.calls if topology.spans_hosts(call.ranks or all_ranks))
+        return sum(call.payload_bytes for call in calls_between_hosts)
 
     @property
     def has_unknown_shapes(self) -> bool:
-        """Whether a shape was unknown when a call was traced, so that it may change from step to step."""
+        """Whether the shape of a traced call was unknown and may change from step to step."""
         return any(None in shape for call in self.calls for shape in call.shapes)
 
     def group(self, ranks: Sequence[int]) -> "Recording":
         """See base class; the group's calls are added to `calls`."""
-        outer = self._outer(self.checked(ranks))
-        is_everyone = self._ranks is None and outer == tuple(range(self.size))
-        return Recording(self._inner.group(ranks), self.calls, None if is_everyone else outer)
+        outer_ranks = self._outer_ranks(self.check_ranks(ranks))
+        has_all_ranks = self._ranks is None and outer_ranks == tuple(range(self.size))
+        return Recording(self._inner.group(ranks), self.calls, None if has_all_ranks else outer_ranks)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class."""
         self.check_message(tensors, to, tag)
-        self._add("send", [tf.TensorSpec(x.shape, x.dtype) for x in tensors], tag, self._outer([self.static_rank, to]))
+        self._add(
+            "send", [tf.TensorSpec(x.shape, x.dtype) for x in tensors], tag, self._outer_ranks([self.static_rank, to])
+        )
         return super().send(tensors, to, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         """See base class."""
         self.check_message(specs, source, tag)
-        self._add("receive", specs, tag, self._outer([source, self.static_rank]))
+        self._add("receive", specs, tag, self._outer_ranks([source, self.static_rank]))
         return super().receive(specs, source, tag=tag)
 
-    def _outer(self, ranks: Sequence[int]) -> tuple[int, ...]:
+    def _outer_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
         return tuple(rank if self._ranks is None else self._ranks[rank] for rank in ranks)
 
     def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:

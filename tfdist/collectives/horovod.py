@@ -1,4 +1,4 @@
-"""Collectives on Horovod's operations, not on its Keras wrappers, which reduce nothing under Keras 3."""
+"""Collectives built on Horovod's operations; its Keras wrappers reduce nothing under Keras 3."""
 
 import re
 import zlib
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.collectives.differentiable import OneReplica
 from tfdist.collectives.interface import Collectives, Op, Wire, to_transferable
-from tfdist.collectives.no_constant_folding import not_constant, when_available, zero_when_run
+from tfdist.collectives.no_constant_folding import hide_constant, runtime_zero, wait_for_tensors
 from tfdist.collectives.process_groups import NO_SETS, Ranks, declared_group, in_order
 from tfdist.collectives.replica_context import without_gradient
 
@@ -35,16 +35,13 @@ class HorovodCollectives(Collectives):
     )
 
     def __init__(
-        self, process_set: hvd.ProcessSet = hvd.global_process_set, declared: Mapping[Ranks, hvd.ProcessSet] = NO_SETS
+        self,
+        process_set: hvd.ProcessSet = hvd.global_process_set,
+        process_sets: Mapping[Ranks, hvd.ProcessSet] = NO_SETS,
     ) -> None:
-        """Reads rank and size from the initialized Horovod.
-
-        Args:
-          process_set: the group of ranks; includes this process.
-          declared: the process sets with which Horovod was initialized, by their ranks.
-        """
+        """Initializes the collectives of a process set; `process_sets`: the process sets of Horovod's initialization."""
         self._process_set = process_set
-        self._declared = declared
+        self._process_sets = process_sets
         self.size = process_set.size()
         self._rank = process_set.rank()
         self._calls: dict[object, Callable[..., Any]] = {}
@@ -56,26 +53,26 @@ class HorovodCollectives(Collectives):
 
     def group(self, ranks: Sequence[int]) -> Collectives:
         """See base class."""
-        members = self.checked(ranks)
+        members = self.check_ranks(ranks)
         if len(members) == 1:
             return OneReplica()
         if members == tuple(range(self.size)):
             return self
-        inner = HorovodCollectives(self._set_of(members), self._declared)
+        inner = HorovodCollectives(self._set_of(members), self._process_sets)
         return in_order(inner, members)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class; a broadcast in a set of two ranks.
 
-        A rank that closes the strategy cancels messages that others have not received yet. Synchronize them before, for
-        example by `strategy.group.barrier`.
+        A rank that closes the strategy cancels messages that others have not received yet. Synchronize first, for example
+        with `strategy.group.barrier`.
         """
         message_tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self.check_message(message_tensors, to, tag)
 
         def message(*parts: tf.Tensor) -> tf.Tensor:
-            hidden = [not_constant(tensor) for tensor in parts]
-            return when_available([self._message(x, (self._rank, to), f"{tag}/{i}") for i, x in enumerate(hidden)])
+            inputs = [hide_constant(tensor) for tensor in parts]
+            return wait_for_tensors([self._message(x, (self._rank, to), f"{tag}/{i}") for i, x in enumerate(inputs)])
 
         return self._in_function(("send", to, tag), message, message_tensors)
 
@@ -85,24 +82,22 @@ class HorovodCollectives(Collectives):
 
         def message() -> list[tf.Tensor]:
             # TensorFlow would fold a broadcast of a constant, and merge two with the same input.
-            placeholders = [
-                tf.fill(spec.shape.as_list() or [1], tf.cast(zero_when_run(), spec.dtype)) for spec in specs
-            ]
-            received = [self._message(x, (source, self._rank), f"{tag}/{i}") for i, x in enumerate(placeholders)]
-            with tf.control_dependencies([when_available(received)]):
-                return [tf.reshape(x, spec.shape) for x, spec in zip(received, specs, strict=True)]
+            placeholders = [tf.fill(spec.shape.as_list() or [1], tf.cast(runtime_zero(), spec.dtype)) for spec in specs]
+            tensors = [self._message(x, (source, self._rank), f"{tag}/{i}") for i, x in enumerate(placeholders)]
+            with tf.control_dependencies([wait_for_tensors(tensors)]):
+                return [tf.reshape(x, spec.shape) for x, spec in zip(tensors, specs, strict=True)]
 
         return self._in_function(("receive", source, tag, tuple(specs)), message, [])
 
     def _message(self, tensor: tf.Tensor, ends: tuple[int, int], name: str) -> tf.Tensor:
-        """Broadcasts a tensor from one rank to another, whose graphs may differ: the name is the same in any scope."""
-        root, to = (self._process_set.ranks[rank] for rank in ends)
-        readable = re.sub("[^A-Za-z0-9]", "_", name)
-        exact = f"message_{root}_{to}_{zlib.crc32(name.encode()):08x}_{readable}/"
-        return hvd.broadcast(tensor, root, name=exact, ignore_name_scope=True, process_set=self._set_of(ends))
+        """Broadcasts a tensor from one rank to another, with a name that is the same in any scope: graphs may differ."""
+        root, receiver = (self._process_set.ranks[rank] for rank in ends)
+        label = re.sub("[^A-Za-z0-9]", "_", name)
+        full_name = f"message_{root}_{receiver}_{zlib.crc32(name.encode()):08x}_{label}/"
+        return hvd.broadcast(tensor, root, name=full_name, ignore_name_scope=True, process_set=self._set_of(ends))
 
     def _in_function(self, key: object, call: Callable[..., Any], tensors: Sequence[tf.Tensor]) -> Any:
-        """Makes a call in a graph, since eager Horovod operations have no names, so that messages would be confused."""
+        """Makes a call in a graph: eager Horovod operations have no names to match messages by."""
         if tf.inside_function():
             return call(*tensors)
         if key not in self._calls:
@@ -111,10 +106,10 @@ class HorovodCollectives(Collectives):
 
     def _set_of(self, ranks: Sequence[int]) -> hvd.ProcessSet:
         """Returns the process set of some of this group's ranks."""
-        in_job = sorted(self._process_set.ranks[rank] for rank in ranks)
-        if len(in_job) == hvd.size():
+        job_ranks = sorted(self._process_set.ranks[rank] for rank in ranks)
+        if len(job_ranks) == hvd.size():
             return hvd.global_process_set
-        return declared_group(self._declared, in_job)
+        return declared_group(self._process_sets, job_ranks)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class; also takes bfloat16, which is sent and summed in float32, and rounded once."""
@@ -123,11 +118,11 @@ class HorovodCollectives(Collectives):
             return tf.cast(hvd.allreduce(to_transferable(tensor, self), op=_OPS[op], **call), tensor.dtype)
 
         # Horovod's gradient of a maximum is that of a sum.
-        return self._each(reduce, without_gradient(tensors, "A maximum") if op == "max" else tensors, name)
+        return self._map(reduce, without_gradient(tensors, "A maximum") if op == "max" else tensors, name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class; Horovod's gradient is the mean of those of the replicas."""
-        return self._each(hvd.allgather, without_gradient(tensors, "all_gather"), name, rows_change=True)
+        """See base class; Horovod's own gradient would be the mean over replicas."""
+        return self._map(hvd.allgather, without_gradient(tensors, "all_gather"), name, rows_change=True)
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class; an all-to-all and a local sum: n (N - 1) / N sent.
@@ -137,8 +132,8 @@ class HorovodCollectives(Collectives):
         """
         combine = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}[op]
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        received = self.all_to_all([to_transferable(tensor, self) for tensor in inputs], name=name)
-        by_sender = [tf.reshape(x, tf.concat([[self.size, -1], tf.shape(x)[1:]], 0)) for x in received]
+        parts = self.all_to_all([to_transferable(tensor, self) for tensor in inputs], name=name)
+        by_sender = [tf.reshape(x, tf.concat([[self.size, -1], tf.shape(x)[1:]], 0)) for x in parts]
         return [tf.cast(combine(x, axis=0), tensor.dtype) for x, tensor in zip(by_sender, inputs, strict=True)]
 
     def all_to_all(
@@ -146,37 +141,37 @@ class HorovodCollectives(Collectives):
     ) -> list[tf.Tensor]:
         """See base class; n (N - 1) / N sent; with splits, n less this replica's own part."""
         if splits is None:
-            return self._each(hvd.alltoall, tensors, name)
-        hidden = not_constant(self._fitting(splits, tensors, name))
+            return self._map(hvd.alltoall, tensors, name)
+        run_time_splits = hide_constant(self._checked_splits(splits, tensors, name))
 
         def exchange(tensor: tf.Tensor, **call: Any) -> tf.Tensor:
-            received, _ = hvd.alltoall(tensor, hidden, **call)
-            return received
+            rows, _ = hvd.alltoall(tensor, run_time_splits, **call)
+            return rows
 
-        return self._each(exchange, tensors, name, rows_change=True)
+        return self._map(exchange, tensors, name, rows_change=True)
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """See base class; n sent along a tree. Horovod's gradient is the mean of those of the replicas."""
+        """See base class; n sent along a tree. Horovod's own gradient would be the mean over replicas."""
         job_root = self._process_set.ranks[root]  # Horovod's root is a rank in the job
         inputs = without_gradient(tensors, "broadcast")
-        return self._each(lambda tensor, **call: hvd.broadcast(tensor, job_root, **call), inputs, name)
+        return self._map(lambda tensor, **call: hvd.broadcast(tensor, job_root, **call), inputs, name)
 
     def barrier(self, *, name: str) -> tf.Tensor:
-        """See base class; the assertion uses the sum, since TensorFlow prunes a Horovod op that has only control outputs."""
-        done = super().barrier(name=name)
-        with tf.control_dependencies([tf.debugging.Assert(tf.equal(done, 0), [done])]):
-            return tf.identity(done)
+        """See base class; an assertion uses the sum, because TensorFlow prunes a Horovod op with only control outputs."""
+        total = super().barrier(name=name)
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(total, 0), [total])]):
+            return tf.identity(total)
 
-    def _each(
+    def _map(
         self, call: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], name: str, rows_change: bool = False
     ) -> list[tf.Tensor]:
         """Makes one call per tensor; with `rows_change`, the first dims of a tensor and its result may differ."""
-        # A rank of several groups may use the same name in each. TensorFlow would number the names, but only on that rank.
+        # A rank may use the same name in several groups. TensorFlow would number the names, but only on that rank.
         group = "/" + "_".join(map(str, self._process_set.ranks)) if self.size < hvd.size() else ""
         results = []
         for i, tensor in enumerate(tensors):
             tensor = tf.convert_to_tensor(tensor)
-            result = call(not_constant(tensor), name=f"{name}{group}/{i}", process_set=self._process_set)
+            result = call(hide_constant(tensor), name=f"{name}{group}/{i}", process_set=self._process_set)
             shape = tf.TensorShape([None]).concatenate(tensor.shape[1:]) if rows_change else tensor.shape
             results.append(tf.reshape(result, []) if tensor.shape.rank == 0 else tf.ensure_shape(result, shape))
         return results

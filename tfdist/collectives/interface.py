@@ -1,6 +1,6 @@
-"""The contract `Collectives`; operations that can be composed of others are implemented here.
+"""The `Collectives` interface, with default implementations of operations that are composed of others.
 
-In the costs below n is the number of bytes in the tensors that a replica passes in and N the number of replicas.
+In the costs below, n is the number of bytes that a replica passes in, and N the number of replicas.
 """
 
 import abc
@@ -23,9 +23,8 @@ class Wire:
       reduces: dtypes that can be summed.
       gathers: dtypes that can be gathered, exchanged and broadcast; int32 is one of them on every engine.
       packed: dtype to which packed bytes are bitcast before they are gathered.
-      only_sends: dtypes that messages between two ranks may have, although they cannot be gathered.
-      native_all_to_all: whether the engine has a native all-to-all, which costs less than the all-gather that replaces it
-        otherwise.
+      only_sends: dtypes that can be sent in messages between two ranks, but not gathered.
+      native_all_to_all: whether the engine has a native all-to-all, which costs less than the default all-gather.
     """
 
     reduces: frozenset[tf.DType]
@@ -36,22 +35,22 @@ class Wire:
 
     @property
     def sends(self) -> frozenset[tf.DType]:
-        """Dtypes that messages between two ranks may have."""
+        """Dtypes of messages between two ranks."""
         return self.gathers | self.only_sends
 
 
 class Collectives(abc.ABC):
     """Collective operations between the replicas of one group, usable eagerly and inside `tf.function`.
 
-    Every operation takes a list of tensors and returns a list, so that an engine can send them as one message. All
-    replicas of the group make the same calls with the same names, dtypes and, where an operation combines elementwise,
-    shapes. A name is used for only one call of a step, because some engines match messages by name. Results are
-    reproducible from run to run for the same inputs and number of replicas. In a loop, the calls of an iteration must come
-    after those of the one before, as with `parallel_iterations=1`.
+    Every operation takes and returns a list of tensors, which an engine can send as one message. All replicas of the group
+    make the same calls with the same names, dtypes and, for elementwise operations, shapes. A name must be used for only one
+    call of a step, because some engines match messages by name. Results are reproducible from run to run for the same inputs
+    and number of replicas. In a loop, the calls of an iteration must follow those of the previous iteration, as with
+    `parallel_iterations=1`.
 
-    What differentiates on every engine and in every group are `tfdist.collectives.all_reduce` and `all_gather`, functions of
-    these collectives and a tensor. Operations whose gradient would not be that of all replicas raise `LookupError` when they
-    are differentiated.
+    `tfdist.collectives.all_reduce` and `all_gather`, functions of these collectives and a tensor, are differentiable on every
+    engine and in every group. Operations whose gradient would not be that of all replicas raise `LookupError` when they are
+    differentiated.
 
     `group` returns the collectives of some of the replicas, with new ranks. Groups may communicate at the same time, and
     replicas outside of a group make no call. Two ranks exchange messages with `send` and `receive`.
@@ -67,14 +66,14 @@ class Collectives(abc.ABC):
     @property
     @abc.abstractmethod
     def rank(self) -> tf.Tensor | int:
-        """This replica's index in the group; a scalar int32 tensor where one trace is shared by several replicas."""
+        """This replica's index in the group; a scalar int32 tensor if several replicas share one trace."""
 
     @property
     def static_rank(self) -> int:
-        """`rank` as a Python int: what a program depends on that differs between ranks, such as one with groups.
+        """`rank` as a Python int, for programs that differ between ranks, for example with groups.
 
         Raises:
-          InputError: one trace is shared by several replicas.
+          InputError: several replicas share one trace.
         """
         rank = tf.get_static_value(self.rank)
         if rank is None:
@@ -87,25 +86,25 @@ class Collectives(abc.ABC):
     def group(self, ranks: Sequence[int]) -> "Collectives":
         """Returns the collectives of some of the replicas. The calling replica must be one of them.
 
-        Communicates nothing, and may be called in every step. On engines of several processes, all sets of ranks must
-        have been declared when the strategy was created (`groups=`), and so must the pairs that exchange messages.
+        Does not communicate, and may be called in every step. On engines with several processes, all groups, and all pairs
+        that exchange messages, must be declared when the strategy is created (`groups=`).
 
         Args:
-          ranks: ranks in this group; their order is that of the new ranks 0, 1, ...
+          ranks: ranks in this group, in the order of the new ranks 0, 1, ...
 
         Raises:
-          InputError: the ranks are not those of a group, it has not been declared, or the engine has none.
+          InputError: the ranks are invalid, the group was not declared, or the engine does not support groups.
         """
-        if self.checked(ranks) == tuple(range(self.size)):
+        if self.check_ranks(ranks) == tuple(range(self.size)):
             return self
-        raise self._without_groups(f"a group of {list(ranks)}")
+        raise self._unsupported_error(f"a group of {list(ranks)}")
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """Sends tensors to another rank of this group, which must call `receive` with this tag.
 
-        The call is executed even if nothing depends on its result. In a graph it does not block: it is executed when the
-        tensors are available, whatever else is waiting, so that two ranks may send to each other first. Eagerly it may
-        block until the message is received. In a loop, both ranks must exchange the message in the same iteration.
+        The call is executed even if its result is not used. In a graph it does not block: it is executed when the tensors
+        are available, so two ranks may both send first. Eagerly it may block until the message is received. In a loop, both
+        ranks must exchange the message in the same iteration.
 
         Args:
           tensors: tensors of static shapes, of dtypes in `wire.sends`.
@@ -116,16 +115,16 @@ class Collectives(abc.ABC):
           A scalar int32 that is available when the tensors are sent, for control dependencies. Cost: n sent.
 
         Raises:
-          InputError: there is no such other rank, a shape is unknown, or the engine has no messages.
+          InputError: the rank is invalid, a shape is unknown, or the engine does not support messages.
         """
         self.check_message(tensors, to, tag)
-        raise self._without_groups(f"a message to rank {to}")
+        raise self._unsupported_error(f"a message to rank {to}")
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        """Returns the tensors that another rank of this group has passed to `send` with this tag.
+        """Returns the tensors that another rank of this group passed to `send` with this tag.
 
-        The call is executed even if its results are not used, so that the sender never waits for it. It does not
-        differentiate: gradients are sent back by a call of `send`.
+        The call is executed even if its results are not used, so the sender never waits for it. It is not differentiable:
+        send gradients back with `send`.
 
         Args:
           specs: static shapes and dtypes of the sender's tensors.
@@ -133,13 +132,13 @@ class Collectives(abc.ABC):
           tag: as given by the sender.
 
         Raises:
-          InputError: there is no such other rank, a shape is unknown, or the engine has no messages.
+          InputError: the rank is invalid, a shape is unknown, or the engine does not support messages.
         """
         self.check_message(specs, source, tag)
-        raise self._without_groups(f"a message from rank {source}")
+        raise self._unsupported_error(f"a message from rank {source}")
 
-    def checked(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Returns ranks of a new group, or raises `InputError` if they are not distinct ones that include the caller's."""
+    def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Returns the ranks of a new group; raises `InputError` unless they are distinct and include the caller's."""
         new_ranks = tuple(int(rank) for rank in ranks)
         if len(set(new_ranks)) != len(new_ranks) or not set(new_ranks) <= set(range(self.size)):
             raise InputError(
@@ -153,11 +152,11 @@ class Collectives(abc.ABC):
             )
         return new_ranks
 
-    def check_message(self, tensors: Sequence[tf.Tensor | tf.TensorSpec], other: int, tag: str) -> None:
+    def check_message(self, tensors: Sequence[tf.Tensor | tf.TensorSpec], peer: int, tag: str) -> None:
         """Raises `InputError` if the arguments of `send` or `receive` are invalid."""
-        if other == self.static_rank or not 0 <= other < self.size:
+        if peer == self.static_rank or not 0 <= peer < self.size:
             raise InputError(
-                f"Messages are exchanged with another rank of the group. Received: rank {other} on rank "
+                f"Messages are exchanged with another rank of the group. Received: rank {peer} on rank "
                 f"{self.static_rank} of {self.size}. Correct the rank."
             )
         for tensor in tensors:
@@ -166,7 +165,7 @@ class Collectives(abc.ABC):
                     f"Messages must have static shapes. Received: {tensor.shape} in {tag}. Use tf.ensure_shape."
                 )
 
-    def _without_groups(self, received: str) -> InputError:
+    def _unsupported_error(self, received: str) -> InputError:
         return InputError(
             f"Only the strategies mirrored, multiworker and horovod have groups and messages. Received: {received}. Use one of "
             "them."
@@ -179,7 +178,7 @@ class Collectives(abc.ABC):
         Args:
           tensors: tensors of any shapes, equal on every replica, of dtypes in `wire.reduces`.
           op: "sum", "mean" or "max".
-          name: names the call, the same on every replica.
+          name: name of the call, the same on every replica.
 
         Returns:
           Tensors of the same shapes and dtypes, bitwise equal on every replica. Cost: 2 n (N - 1) / N sent.
@@ -206,18 +205,18 @@ class Collectives(abc.ABC):
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """Combines each tensor over the replicas and returns this replica's part of its first dim.
 
-        The first dim must be divisible by `size`; replica r gets rows [r d / N, (r + 1) d / N). Cost here, composed of
-        an all-reduce: 2 n (N - 1) / N sent, twice that of a native implementation.
+        The first dim must be divisible by `size`; replica r gets rows [r d / N, (r + 1) d / N). Cost of the default
+        implementation, an all-reduce: 2 n (N - 1) / N sent, twice that of a native implementation.
         """
         return [self._share(tensor) for tensor in self.all_reduce(tensors, op, name=name)]
 
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """Sends the r-th part of each tensor's first dim to replica r; returns what all replicas have sent to this one.
+        """Sends the r-th part of each tensor's first dim to replica r; returns the parts sent to this replica.
 
-        Cost here, composed of an all-gather: n (N - 1) sent, and with splits 4 N (N - 1) bytes more. A native
-        implementation sends each part only to its receiver: n at most.
+        Cost of the default implementation, an all-gather: n (N - 1) sent, and with splits 4 N (N - 1) bytes more. A native
+        implementation sends each part only to its receiver: at most n.
 
         Args:
           tensors: tensors of rank 1 or more, of dtypes in `wire.gathers`; their other dims are equal on every replica.
@@ -235,21 +234,21 @@ class Collectives(abc.ABC):
           tf.errors.InvalidArgumentError: on this replica, at run time: splits are negative or have another sum.
         """
         if splits is None:
-            return [self._parts_for_me(whole) for whole in self.all_gather(tensors, name=name)]
-        table, *gathered = self.all_gather([self._fitting(splits, tensors, name)[None], *tensors], name=name)
+            return [self._received_parts(all_rows) for all_rows in self.all_gather(tensors, name=name)]
+        table, *gathered = self.all_gather([self._checked_splits(splits, tensors, name)[None], *tensors], name=name)
         ends = tf.reshape(tf.cumsum(tf.reshape(table, [-1])), [self.size, self.size])  # by sender and receiver
-        own_ranges = [tf.unstack(offsets[:, self.rank], self.size) for offsets in (ends - table, ends)]
-        return [tf.concat([whole[i:j] for i, j in zip(*own_ranges, strict=True)], 0) for whole in gathered]
+        ranges = [tf.unstack(offsets[:, self.rank], self.size) for offsets in (ends - table, ends)]
+        return [tf.concat([all_rows[i:j] for i, j in zip(*ranges, strict=True)], 0) for all_rows in gathered]
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """Returns the root's tensors on every replica; shapes may be any, but are equal on every replica.
+        """Returns the root's tensors on every replica; shapes must be equal on every replica.
 
-        Cost here, composed of an all-gather: n (N - 1) sent.
+        Cost of the default implementation, an all-gather: n (N - 1) sent.
         """
-        return [whole[root] for whole in self.stack(tensors, name=name)]
+        return [stacked[root] for stacked in self.stack(tensors, name=name)]
 
     def all_rows_of(self, rows: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the rows of all replicas of a group of one: its own."""
+        """Returns the rows of all replicas, in a group of one."""
         return rows
 
     def barrier(self, *, name: str) -> tf.Operation | tf.Tensor:
@@ -260,12 +259,12 @@ class Collectives(abc.ABC):
         rows = tf.shape(tensor)[0] // self.size
         return tensor[self.rank * rows : (self.rank + 1) * rows]
 
-    def _parts_for_me(self, whole: tf.Tensor) -> tf.Tensor:
-        by_sender = tf.reshape(whole, tf.concat([[self.size, self.size, -1], tf.shape(whole)[1:]], 0))
-        return tf.reshape(by_sender[:, self.rank], tf.concat([[-1], tf.shape(whole)[1:]], 0))
+    def _received_parts(self, tensor: tf.Tensor) -> tf.Tensor:
+        by_sender = tf.reshape(tensor, tf.concat([[self.size, self.size, -1], tf.shape(tensor)[1:]], 0))
+        return tf.reshape(by_sender[:, self.rank], tf.concat([[-1], tf.shape(tensor)[1:]], 0))
 
-    def _fitting(self, splits: tf.Tensor, tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
-        """Returns validated splits of an all-to-all, int32 [N]; invalid ones would mix up the rows of receivers."""
+    def _checked_splits(self, splits: tf.Tensor, tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
+        """Validates the splits of an all-to-all, int32 [N]; invalid splits would mix up the rows of receivers."""
         splits = tf.convert_to_tensor(splits)
         if splits.dtype != tf.int32 or not splits.shape.is_compatible_with([self.size]):
             raise InputError(
@@ -274,17 +273,17 @@ class Collectives(abc.ABC):
             )
         splits = tf.ensure_shape(splits, [self.size])
         rows, total = [tf.shape(tensor)[0] for tensor in tensors], tf.reduce_sum(splits)
-        fits = tf.reduce_all([tf.reduce_all(splits >= 0), *(tf.equal(total, count) for count in rows)])
+        are_valid = tf.reduce_all([tf.reduce_all(splits >= 0), *(tf.equal(total, count) for count in rows)])
         rule = (
             f"all_to_all {name}: splits must be at least 0, and their sum must be the number of rows of every "
             "tensor. Received:"
         )
-        with tf.control_dependencies([tf.debugging.Assert(fits, [rule, splits, "for rows", *rows], self.size)]):
+        with tf.control_dependencies([tf.debugging.Assert(are_valid, [rule, splits, "for rows", *rows], self.size)]):
             return tf.identity(splits)
 
 
 def tensor_bytes(tensor: tf.TensorSpec | tf.Tensor | tf.IndexedSlices) -> int:
-    """Returns the bytes of the elements of a tensor, or of one that a spec describes; the shape must be static."""
+    """Returns the size in bytes of a tensor or spec with a static shape."""
     return int(tensor.shape.num_elements() * tensor.dtype.size)
 
 
@@ -300,13 +299,13 @@ _CARRIERS = {
 
 
 def to_transferable(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
-    """Casts a tensor to a dtype that the engine can gather and broadcast; casting back restores it exactly."""
+    """Casts a tensor to a dtype that the engine can gather and broadcast; casting back is exact."""
     if tensor.dtype in collectives.wire.gathers:
         return tensor
     return tf.cast(tensor, _CARRIERS.get(tensor.dtype, tensor.dtype))
 
 
 def broadcast_from_first(tensors: Sequence[tf.Tensor], collectives: Collectives) -> list[tf.Tensor]:
-    """Returns the first replica's tensors, on every replica."""
-    arrived = collectives.broadcast([to_transferable(tensor, collectives) for tensor in tensors], name="from_first")
-    return [tf.cast(value, tensor.dtype) for value, tensor in zip(arrived, tensors, strict=True)]
+    """Returns the first replica's tensors on every replica."""
+    values = collectives.broadcast([to_transferable(tensor, collectives) for tensor in tensors], name="from_first")
+    return [tf.cast(value, tensor.dtype) for value, tensor in zip(values, tensors, strict=True)]

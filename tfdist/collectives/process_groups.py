@@ -1,4 +1,4 @@
-"""Groups of processes of tf.distribute, by TensorFlow's own collective operations, which tf.distribute does not expose."""
+"""Groups of tf.distribute processes, built on TensorFlow's collective operations, which tf.distribute does not expose."""
 
 import hashlib
 import itertools
@@ -17,66 +17,48 @@ from tfdist.errors import InputError
 
 Ranks = tuple[int, ...]
 NO_SETS: Mapping[Ranks, object] = types.MappingProxyType({})
-_Declared = TypeVar("_Declared")
+_Group = TypeVar("_Group")
 
 
 def distinct_groups(groups: Sequence[Sequence[int]], size: int) -> list[Ranks]:
-    """Returns the sets of ranks, each once, without those of one rank or of all, which need no declaration.
-
-    Args:
-      groups: ranks of each group, in any order.
-      size: number of processes of the job.
+    """Returns the unique sets of ranks, without sets of one rank or of all `size` ranks, which need no declaration.
 
     Raises:
-      InputError: a group has a rank twice, or one that the job has not.
+      InputError: a group contains a rank twice, or an invalid rank.
     """
     for ranks in groups:
         if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(size)):
             raise InputError(
                 f"A group must consist of different ranks from 0 to {size - 1}. Received: {list(ranks)}. Correct groups."
             )
-    distinct = dict.fromkeys(tuple(sorted(ranks)) for ranks in groups)
-    return [ranks for ranks in distinct if 1 < len(ranks) < size]
+    unique = dict.fromkeys(tuple(sorted(ranks)) for ranks in groups)
+    return [ranks for ranks in unique if 1 < len(ranks) < size]
 
 
-def declared_group(declared: Mapping[Ranks, _Declared], ranks: Sequence[int]) -> _Declared:
-    """Returns what belongs to a group.
-
-    Raises:
-      InputError: the group was not declared.
-    """
+def declared_group(groups: Mapping[Ranks, _Group], ranks: Sequence[int]) -> _Group:
+    """Returns the value of a group; raises `InputError` if the group was not declared."""
     key = tuple(sorted(ranks))
-    if key not in declared:
-        names = ", ".join(str(list(group)) for group in declared) or "none"
+    if key not in groups:
+        names = ", ".join(str(list(group)) for group in groups) or "none"
         raise InputError(
             f"Groups must be declared when the strategy is created. Received: ranks {list(key)}; declared: {names}. Add "
             f"it: load_strategy(..., groups=[{list(key)}, ...])."
         )
-    return declared[key]
+    return groups[key]
 
 
 def in_order(inner: Collectives, ranks: Sequence[int]) -> Collectives:
-    """Returns the collectives of a group in the order of `ranks`.
-
-    Args:
-      inner: collectives of these ranks in ascending order.
-      ranks: ranks of a larger group.
-    """
-    ascending = sorted(ranks)
-    order = tuple(ascending.index(rank) for rank in ranks)
-    return inner if list(ranks) == ascending else Reordered(inner, order)
+    """Returns the collectives of a group in the order of `ranks`; `inner` has them in ascending order."""
+    sorted_ranks = sorted(ranks)
+    order = tuple(sorted_ranks.index(rank) for rank in ranks)
+    return inner if list(ranks) == sorted_ranks else ReorderedCollectives(inner, order)
 
 
-class Reordered(Collectives):
-    """Collectives with other numbers for the same ranks. Operations that depend on the order are composed of gathers."""
+class ReorderedCollectives(Collectives):
+    """Collectives with permuted ranks. Operations that depend on the order are composed of gathers."""
 
     def __init__(self, inner: Collectives, order: tuple[int, ...]):
-        """Wraps the collectives of an engine.
-
-        Args:
-          inner: collectives in the engine's order.
-          order: rank in `inner` of each new rank.
-        """
+        """Wraps collectives in the engine's order; `order` has the rank in `inner` of each new rank."""
         self._inner = inner
         self._order = order
         self.size = inner.size
@@ -92,12 +74,12 @@ class Reordered(Collectives):
         return self._inner.all_reduce(tensors, op, name=name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class; the numbers of rows are gathered, too."""
+        """See base class; also gathers the numbers of rows."""
         rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
-        table, *gathered = self._inner.all_gather([rows[None], *tensors], name=name)
+        table, *stacks = self._inner.all_gather([rows[None], *tensors], name=name)
         results = []
-        for i, whole in enumerate(gathered):
-            parts = tf.split(whole, tf.ensure_shape(table, [self.size, None])[:, i], num=self.size)
+        for i, all_rows in enumerate(stacks):
+            parts = tf.split(all_rows, tf.ensure_shape(table, [self.size, None])[:, i], num=self.size)
             results.append(tf.concat([parts[index] for index in self._order], 0))
         return results
 
@@ -107,7 +89,7 @@ class Reordered(Collectives):
 
     def group(self, ranks: Sequence[int]) -> Collectives:
         """See base class."""
-        return self._inner.group([self._order[rank] for rank in self.checked(ranks)])
+        return self._inner.group([self._order[rank] for rank in self.check_ranks(ranks)])
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class."""
@@ -120,8 +102,8 @@ class Reordered(Collectives):
         return self._inner.receive(specs, self._order[source], tag=tag)
 
 
-# tf.distribute counts its keys from 1 and 100 upwards, by one for each call; DTensor has no collectives in a process that
-# uses tf.distribute between processes. This half of all keys is therefore free.
+# tf.distribute numbers its keys consecutively from 1 and 100, and DTensor has no collectives in a process that uses
+# tf.distribute between processes. This half of all keys is therefore free.
 FIRST_KEY = 2**30
 
 
@@ -130,26 +112,26 @@ class ProcessGroups:
 
     def __init__(
         self,
-        declared: Sequence[Ranks],
+        groups: Sequence[Ranks],
         size: int,
         local_replicas: int,
         options: tf.distribute.experimental.CommunicationOptions,
     ):
-        """Gives each group a key.
+        """Assigns a key to each group.
 
         Args:
-          declared: groups of 2 to `size` - 1 ranks; the same on every process.
+          groups: groups of 2 to `size` - 1 ranks; the same on every process.
           size: number of processes.
           local_replicas: number of replicas of this process.
           options: communication options, as for tf.distribute.
         """
         self._local_replicas = local_replicas
         self._keys: dict[Ranks, int] = {}
-        for ranks in (*declared, tuple(range(size))):
-            candidates = itertools.count(_hashed(f"group {ranks}"))
+        for ranks in (*groups, tuple(range(size))):
+            candidates = itertools.count(_hash(f"group {ranks}"))
             self._keys[ranks] = next(key for key in candidates if key not in self._keys.values())
         self._calls: dict[int, str] = {}
-        self._of_graph: weakref.WeakKeyDictionary[tf.Graph, set[int]] = weakref.WeakKeyDictionary()
+        self._graph_keys: weakref.WeakKeyDictionary[tf.Graph, set[int]] = weakref.WeakKeyDictionary()
         self._tokens = itertools.count()
         self.options = {
             "communication_hint": options.implementation.value.lower(),
@@ -157,50 +139,50 @@ class ProcessGroups:
         }
 
     def collectives(self, ranks: Sequence[int], rank: int) -> Collectives:
-        """Returns the collectives of some ranks of the job, of which `rank` is this process's."""
+        """Returns the collectives of some ranks of the job; `rank` is this process's rank."""
         if self._local_replicas > 1:
             raise InputError(
-                f"Groups of processes need one replica in each. Received: {self._local_replicas} of this process. Start "
+                f"Groups of processes need one replica per process. Received: {self._local_replicas} of this process. Start "
                 "one process per device."
             )
         if len(ranks) == 1:
             return OneReplica()
-        ascending = tuple(sorted(ranks))
-        declared_group(self._keys, ascending)
-        return in_order(ProcessGroup(ascending, ascending.index(rank), self), ranks)
+        sorted_ranks = tuple(sorted(ranks))
+        declared_group(self._keys, sorted_ranks)
+        return in_order(ProcessGroup(sorted_ranks, sorted_ranks.index(rank), self), ranks)
 
     def token(self) -> tf.Tensor:
-        """Returns a handle for one call only, since TensorFlow runs calls one after another that share one or have none."""
+        """Returns a handle for a single call: TensorFlow runs calls sequentially that share a handle or have none."""
         with tf.init_scope(), tf.device("CPU:0"):
             return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=f"tfdist/{next(self._tokens)}")
 
     def arguments(self, ranks: Ranks, call: str) -> dict[str, Any]:
-        """Returns what identifies a call in all processes of a group, as arguments of TensorFlow's operations.
+        """Returns the arguments of TensorFlow's operations that identify a call in all processes of a group.
 
-        TensorFlow matches calls by their keys. That of a call is computed from the group and the name, so that it does
-        not depend on what else a process has traced, how often, or in which order; it is unique in this process.
+        TensorFlow matches calls by key. The key is computed from the group and the name, so it does not depend on other
+        traces of a process or their order; it is unique in this process.
         """
         name = f"{call} of {list(ranks)}"
-        key = _hashed(name)
+        key = _hash(name)
         if self._calls.setdefault(key, name) != name:
             raise InputError(
                 f"Two calls must not have the same key. Received: {name} and {self._calls[key]}. Rename one of them."
             )
-        self._check_is_first(key, name)
+        self._check_unused(key, name)
         identity = {"group_key": declared_group(self._keys, ranks), "instance_key": key, "group_size": len(ranks)}
         return {**identity, **self.options}
 
-    def _check_is_first(self, key: int, name: str) -> None:
-        """Raises `InputError` for a second call with a key in the graph that is being built: both would wait for one."""
+    def _check_unused(self, key: int, name: str) -> None:
+        """Raises `InputError` for a second call with a key in the current graph: both would wait for one."""
         if tf.executing_eagerly():
             return
-        of_graph = self._of_graph.setdefault(tf.compat.v1.get_default_graph(), set())
-        if key in of_graph:
+        graph_keys = self._graph_keys.setdefault(tf.compat.v1.get_default_graph(), set())
+        if key in graph_keys:
             raise InputError(
-                f"A name is used for only one call of a group, or one message, in a step. Received: {name}, twice. Give each "
-                "call a name of its own."
+                "Each call or message of a group must have a unique name in a step. Received: "
+                f"{name}, twice. Rename one of them."
             )
-        of_graph.add(key)
+        graph_keys.add(key)
 
 
 class ProcessGroup(Collectives):
@@ -209,13 +191,7 @@ class ProcessGroup(Collectives):
     wire = ReplicaContextCollectives.wire
 
     def __init__(self, ranks: Ranks, rank: int, groups: ProcessGroups):
-        """Initializes the collectives.
-
-        Args:
-          ranks: ranks in the job, ascending.
-          rank: index of this process among them.
-          groups: the declared groups.
-        """
+        """Initializes the collectives of `ranks`, in ascending order; `rank` is the index of this process among them."""
         self.size = len(ranks)
         self._ranks = ranks
         self._rank = rank
@@ -228,62 +204,64 @@ class ProcessGroup(Collectives):
 
     def group(self, ranks: Sequence[int]) -> Collectives:
         """See base class."""
-        return self._groups.collectives([self._ranks[rank] for rank in self.checked(ranks)], self._ranks[self._rank])
+        return self._groups.collectives(
+            [self._ranks[rank] for rank in self.check_ranks(ranks)], self._ranks[self._rank]
+        )
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class; one message for all tensors of a dtype."""
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        reduced: dict[int, tf.Tensor] = {}
+        totals: dict[int, tf.Tensor] = {}
         for dtype in dict.fromkeys(tensor.dtype for tensor in inputs):
-            numbers = [i for i, tensor in enumerate(inputs) if tensor.dtype == dtype]
-            flat = [tf.reshape(inputs[i], [-1]) for i in numbers]
+            indices = [i for i, tensor in enumerate(inputs) if tensor.dtype == dtype]
+            flat = [tf.reshape(inputs[i], [-1]) for i in indices]
             if not any(vector.shape[0] for vector in flat):
                 flat.append(tf.zeros([1], dtype))  # TensorFlow rejects empty tensors
             vector = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
-            whole = tf.raw_ops.CollectiveReduceV2(
+            total = tf.raw_ops.CollectiveReduceV2(
                 input=vector,
                 merge_op="Max" if op == "max" else "Add",
                 final_op="Div" if op == "mean" else "Id",
-                **self._unordered(f"all_reduce {name}", vector),
+                **self._unordered_call(f"all_reduce {name}", vector),
             )
-            parts = tf.split(whole, [tf.size(vector) for vector in flat])[: len(numbers)]
-            reduced |= zip(numbers, parts, strict=True)
-        shaped = [tf.reshape(reduced[i], tf.shape(tensor)) for i, tensor in enumerate(inputs)]
-        exact = [tf.ensure_shape(value, tensor.shape) for value, tensor in zip(shaped, inputs, strict=True)]
-        return without_gradient(exact, "all_reduce")
+            parts = tf.split(total, [tf.size(vector) for vector in flat])[: len(indices)]
+            totals |= zip(indices, parts, strict=True)
+        reshaped = [tf.reshape(totals[i], tf.shape(tensor)) for i, tensor in enumerate(inputs)]
+        results = [tf.ensure_shape(value, tensor.shape) for value, tensor in zip(reshaped, inputs, strict=True)]
+        return without_gradient(results, "all_reduce")
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class; costs as much as if every rank had the largest number of rows, and a message with these."""
+        """See base class; pads to the largest number of rows, and sends one more message with the numbers of rows."""
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if not inputs:
             return []
         table = self._gather(tf.stack([tf.shape(tensor)[0] for tensor in inputs])[None], f"{name}/rows")
-        gathered = [self._gather_rows(tensor, table[:, i], f"{name}/{i}") for i, tensor in enumerate(inputs)]
-        return without_gradient(gathered, "all_gather")
+        results = [self._gather_rows(tensor, table[:, i], f"{name}/{i}") for i, tensor in enumerate(inputs)]
+        return without_gradient(results, "all_gather")
 
     def _gather_rows(self, tensor: tf.Tensor, rows: tf.Tensor, name: str) -> tf.Tensor:
-        longest = tf.maximum(tf.reduce_max(rows), 1)  # TensorFlow crashes on empty tensors
-        missing = longest - tf.shape(tensor)[0]
-        padded = tf.pad(tensor, [[0, missing], *[[0, 0]] * (tensor.shape.rank - 1)])
-        whole = self._gather(padded, name, longest)
-        parts = [whole[rank * longest :][: rows[rank]] for rank in range(self.size)]
+        max_rows = tf.maximum(tf.reduce_max(rows), 1)  # TensorFlow crashes on empty tensors
+        padding_rows = max_rows - tf.shape(tensor)[0]
+        padded_rows = tf.pad(tensor, [[0, padding_rows], *[[0, 0]] * (tensor.shape.rank - 1)])
+        all_rows = self._gather(padded_rows, name, max_rows)
+        parts = [all_rows[rank * max_rows :][: rows[rank]] for rank in range(self.size)]
         return tf.ensure_shape(tf.concat(parts, 0), tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 
     def _gather(self, tensor: tf.Tensor, name: str, rows: tf.Tensor | int = 0) -> tf.Tensor:
-        """Gathers a tensor of the same shape from every rank; `rows`: its first dim, if that may change between calls."""
-        call = self._unordered(f"all_gather {name}", tensor)
+        """Gathers a tensor of the same shape from every rank; `rows`: its first dim, if it may change between calls."""
+        call = self._unordered_call(f"all_gather {name}", tensor)
         if tensor.shape[0] is None:  # TensorFlow rejects another shape with the same key
-            mixed = tf.cast(call["instance_key"] - FIRST_KEY, tf.int64) + tf.cast(rows, tf.int64) * 2654435761
-            call["instance_key"] = FIRST_KEY + tf.cast(mixed % FIRST_KEY, tf.int32)
-        whole = tf.raw_ops.CollectiveGatherV2(input=tensor, **call)
-        return tf.ensure_shape(whole, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
+            combined = tf.cast(call["instance_key"] - FIRST_KEY, tf.int64) + tf.cast(rows, tf.int64) * 2654435761
+            call["instance_key"] = FIRST_KEY + tf.cast(combined % FIRST_KEY, tf.int32)
+        result = tf.raw_ops.CollectiveGatherV2(input=tensor, **call)
+        return tf.ensure_shape(result, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
         """See base class; n sent along a tree."""
         results = []
         for i, tensor in enumerate(map(tf.convert_to_tensor, tensors)):
             call = self._call(f"broadcast {name}/{i}", tensor)
-            result = _sent(tensor, call) if self._rank == root else _received(tensor.dtype, tf.shape(tensor), call)
+            result = _send_op(tensor, call) if self._rank == root else _receive_op(tensor.dtype, tf.shape(tensor), call)
             results.append(tf.ensure_shape(result, tensor.shape))
         return without_gradient(results, "broadcast")
 
@@ -291,41 +269,43 @@ class ProcessGroup(Collectives):
         """See base class."""
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self.check_message(inputs, to, tag)
-        sent = [_sent(tensor, self._message(self._rank, to, f"{tag}/{i}", tensor)) for i, tensor in enumerate(inputs)]
-        with tf.control_dependencies(sent):
+        operations = [
+            _send_op(tensor, self._message(self._rank, to, f"{tag}/{i}", tensor)) for i, tensor in enumerate(inputs)
+        ]
+        with tf.control_dependencies(operations):
             return tf.identity(0)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
         """See base class."""
         self.check_message(specs, source, tag)
         calls = [self._message(source, self._rank, f"{tag}/{i}", spec) for i, spec in enumerate(specs)]
-        received = [_received(spec.dtype, spec.shape.as_list(), call) for spec, call in zip(specs, calls, strict=True)]
-        return [tf.ensure_shape(tensor, spec.shape) for tensor, spec in zip(received, specs, strict=True)]
+        tensors = [_receive_op(spec.dtype, spec.shape.as_list(), call) for spec, call in zip(specs, calls, strict=True)]
+        return [tf.ensure_shape(tensor, spec.shape) for tensor, spec in zip(tensors, specs, strict=True)]
 
-    def _unordered(self, call: str, tensor: tf.Tensor) -> dict[str, Any]:
+    def _unordered_call(self, call: str, tensor: tf.Tensor) -> dict[str, Any]:
         return {**self._call(call, tensor), "ordering_token": [self._groups.token()]}
 
     def _call(self, call: str, tensor: tf.Tensor) -> dict[str, Any]:
-        return self._groups.arguments(self._ranks, _of_form(call, tensor))
+        return self._groups.arguments(self._ranks, _call_name(call, tensor))
 
     def _message(self, sender: int, receiver: int, tag: str, form: tf.Tensor | tf.TensorSpec) -> dict[str, Any]:
-        source, to = self._ranks[sender], self._ranks[receiver]
-        call = _of_form(f"message {tag} from {source}", form)
-        return self._groups.arguments((min(source, to), max(source, to)), call)
+        sender_rank, receiver_rank = self._ranks[sender], self._ranks[receiver]
+        call = _call_name(f"message {tag} from {sender_rank}", form)
+        return self._groups.arguments((min(sender_rank, receiver_rank), max(sender_rank, receiver_rank)), call)
 
 
-def _of_form(call: str, form: tf.Tensor | tf.TensorSpec) -> str:
-    """Adds dtype and shape to a call: TensorFlow rejects another shape with the same key, even in another function."""
+def _call_name(call: str, form: tf.Tensor | tf.TensorSpec) -> str:
+    """Adds dtype and shape to a call's name: TensorFlow rejects another shape with the same key in any function."""
     return f"{call}: {form.dtype.name}{form.shape}"
 
 
-def _sent(tensor: tf.Tensor, call: Mapping[str, Any]) -> tf.Tensor:
+def _send_op(tensor: tf.Tensor, call: Mapping[str, Any]) -> tf.Tensor:
     return keras_internals.always_run(tf.raw_ops.CollectiveBcastSendV2(input=tensor, **call))
 
 
-def _received(dtype: tf.DType, shape: Any, call: Mapping[str, Any]) -> tf.Tensor:
+def _receive_op(dtype: tf.DType, shape: Any, call: Mapping[str, Any]) -> tf.Tensor:
     return keras_internals.always_run(tf.raw_ops.CollectiveBcastRecvV2(T=dtype, shape=shape, **call))
 
 
-def _hashed(text: str) -> int:
+def _hash(text: str) -> int:
     return FIRST_KEY + int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % FIRST_KEY

@@ -1,4 +1,4 @@
-"""Collectives of tf.distribute, through `tf.distribute.get_replica_context()`; gradients of its operations are refused."""
+"""Collectives of tf.distribute, through `tf.distribute.get_replica_context()`; its operations are not differentiable."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ def without_gradient(tensors: Sequence[tf.Tensor], operation: str) -> list[tf.Te
     """Returns the same tensors, which raise `LookupError` when a gradient passes through them.
 
     Args:
-      tensors: what a replica passes to an operation, or its results, if TensorFlow has an error of its own for the operation.
+      tensors: inputs of an operation, or its results if TensorFlow itself raises an error for the operation.
       operation: name of the operation, for the error.
     """
     message = (
@@ -22,15 +22,15 @@ def without_gradient(tensors: Sequence[tf.Tensor], operation: str) -> list[tf.Te
     return [tf.raw_ops.PreventGradient(input=x, message=message) if x.dtype.is_floating else x for x in inputs]
 
 
-# Creates the collectives of some of a strategy's replicas, given these and the rank of the calling one.
+# (ranks of some replicas, rank of the caller) -> collectives of these replicas
 MakeGroup = Callable[[tuple[int, ...], int], Collectives]
 
 
 class ReplicaContextCollectives(Collectives):
     """The collectives of any tf.distribute strategy; usable inside `strategy.run` only.
 
-    The engine supports sum and mean, but neither max nor reduce-scatter nor all-to-all: a maximum is gathered, n (N -
-    1) bytes sent, and computed locally; the others are composed as in the contract. Between processes, an all-gather of
+    The engine supports sum and mean, but neither max nor reduce-scatter nor all-to-all: a maximum is computed locally after
+    a gather, n (N - 1) bytes sent, and the others use the default implementations. Between processes, an all-gather of
     different numbers of rows costs as much as if every replica had the largest number.
     """
 
@@ -47,12 +47,9 @@ class ReplicaContextCollectives(Collectives):
         options: tf.distribute.experimental.CommunicationOptions | None = None,
         make_group: MakeGroup | None = None,
     ):
-        """Initializes the collectives.
+        """Initializes the collectives of `size` replicas.
 
-        Args:
-          size: number of replicas.
-          options: communication options, passed to the engine.
-          make_group: creates the collectives of some replicas, which tf.distribute has not; None if the engine has none.
+        `make_group` creates the collectives of some replicas, which tf.distribute does not support; None for no groups.
         """
         self.size = size
         self._options = options
@@ -67,7 +64,7 @@ class ReplicaContextCollectives(Collectives):
         """See base class."""
         if self._make_group is None or tuple(ranks) == tuple(range(self.size)):
             return super().group(ranks)
-        return self._make_group(self.checked(ranks), self.static_rank)
+        return self._make_group(self.check_ranks(ranks), self.static_rank)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class."""
@@ -86,22 +83,22 @@ class ReplicaContextCollectives(Collectives):
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
         if op == "max":
-            gathered = self.stack(tensors, name=name)
-            return [tf.reduce_max(whole, axis=0) for whole in gathered]
+            stacks = self.stack(tensors, name=name)
+            return [tf.reduce_max(stack, axis=0) for stack in stacks]
         by_dtype: dict[tf.DType, list[int]] = {}  # one vector per call between processes
         for number, tensor in enumerate(tensors):
             by_dtype.setdefault(tensor.dtype, []).append(number)
-        reduced: dict[int, tf.Tensor] = {}
+        totals: dict[int, tf.Tensor] = {}
         for numbers in by_dtype.values():
-            sent = [tensors[number] for number in numbers]
-            results = _context().all_reduce(op.upper(), _detached(sent), self._options)
-            reduced |= zip(numbers, without_gradient(_linked(results, sent), "all_reduce"), strict=True)
-        return [reduced[number] for number in range(len(tensors))]
+            inputs = [tensors[number] for number in numbers]
+            results = _context().all_reduce(op.upper(), _detach(inputs), self._options)
+            totals |= zip(numbers, without_gradient(_link_inputs(results, inputs), "all_reduce"), strict=True)
+        return [totals[number] for number in range(len(tensors))]
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        results = _context().all_gather(_detached(tensors), 0, self._options)
-        return without_gradient(_linked(results, tensors), "all_gather")
+        results = _context().all_gather(_detach(tensors), 0, self._options)
+        return without_gradient(_link_inputs(results, tensors), "all_gather")
 
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
@@ -110,22 +107,24 @@ class ReplicaContextCollectives(Collectives):
         if splits is None:
             return super().all_to_all(tensors, name=name)
         extra_rows = tf.cast(tf.equal(self.rank, 0), tf.int32)
-        padded = [tf.pad(tensor, [[extra_rows, 0], *[[0, 0]] * (tensor.shape.rank - 1)]) for tensor in tensors]
-        sent = self._fitting(splits, tensors, name) + extra_rows * tf.one_hot(0, self.size, dtype=tf.int32)
-        return [rows[extra_rows:] for rows in super().all_to_all(padded, name=name, splits=sent)]
+        padded_tensors = [tf.pad(tensor, [[extra_rows, 0], *[[0, 0]] * (tensor.shape.rank - 1)]) for tensor in tensors]
+        padded_splits = self._checked_splits(splits, tensors, name) + extra_rows * tf.one_hot(
+            0, self.size, dtype=tf.int32
+        )
+        return [rows[extra_rows:] for rows in super().all_to_all(padded_tensors, name=name, splits=padded_splits)]
 
 
-def _detached(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns tensors to pass to the engine, which searches the graph behind its results for variables.
+def _detach(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Detaches tensors from the graph, which the engine searches for variables.
 
-    Within one process these depend on the models of all replicas: the search would take seconds in a large model. The engine
-    also rejects an argument of the function ("destinations can not be empty"), which these are not.
+    Within one process, results depend on the models of all replicas: the search would take seconds in a large model. The
+    engine also rejects arguments of the function ("destinations can not be empty").
     """
     return [tf.stop_gradient(tensor) for tensor in tensors]
 
 
-def _linked(results: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the results, with `tensors` behind them in the graph, so that a gradient is refused and not zero."""
+def _link_inputs(results: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Connects results to `tensors` in the graph, so a gradient raises an error instead of being zero."""
     return tf.identity_n([*results, *tensors])[: len(results)]
 
 

@@ -7,17 +7,17 @@ from tfdist.coordination import Group
 from tfdist.coordination.group import name_ranks
 from tfdist.errors import InputError
 
-TRACING_SECONDS = 600.0  # by which tracing may take longer on one process than on another
+TRACING_SECONDS = 600.0  # maximum difference of tracing times between processes
 
 
 def agree_on_plan(group: Group, calls: Sequence[RecordedCall]) -> None:
     """Checks that every process makes the same calls in the same order; called after the step has been traced.
 
-    The ranks of a group must make the same calls of it, in the same order, and each message must have a sender and a
-    receiver, which may make them in another order.
+    The ranks of a group must make the same calls in the same order. Each message must have a sender and a receiver, in any
+    order.
 
     Args:
-      group: processes whose replicas make the same calls. With groups of ranks, each has one replica.
+      group: processes whose replicas make the same calls. With groups of ranks, each process has one replica.
       calls: calls that this process's replicas will make.
 
     Raises:
@@ -29,31 +29,31 @@ def agree_on_plan(group: Group, calls: Sequence[RecordedCall]) -> None:
 
 
 def _agree_on_groups(group: Group, calls: Sequence[RecordedCall]) -> None:
-    lines_of_groups: dict[str, list[str]] = {}
+    group_lines: dict[str, list[str]] = {}
     for call in calls:
-        lines_of_groups.setdefault(_name_of_group(call), []).append(_line(call))
-    for name in sorted(set().union(*group.gather("plan/groups", [*lines_of_groups]))):
-        lines, ranks = lines_of_groups.get(name, []), _ranks_of_group(name)
+        group_lines.setdefault(_group_name(call), []).append(_line(call))
+    for name in sorted(set().union(*group.gather("plan/groups", [*group_lines]))):
+        lines, ranks = group_lines.get(name, []), _group_ranks(name)
         _compare(group, f"plan/{name}", sorted(lines) if name.startswith(_MESSAGE) else lines, ranks, f"Ranks {ranks}")
 
 
 _MESSAGE = "message "
 
 
-def _name_of_group(call: RecordedCall) -> str:
+def _group_name(call: RecordedCall) -> str:
     ranks = ",".join(map(str, call.ranks or ()))
     return f"{_MESSAGE}{ranks}" if call.operation in ("send", "receive") else ranks
 
 
-def _ranks_of_group(name: str) -> list[int]:
+def _group_ranks(name: str) -> list[int]:
     return [int(rank) for rank in name.removeprefix(_MESSAGE).split(",")]
 
 
 def _compare(group: Group, name: str, lines: Sequence[str], ranks: Sequence[int], subject: str) -> None:
-    numbered = {str(number): line for number, line in enumerate(lines)}
-    if difference := group.difference(name, numbered, TRACING_SECONDS, among=ranks):
-        lines_of_ranks = "; ".join(f"{name_ranks(of_line)}: {line}" for line, of_line in difference.ranks.items())
-        received = lines_of_ranks.replace('"', "")
+    lines_by_index = {str(number): line for number, line in enumerate(lines)}
+    if difference := group.difference(name, lines_by_index, TRACING_SECONDS, among=ranks):
+        rank_lines = "; ".join(f"{name_ranks(line_ranks)}: {line}" for line, line_ranks in difference.ranks.items())
+        received = rank_lines.replace('"', "")
         raise InputError(
             f"{subject} must make the same calls of collectives. Received as call {difference.key}: {received}. Use the same "
             "model, data and flags on every process."

@@ -1,4 +1,4 @@
-"""Parses `--all_reduce`, the algorithm of sums over replicas, and the table of algorithms by size, a CSV file."""
+"""Parses `--all_reduce`, the all-reduce algorithm, and CSV files that map message sizes to algorithms."""
 
 import dataclasses
 import re
@@ -11,17 +11,18 @@ from tfdist.errors.formatting import nearest
 
 ENGINE = "engine"
 AUTO = "auto"
-OWN_ALGORITHMS = ("ring", "tree", "halving_doubling", "hierarchical")
-ALGORITHMS = (ENGINE, *OWN_ALGORITHMS)
-LARGEST = 2**63 - 1
+TFDIST_ALGORITHMS = ("ring", "tree", "halving_doubling", "hierarchical")
+ALGORITHMS = (ENGINE, *TFDIST_ALGORITHMS)
+MAX_MESSAGE_BYTES = 2**63 - 1
 _PARAMETERS = ("table",)
+# A file name without quotes, which is not a Python literal.
 _BARE_TABLE = re.compile(rf"\s*{AUTO}\s*\(\s*table\s*=\s*([^'\",()]*?)\s*\)\s*")
 _COLLECTIVE = "allreduce"  # as NCCL's tuner plugins name it
 _COLUMNS = "collective,min_bytes,max_bytes,algorithm"
 
 
 class Band(NamedTuple):
-    """The algorithm for messages whose size is in a range.
+    """The algorithm for a range of message sizes.
 
     Attributes:
       min_bytes: size of the smallest message.
@@ -36,10 +37,10 @@ class Band(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmTable:
-    """The algorithms of all-reduces by size in bytes; sizes in no band are the engine's.
+    """All-reduce algorithms by message size; the engine reduces messages of all other sizes.
 
     Attributes:
-      bands: ranges of sizes that do not overlap, in ascending order.
+      bands: disjoint ranges of sizes, in ascending order.
 
     Raises:
       InputError: the bands overlap, are not in order, or name an unknown algorithm.
@@ -63,8 +64,8 @@ class AlgorithmTable:
 
     @classmethod
     def of(cls, algorithm: str) -> Self:
-        """Returns the table in which messages of all sizes have one algorithm."""
-        return cls((Band(0, LARGEST, algorithm),))
+        """Returns a table with one algorithm for messages of all sizes."""
+        return cls((Band(0, MAX_MESSAGE_BYTES, algorithm),))
 
     def algorithm_for(self, size: int) -> str:
         """Returns the algorithm for a message of `size` bytes."""
@@ -72,28 +73,24 @@ class AlgorithmTable:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """The algorithms that it names, each once, in the order of `ALGORITHMS`."""
-        named = {band.algorithm for band in self.bands}
-        return tuple(name for name in ALGORITHMS if name in named)
+        """The distinct algorithms of the bands, in the order of `ALGORITHMS`."""
+        names = {band.algorithm for band in self.bands}
+        return tuple(name for name in ALGORITHMS if name in names)
 
     def to_csv(self, notes: Iterable[str] = ()) -> str:
-        """Returns the text of a file that `parse_table` reads; `notes` become lines that it skips."""
+        """Returns the table as CSV, as read by `parse_table`, with `notes` as comments."""
         rows = [f"{_COLLECTIVE},{band.min_bytes},{band.max_bytes},{band.algorithm}" for band in self.bands]
         return "\n".join([*(f"# {note}" for note in notes), _COLUMNS, *rows, ""])
 
 
 def parse_table(text: str, source: str) -> AlgorithmTable:
-    """Parses a table of algorithms.
+    """Parses a table of algorithms, a CSV file with the name `source`.
 
-    The first columns are those of the files of NCCL's tuner plugins: collective, min_bytes, max_bytes, algorithm. Further
-    columns, lines that begin with #, and collectives other than allreduce are skipped.
-
-    Args:
-      text: lines of comma-separated values.
-      source: name of the file, for errors.
+    The first columns are those of NCCL's tuner plugins: collective, min_bytes, max_bytes, algorithm. Further columns,
+    comments (#), and collectives other than allreduce are skipped.
 
     Raises:
-      InputError: a line is invalid; the message has its number.
+      InputError: a line is invalid; the message contains the line number.
     """
     bands: list[Band] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -117,11 +114,11 @@ def parse_table(text: str, source: str) -> AlgorithmTable:
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce:
-    """The algorithm of sums over replicas.
+    """The all-reduce algorithm.
 
     Attributes:
       name: one of `ALGORITHMS`, or `AUTO`.
-      table: file with a table of algorithms, for `AUTO`; empty to measure one.
+      table: file with a table of algorithms, for `AUTO`; empty to measure the algorithms.
     """
 
     name: str = ENGINE
@@ -129,7 +126,7 @@ class AllReduce:
 
     @property
     def is_measured(self) -> bool:
-        """Whether algorithms are chosen by measurements on the job's own links."""
+        """Whether algorithms are selected by measuring the job's network."""
         return self.name == AUTO and not self.table
 
 
@@ -139,13 +136,13 @@ def parse_all_reduce(text: str) -> AllReduce:
     Raises:
       InputError: `text` is none of these.
     """
-    spec = parse(_with_quoted_table(text))
+    spec = parse(_quote_table(text))
     if spec.name not in (*ALGORITHMS, AUTO):
         raise InputError(f"{spec.name} is not an all-reduce algorithm.{nearest(spec.name, (*ALGORITHMS, AUTO))}")
-    known: tuple[str, ...] = _PARAMETERS if spec.name == AUTO else ()
+    parameters: tuple[str, ...] = _PARAMETERS if spec.name == AUTO else ()
     for name, value in spec.args.items():
-        if name not in known:
-            hint = nearest(name, known) if known else " It has none."
+        if name not in parameters:
+            hint = nearest(name, parameters) if parameters else " It has none."
             raise InputError(f'{spec.name} has no parameter "{name}".{hint}')
         if not isinstance(value, str) or not value:
             raise InputError(
@@ -154,7 +151,6 @@ def parse_all_reduce(text: str) -> AllReduce:
     return AllReduce(spec.name, str(spec.args.get("table", "")))
 
 
-def _with_quoted_table(text: str) -> str:
-    """Returns `auto(table=FILE)` with quotes around the file, which has characters that no literal has."""
+def _quote_table(text: str) -> str:
     match = _BARE_TABLE.fullmatch(text)
     return f"{AUTO}(table={match[1]!r})" if match else text

@@ -8,8 +8,8 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 
 EQUAL, MEASURED, WEIGHTS = "equal", "measured", "weights"
-_KNOWN = (EQUAL, MEASURED, f"{WEIGHTS}(2,1,1)")
-_LEAST_RATIO = 1e-6  # of two weights, so that their sum is exact enough
+_FORMS = (EQUAL, MEASURED, f"{WEIGHTS}(2,1,1)")
+_MIN_RATIO = 1e-6  # of the smallest weight to the largest one, for an exact sum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,6 @@ class Balance:
     weights: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        """Returns a text that `parse_balance` converts to an equal value."""
         return f"{self.kind}({','.join(f'{weight:.12g}' for weight in self.weights)})" if self.weights else self.kind
 
 
@@ -42,7 +41,7 @@ def parse_balance(text: str) -> Balance:
             raise InputError(f"{text}: {name} has no arguments. Write {name}")
         return Balance(name)
     if name != WEIGHTS:
-        raise InputError(f"{text} is not known.{nearest(name, _KNOWN)}")
+        raise InputError(f"{text} is not known.{nearest(name, _FORMS)}")
     return Balance(WEIGHTS, _weights(text, arguments))
 
 
@@ -52,10 +51,10 @@ def _weights(text: str, arguments: str | None) -> tuple[float, ...]:
     except ValueError:
         weights = ()
     are_positive = bool(weights) and all(math.isfinite(w) and w > 0 for w in weights)
-    if not are_positive or min(weights) < _LEAST_RATIO * max(weights):
-        least = f", at least {_LEAST_RATIO:g} of the largest" if are_positive else ""
+    if not are_positive or min(weights) < _MIN_RATIO * max(weights):
+        limit = f", at least {_MIN_RATIO:g} of the largest" if are_positive else ""
         raise InputError(
-            f"{text} must have a positive number for each replica{least}, in the order of their ranks. Write weights(2,1) for "
+            f"{text} must have a positive number for each replica{limit}, in the order of their ranks. Write weights(2,1) for "
             "a first replica that is twice as fast as the second"
         )
     return weights

@@ -1,4 +1,4 @@
-"""Combinations of flags that exclude each other: the flags, the condition, and the rule with its remedy."""
+"""Combinations of flags that are not allowed: the flags, the condition, and the rule with its remedy."""
 
 import dataclasses
 import types
@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.config.decay import DECAYS
-from tfdist.config.rules import OF_GRADIENTS, is_chosen, is_for_gradients, parse_rules
+from tfdist.config.rules import GRADIENT_METHODS, has_gradient_method, is_auto, parse_rules
 from tfdist.config.search import LearningRateSearch
-from tfdist.config.strategy_registry import DECLARATIONS, Declaration, declared, strategies_with
+from tfdist.config.strategy_registry import DECLARATIONS, Declaration, strategies_with, strategy_declaration
 from tfdist.config.sync import EveryStep, Sync
 from tfdist.errors import InputError
 
-_WITHOUT_WARMUP = {name: kind.without_warmup for name, kind in DECAYS.items() if kind.without_warmup}
+_WARMUP_CONFLICTS = {name: kind.warmup_conflict for name, kind in DECAYS.items() if kind.warmup_conflict}
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("steps", "epochs"),
@@ -42,8 +42,8 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("decay", "warmup_steps"),
-        lambda c: c.warmup_steps and c.parsed.decay.without_warmup,
-        f"{' and '.join(_WITHOUT_WARMUP)} exclude a warmup: {', and '.join(_WITHOUT_WARMUP.values())}. Leave out "
+        lambda c: c.warmup_steps and c.parsed.decay.warmup_conflict,
+        f"{' and '.join(_WARMUP_CONFLICTS)} exclude a warmup: {', and '.join(_WARMUP_CONFLICTS.values())}. Leave out "
         "--warmup_steps or choose another --decay.",
     ),
     (
@@ -63,13 +63,13 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("sync", "compression"),
-        lambda c: c.parsed.sync.exchanges_weights and is_chosen(c.parsed.compression),
+        lambda c: c.parsed.sync.exchanges_weights and is_auto(c.parsed.compression),
         "Compression is chosen by measuring steps, which send nothing with this --sync: name a method.",
     ),
     (
         ("sync", "compression"),
-        lambda c: c.parsed.sync.exchanges_weights and is_for_gradients(c.parsed.compression),
-        f"{' and '.join(OF_GRADIENTS)} are for gradients, not for the changes of weights that are exchanged: use another "
+        lambda c: c.parsed.sync.exchanges_weights and has_gradient_method(c.parsed.compression),
+        f"{' and '.join(GRADIENT_METHODS)} are for gradients, not for the changes of weights that are exchanged: use another "
         "--compression, such as int8, or --sync=every_step.",
     ),
     (
@@ -211,22 +211,18 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
 
 
 def check_combinations(config: Any) -> None:
-    """Raises `InputError` for the first rule that a configuration violates, naming the flags involved.
+    """Raises `InputError` with the first rule that a configuration violates and the values of its flags.
 
-    Rules about flags that the configuration does not have are skipped.
+    Rules for flags that the configuration does not have are skipped.
     """
     _check_rules(config)
-    check_strategy(config, declared(config.strategy))
+    check_strategy(config, strategy_declaration(config.strategy))
 
 
 def check_arguments(name: str, declaration: Declaration | None, sync: Sync | None = None, **arguments: Any) -> None:
-    """Same as `check_combinations`, for arguments of a program that are named like flags.
+    """Checks `arguments` of a program, which are named like flags, for a strategy; see `check_combinations`.
 
-    Args:
-      name: name of the strategy.
-      declaration: what a strategy declares that is not in the registry.
-      sync: how replicas are synchronized; None for every step.
-      **arguments: values by name.
+    `declaration` is that of a strategy that is not in the registry; `sync` defaults to every step.
     """
     sync = sync or EveryStep()
     parsed = types.SimpleNamespace(sync=sync, compression=parse_rules(arguments.get("compression", "none")))
@@ -236,59 +232,54 @@ def check_arguments(name: str, declaration: Declaration | None, sync: Sync | Non
 
 
 def _check_rules(config: Any) -> None:
-    for names, broken, rule in _RULES:
-        if all(hasattr(config, name) for name in names) and broken(config):
-            raise _refused(rule, config, names)
+    for names, is_violated, rule in _RULES:
+        if all(hasattr(config, name) for name in names) and is_violated(config):
+            raise _conflict_error(rule, config, names)
 
 
 def _check_refusals(config: Any, strategy: Declaration) -> None:
     for refusal in strategy.refuses:
         value = getattr(config, refusal.flag, refusal.accepted)
-        if refusal.refused(value) if refusal.refused else value not in (refusal.accepted, ""):
-            raise _refused(refusal.rule, config, (refusal.flag, "strategy"))
+        if refusal.is_refused(value) if refusal.is_refused else value not in (refusal.accepted, ""):
+            raise _conflict_error(refusal.rule, config, (refusal.flag, "strategy"))
 
 
 def check_strategy(config: Any, strategy: Declaration) -> None:
-    """Raises `InputError` for the first flag with a value that a strategy refuses.
-
-    Args:
-      config: the configuration.
-      strategy: declaration of its strategy.
-    """
+    """Raises `InputError` for the first flag whose value the strategy does not accept."""
     for field in dataclasses.fields(config):
-        accepted, value = field.metadata["flag"].neutral_values, getattr(config, field.name)
-        if strategy.options is not None and field.name not in strategy.options and accepted and value not in accepted:
-            accepting = [
+        neutral_values, value = field.metadata["flag"].neutral_values, getattr(config, field.name)
+        is_unsupported = strategy.options is not None and field.name not in strategy.options
+        if is_unsupported and neutral_values and value not in neutral_values:
+            names = [
                 name
                 for name in strategies_with(field.name)
-                if value in declared(name).accepts.get(field.name, (value,))
+                if value in strategy_declaration(name).accepts.get(field.name, (value,))
             ]
-            depends_on_value = len(accepting) < len(strategies_with(field.name))
-            raise _refused(
+            depends_on_value = len(names) < len(strategies_with(field.name))
+            raise _conflict_error(
                 f"{flag_text(field.name, value) if depends_on_value else f'--{field.name}'} is for --strategy="
-                f"{' or '.join(accepting)}: use {'it' if len(accepting) == 1 else 'one of them'} or leave out --{field.name}.",
+                f"{' or '.join(names)}: use {'it' if len(names) == 1 else 'one of them'} or leave out --{field.name}.",
                 config,
                 (field.name, "strategy"),
             )
     _check_refusals(config, strategy)
-    if refused := unaccepted(
-        {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}, strategy
-    ):
-        name, rule = refused
-        raise _refused(rule, config, (name, "strategy"))
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    if rejection := find_rejected_option(values, strategy):
+        name, rule = rejection
+        raise _conflict_error(rule, config, (name, "strategy"))
     if strategy.check:
         strategy.check(config)
 
 
-def unaccepted(options: Mapping[str, Any], strategy: Declaration) -> tuple[str, str] | None:
-    """Returns the first option whose value a strategy does not accept, and the rule; None if there is none."""
+def find_rejected_option(options: Mapping[str, Any], strategy: Declaration) -> tuple[str, str] | None:
+    """Returns the first option whose value the strategy does not accept, and the rule; None if all are accepted."""
     for name, values in strategy.accepts.items():
         if options.get(name, values[0]) not in values:
             return name, f"--{name} must be {', '.join(values[:-1])} or {values[-1]} for --strategy={strategy.name}."
     return None
 
 
-def _refused(rule: str, config: Any, names: Sequence[str]) -> InputError:
+def _conflict_error(rule: str, config: Any, names: Sequence[str]) -> InputError:
     values = [(name, getattr(config, name)) for name in names]
     received = " ".join(flag_text(name, value) for name, value in values if value != "")
     return InputError(f"{rule} Received: {received}.")

@@ -1,4 +1,4 @@
-"""The data sets that the library has, where their files are, and errors about missing files."""
+"""The names of the library's data sets, the locations of their files, and errors for missing files."""
 
 import functools
 import glob
@@ -10,8 +10,8 @@ from tfdist.config import spec
 from tfdist.errors import InputError
 from tfdist.errors.formatting import did_you_mean
 
-# The argument that may follow a name and a colon; "" for none. `tfdist.data.catalog` has a function for each name.
-AFTER_COLON = {
+# Name of the argument after the colon, by data set; "" for none. `tfdist.data.catalog` has a function for each.
+COLON_ARGUMENTS = {
     "digits": "",
     "fashion_mnist": "",
     "mnist5k": "",
@@ -23,16 +23,16 @@ AFTER_COLON = {
     "tfds": "name",
     "tfrecord": "path",
 }
-# Those that a run directory may name in safe mode. Files of tensorflow-datasets name Python modules that it imports.
-OF_RUNS = "|".join(f"{name}(:.*)?" if argument else name for name, argument in AFTER_COLON.items() if name != "tfds")
-DATA_SETS = tuple(f"{name}:" if argument else name for name, argument in AFTER_COLON.items())
-
-
+# Data sets that a run directory may name in safe mode; the files of tensorflow-datasets name modules to import.
+SAFE_DATA_SETS = "|".join(
+    f"{name}(:.*)?" if argument else name for name, argument in COLON_ARGUMENTS.items() if name != "tfds"
+)
+DATA_SETS = tuple(f"{name}:" if argument else name for name, argument in COLON_ARGUMENTS.items())
 _EXISTS = {"file": os.path.isfile, "folder": os.path.isdir}
 
 
-def located(path: str, data_dir: str | None) -> str:
-    """Returns a path with ~ expanded; a relative one is in `data_dir`, unless that is empty."""
+def _resolve_path(path: str, data_dir: str | None) -> str:
+    """Returns a path with ~ expanded; relative paths are relative to `data_dir`, if given."""
     if not isinstance(path, str) or not path:
         raise InputError(
             f'A data set of files needs a path. Received: {path!r}. Write it after the colon, or path="...".'
@@ -41,25 +41,25 @@ def located(path: str, data_dir: str | None) -> str:
     return os.path.join(folder, os.path.expanduser(path))
 
 
-def existing(kind: str, path: str, data_dir: str | None, what: str = "file") -> str:
-    """Returns the location of a file, or of a "folder".
+def find_path(kind: str, path: str, data_dir: str | None, file_type: str = "file") -> str:
+    """Returns the resolved path of a "file" or "folder".
 
     Raises:
-      InputError: there is no such file or folder; suggests a similar name.
+      InputError: it does not exist; the message suggests a similar name.
     """
-    location = located(path, data_dir)
-    if not _EXISTS[what](location):
-        raise _missing(kind, what, location)
-    return location
+    resolved_path = _resolve_path(path, data_dir)
+    if not _EXISTS[file_type](resolved_path):
+        raise _missing(kind, file_type, resolved_path)
+    return resolved_path
 
 
 def matching_files(kind: str, pattern: str, data_dir: str | None) -> list[str]:
     """Returns the files that match a pattern, such as `train-*.tfrecord` or `**/*.tfrecord`, in sorted order.
 
     Raises:
-      InputError: there are none.
+      InputError: no file matches.
     """
-    location = located(pattern, data_dir)
+    location = _resolve_path(pattern, data_dir)
     files = sorted(path for path in glob.glob(location, recursive=True) if os.path.isfile(path))
     if not files:
         raise _missing(kind, "file", location)
@@ -67,34 +67,34 @@ def matching_files(kind: str, pattern: str, data_dir: str | None) -> list[str]:
 
 
 _FILES: dict[str, Callable[[str, str, str | None], object]] = {
-    "csv": existing,
-    "images": functools.partial(existing, what="folder"),
-    "npz": existing,
+    "csv": find_path,
+    "images": functools.partial(find_path, file_type="folder"),
+    "npz": find_path,
     "tfrecord": matching_files,
 }
 
 
 def check_files(name: str, data_dir: str | None) -> None:
-    """Raises `InputError` if the files of a data set are missing, as loading it does, without importing a library."""
+    """Raises `InputError` if the files of a data set are missing, without loading it or importing a library."""
     parsed = spec.parse(name)
     kind, _, argument = parsed.name.partition(":")
-    if kind in _FILES and (path := argument or parsed.args.get(AFTER_COLON[kind])):
+    if kind in _FILES and (path := argument or parsed.args.get(COLON_ARGUMENTS[kind])):
         _FILES[kind](kind, path, data_dir)
 
 
 def checksum_of(content: bytes) -> int:
-    """Returns a checksum, in [-2**63, 2**63), by which processes see whether they have the same files."""
+    """Returns a checksum in [-2**63, 2**63), with which processes compare their files."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little", signed=True)
 
 
-def _missing(kind: str, what: str, path: str) -> InputError:
+def _missing(kind: str, file_type: str, path: str) -> InputError:
     folder, name = os.path.split(path.rstrip(os.sep))
     try:
-        there = [entry for entry in os.listdir(folder or ".") if _EXISTS[what](os.path.join(folder, entry))]
-        place = f"in {folder or os.getcwd()}"
+        entries = [entry for entry in os.listdir(folder or ".") if _EXISTS[file_type](os.path.join(folder, entry))]
+        location = f"in {folder or os.getcwd()}"
     except OSError:
-        there, place = [], f"and no folder {folder}"
+        entries, location = [], f"and no folder {folder}"
     return InputError(
-        f"The data set {kind} must name a {what} on this machine. Received: {path}; there is no {what} {name} {place}."
-        f"{did_you_mean(name, there)}"
+        f"The data set {kind} must name a {file_type} on this machine. Received: {path}; there is no {file_type} {name} "
+        f"{location}.{did_you_mean(name, entries)}"
     )

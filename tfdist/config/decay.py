@@ -1,4 +1,4 @@
-"""Parses `--decay`, the learning-rate schedule of a run. Does not import TensorFlow."""
+"""Parses `--decay`, the learning-rate schedule. Does not import TensorFlow."""
 
 import dataclasses
 import math
@@ -12,22 +12,22 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer, is_number, nearest
 
 ANNEALS = ("cosine", "linear")
-_LEAST_T_MUL = 1.1  # cycles that become longer more slowly would be too many to tabulate
-_WORDS = ("monitor", "mode", "anneal")  # may be without quotes, as in --best
+_MIN_T_MUL = 1.1  # smaller values give too many cycles to tabulate
+_WORDS = ("monitor", "mode", "anneal")  # parameters whose values may be written without quotes
 
 
 class Decay:
     """Base class of learning-rate schedules; the fields of subclasses are the parameters in the flag.
 
     Attributes:
-      without_warmup: why there must be no warmup, as a clause; empty if there may be one.
+      warmup_conflict: why a warmup is not supported, as a clause; empty if it is.
     """
 
-    without_warmup: ClassVar[str] = ""
+    warmup_conflict: ClassVar[str] = ""
 
     @property
     def needs_total(self) -> bool:
-        """Whether the number of steps of the run must be known."""
+        """Whether the schedule depends on the number of steps of the run."""
         return False
 
 
@@ -37,7 +37,7 @@ class NoDecay(Decay):
 
 
 @dataclasses.dataclass(frozen=True)
-class Falling(Decay):
+class FinalRateDecay(Decay):
     """A decay from the end of the warmup to the end of the run.
 
     Attributes:
@@ -56,17 +56,17 @@ class Falling(Decay):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cosine(Falling):
+class Cosine(FinalRateDecay):
     """Cosine decay (Loshchilov and Hutter, arXiv:1608.03983)."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear(Falling):
+class Linear(FinalRateDecay):
     """Linear decay."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Polynomial(Falling):
+class Polynomial(FinalRateDecay):
     """Polynomial decay: the part of the rate above the final one is (1 - progress) to a power.
 
     Attributes:
@@ -82,11 +82,11 @@ class Polynomial(Falling):
 
 @dataclasses.dataclass(frozen=True)
 class Exponential(Decay):
-    """Continuous multiplication by a factor.
+    """Exponential decay at every step.
 
     Attributes:
       factor: fraction of the rate that remains after `every` steps, in (0, 1].
-      every: number of steps, counted from the end of the warmup; 0 for those from there to the end of the run.
+      every: number of steps, counted from the end of the warmup; 0 for all steps up to the end of the run.
     """
 
     factor: float = 0.01
@@ -104,7 +104,7 @@ class Exponential(Decay):
 
 @dataclasses.dataclass(frozen=True)
 class Step(Decay):
-    """Repeated multiplication by a factor.
+    """Multiplication by a factor at fixed intervals.
 
     Attributes:
       every: number of steps between multiplications, counted from the first step of the run; at least 1.
@@ -125,8 +125,8 @@ class CosineRestarts(Decay):
 
     Attributes:
       first: number of steps of the first cycle.
-      t_mul: how many times as long as the last one each cycle is; 1, or at least 1.1.
-      m_mul: how many times as high the rate at the start of each cycle is; in [0, 1].
+      t_mul: ratio of the lengths of successive cycles; 1, or at least 1.1.
+      m_mul: ratio of the rates at the start of successive cycles, in [0, 1].
       to: rate at the end of a cycle as a fraction of the peak, in [0, 1].
     """
 
@@ -138,28 +138,28 @@ class CosineRestarts(Decay):
     def __post_init__(self) -> None:
         _check_integer("cosine_restarts", "first", self.first, 1, "steps")
         if self.t_mul != 1:
-            _check_number("cosine_restarts", "t_mul, unless it is 1,", self.t_mul, _LEAST_T_MUL, 1000)
+            _check_number("cosine_restarts", "t_mul, unless it is 1,", self.t_mul, _MIN_T_MUL, 1000)
         _check_number("cosine_restarts", "m_mul", self.m_mul, 0, 1)
         _check_number("cosine_restarts", "to", self.to, 0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class OneCycle(Decay):
-    """The one-cycle policy (Smith and Topin, arXiv:1708.07120): up to the peak and down to almost 0, once in a run.
+    """The one-cycle policy (Smith and Topin, arXiv:1708.07120): the rate rises to the peak, then falls to almost 0.
 
     The momentum moves in the opposite direction. Names and defaults are those of PyTorch's `OneCycleLR`.
 
     Attributes:
       pct_start: fraction of the run in which the rate rises, in (0, 1).
-      div_factor: the run begins with the peak divided by this; at least 1.
-      final_div_factor: it ends with the rate of its beginning divided by this; at least 1.
-      anneal: "cosine", or "linear" as in the paper: the form of rise and fall.
+      div_factor: ratio of the peak to the initial rate, at least 1.
+      final_div_factor: ratio of the initial rate to the final rate, at least 1.
+      anneal: shape of the rise and fall: "cosine", or "linear" as in the paper.
       cycle_momentum: whether to change the momentum of optimizers that have one, and `beta_1` of the Adam family.
       max_momentum: momentum at the beginning and at the end, in [0, 1).
       base_momentum: momentum at the peak of the rate, in [0, 1).
     """
 
-    without_warmup: ClassVar[str] = "one_cycle begins with a rise of its own, pct_start of the run"
+    warmup_conflict: ClassVar[str] = "one_cycle begins with a rise of its own, pct_start of the run"
     pct_start: float = 0.3
     div_factor: float = 25.0
     final_div_factor: float = 1e4
@@ -186,21 +186,21 @@ class OneCycle(Decay):
 
 @dataclasses.dataclass(frozen=True)
 class Plateau(Decay):
-    """A constant rate that is multiplied by a factor whenever a metric stops improving.
+    """Multiplication of a constant rate by a factor whenever a metric stops improving.
 
     Names and defaults are those of `keras.callbacks.ReduceLROnPlateau`.
 
     Attributes:
-      monitor: name of the metric; `val_` and its name for one of an evaluation.
-      mode: "min" or "max", what is better; "auto" to infer it from the metric.
+      monitor: name of the metric, with the prefix `val_` for an evaluation.
+      mode: "min" or "max", the better direction; "auto" to infer it from the metric.
       factor: in [0, 1).
-      patience: number of evaluations without an improvement before the rate falls.
+      patience: number of evaluations without improvement before the rate is reduced.
       min_delta: smallest change that counts as an improvement.
-      cooldown: number of evaluations after a fall that do not count.
+      cooldown: number of evaluations to ignore after a reduction.
       min_lr: smallest learning rate.
     """
 
-    without_warmup: ClassVar[str] = "plateau changes a rate that is constant otherwise"
+    warmup_conflict: ClassVar[str] = "plateau changes a rate that is constant otherwise"
     monitor: str = "val_loss"
     mode: str = "auto"
     factor: float = 0.1
@@ -223,8 +223,8 @@ class Plateau(Decay):
 
 
 @dataclasses.dataclass(frozen=True)
-class Own(Decay):
-    """A schedule of the user's own, `package.module:function(...)`.
+class CustomDecay(Decay):
+    """A user-defined schedule, `package.module:function(...)`.
 
     Attributes:
       spec: the function and its arguments.
@@ -254,7 +254,7 @@ def parse_decay(text: str) -> Decay:
     """
     spec = _spec(text)
     if ":" in spec.name:
-        return Own(spec)
+        return CustomDecay(spec)
     if spec.name not in DECAYS:
         raise InputError(
             f"{spec.name} is not a known decay.{nearest(spec.name, DECAYS)} Your own is package.module:function"
@@ -262,31 +262,31 @@ def parse_decay(text: str) -> Decay:
     return call(DECAYS[spec.name], spec)
 
 
-def normalized_decay(text: str) -> str:
-    """Returns a decay in the form of the common grammar; raises `InputError` if it does not follow it."""
+def normalize_decay(text: str) -> str:
+    """Normalizes the text of a decay."""
     return str(_spec(text))
 
 
 def _spec(text: str) -> Spec:
-    is_own = ":" in text.partition("(")[0]
-    return parse(text, () if is_own else _WORDS)
+    is_user_function = ":" in text.partition("(")[0]
+    return parse(text, () if is_user_function else _WORDS)
 
 
-def _check_number(decay: str, name: str, value: object, least: float, most: float) -> None:
-    if is_number(value) and least <= value <= most and math.isfinite(value):
+def _check_number(decay: str, name: str, value: object, minimum: float, maximum: float) -> None:
+    if is_number(value) and minimum <= value <= maximum and math.isfinite(value):
         return
-    if math.isinf(most):
-        rule = f"a finite number of at least {least:g}"
-    elif 0 < least < 1e-5:
-        rule = f"a number above 0 and {'below 1' if most < 1 else f'at most {most:g}'}"
+    if math.isinf(maximum):
+        rule = f"a finite number of at least {minimum:g}"
+    elif 0 < minimum < 1e-5:
+        rule = f"a number above 0 and {'below 1' if maximum < 1 else f'at most {maximum:g}'}"
     else:
-        rule = "a number in [0, 1)" if most < 1 else f"a number in [{least:g}, {most:g}]"
+        rule = "a number in [0, 1)" if maximum < 1 else f"a number in [{minimum:g}, {maximum:g}]"
     raise InputError(f"{decay}: {name} must be {rule}. Received: {value!r}.")
 
 
-def _check_integer(decay: str, name: str, value: object, least: int, of: str) -> None:
-    if not is_integer(value) or value < least:
-        raise InputError(f"{decay}: {name} must be an integer of {of}, at least {least}. Received: {value!r}.")
+def _check_integer(decay: str, name: str, value: object, minimum: int, unit: str) -> None:
+    if not is_integer(value) or value < minimum:
+        raise InputError(f"{decay}: {name} must be an integer of {unit}, at least {minimum}. Received: {value!r}.")
 
 
 def _check_choice(decay: str, name: str, value: object, choices: tuple[str, ...]) -> None:

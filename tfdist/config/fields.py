@@ -1,4 +1,4 @@
-"""Defines flags as dataclass fields: help text, topic, range, known names, and validation."""
+"""Flags as dataclass fields: help, topic, range, known names, and validation."""
 
 import copy
 import dataclasses
@@ -18,8 +18,8 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer, is_number, nearest
 from tfdist.storage import path_of, storage_of
 
-_OF_FILES = {".csv": "csv", ".npz": "npz", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tsv": "csv"}
-_OF_TFDS = ("cifar10", "cifar100", "imagenet2012", "mnist")
+_FILE_KINDS = {".csv": "csv", ".npz": "npz", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tsv": "csv"}
+_TFDS_NAMES = ("cifar10", "cifar100", "imagenet2012", "mnist")
 MODEL = "Model and data"
 DURATION = "Duration"
 DEVICES = "Strategy and devices"
@@ -28,8 +28,8 @@ GRADIENTS = "Gradients"
 OUTPUT = "Output and checkpoints"
 CHECKS = "Checks"
 TOPICS = (MODEL, DURATION, DEVICES, TRAINING, GRADIENTS, OUTPUT, CHECKS)  # in the order of --help
-WITHOUT_EFFECT = "Accepted but ignored, so that flag files of tfdist train can be used"
-# Names of values in other libraries, and the corresponding values here.
+NO_EFFECT_HELP = "Accepted but ignored, so that flag files of tfdist train can be used"
+# Values of other libraries, and the corresponding values of tfdist.
 _SYNONYMS = {
     "16": "mixed_float16",
     "16-mixed": "mixed_float16",
@@ -50,21 +50,15 @@ LOGGERS = ("tensorboard", "mlflow", "wandb")
 AUTO = "auto"  # searches for a layout
 
 
-def check_name(flag: str, text: str, known: tuple[str, ...]) -> None:
-    """Checks the name in a value of a flag.
+def check_name(flag: str, text: str, known_names: tuple[str, ...]) -> None:
+    """Raises `InputError` if the name in a flag's value is neither known nor `package.module:function`.
 
-    Args:
-      flag: name of the flag.
-      text: its value, which `parse` accepts.
-      known: the names that it may have, besides `package.module:function`; an argument follows one that ends in a colon.
-
-    Raises:
-      InputError: the name is unknown.
+    A known name that ends in a colon takes an argument.
     """
     name = parse(text).name
-    if ":" not in name and name not in known and f"{name}:" not in known:
-        names = [known_name.rstrip(":") for known_name in known]
-        raise InputError(f"--{flag}={text} is not known.{nearest(name, names)} {_remedy(name, known)}")
+    if ":" not in name and name not in known_names and f"{name}:" not in known_names:
+        suggestions = [known_name.rstrip(":") for known_name in known_names]
+        raise InputError(f"--{flag}={text} is not known.{nearest(name, suggestions)} {_remedy(name, known_names)}")
 
 
 def _is_directory(name: str) -> bool:
@@ -73,10 +67,10 @@ def _is_directory(name: str) -> bool:
 
 
 def _remedy(name: str, known: tuple[str, ...]) -> str:
-    kind = "images" if _is_directory(name) else _OF_FILES.get(os.path.splitext(name)[1], "")
+    kind = "images" if _is_directory(name) else _FILE_KINDS.get(os.path.splitext(name)[1], "")
     if kind and f"{kind}:" in known:
         return f"Write {kind}:{name}."
-    if name in _OF_TFDS and "tfds:" in known:
+    if name in _TFDS_NAMES and "tfds:" in known:
         return f"Write tfds:{name}."
     module, _, attribute = name.rpartition(".")
     return f"Your own is {module or 'package.module'}:{attribute if module else 'function'}."
@@ -88,32 +82,32 @@ class Flag(NamedTuple):
     Attributes:
       topic: group of the flag in the help.
       help: description, with unit and range.
-      least: minimum of a number.
-      most: maximum of a number.
-      choices: the only allowed texts, if any.
-      check: validates a text and returns its normalized form; raises `InputError`. Without `check`, that is the text of what
-        `parse` returns; of a list, with commas between.
-      parse: returns the typed value of a text, which is `config.parsed.NAME`; raises `InputError`. Not called for an empty
-        text that is the default, whose value is None.
-      is_option: whether it is passed to the strategy, if its constructor takes it.
-      neutral_values: of an option, the values that strategies without it accept; empty if they ignore it.
+      minimum: smallest allowed number.
+      maximum: largest allowed number.
+      choices: the allowed texts; empty if any text is allowed.
+      check: validates and normalizes a text; raises `InputError`. Defaults to the text of the value that `parse` returns
+        (joined by commas for a list).
+      parse: converts a text to the typed value `config.parsed.NAME`; raises `InputError`. Not called for an empty text
+        that is the default, whose value is None.
+      is_option: whether it is passed to strategies whose constructors take it.
+      neutral_values: values of an option that all other strategies accept; empty if they ignore the option.
       per_process: whether it may differ between the processes of a job.
       fixed: whether a resumed run must have the same value.
       training_only: whether it affects training only, so that exporting a model ignores it.
-      trial_value: its value in trials of a batch size, which leave out what is neither part of a step nor changes its cost;
-        None for the value of the command.
-      structure: `list` if a text has parts with commas between, `dict` if it has pairs `a: b` with semicolons between:
-        a configuration file may write it so.
-      known: names that it may have, besides others, for completion.
-      known_only: whether these are all names, except for `package.module:function`.
-      safe_values: regular expression of the names in a text that a run directory may give in safe mode, besides the default
-        and `choices`: those by which nothing is imported, called or connected to that the run could choose.
+      trial_value: its value in the trials of a batch-size search, which leave out everything that does not affect the cost
+        of a step; None for the value of the command.
+      structure: `list` for comma-separated parts, `dict` for pairs `a: b` separated by semicolons; a configuration file may
+        contain such a list or mapping.
+      known: known names, for completion.
+      known_only: whether only known names and `package.module:function` are valid.
+      safe_values: regular expression of the names that a run directory may contain in safe mode, besides the default and
+        `choices`: names that do not make the command import, call or connect to anything of the run's choice.
     """
 
     topic: str
     help: str
-    least: float = 0
-    most: float = math.inf
+    minimum: float = 0
+    maximum: float = math.inf
     choices: tuple[str, ...] = ()
     check: Callable[[str], str] | None = None
     parse: Callable[[str], Any] | None = None
@@ -129,7 +123,7 @@ class Flag(NamedTuple):
     safe_values: str = ""
 
 
-def number_or_spec_text(text: str) -> str:
+def normalize_number_or_spec(text: str) -> str:
     """Accepts a number, or normalizes `name(key=value, ...)`."""
     try:
         float(text or 1)
@@ -138,7 +132,7 @@ def number_or_spec_text(text: str) -> str:
     return text
 
 
-def names_text(text: str) -> str:
+def normalize_names(text: str) -> str:
     """Normalizes comma-separated names."""
     names = [name.strip() for name in text.split(",")] if text else []
     if not all(re.fullmatch(r"\w+", name) for name in names):
@@ -155,21 +149,21 @@ def parse_loggers(text: str) -> list[Spec]:
     return specs
 
 
-def layout_text(text: str) -> str:
+def normalize_layout(text: str) -> str:
     """Normalizes the rules of a layout."""
     if text == AUTO:
         raise InputError("auto is only for `tfdist layout`, which prints the layout that it finds as a flag")
     return rules_text(split_rules(text))
 
 
-def address_text(text: str) -> str:
+def normalize_address(text: str) -> str:
     """Validates HOST:PORT; may be empty."""
     if text and not tf_config.is_address(text):
         raise InputError(f"{text} must be HOST:PORT with a port in [1, 65535]")
     return text
 
 
-def own_text(text: str) -> str:
+def user_function_text(text: str) -> str:
     """Normalizes `package.module:name(key=value, ...)`; may be empty."""
     spec = parse(text) if text else None
     if spec and ":" not in spec.name:
@@ -185,45 +179,39 @@ def parse_step_range(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def flag_field(default: Any, *args: Any, **more: Any) -> Any:
+def flag_field(default: Any, *args: Any, **kwargs: Any) -> Any:
     """Returns a dataclass field with a flag; takes the default, followed by the arguments of `Flag`."""
-    return dataclasses.field(default=default, metadata={"flag": Flag(*args, **more)})
+    return dataclasses.field(default=default, metadata={"flag": Flag(*args, **kwargs)})
 
 
 def field_names(config: Any, trait: str) -> tuple[str, ...]:
-    """Returns the names of a configuration's fields whose `Flag` has a trait, such as "per_process"."""
+    """Returns the names of the fields whose `Flag` has a trait, such as "per_process"."""
     return tuple(field.name for field in dataclasses.fields(config) if getattr(field.metadata["flag"], trait))
 
 
 def unsafe_fields(config: Any) -> list[str]:
-    """Returns the names of the fields whose values a run directory may not give in safe mode; see `Flag.safe_values`."""
+    """Returns the names of the fields whose values are not allowed in safe mode; see `Flag.safe_values`."""
     flags = {field.name: field.metadata["flag"] for field in dataclasses.fields(config)}
-    others = [field for field in dataclasses.fields(config) if getattr(config, field.name) != field.default]
-    texts = {field.name: getattr(config, field.name) for field in others if not flags[field.name].choices}
-    # No dicts, which Keras takes for descriptions of objects to import. Values have been normalized by `check`.
-    allowed = {name: rf"({flags[name].safe_values})(\([^{{]*\))?" for name in texts}
-    return [name for name, text in texts.items() if isinstance(text, str) and not re.fullmatch(allowed[name], text)]
+    changed_fields = [field for field in dataclasses.fields(config) if getattr(config, field.name) != field.default]
+    texts = {field.name: getattr(config, field.name) for field in changed_fields if not flags[field.name].choices}
+    # Dicts are excluded, because Keras deserializes them to objects of any module. Values are already normalized.
+    patterns = {name: rf"({flags[name].safe_values})(\([^{{]*\))?" for name in texts}
+    return [name for name, text in texts.items() if isinstance(text, str) and not re.fullmatch(patterns[name], text)]
 
 
 def takes_options(config: Any, trait: str = "") -> Callable[[Callable], Callable]:
-    """Returns a decorator that shows a configuration's fields in the signature of a function, instead of `**options`.
+    """Returns a decorator that shows the fields of a configuration with a trait in place of a function's `**options`."""
 
-    Args:
-      config: the configuration.
-      trait: only fields with this trait are shown; "" shows all.
-    """
-
-    def decorate(function: Callable) -> Callable:
-        signature = inspect.signature(function)
-        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        parameters = [
+    def decorate(fn: Callable) -> Callable:
+        signature = inspect.signature(fn)
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters += [
             inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
             for f in dataclasses.fields(config)
             if f.name not in signature.parameters and (not trait or getattr(f.metadata["flag"], trait))
         ]
-        returned = signature.return_annotation
-        function.__signature__ = inspect.Signature([*named, *parameters], return_annotation=returned)  # type: ignore[attr-defined]
-        return function
+        fn.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return fn
 
     return decorate
 
@@ -239,28 +227,28 @@ class Flags:
 
 
 def check_fields(config: Any) -> None:
-    """Validates all fields of a frozen configuration, replaces their values by the normalized ones, and sets `parsed`.
+    """Validates and normalizes all fields of a frozen configuration, and sets `parsed`.
 
     Raises:
       InputError: a value does not match the field's type or its `Flag`.
     """
     parsed = types.SimpleNamespace()
     for field in dataclasses.fields(config):
-        value, parsed.__dict__[field.name] = checked(field, getattr(config, field.name))
+        value, parsed.__dict__[field.name] = normalize_field(field, getattr(config, field.name))
         object.__setattr__(config, field.name, value)
     object.__setattr__(config, "parsed", parsed)
 
 
-def replaced(config: Config, **values: Any) -> Config:
-    """Returns a copy of a configuration with other values that are known to be valid, of fields that are not parsed."""
-    copied = copy.copy(config)
+def replace_fields(config: Config, **values: Any) -> Config:
+    """Returns a copy of a configuration with new, valid values of fields that are not parsed."""
+    config = copy.copy(config)
     for name, value in values.items():
-        object.__setattr__(copied, name, value)
-    return copied
+        object.__setattr__(config, name, value)
+    return config
 
 
-def checked(field: dataclasses.Field, value: Any) -> tuple[Any, Any]:
-    """Returns the normalized value of a field with a flag, and the typed one; raises `InputError` if it is not one."""
+def normalize_field(field: dataclasses.Field, value: Any) -> tuple[Any, Any]:
+    """Returns the normalized value and the typed value of a field; raises `InputError` if the value is invalid."""
     flag: Flag = field.metadata["flag"]
     optional = field.default is None
     kind: Any = str if optional else type(field.default)
@@ -271,14 +259,14 @@ def checked(field: dataclasses.Field, value: Any) -> tuple[Any, Any]:
     if type(value) is not kind:
         raise InputError(f"{field.name} must be of type {kind.__name__}. Received: {value!r}.")
     if kind is str:
-        return _checked_text(field, value)
-    if not (flag.least <= value <= flag.most and math.isfinite(value)):
-        most = f"at most {flag.most}" if math.isfinite(flag.most) else "finite"
-        raise InputError(f"--{field.name} must be at least {flag.least} and {most}. Received: {value}.")
+        return _normalize_text(field, value)
+    if not (flag.minimum <= value <= flag.maximum and math.isfinite(value)):
+        upper_rule = f"at most {flag.maximum}" if math.isfinite(flag.maximum) else "finite"
+        raise InputError(f"--{field.name} must be at least {flag.minimum} and {upper_rule}. Received: {value}.")
     return value, value
 
 
-def _checked_text(field: dataclasses.Field, value: str) -> tuple[str, Any]:
+def _normalize_text(field: dataclasses.Field, value: str) -> tuple[str, Any]:
     name, flag = field.name, field.metadata["flag"]
     text, parsed = value.strip(), None
     try:
@@ -286,11 +274,11 @@ def _checked_text(field: dataclasses.Field, value: str) -> tuple[str, Any]:
             text = flag.check(text)
         if flag.parse and (text or field.default):
             parsed = flag.parse(text)
-            normal = ",".join(map(str, parsed)) if isinstance(parsed, list) else str(parsed)
-            text = text if flag.check else normal
+            if not flag.check:
+                text = ",".join(map(str, parsed)) if isinstance(parsed, list) else str(parsed)
     except InputError as error:
         raise InputError(f"--{name}: {error}".rstrip(".") + ".") from error
-    if not text.isprintable():  # because it must fit in one line of a flagfile, and in the environment
+    if not text.isprintable():  # it must fit in one line of a flagfile and in the environment
         raise InputError(f"--{name} must be one line of printable text. Received: {text!r}.")
     if flag.choices and text not in flag.choices:
         synonym = _SYNONYMS.get(text.lower(), text)

@@ -1,4 +1,4 @@
-"""The fields of a job that all commands share, and the configuration of `tfdist run`."""
+"""The configuration fields shared by all commands, and the configuration of `tfdist run`."""
 
 import dataclasses
 
@@ -12,28 +12,35 @@ from tfdist.config.fields import (
     TRAINING,
     check_fields,
     flag_field,
-    number_or_spec_text,
+    normalize_number_or_spec,
 )
 from tfdist.config.rules import parse_rules
-from tfdist.config.strategy_registry import AUTO, RUN_KERAS_FIT, JobOptions, declared, strategies_with, strategy_help
+from tfdist.config.strategy_registry import (
+    AUTO,
+    RUN_KERAS_FIT,
+    JobOptions,
+    strategies_with,
+    strategy_declaration,
+    strategy_help,
+)
 from tfdist.errors import InputError
 
-_LARGEST_SEED = 2**31 - 1
-OWN = "or your own package.module:name(...)"
+_MAX_SEED = 2**31 - 1
+USER_CODE = "or your own package.module:name(...)"
 _ENGINES = f"{', '.join(RUN_KERAS_FIT[:-1])} and {RUN_KERAS_FIT[-1]}"
-_WITH_DEVICES = tuple(name for name in strategies_with("devices") if name in RUN_KERAS_FIT)
+_DEVICE_STRATEGIES = tuple(name for name in strategies_with("devices") if name in RUN_KERAS_FIT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobConfig(JobOptions):
-    """Strategy, devices, precision and gradients, for any kind of job. Each field has the name and meaning of its flag.
+    """Strategy, devices, precision and gradients of any job. Each field has the name and meaning of its flag.
 
     Raises:
-      InputError: a field is out of range, or two fields exclude each other.
+      InputError: a field is out of range, or fields conflict.
     """
 
     steps_per_call: int = flag_field(
-        10, DEVICES, "Number of steps per call of the compiled loop. Affects speed only.", least=1
+        10, DEVICES, "Number of steps per call of the compiled loop. Affects speed only.", minimum=1
     )
     jit_compile: bool = flag_field(
         False, DEVICES, "Compile the forward and backward pass with XLA.", training_only=True
@@ -50,17 +57,17 @@ class JobConfig(JobOptions):
         TRAINING,
         "Loss scale for mixed_float16: a number, or dynamic(initial_power=15, growth_interval=2000, hysteresis=1, "
         "floor=..., cap=...). Defaults to dynamic with mixed_float16.",
-        check=number_or_spec_text,
+        check=normalize_number_or_spec,
         safe_values=ANY_TEXT,
     )
     max_skipped_steps: int = flag_field(
-        50, TRAINING, "Maximum number of consecutive steps skipped because of overflow before the run ends.", least=1
+        50, TRAINING, "Maximum number of consecutive steps skipped because of overflow before the run ends.", minimum=1
     )
     accumulate_steps: int = flag_field(
         1,
         GRADIENTS,
         "Number of micro-steps per step (gradient accumulation). Affects memory and time, not the result.",
-        least=1,
+        minimum=1,
     )
     clip_norm: float = flag_field(0.0, GRADIENTS, "Maximum global norm of the gradient. 0 disables clipping.")
     clip_value: float = flag_field(
@@ -76,7 +83,7 @@ class JobConfig(JobOptions):
     compression: str = flag_field(
         "none",
         GRADIENTS,
-        f"Gradient compression: a method such as powersgd(rank=4) or topk(ratio=0.01)|fp16, {OWN}, or rules for each "
+        f"Gradient compression: a method such as powersgd(rank=4) or topk(ratio=0.01)|fp16, {USER_CODE}, or rules for each "
         "variable such as 'size>=10000: int8; *: none'.",
         check=str,
         parse=parse_rules,
@@ -88,8 +95,8 @@ class JobConfig(JobOptions):
         4.0,
         GRADIENTS,
         "Size in MiB of the buckets in which small gradients are reduced together.",
-        least=0.001,
-        most=1024,
+        minimum=0.001,
+        maximum=1024,
     )
     bucket_order: str = flag_field(
         "backward",
@@ -109,12 +116,11 @@ class JobConfig(JobOptions):
         0,
         TRAINING,
         "Seed for initial weights, the order of examples, and random layers.",
-        most=_LARGEST_SEED,
+        maximum=_MAX_SEED,
         fixed=True,
     )
 
     def __post_init__(self) -> None:
-        """Validates all fields, then all rules between fields."""
         check_fields(self)
         self._complete()
         check_combinations(self)
@@ -125,13 +131,13 @@ class JobConfig(JobOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig(JobConfig):
-    """Configuration of a user's program that calls Keras's `fit`, `evaluate` and `predict`."""
+    """Configuration of a program that calls Keras's `fit`, `evaluate` and `predict`."""
 
     strategy: str = flag_field(AUTO, DEVICES, strategy_help(RUN_KERAS_FIT), known=(AUTO, *RUN_KERAS_FIT))
     devices: int = flag_field(
         0,
         DEVICES,
-        f"Number of devices per process, for {' and '.join(_WITH_DEVICES)}. 0 uses all GPUs, or one CPU device.",
+        f"Number of devices per process, for {' and '.join(_DEVICE_STRATEGIES)}. 0 uses all GPUs, or one CPU device.",
         is_option=True,
         neutral_values=(0, 1),
     )
@@ -140,19 +146,18 @@ class RunConfig(JobConfig):
         CHECKS,
         "Seconds that a process waits for the others in a call of fit, evaluate or predict, and at the end of the "
         "program.",
-        least=1,
+        minimum=1,
     )
     rows: str = flag_field(
         "gather",
         CHECKS,
         "What to do with a loss, a metric or a step that needs all rows of a batch, and is neither a mean nor a sum over "
-        "them. gather: replicas communicate what it needs of all rows. strict: refuse it.",
+        "them. gather: replicas communicate the rows that it needs. strict: refuse it.",
         choices=("gather", "strict"),
     )
 
     def _complete(self) -> None:
-        """See base class."""
-        if not declared(self.strategy).runs_keras_fit:
+        if not strategy_declaration(self.strategy).runs_keras_fit:
             raise InputError(
                 f"A script with Keras's own fit runs on {_ENGINES}. Received: {flag_text('strategy', self.strategy)}. Use one "
                 "of these, tfdist.Trainer or, for a mesh, tfdist.distribute."

@@ -4,15 +4,16 @@ import dataclasses
 from typing import ClassVar
 
 from tfdist.config.conflicts import flag_text
-from tfdist.config.fields import AUTO, DEVICES, flag_field, layout_text
+from tfdist.config.fields import AUTO, DEVICES, flag_field, normalize_layout
 from tfdist.config.strategy_registry import strategies_with
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 
-_WITH_STAGES = strategies_with("pipeline_schedule")
-_WITH_LAYOUT = tuple(name for name in strategies_with("layout") if name not in _WITH_STAGES)
-_WITH_REPLICAS = tuple(name for name in strategies_with("shard") if name not in strategies_with("layout"))
-_PLAN_FLAGS = (  # flags on which memory and communication of a step depend
+_PIPELINE_STRATEGIES = strategies_with("pipeline_schedule")
+_LAYOUT_STRATEGIES = tuple(name for name in strategies_with("layout") if name not in _PIPELINE_STRATEGIES)
+_REPLICA_STRATEGIES = tuple(name for name in strategies_with("shard") if name not in strategies_with("layout"))
+_STRATEGIES = (*_LAYOUT_STRATEGIES, *_PIPELINE_STRATEGIES, *_REPLICA_STRATEGIES)
+_PLAN_FLAGS = (  # flags that affect the memory and communication of a step
     "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
     " strategy devices mesh_shape layout shard shard_axis shard_min_elements pipeline_schedule micro_batches cut"
     " activation_compression intra_op_threads"
@@ -21,23 +22,23 @@ _PLAN_FLAGS = (  # flags on which memory and communication of a step depend
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayoutConfig(TrainConfig):
-    """Configuration of `tfdist layout`: the fields of training, for strategies that split a model or its state."""
+    """Configuration of `tfdist layout`: the training flags, for strategies that split a model or its state."""
 
-    without_effect: ClassVar[tuple[str, ...]] = tuple(
+    ignored_flags: ClassVar[tuple[str, ...]] = tuple(
         field.name for field in dataclasses.fields(TrainConfig) if field.name not in _PLAN_FLAGS
     )
     strategy: str = flag_field(
         AUTO,
         DEVICES,
-        f"Distribution strategy: {', '.join((*_WITH_LAYOUT, *_WITH_STAGES, *_WITH_REPLICAS))}, or auto: {_WITH_STAGES[0]} if "
-        f"--mesh_shape has an axis stage, else {_WITH_LAYOUT[0]}.",
-        choices=(AUTO, *_WITH_LAYOUT, *_WITH_STAGES, *_WITH_REPLICAS),
+        f"Distribution strategy: {', '.join(_STRATEGIES)}, or auto: {_PIPELINE_STRATEGIES[0]} if --mesh_shape has an axis "
+        f"stage, else {_LAYOUT_STRATEGIES[0]}.",
+        choices=(AUTO, *_STRATEGIES),
     )
     layout: str = flag_field(
         "",
         DEVICES,
         "As for training; auto searches for the layout that communicates least and fits into --memory_gb.",
-        check=lambda text: text if text == AUTO else layout_text(text),
+        check=lambda text: text if text == AUTO else normalize_layout(text),
         is_option=True,
         neutral_values=("",),
         structure=dict,
@@ -49,17 +50,16 @@ class LayoutConfig(TrainConfig):
         False, DEVICES, "Measure the time of each stage of a pipeline on this device, and predict that of a step."
     )
     processes: int = flag_field(
-        0, DEVICES, f"Number of processes, each with one replica, for --strategy={' or '.join(_WITH_REPLICAS)}."
+        0, DEVICES, f"Number of processes, each with one replica, for --strategy={' or '.join(_REPLICA_STRATEGIES)}."
     )
 
     def __post_init__(self) -> None:
-        """Validates as for training, and requires a memory limit for a search, and numbers of stages and of processes."""
         super().__post_init__()
         if self.has_replicas != bool(self.processes):
             raise InputError(
-                f"The plan of replicas needs the number of their processes: give both --strategy={' or '.join(_WITH_REPLICAS)} "
-                f"and --processes or neither. Received: {flag_text('strategy', self.strategy)} "
-                f"{flag_text('processes', self.processes)}."
+                "The plan of replicas needs the number of their processes: give both --strategy="
+                f"{' or '.join(_REPLICA_STRATEGIES)} and --processes or neither. Received: "
+                f"{flag_text('strategy', self.strategy)} {flag_text('processes', self.processes)}."
             )
         if self.has_stages and not (self.mesh_shape and "stage" in self.parsed.mesh_shape.axes):
             raise InputError(
@@ -79,17 +79,16 @@ class LayoutConfig(TrainConfig):
 
     @property
     def has_stages(self) -> bool:
-        """Whether the plan is that of a pipeline."""
-        return self.strategy in _WITH_STAGES
+        """Whether the plan is for a pipeline."""
+        return self.strategy in _PIPELINE_STRATEGIES
 
     @property
     def has_replicas(self) -> bool:
-        """Whether the plan is that of replicas in processes of their own, which all have the whole model."""
-        return self.strategy in _WITH_REPLICAS
+        """Whether the plan is for replicas in separate processes, each with the whole model."""
+        return self.strategy in _REPLICA_STRATEGIES
 
     def _complete(self) -> None:
-        """See base class; chooses the strategy."""
         super()._complete()
         if self.strategy == AUTO:
             is_pipeline = bool(self.mesh_shape) and "stage" in self.parsed.mesh_shape.axes
-            object.__setattr__(self, "strategy", (_WITH_STAGES if is_pipeline else _WITH_LAYOUT)[0])
+            object.__setattr__(self, "strategy", (_PIPELINE_STRATEGIES if is_pipeline else _LAYOUT_STRATEGIES)[0])

@@ -1,7 +1,6 @@
 """Layouts: which named dim of a tensor is sharded over which mesh axis; the grid of a job's processes. Without TensorFlow.
 
-A rule `heads:model` applies to every tensor with a dim of that name, so a few rules define the layout of a model, and
-another layout is another text. Dims without a rule are replicated on all devices.
+A rule such as `heads:model` applies to every tensor with a dim of that name. Dims without a rule are replicated.
 """
 
 import dataclasses
@@ -43,12 +42,12 @@ class Layout:
 
 
 STAGES = ("none", "optimizer", "gradients", "parameters")
-OF_REPLICAS = STAGES[:2]  # which replicas in processes of their own can shard
+REPLICA_STAGES = STAGES[:2]  # supported with one replica per process
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Which state is sharded over an axis along which it would otherwise be replicated: stages 1, 2 and 3 of ZeRO.
+    """State that is sharded over an axis instead of being replicated along it: stages 1, 2 and 3 of ZeRO.
 
     Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020 (arXiv:1910.02054).
 
@@ -64,7 +63,7 @@ class Shard:
 
     @property
     def combines_all_reduces(self) -> bool:
-        """Whether all gradients may exist at the same time, so that they can be sent as one message."""
+        """Whether all gradients may exist at the same time and can be sent in one message."""
         return self.stage in ("none", "optimizer")
 
 
@@ -97,8 +96,8 @@ class Placement:
     slots: Layout
 
     @classmethod
-    def same(cls, layout: Layout) -> "Placement":
-        """Returns a placement with the same layout for everything."""
+    def uniform(cls, layout: Layout) -> "Placement":
+        """Returns a placement that uses one layout for all tensors."""
         return cls(layout, layout, layout, layout)
 
     @property
@@ -107,18 +106,17 @@ class Placement:
         return self.stored != self.computed
 
 
-def shard_placement(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
-    """Adds sharding to a layout, over a replicated dim whose size is a multiple of the axis, if there is one.
+def shard_placement(layout: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
+    """Adds the sharding of `shard` to a layout, over a replicated dim whose size is a multiple of the axis, if any.
 
-    The first dim is the last choice, because TensorFlow's slice along it is not a copy, so that a shard would keep the
-    whole tensor in memory.
+    The first dim is the last choice: TensorFlow's slice along it is a view, which keeps the whole tensor in memory.
     """
-    parts = Layout(computed.axes if shard.stage == "none" else _with_axis(computed.axes, shape, mesh, shard))
-    layouts = {stage: parts if STAGES.index(shard.stage) >= STAGES.index(stage) else computed for stage in STAGES}
-    return Placement(computed, layouts["parameters"], layouts["gradients"], layouts["optimizer"])
+    parts = Layout(layout.axes if shard.stage == "none" else _add_axis(layout.axes, shape, mesh, shard))
+    layouts = {stage: parts if STAGES.index(shard.stage) >= STAGES.index(stage) else layout for stage in STAGES}
+    return Placement(layout, layouts["parameters"], layouts["gradients"], layouts["optimizer"])
 
 
-def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, shard: Shard) -> tuple[str | None, ...]:
+def _add_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, shard: Shard) -> tuple[str | None, ...]:
     if not mesh.splits(shard.axis) or shard.axis in axes or math.prod(shape) < shard.min_elements:
         return axes
     size = mesh.axes[shard.axis]
@@ -128,8 +126,8 @@ def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, s
     return axes
 
 
-def why_replicated(shape: Sequence[int], trainable: bool, slots: int, mesh: Mesh, shard: Shard) -> str:
-    """Returns why a variable that no rule splits is not sharded; see `shard_placement`."""
+def replication_reason(shape: Sequence[int], trainable: bool, slots: int, mesh: Mesh, shard: Shard) -> str:
+    """Returns why `shard_placement` does not shard a variable that no rule applies to."""
     if shard.stage == "none" or not mesh.splits(shard.axis):
         return "no rule for its dims"
     if not trainable:
@@ -187,7 +185,7 @@ def layout_by_rules(
       dims: name of each dim; None for dims that are always replicated.
       shape: static shape.
       rules: axis by dim.
-      mesh: mesh with these axes.
+      mesh: mesh that has these axes.
       lenient: dims that are replicated if their size is not a multiple of their axis.
 
     Raises:
@@ -217,7 +215,7 @@ def layout_by_rules(
 
 
 def resolve_optional_dims(dims: Sequence[str | None], rules: Mapping[str, str]) -> list[str | None]:
-    """Removes the marks from dim names: a dim marked with ? becomes None if another dim is mapped to its axis."""
+    """Removes ? from dim names; a dim with ? becomes None if another dim is mapped to the same axis."""
     axes = {rules[dim] for dim in dims if dim and dim in rules}
     names: list[str | None] = []
     for dim in dims:
@@ -227,16 +225,9 @@ def resolve_optional_dims(dims: Sequence[str | None], rules: Mapping[str, str]) 
 
 
 def unused_rule_warnings(rules: Mapping[str, str], dims: Collection[str], shard: Shard, mesh: Mesh) -> list[str]:
-    """Returns warnings about valid rules: one line for each rule without effect, and for each unused axis.
-
-    Args:
-      rules: axis by dim.
-      dims: dims of the model's tensors.
-      shard: may also use an axis.
-      mesh: mesh with these axes.
-    """
-    used = {axis for dim, axis in rules.items() if dim in dims or dim == "batch"}
-    used |= {shard.axis} if shard.stage != "none" else set()
+    """Returns a warning for each rule without effect and each unused axis."""
+    used_axes = {axis for dim, axis in rules.items() if dim in dims or dim == "batch"}
+    used_axes |= {shard.axis} if shard.stage != "none" else set()
     return [
         *(
             f"The rule {dim}:{axis} has no effect: no tensor of the model has a dim {dim}.{nearest(dim, sorted(dims))}"
@@ -246,13 +237,13 @@ def unused_rule_warnings(rules: Mapping[str, str], dims: Collection[str], shard:
         *(
             f"Nothing is sharded over the axis {axis}: its {size} devices do the same work."
             for axis, size in mesh.axes.items()
-            if size > 1 and axis not in used
+            if size > 1 and axis not in used_axes
         ),
     ]
 
 
-# The processes of a pipelined job as a grid: each has a stage and, in it, an index among the replicas of the data.
-# The devices of a process are the axis `model`.
+# The processes of a pipeline form a grid: each computes a stage of the model for one replica of the data.
+# The devices of a process form the axis `model`.
 
 _AXES = ("stage", "data", "model")
 
@@ -263,7 +254,7 @@ class ProcessGrid:
 
     Attributes:
       stages: number of stages.
-      replicas: number of pipelines, each of which has its own rows of a batch.
+      replicas: number of pipelines; each has its own rows of a batch.
       devices: number of devices of each process, over which its layers are spread.
     """
 
@@ -289,9 +280,9 @@ class ProcessGrid:
         return [stage * self.replicas + replica for stage in range(self.stages)]
 
     def groups(self) -> list[list[int]]:
-        """Returns all sets of ranks that communicate, which engines need to know when they start.
+        """Returns all sets of ranks that communicate, which engines need at startup.
 
-        Any two stages of a pipeline may exchange messages: neighbours activations, stages with tied weights their gradients.
+        Any two stages of a pipeline may exchange messages: neighbours exchange activations, stages with tied weights gradients.
         """
         pipelines = [self.ranks_of_replica(replica) for replica in range(self.replicas)]
         pairs = [list(pair) for ranks in pipelines for pair in itertools.combinations(ranks, 2)]
@@ -299,29 +290,26 @@ class ProcessGrid:
 
 
 def check_axes(mesh: Mesh, layout: str = "") -> None:
-    """Raises `InputError` unless these are the axes of a pipeline, with rules for the axis model if it has several devices.
-
-    Args:
-      mesh: axes of `--mesh_shape`.
-      layout: value of `--layout`.
-    """
-    others = [axis for axis in mesh.axes if axis not in _AXES]
-    if others:
+    """Raises `InputError` unless a mesh and a `--layout` are valid for a pipeline."""
+    extra = [axis for axis in mesh.axes if axis not in _AXES]
+    if extra:
         raise InputError(
-            f"The axes of a pipeline are stage, data and model. Received: {others[0]} in --mesh_shape={mesh}. Leave it out, or "
+            f"The axes of a pipeline are stage, data and model. Received: {extra[0]} in --mesh_shape={mesh}. Leave it out, or "
             "use --strategy=mesh, which shards layers over devices."
         )
-    ordered = {axis: mesh.axes[axis] for axis in _AXES if axis in mesh.axes}
-    if list(mesh.axes) != list(ordered):
+    expected_axes = {axis: mesh.axes[axis] for axis in _AXES if axis in mesh.axes}
+    if list(mesh.axes) != list(expected_axes):
         raise InputError(
             "The axes of a pipeline must be in the order stage, data, model, so that the ranks of a stage are adjacent. "
-            f'Received: --mesh_shape={mesh}. Write "{Mesh(ordered)}".'
+            f'Received: --mesh_shape={mesh}. Write "{Mesh(expected_axes)}".'
         )
-    misplaced = [f"{dim}:{axis}" for dim, axis in split_rules(layout).items() if axis != "model" or dim == "batch"]
-    if misplaced:
+    misplaced_rules = [
+        f"{dim}:{axis}" for dim, axis in split_rules(layout).items() if axis != "model" or dim == "batch"
+    ]
+    if misplaced_rules:
         raise InputError(
             "The --layout of a pipeline shards dims of layers over the axis model; rows belong to the axis data. Received: "
-            f"{misplaced[0]} in --layout={layout}. Write for example heads:model;ffn:model."
+            f"{misplaced_rules[0]} in --layout={layout}. Write for example heads:model;ffn:model."
         )
     if mesh.axes.get("model", 1) > 1 and not split_rules(layout):
         raise InputError(

@@ -14,8 +14,8 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 
 _AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*(\d{1,6})\s*")
-_RESERVED = ("unsharded", "match", "any")  # by DTensor, for dims without an axis, or with one that it chooses
-_MOST_DEVICES = 2**16  # more than any cluster has, but few enough for fast planning
+_RESERVED = ("unsharded", "match", "any")  # by DTensor
+_MAX_DEVICES = 2**16  # more than any cluster has, few enough for fast planning
 _GRAMMAR = 'A mesh is a list of NAME:SIZE separated by ;, such as "data:2;model:4"'
 
 
@@ -24,7 +24,7 @@ class Mesh:
     """The named axes of a grid of devices.
 
     Attributes:
-      axes: sizes by name, in order; devices adjacent along the last axis are adjacent in the list of devices.
+      axes: sizes by name, in order; devices are numbered along the last axis first.
     """
 
     axes: dict[str, int]
@@ -45,7 +45,7 @@ class Mesh:
         return self.axes[axis]
 
     def splits(self, axis: str | None) -> TypeGuard[str]:
-        """Returns whether a dim on this axis, if any, is split into more than one part."""
+        """Returns whether a dim that is mapped to this axis is split into more than one part; False for None."""
         return axis is not None and self.axes[axis] > 1
 
     def __str__(self) -> str:
@@ -78,13 +78,13 @@ def parse_mesh(text: str) -> Mesh:
     if not axes:
         raise InputError(f"{_GRAMMAR}. Received: no axis in {text!r}.")
     mesh = Mesh(axes)
-    if mesh.size > _MOST_DEVICES:
-        raise InputError(f"{_GRAMMAR}, of at most {_MOST_DEVICES} devices. Received: {mesh.size} in {text!r}.")
+    if mesh.size > _MAX_DEVICES:
+        raise InputError(f"{_GRAMMAR}, of at most {_MAX_DEVICES} devices. Received: {mesh.size} in {text!r}.")
     return mesh
 
 
 def mesh_of(mesh_shape: str, devices: int, processes: int = 1) -> Mesh:
-    """Returns the mesh that flags describe.
+    """Returns the mesh that the flags describe.
 
     Args:
       mesh_shape: value of the flag; empty for all devices along one axis, `data`.

@@ -1,4 +1,4 @@
-"""Parses intervals in steps or seconds, and which metric of a run is watched: `val_loss(patience=3)`."""
+"""Parses intervals in steps or seconds, and monitored metrics, such as `val_loss(patience=3)`."""
 
 import dataclasses
 import re
@@ -13,7 +13,7 @@ MODES = ("auto", "min", "max")
 
 
 class Interval(NamedTuple):
-    """An interval; at most one of the fields is positive, and neither means never.
+    """An interval in steps or seconds; 0 for both means never.
 
     Attributes:
       steps: number of steps.
@@ -38,11 +38,11 @@ def parse_interval(text: str) -> Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Monitor:
-    """A metric, how its values are compared, and further arguments.
+    """A metric to monitor, how to compare its values, and further arguments.
 
     Attributes:
-      metric: name as in Keras's logs: `val_` and the name of a metric of an evaluation, or a metric of the epoch.
-      mode: "min" or "max", what is better; "auto" to infer it from the metric, as Keras does.
+      metric: name as in Keras's logs, with the prefix `val_` for an evaluation.
+      mode: "min" or "max", the better direction; "auto" to infer it from the metric, as Keras does.
       args: further arguments by name.
     """
 
@@ -51,18 +51,17 @@ class Monitor:
     args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Returns a text that `parse_monitor` converts to an equal monitor."""
         mode = {} if self.mode == "auto" else {"mode": self.mode}
         arguments = ", ".join(f"{name}={value!r}" for name, value in {**self.args, **mode}.items())
         return f"{self.metric}({arguments})" if arguments else self.metric
 
 
-def parse_monitor(text: str, **least: float) -> Monitor:
+def parse_monitor(text: str, **minimums: float) -> Monitor:
     """Parses a monitor.
 
     Args:
       text: `metric` or `metric(name=value, ...)`.
-      **least: the arguments that it may have besides `mode`, with the minimum of each, an int if it must be one.
+      **minimums: the allowed arguments besides `mode`, each with its minimum; an int minimum requires an int.
 
     Raises:
       InputError: `text` does not follow the grammar, or an argument is unknown or out of range.
@@ -75,18 +74,13 @@ def parse_monitor(text: str, **least: float) -> Monitor:
     if mode not in MODES:
         raise InputError(f"{text}: mode must be min, max or auto. Received: {mode!r}")
     for name, value in args.items():
-        if name not in least:
-            raise InputError(f'{text} has no parameter "{name}".{nearest(name, [*least, "mode"])}')
-        kinds = (int,) if isinstance(least[name], int) else (int, float)
-        if type(value) not in kinds or value < least[name]:
-            kind = "an integer" if kinds == (int,) else "a number"
-            raise InputError(f"{text}: {name} must be {kind} of at least {least[name]:g}. Received: {value!r}")
+        if name not in minimums:
+            raise InputError(f'{text} has no parameter "{name}".{nearest(name, [*minimums, "mode"])}')
+        types = (int,) if isinstance(minimums[name], int) else (int, float)
+        if type(value) not in types or value < minimums[name]:
+            type_name = "an integer" if types == (int,) else "a number"
+            raise InputError(f"{text}: {name} must be {type_name} of at least {minimums[name]:g}. Received: {value!r}")
     return Monitor(spec.name, mode, args)
-
-
-def parse_best(text: str) -> Monitor:
-    """Parses the metric whose best value is kept; raises `InputError`."""
-    return parse_monitor(text)
 
 
 def parse_early_stopping(text: str) -> Monitor:

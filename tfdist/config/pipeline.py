@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 from tfdist.config.fields import ANY_TEXT, AUTO, DEVICES, flag_field
 from tfdist.config.layouts import check_axes
-from tfdist.config.mesh import Mesh
 from tfdist.config.spec import call, parse, spec_of
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer, nearest
@@ -19,8 +18,8 @@ class Balanced:
     """Stages of about equal cost.
 
     Attributes:
-      by: "time" for the measured seconds of a forward and a backward pass, "parameters" for the bytes of the variables,
-        "memory" for those and the activations.
+      by: measure of the cost: "time" of a forward and a backward pass, "parameters" for the bytes of the variables, or
+        "memory" for the bytes of variables and activations.
     """
 
     by: str = "memory"
@@ -30,7 +29,6 @@ class Balanced:
             raise InputError(f"balanced: {self.by} is not a measure.{nearest(str(self.by), MEASURES)}")
 
     def __str__(self) -> str:
-        """Returns a text that `parse_cut` converts to an equal value."""
         return f"balanced(by={self.by})"
 
 
@@ -45,14 +43,13 @@ class AfterLayers:
     names: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Returns a text that `parse_cut` converts to an equal value."""
         return ",".join(self.names)
 
 
 def parse_cut(text: str) -> Balanced | AfterLayers:
     """Parses `auto`, `balanced(by=time)`, or names of layers, separated by commas.
 
-    `auto` is `balanced(by=memory)`, which is the same in every run: nothing is measured.
+    `auto` is `balanced(by=memory)`, which does not depend on measurements.
 
     Raises:
       InputError: `text` is none of these, or repeats a name.
@@ -68,15 +65,15 @@ def parse_cut(text: str) -> Balanced | AfterLayers:
             f"A cut must be auto, balanced(by=memory), or the names of layers after which stages end. Received: {text!r}. "
             "Write block_1_add,block_3_add for three stages."
         )
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise InputError(f"A cut must name different layers. Received: {repeated} twice, in {text!r}. Name each once.")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise InputError(f"A cut must name different layers. Received: {duplicate} twice, in {text!r}. Name each once.")
     return AfterLayers(names)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineSchedule:
-    """A schedule by name; the fields of subclasses are the parameters in the flag.
+    """Base class of schedules; the fields of subclasses are the parameters in the flag.
 
     Attributes:
       name: name of the schedule in the flag.
@@ -85,7 +82,6 @@ class PipelineSchedule:
     name: ClassVar[str]
 
     def __str__(self) -> str:
-        """Returns a text that `parse_pipeline_schedule` converts to an equal value."""
         return str(spec_of(self))
 
 
@@ -105,10 +101,10 @@ class OneFOneB(PipelineSchedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Interleaved(PipelineSchedule):
-    """1F1B with several parts of the model in each process (Narayanan et al., arXiv:2104.04473).
+    """1F1B with several model chunks per process (Narayanan et al., arXiv:2104.04473).
 
     Attributes:
-      chunks: number of parts in each process, at least 2.
+      chunks: number of chunks per process, at least 2.
     """
 
     name: ClassVar[str] = "interleaved"
@@ -125,17 +121,17 @@ class Interleaved(PipelineSchedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ZBH1(PipelineSchedule):
-    """Zero-bubble H1: gradients of weights fill the bubble of 1F1B (Qi et al., arXiv:2401.10241)."""
+    """Zero-bubble H1: weight gradients fill the bubble of 1F1B (Qi et al., arXiv:2401.10241)."""
 
     name: ClassVar[str] = "zb_h1"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipeDream(PipelineSchedule):
-    """1F1B without a flush; gradients are those of older weights (Narayanan et al., SOSP 2019).
+    """1F1B without a flush; gradients are computed with older weights (Narayanan et al., SOSP 2019).
 
     Attributes:
-      vertical_sync: whether all stages compute a batch with weights of the same age.
+      vertical_sync: whether all stages use weights of the same version for a batch.
     """
 
     name: ClassVar[str] = "pipedream"
@@ -152,14 +148,14 @@ class PipeDream(PipelineSchedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoBW(PipelineSchedule):
-    """1F1B without a flush; gradients are those of the weights one update ago (Narayanan et al., arXiv:2006.09503)."""
+    """1F1B without a flush; gradients are one update old (Narayanan et al., arXiv:2006.09503)."""
 
     name: ClassVar[str] = "2bw"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FromCSV(PipelineSchedule):
-    """A schedule from a file in the format of torch.distributed.pipelining: a line for each process.
+class CSVSchedule(PipelineSchedule):
+    """A schedule from a CSV file in the format of torch.distributed.pipelining, with a line per process.
 
     Attributes:
       file: path of the file.
@@ -173,11 +169,11 @@ class FromCSV(PipelineSchedule):
         return f"{self.name}:{self.file}"
 
 
-NAMED: dict[str, type[PipelineSchedule]] = {
+SCHEDULE_CLASSES: dict[str, type[PipelineSchedule]] = {
     kind.name: kind for kind in (GPipe, OneFOneB, Interleaved, ZBH1, PipeDream, TwoBW)
 }
-WITHOUT_FLUSH = (PipeDream, TwoBW)
-_KNOWN = (*NAMED, f"{_CSV}:FILE")
+NO_FLUSH_SCHEDULES = (PipeDream, TwoBW)
+_FORMS = (*SCHEDULE_CLASSES, f"{_CSV}:FILE")
 
 
 def parse_pipeline_schedule(text: str) -> PipelineSchedule:
@@ -190,20 +186,19 @@ def parse_pipeline_schedule(text: str) -> PipelineSchedule:
     if name == _CSV:
         if not colon or not file.strip():
             raise InputError(f"{text} must name a file. Write {_CSV}:schedule.csv")
-        return FromCSV(file=file.strip())
+        return CSVSchedule(file=file.strip())
     spec = parse(text)
-    if spec.name not in NAMED:
-        raise InputError(f"{spec.name} is not a known pipeline schedule.{nearest(spec.name, _KNOWN)}")
-    schedule: PipelineSchedule = call(NAMED[spec.name], spec)
+    if spec.name not in SCHEDULE_CLASSES:
+        raise InputError(f"{spec.name} is not a known pipeline schedule.{nearest(spec.name, _FORMS)}")
+    schedule: PipelineSchedule = call(SCHEDULE_CLASSES[spec.name], spec)
     return schedule
 
 
 DEFAULT_SCHEDULE = OneFOneB.name
 ACTIVATION_COMPRESSION = ("none", "bf16", "fp16", "int8")
 
-
 # Options that need all stages at the end of each step, with the rule and the remedy.
-_NEED_FLUSH = {
+_FLUSH_RULES = {
     "clip_norm": "Stages are updated before the norm of all gradients is known: leave out --clip_norm",
     "loss_scale": "A loss scale skips a step in all stages, and these are updated one after the other: use "
     "--precision=mixed_bfloat16",
@@ -216,17 +211,17 @@ _NEED_FLUSH = {
 
 
 def check_without_flush(schedule: str, **options: Any) -> None:
-    """Raises `InputError` for an option that needs all stages at the end of each step, with a schedule without a flush.
+    """Raises `InputError` for an option that a schedule without a flush does not support.
 
     Args:
-      schedule: as in `--pipeline_schedule`; any option is accepted for those with a flush.
-      **options: values of flags, and `loss_scale`, what scales the loss, such as a flag, or `shared`, the path of a variable
-        of several stages. Empty values, 0 and "none" are accepted.
+      schedule: as in `--pipeline_schedule`; schedules with a flush support all options.
+      **options: values of flags; also `loss_scale`, the flag that scales the loss, and `shared`, the path of a variable of
+        several stages. Empty values, 0 and "none" are accepted.
     """
     parsed = parse_pipeline_schedule(schedule)
-    if not isinstance(parsed, WITHOUT_FLUSH):
+    if not isinstance(parsed, NO_FLUSH_SCHEDULES):
         return
-    for name, rule in _NEED_FLUSH.items():
+    for name, rule in _FLUSH_RULES.items():
         value = options.get(name)
         if value and value != "none":
             received = value if name in ("loss_scale", "shared") else f"--{name}={value}"
@@ -234,16 +229,16 @@ def check_without_flush(schedule: str, **options: Any) -> None:
 
 
 def check_flags_without_flush(config: Any) -> None:
-    """Same as `check_without_flush`, for the flags of any command with a pipeline."""
+    """Calls `check_without_flush` with the flags of a command."""
     has_loss_scale = getattr(config, "precision", "") == "mixed_float16"
-    flags = {name: getattr(config, name) for name in _NEED_FLUSH if name != "loss_scale" and hasattr(config, name)}
+    flags = {name: getattr(config, name) for name in _FLUSH_RULES if name != "loss_scale" and hasattr(config, name)}
     check_without_flush(
         config.pipeline_schedule, **flags, loss_scale=f"--precision={config.precision}" if has_loss_scale else ""
     )
 
 
 def check_mesh(config: Any) -> None:
-    """Raises `InputError` unless `--mesh_shape` and `--layout` are those of a pipeline, and fit to the other flags."""
+    """Raises `InputError` unless `--mesh_shape` and `--layout` describe a pipeline and match the other flags."""
     if config.layout == AUTO:
         raise InputError(
             "--layout=auto is for --strategy=mesh: for a pipeline, name the dims that the axis model shards, for example "
@@ -254,7 +249,12 @@ def check_mesh(config: Any) -> None:
         check_axes(mesh, config.layout)
         if mesh.axes.get("model", 1) > 1:
             check_axis_model(shard=config.shard, schedule=config.pipeline_schedule)
-            _check_batch_norm(getattr(config, "batch_norm", "local"), mesh)
+            if getattr(config, "batch_norm", "local") == "synchronized" and mesh.axes.get("data", 1) > 1:
+                raise InputError(
+                    "A layer that is spread over an axis model cannot communicate with other replicas: use "
+                    "--batch_norm=local, or leave out the axis model or data. Received: --batch_norm=synchronized "
+                    f"--mesh_shape={mesh}."
+                )
     elif config.layout:
         raise InputError(
             "The --layout of a pipeline needs an axis model in --mesh_shape. Received: "
@@ -262,17 +262,9 @@ def check_mesh(config: Any) -> None:
         )
 
 
-def _check_batch_norm(batch_norm: str, mesh: Mesh) -> None:
-    if batch_norm == "synchronized" and mesh.axes.get("data", 1) > 1:
-        raise InputError(
-            "A layer that is spread over an axis model cannot communicate with other replicas: use --batch_norm=local, or "
-            f"leave out the axis model or data. Received: --batch_norm={batch_norm} --mesh_shape={mesh}."
-        )
-
-
 def check_axis_model(shard: str = "none", schedule: str = DEFAULT_SCHEDULE) -> None:
     """Raises `InputError` for options that a pipeline with an axis model does not support."""
-    if isinstance(parse_pipeline_schedule(schedule), WITHOUT_FLUSH):
+    if isinstance(parse_pipeline_schedule(schedule), NO_FLUSH_SCHEDULES):
         raise InputError(
             "Older weights are not kept with an axis model in a pipeline: use another --pipeline_schedule, such as 1f1b. "
             f"Received: --pipeline_schedule={schedule}."

@@ -1,7 +1,6 @@
-"""Parses rules per variable, `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16`, and lists and chains of values.
+"""Parses rules for variables, such as `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16`, lists and chains.
 
-Rules are tried from left to right, and the first whose condition holds applies. A text without a condition is one rule for
-all variables.
+The first rule whose condition matches a variable applies. A text without a condition is one rule for all variables.
 """
 
 import dataclasses
@@ -12,8 +11,8 @@ from tfdist.config.spec import Spec, parse
 from tfdist.errors import InputError
 
 _CONDITION = re.compile(r"\s*(\*|path=(?P<path>.+?)|size>=(?P<size>\d{1,18}))\s*", re.DOTALL)
-# Methods for gradients only: their messages have no magnitude, or a momentum of their own.
-OF_GRADIENTS = ("signsgd", "dgc")
+# Methods for gradients only: they send no magnitudes, or keep a momentum.
+GRADIENT_METHODS = ("signsgd", "dgc")
 _GRAMMAR = (
     "Rules are CONDITION: METHOD, separated by ;. A condition is path=REGEX, size>=ELEMENTS or *. A method is "
     "name(key=value, ...); methods separated by | are applied one after the other."
@@ -22,7 +21,7 @@ _GRAMMAR = (
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One rule.
+    """A condition on variables and the methods for them.
 
     Attributes:
       path: regular expression that must match a variable's whole path; None for any.
@@ -35,7 +34,6 @@ class Rule:
     methods: tuple[Spec, ...]
 
     def __str__(self) -> str:
-        """Returns the methods as text."""
         return "|".join(map(str, self.methods))
 
     def applies_to(self, path: str, size: int) -> bool:
@@ -49,14 +47,14 @@ def parse_rules(text: str) -> list[Rule]:
     Raises:
       InputError: `text` does not follow the grammar.
     """
-    rules = [_rule(part) for part in split_outside_brackets(text, ";") if part.strip()]
+    rules = [_parse_rule(part) for part in split_outside_brackets(text, ";") if part.strip()]
     if not rules:
         raise InputError(f"{text!r} names no method. {_GRAMMAR}")
     return rules
 
 
-def own_code(text: str) -> set[str]:
-    """Returns the `package.module:name` values in rules."""
+def user_methods(text: str) -> set[str]:
+    """Returns the user-defined methods in rules, as `package.module:name`."""
     return {name for name in method_names(parse_rules(text)) if ":" in name}
 
 
@@ -65,12 +63,14 @@ def first_match(rules: Sequence[Rule], path: str, size: int) -> Rule | None:
     return next((rule for rule in rules if rule.applies_to(path, size)), None)
 
 
-def _rule(text: str) -> Rule:
-    condition, *rest = split_outside_brackets(text, ":")
-    if not rest:
-        condition, *rest = text.split(":", 1)  # an expression with an unclosed bracket, whose error is reported below
-    match = _CONDITION.fullmatch(condition) if rest else None
-    path, size, methods = (match["path"], int(match["size"] or 0), ":".join(rest)) if match else (None, 0, text)
+def _parse_rule(text: str) -> Rule:
+    condition, *methods_parts = split_outside_brackets(text, ":")
+    if not methods_parts:
+        condition, *methods_parts = text.split(":", 1)  # an unclosed bracket, reported below
+    match = _CONDITION.fullmatch(condition) if methods_parts else None
+    path, size, methods = (
+        (match["path"], int(match["size"] or 0), ":".join(methods_parts)) if match else (None, 0, text)
+    )
     if path is not None:
         try:
             re.compile(path)
@@ -80,7 +80,7 @@ def _rule(text: str) -> Rule:
 
 
 def split_outside_brackets(text: str, separator: str) -> list[str]:
-    """Splits at a separator outside brackets and quotes, because it may occur in a value or in the expression of a path."""
+    """Splits at a separator outside brackets and quotes."""
     parts, start, depth, quote = [], 0, 0, ""
     for position, char in enumerate(text):
         if quote:
@@ -98,26 +98,26 @@ def split_outside_brackets(text: str, separator: str) -> list[str]:
 
 
 def parse_specs(text: str) -> list[Spec]:
-    """Returns the specs in a text; see `parse`. Commas in parentheses or quotes belong to a spec.
+    """Parses comma-separated specs; see `parse`.
 
     Raises:
-      InputError: a spec does not follow the grammar, or a name is there twice.
+      InputError: a spec does not follow the grammar, or a name is repeated.
     """
     specs = [parse(part) for part in split_at_commas(text)]
     names = [spec.name for spec in specs]
-    repeated = [name for name in names if names.count(name) > 1]
-    if repeated:
-        raise InputError(f"{repeated[0]} is given twice")
+    duplicates = [name for name in names if names.count(name) > 1]
+    if duplicates:
+        raise InputError(f"{duplicates[0]} is given twice")
     return specs
 
 
 def split_at_commas(text: str) -> list[str]:
-    """Splits a text at commas outside of parentheses and quotes; without parts that are empty."""
+    """Splits a text at commas outside brackets and quotes, and drops empty parts."""
     return [part.strip() for part in split_outside_brackets(text, ",") if part.strip()]
 
 
 def parse_chain(text: str) -> tuple[Spec, ...]:
-    """Parses specs with `|` between them; an empty text is an empty chain.
+    """Parses a chain of specs separated by `|`; may be empty.
 
     Raises:
       InputError: `text` does not follow the grammar.
@@ -133,11 +133,11 @@ def method_names(rules: Iterable[Rule]) -> set[str]:
     return {method.name for rule in rules for method in rule.methods}
 
 
-def is_chosen(rules: Iterable[Rule]) -> bool:
-    """Returns whether methods are chosen by measurement, `--compression=auto`."""
+def is_auto(rules: Iterable[Rule]) -> bool:
+    """Returns whether a method is `auto`, which selects methods by measurement."""
     return "auto" in method_names(rules)
 
 
-def is_for_gradients(rules: Iterable[Rule]) -> bool:
-    """Returns whether a method is for gradients only, so that weights cannot be exchanged by it."""
-    return not method_names(rules).isdisjoint(OF_GRADIENTS)
+def has_gradient_method(rules: Iterable[Rule]) -> bool:
+    """Returns whether a method compresses gradients only, and not exchanged weights."""
+    return not method_names(rules).isdisjoint(GRADIENT_METHODS)

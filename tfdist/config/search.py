@@ -10,24 +10,24 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import as_python, is_integer, is_number, nearest
 
 UNITS_HELP = "KB and KiB are 1024 bytes"
-_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([KMGT])i?B?|B)?\s*", re.IGNORECASE)
-_WORDS = ("memory", "launcher")  # may be without quotes
-_FEWEST_RATES = 10
+_BYTE_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([KMGT])i?B?|B)?\s*", re.IGNORECASE)
+_WORDS = ("memory", "launcher")  # parameters whose values may be written without quotes
+_MIN_RATES = 10
 
 
 def parse_byte_size(size: int | str, name: str) -> int:
-    """Returns a number of bytes.
+    """Returns a size in bytes.
 
-    Units are powers of 1024, as sizes of memory and of messages are; `64KB`, `64KiB`, `64K` and `64kb` are the same.
+    Units are powers of 1024: `64KB`, `64KiB`, `64K` and `64kb` are equal.
 
     Args:
-      size: the number, or a text such as "2GiB", "1.5 GiB" or "500MB".
-      name: name of the size in the error message.
+      size: a number, or a text such as "2GiB", "1.5 GiB" or "500MB".
+      name: name of the size, for the error message.
 
     Raises:
-      InputError: it is something else, or less than 1.
+      InputError: the size is invalid or less than 1.
     """
-    match = _SIZE.fullmatch(str(size))
+    match = _BYTE_SIZE.fullmatch(str(size))
     power = " KMGT".index((match[2] or " ").upper()) if match else 0
     count = int(float(match[1]) * 1024**power) if match else 0
     if isinstance(size, bool) or count < 1:
@@ -56,7 +56,7 @@ class LearningRateSearch:
     steps: int = 100
 
     def __post_init__(self) -> None:
-        _check_integers(self, steps=_FEWEST_RATES)
+        _check_integers(self, steps=_MIN_RATES)
         for name in ("min", "max"):
             value = getattr(self, name)
             if not is_number(value) or not (value > 0 and math.isfinite(value)):
@@ -71,12 +71,12 @@ class BatchSizeSearch:
     """A search for the batch size.
 
     Attributes:
-      memory: bytes that the processes of a trial may use together, as a number or such as "2GiB"; "" for what is available.
+      memory: memory limit for all processes of a trial together, in bytes or such as "2GiB"; "" for all available memory.
       max: largest global batch size to try; 0 for the number of training examples.
-      steps: least number of steps of a trial, at least 4; the second half is timed. There are more if they take less than a
-        second.
+      steps: minimum number of steps of a trial, at least 4; the second half is timed. Trials of less than a second run more
+        steps.
       processes: number of processes of a trial, on this host.
-      launcher: launcher of these processes; see `Job`, which checks it.
+      launcher: launcher of these processes; see `Job`, which validates it.
 
     Raises:
       InputError: a value is out of range.
@@ -105,10 +105,7 @@ _KINDS: dict[str, type[Search]] = {kind.name: kind for kind in (LearningRateSear
 
 
 def parse_search(text: str) -> Search:
-    """Parses a search.
-
-    Args:
-      text: `name` or `name(key=value, ...)`; the keys are the attributes of the class of that name.
+    """Parses `name` or `name(key=value, ...)`, with the attributes of the class of that name as keys.
 
     Raises:
       InputError: `text` does not follow the grammar, or an argument is unknown or out of range.
@@ -123,8 +120,8 @@ def parse_search(text: str) -> Search:
         raise InputError(f"{text}: {error}") from error
 
 
-def search_text(text: str) -> str:
-    """Returns the text of a search in its normal form; "" for none."""
+def normalize_search(text: str) -> str:
+    """Validates and normalizes the text of a search; may be empty."""
     if not text:
         return ""
     parse_search(text)

@@ -1,4 +1,4 @@
-"""Parses compound values, `name(key=value, ...)`, and resolves names of user code, whose errors are reported in one line.
+"""Parses compound values, `name(key=value, ...)`, and resolves names of user code.
 
 Used by flags such as `--optimizer="sgd(momentum=0.9)"` and `--model=package.module:function(width=64)`. Values are Python
 literals, parsed by `ast.literal_eval`, so parsing a spec never executes code.
@@ -33,21 +33,20 @@ class Spec:
 
     Attributes:
       name: letters, digits and `_ . : - /`; after a colon also `* ? [ ] ~ @ % + =`, as in paths.
-      args: Python literals by parameter name, in the order in which they were written.
+      args: Python literals by parameter name, in the order of the text.
     """
 
     name: str
     args: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Returns a text that `parse` converts to an equal spec."""
         if not self.args:
             return self.name
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.args.items())})"
 
 
 def spec_of(value: Any) -> Spec:
-    """Returns the spec of a dataclass with a `name`: its parameters that are not the defaults."""
+    """Returns the spec of a dataclass with a `name`, without arguments that equal their defaults."""
     fields = (field for field in dataclasses.fields(value) if field.init)
     return Spec(value.name, {f.name: getattr(value, f.name) for f in fields if getattr(value, f.name) != f.default})
 
@@ -63,21 +62,20 @@ def parse(text: str, words: Iterable[str] = ()) -> Spec:
       The spec, such that `parse(str(spec)) == spec`.
 
     Raises:
-      InputError: `text` does not follow the grammar; the message has the column, counted from 1.
+      InputError: `text` does not follow the grammar; the message contains the column, counted from 1.
     """
-    text = _with_quotes(text.strip(), words)
+    text = _quote_words(text.strip(), words)
     name = _NAME.match(text)
     if name is None or not name.group():
         _fail(text, 0, "expected a name")
-    rest = text[name.end() :].lstrip()
-    opening = len(text) - len(rest)
-    if rest and rest[0] != "(":
+    remainder = text[name.end() :].lstrip()
+    opening = len(text) - len(remainder)
+    if remainder and remainder[0] != "(":
         _fail(text, opening, 'expected "(" or the end')
-    return Spec(name.group(), _arguments(text, opening) if rest else {})
+    return Spec(name.group(), _parse_arguments(text, opening) if remainder else {})
 
 
-def _with_quotes(text: str, words: Iterable[str]) -> str:
-    """Returns the text with quotes around words that are values of these parameters."""
+def _quote_words(text: str, words: Iterable[str]) -> str:
     names = "|".join(words)
     if not names:
         return text
@@ -85,17 +83,17 @@ def _with_quotes(text: str, words: Iterable[str]) -> str:
     return re.sub(pattern, lambda match: f"{match[1]}{match[2]}{match[3]!r}" if match[1] else match[0], text)
 
 
-def _arguments(text: str, opening: int) -> dict[str, Any]:
-    """Returns the arguments from the parenthesis at an index to the end of the text, which Python parses as a call."""
+def _parse_arguments(text: str, opening: int) -> dict[str, Any]:
+    """Parses the arguments from the opening parenthesis to the end of the text as a Python call."""
     source = f"f{text[opening:]}"
 
     def fail(line: int, column: int, problem: str) -> NoReturn:
-        before = sum(len(each) for each in source.splitlines(keepends=True)[: line - 1])
-        _fail(text, opening - 1 + before + column, problem)
+        line_start = sum(map(len, source.splitlines(keepends=True)[: line - 1]))
+        _fail(text, opening - 1 + line_start + column, problem)
 
     def fail_at(node: ast.expr | ast.keyword, problem: str) -> NoReturn:
-        bytes_before = source.splitlines()[node.lineno - 1].encode()[: node.col_offset]
-        fail(node.lineno, len(bytes_before.decode()), problem)
+        prefix = source.splitlines()[node.lineno - 1].encode()[: node.col_offset]
+        fail(node.lineno, len(prefix.decode()), problem)
 
     try:
         tree = ast.parse(source, mode="eval")
@@ -107,8 +105,8 @@ def _arguments(text: str, opening: int) -> dict[str, Any]:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         fail(1, 1, 'expected the end after the first ")"')
     args: dict[str, Any] = {}
-    for positional in call.args:
-        fail_at(positional, "expected key=value, arguments are given by name")
+    for argument in call.args:
+        fail_at(argument, "expected key=value, arguments are given by name")
     for keyword in call.keywords:
         if keyword.arg is None or keyword.arg in args:
             fail_at(keyword, f'"{keyword.arg}" is given twice' if keyword.arg else "expected key=value")
@@ -117,13 +115,12 @@ def _arguments(text: str, opening: int) -> dict[str, Any]:
             args[keyword.arg] = ast.literal_eval(repr(ast.literal_eval(keyword.value)))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             segment = ast.get_source_segment(source, keyword.value)
-            quoted = f"; text is quoted: '{segment}'" if isinstance(keyword.value, ast.Name) else ""
-            fail_at(keyword.value, f"expected a Python literal, not {segment}{quoted}")
+            remedy = f"; text is quoted: '{segment}'" if isinstance(keyword.value, ast.Name) else ""
+            fail_at(keyword.value, f"expected a Python literal, not {segment}{remedy}")
     return args
 
 
 def _fail(text: str, position: int, problem: str) -> NoReturn:
-    """Raises an error that marks the position of a problem, an index into the text."""
     message = f"{text or _EMPTY}  -- column {position + 1}: {problem}{'' if problem.endswith('?') else '.'} {_GRAMMAR}"
     raise InputError(re.sub(r"\s", " ", message))  # one line, with unchanged columns
 
@@ -131,12 +128,8 @@ def _fail(text: str, position: int, problem: str) -> NoReturn:
 def load_object(name: str) -> Any:
     """Imports `package.module:attribute`; the current directory is searched first, as by `python -m`.
 
-    Args:
-      name: a module, a colon, and a name in the module, which may contain dots.
-
     Raises:
-      InputError: the name has no colon, the module cannot be imported (the message has its error), or it has no such
-        name.
+      InputError: the name has no colon, the import fails, or the module has no such attribute.
     """
     module_name, _, attribute = name.partition(":")
     if module_name.endswith(".py"):
@@ -159,26 +152,21 @@ def load_object(name: str) -> Any:
         ) from error
     for part in attribute.split("."):
         if not hasattr(value, part):
-            public = [known for known in dir(value) if not known.startswith("_")]
-            raise InputError(f'"{name}" does not exist: there is no {part} in it.{nearest(part, public)}')
+            names = [public_name for public_name in dir(value) if not public_name.startswith("_")]
+            raise InputError(f'"{name}" does not exist: there is no {part} in it.{nearest(part, names)}')
         value = getattr(value, part)
     return value
 
 
 def call(function: Callable[..., Any], spec: Spec, **available: Any) -> Any:
-    """Calls a function with the spec's arguments, and with those available arguments that its signature names.
+    """Calls a function with the spec's arguments, and with the available arguments that its signature contains.
 
-    Args:
-      function: the function that the spec names. Its errors are not caught.
-      spec: its arguments take precedence over the available ones.
-      **available: further arguments. They are not passed to a `**kwargs` parameter.
-
-    Returns:
-      The return value of the function.
+    The spec's arguments take precedence. Available arguments are not passed to a `**kwargs` parameter, and errors of the
+    function are not caught.
 
     Raises:
-      InputError: the spec has an argument that the function does not take, or lacks a required one, or the function has
-        no signature, like some builtins.
+      InputError: the spec has an unknown argument or lacks a required one, or the function has no signature, like some
+        builtins.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -186,22 +174,24 @@ def call(function: Callable[..., Any], spec: Spec, **available: Any) -> Any:
         rule = f"{spec.name} must be a function with a signature that Python can inspect"
         raise InputError(f"{rule}. Received: {_one_line(error)}. Wrap it in a function.") from error
     accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    unknown = [key for key in spec.args if key not in named]
-    if unknown and not accepts_any:
-        raise InputError(f'{spec.name} has no parameter "{unknown[0]}". Received: {spec}.{nearest(unknown[0], named)}')
-    arguments = {key: value for key, value in available.items() if key in named} | spec.args
-    missing = [name for name, p in named.items() if p.default is p.empty and name not in arguments]
+    parameters_by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    unknown_keys = [key for key in spec.args if key not in parameters_by_name]
+    if unknown_keys and not accepts_any:
+        raise InputError(
+            f'{spec.name} has no parameter "{unknown_keys[0]}". Received: {spec}.{nearest(unknown_keys[0], parameters_by_name)}'
+        )
+    arguments = {key: value for key, value in available.items() if key in parameters_by_name} | spec.args
+    missing = [name for name, p in parameters_by_name.items() if p.default is p.empty and name not in arguments]
     if missing:
         raise InputError(f"{spec.name} needs a value for {', '.join(missing)}. Received: {spec}. {_GRAMMAR}")
     try:
         return function(**arguments)
     except (TypeError, ValueError) as error:
-        if not unknown or isinstance(error, InputError):
+        if not unknown_keys or isinstance(error, InputError):
             raise
-        raise InputError(  # an argument passed to `**kwargs` may be one that the function does not know
-            f'{spec.name} may not have a parameter "{unknown[0]}". Received: {spec}, which failed with '
-            f"{_one_line(error)}.{nearest(unknown[0], named)}"
+        raise InputError(  # the function may not support an argument passed to `**kwargs`
+            f'{spec.name} may not have a parameter "{unknown_keys[0]}". Received: {spec}, which failed with '
+            f"{_one_line(error)}.{nearest(unknown_keys[0], parameters_by_name)}"
         ) from error
 
 
@@ -209,18 +199,12 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(". ")
 
 
-def call_own(flag: str, function: Callable[..., Any], spec: Spec, **available: Any) -> Any:
-    """Calls a user's function, or a Keras class, like `spec.call`.
-
-    Args:
-      flag: flag that names it, such as `--model`.
-      function: the function that the spec names.
-      spec: its arguments.
-      **available: see `spec.call`.
+def call_user_function(flag: str, function: Callable[..., Any], spec: Spec, **available: Any) -> Any:
+    """Calls a user's function, or a Keras class, which is named by a flag such as `--model`; see `call`.
 
     Raises:
-      InputError: the function raised an error; the message has the error and the line. Out-of-memory and engine errors
-        pass through.
+      InputError: the function raised an error; the message contains the error and its line. Out-of-memory errors and
+        errors of the engine are not converted.
     """
     try:
         return call(function, spec, **available)
@@ -234,7 +218,7 @@ def call_own(flag: str, function: Callable[..., Any], spec: Spec, **available: A
 
 
 def _location(function: Callable[..., Any], error: BaseException) -> str:
-    """Returns the last line of the function's own file in the traceback, or else the last line of the traceback."""
+    """Returns the innermost line of the traceback in the function's file, or else its last line."""
     frames = traceback.extract_tb(error.__traceback__)
     try:
         file = inspect.getsourcefile(inspect.unwrap(function))
@@ -246,16 +230,16 @@ def _location(function: Callable[..., Any], error: BaseException) -> str:
 
 def unique_names(entries: Iterable[tuple[str, T]], mark: str = "#") -> dict[str, T]:
     """Returns values by name, in order; duplicates get `mark` and a number, as in `dense/kernel#2`."""
-    named: dict[str, T] = {}
+    values: dict[str, T] = {}
     for original, value in entries:
         name, count = original, 1
-        while name in named:
+        while name in values:
             count += 1
             name = f"{original}{mark}{count}"
-        named[name] = value
-    return named
+        values[name] = value
+    return values
 
 
-def without_mark(name: str) -> str:
-    """Returns the original name of a value of `unique_names`, as `dense/kernel` for `dense/kernel#2`."""
+def remove_mark(name: str) -> str:
+    """Removes the mark of `unique_names`: `dense/kernel#2` becomes `dense/kernel`."""
     return re.sub(r"#\d+$", "", name)

@@ -1,4 +1,4 @@
-"""Parses how stale the gradients of a parameter server's workers may be: `sync`, `bounded(4)` or `async`."""
+"""Parses `--staleness`, the staleness of gradients at parameter servers: `sync`, `bounded(4)` or `async`."""
 
 import dataclasses
 import re
@@ -8,7 +8,7 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import count_of, nearest
 
 SYNC, BOUNDED, ASYNC = "sync", "bounded", "async"
-_KNOWN = (SYNC, f"{BOUNDED}(4)", ASYNC)
+_FORMS = (SYNC, f"{BOUNDED}(4)", ASYNC)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,6 @@ class Staleness:
     bound: int | None = None
 
     def __str__(self) -> str:
-        """Returns a text that `parse_staleness` converts to an equal value."""
         return self.kind if self.bound is None else f"{self.kind}({self.bound})"
 
 
@@ -32,7 +31,7 @@ def parse_staleness(text: str) -> Staleness:
     """Parses `sync`, `bounded(4)` or `async`.
 
     Raises:
-      InputError: `text` is none of these, or the bound is not a number of at least 0.
+      InputError: `text` is none of these, or the bound is not an integer of at least 0.
     """
     match = re.fullmatch(r"\s*(\w*)\s*(?:\((.*)\))?\s*", text)
     name, argument = (match[1], match[2]) if match else (text, None)
@@ -41,32 +40,27 @@ def parse_staleness(text: str) -> Staleness:
             raise InputError(f"{text}: {name} has no arguments. Write {name}")
         return Staleness(name)
     if name != BOUNDED:
-        raise InputError(f"{text} is not known.{nearest(name, _KNOWN)}")
-    bound = (argument or "").strip()
-    if not bound.isdecimal():
+        raise InputError(f"{text} is not known.{nearest(name, _FORMS)}")
+    bound_text = (argument or "").strip()
+    if not bound_text.isdecimal():
         raise InputError(
             f"{text} must have the maximum staleness in updates, a number of at least 0. Write {BOUNDED}(4)"
         )
-    return Staleness(BOUNDED, int(bound))
+    return Staleness(BOUNDED, int(bound_text))
 
 
-def count_workers(servers: int, processes: int, in_tf_config: int = 0) -> int:
-    """Returns the number of workers of a job.
-
-    Args:
-      servers: as in `--servers`.
-      processes: number of processes.
-      in_tf_config: number of parameter servers in TF_CONFIG.
+def count_workers(servers: int, processes: int, tf_config_servers: int = 0) -> int:
+    """Returns the number of workers of a job, given `--servers` and the number of servers in TF_CONFIG.
 
     Raises:
-      InputError: no process is left to be one, or TF_CONFIG has another number of servers.
+      InputError: there is no process for a worker, or TF_CONFIG has another number of servers.
     """
-    if in_tf_config and servers not in (-1, in_tf_config):
+    if tf_config_servers and servers not in (-1, tf_config_servers):
         raise InputError(
             f"--servers must be the number of parameter servers in TF_CONFIG. Received: --servers={servers} and "
-            f"{in_tf_config}. Leave it out."
+            f"{tf_config_servers}. Leave it out."
         )
-    servers = (in_tf_config or 1) if servers < 0 else servers
+    servers = (tf_config_servers or 1) if servers < 0 else servers
     if servers >= processes:
         raise InputError(
             f"A job needs a worker besides its servers. Received: --servers={servers} and {count_of(processes, 'process')}. "
@@ -84,7 +78,7 @@ class ParameterServerOptions:
         DEVICES,
         "Number of processes that hold variables, for --strategy=parameter_server: the last ones of the job; the others train. "
         "0: process 0 does both. -1: as many as TF_CONFIG or `tfdist launch --servers` says, or 1.",
-        least=-1,
+        minimum=-1,
         is_option=True,
         neutral_values=(-1,),
     )

@@ -1,7 +1,7 @@
-"""The registry of strategies: their declarations, which need no import of a strategy, and the flags that are their options.
+"""The registry of strategies: their declarations, and the flags that are their options.
 
-The strategy NAME is the class `STRATEGY` of `strategies/NAME.py`. All other modules learn from this file which
-strategies there are and how they differ; it is read without importing TensorFlow.
+The strategy NAME is the class `STRATEGY` of `strategies/NAME.py`. All other modules look up strategies and their
+differences here, without importing TensorFlow or a strategy.
 """
 
 import dataclasses
@@ -12,28 +12,35 @@ from typing import Any
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.cluster.topology import parse_topology
 from tfdist.config import fields
-from tfdist.config.all_reduce import ALGORITHMS, ENGINE, OWN_ALGORITHMS, AlgorithmTable, parse_all_reduce, parse_table
-from tfdist.config.fields import DEVICES, Flags, address_text, flag_field, layout_text
-from tfdist.config.layouts import OF_REPLICAS, STAGES, parse_grid, parse_layout, parse_shard
+from tfdist.config.all_reduce import (
+    ALGORITHMS,
+    ENGINE,
+    TFDIST_ALGORITHMS,
+    AlgorithmTable,
+    parse_all_reduce,
+    parse_table,
+)
+from tfdist.config.fields import DEVICES, Flags, flag_field, normalize_address, normalize_layout
+from tfdist.config.layouts import REPLICA_STAGES, STAGES, parse_grid, parse_layout, parse_shard
 from tfdist.config.mesh import mesh_of, parse_mesh
 from tfdist.config.pipeline import PipelineOptions, check_flags_without_flush, check_mesh
-from tfdist.config.rules import is_chosen, parse_rules
+from tfdist.config.rules import is_auto, parse_rules
 from tfdist.config.staleness import ParameterServerOptions, count_workers
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 from tfdist.storage.registry import read_text
 
 
-def all_reduce_text(text: str) -> str:
-    """Validates `--all_reduce`, and the file that it names, if any."""
+def validate_all_reduce(text: str) -> str:
+    """Validates `--all_reduce`, including its file."""
     choice = parse_all_reduce(text)
     if choice.table:
         read_table(choice.table)
     return text
 
 
-def topology_text(text: str) -> str:
-    """Normalizes comma-separated numbers of replicas by host; may be empty."""
+def normalize_topology(text: str) -> str:
+    """Normalizes comma-separated numbers of replicas per host; may be empty."""
     counts = parse_topology(text) if text else ()
     if counts is None:
         raise InputError(f"{text} must be numbers of replicas above 0, one for each host. Write 2,2")
@@ -44,7 +51,7 @@ def read_table(file: str) -> AlgorithmTable:
     """Reads a table of algorithms.
 
     Raises:
-      InputError: there is no such file, or it contains something else.
+      InputError: the file does not exist or is invalid.
     """
     rule = "table must be a file with a table of algorithms, such as all_reduce.csv of another run."
     return parse_table(read_text(file, rule), file)
@@ -54,25 +61,25 @@ class Processes(enum.Enum):
     """The processes of a strategy's job."""
 
     ONE = "one process"
-    SEVERAL = "one or several processes, of which the environment gives rank, size and the address of rank 0"
-    ANY = "one or several processes; the strategy finds out what the environment does not give"
+    SEVERAL = "one or several processes; the environment provides rank, size and the address of rank 0"
+    ANY = "one or several processes; the strategy detects what the environment does not provide"
 
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """A flag of which a strategy accepts one value only, or refuses some values.
+    """A flag for which a strategy accepts a single value, or refuses some values.
 
     Attributes:
       flag: name of the flag.
-      accepted: the value. A flag without a value, as `--all_reduce` of `tfdist bench` by default, is accepted, too.
-      rule: why, and what to do instead, as a sentence.
-      refused: returns whether a value is refused; None if all but `accepted` are.
+      accepted: the accepted value. An empty flag, the default of `--all_reduce` in `tfdist bench`, is also accepted.
+      rule: the reason and the remedy, as a sentence.
+      is_refused: returns whether a value is refused; None to refuse all values but `accepted`.
     """
 
     flag: str
     accepted: Any
     rule: str
-    refused: Callable[[Any], bool] | None = None
+    is_refused: Callable[[Any], bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,9 +89,9 @@ class SmokeTest:
     Attributes:
       processes: number of processes.
       options: values of the strategy's options.
-      package: the Python package that it needs besides TensorFlow; empty if none.
-      library: the library with which that package must have been built.
-      install: the command that installs the package with the library.
+      package: the Python package that it needs besides TensorFlow; may be empty.
+      library: the library that the package must be built with.
+      install: command that installs the package with the library.
     """
 
     processes: int = 1
@@ -106,21 +113,20 @@ class Declaration:
 
     Attributes:
       name: as in `--strategy`.
-      help: devices or processes on which it runs, in a few words.
+      help: the devices or processes that it uses, in a few words.
       processes: the processes of its job.
-      options: names of the flags that its constructor takes; None if that is not known.
-      refuses: flags of which it accepts one value only.
-      accepts: for flags that several strategies take: the values that this one accepts.
-      auto: called with this process's position in the job and its number of devices; returns whether `--strategy=auto`
-        chooses this strategy; at most one may return True. None if it never does.
-      check: called with a configuration; raises `InputError` if the strategy's options exclude each other.
-      check_processes: called with a configuration and the number of processes; raises `InputError` if they do not suit each
-        other.
-      runs_keras_fit: whether Keras's own `fit` runs on it in any script, for which replicas must accept any number of
-        rows, and models may be created outside of its scope.
-      with_one_device: advice if it is explicitly chosen but has only one device, as a sentence; empty if that is usual.
-      adopts: names of the classes of tf.distribute whose objects, created by a program, it can use.
-      smoke_tests: tests on one machine; none if the strategy needs special hardware.
+      options: names of the flags that its constructor takes; None if unknown.
+      refuses: flags with values that it refuses.
+      accepts: the accepted values of flags that several strategies take.
+      auto: takes this process's position in the job and its number of devices; returns whether `--strategy=auto` selects
+        this strategy, which at most one may do. None for never.
+      check: takes a configuration; raises `InputError` if the strategy's options conflict.
+      check_processes: takes a configuration and the number of processes; raises `InputError` if they do not match.
+      runs_keras_fit: whether it runs Keras's own `fit` in any script, so that replicas must accept any number of rows, and
+        models may be created outside of its scope.
+      with_one_device: advice for a user who selects it with a single device, as a sentence; may be empty.
+      adopts: names of the tf.distribute classes whose objects it can use.
+      smoke_tests: tests on one machine; empty if the strategy needs special hardware.
     """
 
     name: str
@@ -138,7 +144,7 @@ class Declaration:
     smoke_tests: tuple[SmokeTest, ...] = ()
 
 
-_OF_ALL_REDUCE = ("all_reduce", "topology")
+_ALL_REDUCE_OPTIONS = ("all_reduce", "topology")
 
 
 def _is_one_process(cluster: Cluster) -> bool:
@@ -162,9 +168,9 @@ _EQUAL_ROWS = Refusal(
     "Every replica needs equally many rows on a mesh and on a TPU: leave out --balance or use another --strategy.",
 )
 
-_INSTALL = "tfdist install_horovod"
-_OVER_GLOO = SmokeTest(
-    processes=2, options={"communication": "gloo"}, package="horovod", library="Gloo", install=_INSTALL
+_INSTALL_HOROVOD = "tfdist install_horovod"
+_GLOO_TEST = SmokeTest(
+    processes=2, options={"communication": "gloo"}, package="horovod", library="Gloo", install=_INSTALL_HOROVOD
 )
 
 DECLARATIONS = (
@@ -180,7 +186,7 @@ DECLARATIONS = (
         name="mirrored",
         help="the devices of one process",
         processes=Processes.ONE,
-        options=("devices", *_OF_ALL_REDUCE),
+        options=("devices", *_ALL_REDUCE_OPTIONS),
         auto=lambda cluster, devices: _is_one_process(cluster) and devices > 1,
         with_one_device="Give --devices=N for N of them, or use --strategy=single.",
         adopts=("MirroredStrategy", "OneDeviceStrategy"),
@@ -190,8 +196,8 @@ DECLARATIONS = (
         name="multiworker",
         help="several processes, by TensorFlow",
         processes=Processes.SEVERAL,
-        options=("communication", "intra_op_threads", "shard", *_OF_ALL_REDUCE),
-        accepts={"communication": ("auto", "ring", "nccl"), "shard": OF_REPLICAS},
+        options=("communication", "intra_op_threads", "shard", *_ALL_REDUCE_OPTIONS),
+        accepts={"communication": ("auto", "ring", "nccl"), "shard": REPLICA_STAGES},
         auto=lambda cluster, devices: (
             cluster.size > 1 and cluster.source not in HOROVOD_LAUNCHERS and not cluster.servers
         ),
@@ -224,17 +230,17 @@ DECLARATIONS = (
     Declaration(
         name="horovod",
         help="several processes, by Horovod",
-        options=("communication", "intra_op_threads", "shard", *_OF_ALL_REDUCE),
-        accepts={"communication": ("auto", "gloo", "mpi"), "shard": OF_REPLICAS},
+        options=("communication", "intra_op_threads", "shard", *_ALL_REDUCE_OPTIONS),
+        accepts={"communication": ("auto", "gloo", "mpi"), "shard": REPLICA_STAGES},
         auto=lambda cluster, devices: cluster.source in HOROVOD_LAUNCHERS,
         smoke_tests=(
-            _OVER_GLOO,
-            dataclasses.replace(_OVER_GLOO, options={"communication": "gloo", "shard": "optimizer"}),
+            _GLOO_TEST,
+            dataclasses.replace(_GLOO_TEST, options={"communication": "gloo", "shard": "optimizer"}),
             dataclasses.replace(
-                _OVER_GLOO,
+                _GLOO_TEST,
                 options={"communication": "mpi"},
                 library="MPI",
-                install=f"pip install mpich && {_INSTALL} --mpi",
+                install=f"pip install mpich && {_INSTALL_HOROVOD} --mpi",
             ),
         ),
         with_one_device="No launcher started this process: start it by `tfdist launch --processes=N "
@@ -291,7 +297,7 @@ DECLARATIONS = (
             "communication",
             "intra_op_threads",
         ),
-        accepts={"communication": ("auto", "ring", "nccl", "gloo", "mpi"), "shard": OF_REPLICAS},
+        accepts={"communication": ("auto", "ring", "nccl", "gloo", "mpi"), "shard": REPLICA_STAGES},
         refuses=(
             Refusal(
                 "accumulate_steps",
@@ -312,7 +318,7 @@ DECLARATIONS = (
                 "compression",
                 "none",
                 "Each stage of a pipeline would measure and choose by itself: name a method instead of --compression=auto.",
-                refused=lambda text: is_chosen(parse_rules(text)),
+                is_refused=lambda text: is_auto(parse_rules(text)),
             ),
             Refusal(
                 "check_sync",
@@ -353,7 +359,7 @@ DECLARATIONS = (
                 "precision",
                 "float32",
                 "Parameter servers do not scale the loss: use --precision=mixed_bfloat16.",
-                refused=lambda precision: precision == "mixed_float16",
+                is_refused=lambda precision: precision == "mixed_float16",
             ),
             Refusal("find", "", "A search needs gradients of one step at a time: use another --strategy for --find."),
             Refusal(
@@ -370,13 +376,14 @@ DECLARATIONS = (
     ),
 )
 AUTO = "auto"
-SERVED = "parameter_server"
-REFERENCE = "single"  # other strategies are compared with it, and a trained model is exported on it
+PARAMETER_SERVER = "parameter_server"
+REFERENCE = "single"  # the strategy for comparisons and for exporting a model
 
 NAMES = tuple(declaration.name for declaration in DECLARATIONS)
 RUN_KERAS_FIT = tuple(declaration.name for declaration in DECLARATIONS if declaration.runs_keras_fit)
 _AUTOMATIC = Declaration(
-    name=AUTO, options=tuple(option for each in DECLARATIONS if each.auto for option in each.options or ())
+    name=AUTO,
+    options=tuple(option for declaration in DECLARATIONS if declaration.auto for option in declaration.options or ()),
 )
 _BY_NAME = {declaration.name: declaration for declaration in (_AUTOMATIC, *DECLARATIONS)}
 # Horovod supports oneCCL, tfdist does not: docs/guides/mpi.md has the measurements.
@@ -386,8 +393,8 @@ NO_ONECCL = (
 )
 
 
-def declared(name: str) -> Declaration:
-    """Returns the declaration of a strategy; an empty one for `package.module:Class`, which must be loaded first.
+def strategy_declaration(name: str) -> Declaration:
+    """Returns the declaration of a strategy; an empty one for `package.module:Class`, whose declaration is loaded with it.
 
     Raises:
       InputError: there is no such strategy.
@@ -402,27 +409,26 @@ def strategies_with(option: str) -> tuple[str, ...]:
     return tuple(declaration.name for declaration in DECLARATIONS if option in (declaration.options or ()))
 
 
-def accepted_by(option: str) -> list[str]:
-    """Returns for each strategy that takes an option which values it accepts: `horovod accepts auto, gloo, mpi`."""
-    accepting = [(declaration.name, declaration.accepts.get(option)) for declaration in DECLARATIONS]
-    return [f"{name} accepts {', '.join(values)}" for name, values in accepting if values]
+def accepted_values(option: str) -> list[str]:
+    """Returns the values that each strategy accepts for an option, as `horovod accepts auto, gloo, mpi`."""
+    return [f"{d.name} accepts {', '.join(d.accepts[option])}" for d in DECLARATIONS if option in d.accepts]
 
 
-def _no_oneccl(text: str) -> str:
+def _refuse_oneccl(text: str) -> str:
     if text == "ccl":
         raise InputError(f"{NO_ONECCL} Received: ccl. Use mpi.")
     return text
 
 
 def strategy_help(names: tuple[str, ...] = NAMES) -> str:
-    """Returns the help of a flag `--strategy` that accepts these names."""
-    known = ", ".join(f"{name} ({declared(name).help})" for name in names)
-    return f"Distribution strategy: auto, {known}, or package.module:Class."
+    """Returns the help of `--strategy` with these names."""
+    descriptions = ", ".join(f"{name} ({strategy_declaration(name).help})" for name in names)
+    return f"Distribution strategy: auto, {descriptions}, or package.module:Class."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(Flags):
-    """The choice of a strategy, options of those that run any job, and how the job's processes find each other."""
+    """The strategy, options of strategies for any job, and how the job's processes find each other."""
 
     strategy: str = flag_field(AUTO, DEVICES, strategy_help(), known=(AUTO, *NAMES))
     devices: int = flag_field(
@@ -436,9 +442,9 @@ class JobOptions(Flags):
     communication: str = flag_field(
         "auto",
         DEVICES,
-        f"Collective implementation: {'; '.join(accepted_by('communication'))}.",
+        f"Collective implementation: {'; '.join(accepted_values('communication'))}.",
         choices=("auto", "ring", "nccl", "gloo", "mpi"),
-        check=_no_oneccl,
+        check=_refuse_oneccl,
         is_option=True,
         neutral_values=("auto",),
     )
@@ -452,9 +458,9 @@ class JobOptions(Flags):
     all_reduce: str = flag_field(
         ENGINE,
         DEVICES,
-        f"Algorithm for sums over replicas: engine (its own all-reduce), {', '.join(OWN_ALGORITHMS)}, auto (measures which is "
-        "fastest, by size) or auto(table=FILE) (as measured before). docs/guides/all_reduce.md explains them.",
-        check=all_reduce_text,
+        f"Algorithm for sums over replicas: engine (its own all-reduce), {', '.join(TFDIST_ALGORITHMS)}, auto (measures which "
+        "is fastest, by size) or auto(table=FILE) (as measured before). docs/guides/all_reduce.md explains them.",
+        check=validate_all_reduce,
         known=(*ALGORITHMS, "auto"),
         is_option=True,
         safe_values=fields.ANY_TEXT,
@@ -463,7 +469,7 @@ class JobOptions(Flags):
         "",
         DEVICES,
         "Numbers of consecutive replicas on each host, such as 2,2, for --all_reduce. By default, those of the launcher.",
-        check=topology_text,
+        check=normalize_topology,
         is_option=True,
         structure=list,
         safe_values=fields.ANY_TEXT,
@@ -472,7 +478,7 @@ class JobOptions(Flags):
         "",
         DEVICES,
         "HOST:PORT of rank 0, if the environment does not provide it.",
-        check=address_text,
+        check=normalize_address,
         training_only=True,
         trial_value="",
     )
@@ -491,13 +497,13 @@ class JobOptions(Flags):
         training_only=True,
     )
     start_timeout_seconds: float = flag_field(
-        120.0, DEVICES, "Seconds to wait for the other processes at start-up.", least=1
+        120.0, DEVICES, "Seconds to wait for the other processes at start-up.", minimum=1
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerOptions(PipelineOptions, ParameterServerOptions):
-    """Options of strategies on which `tfdist.Trainer` runs, but no script with Keras's own `fit`."""
+    """Options of strategies that run `tfdist.Trainer`, but not Keras's own `fit`."""
 
     tpu: str = flag_field(
         "",
@@ -524,7 +530,7 @@ class TrainerOptions(PipelineOptions, ParameterServerOptions):
         "Mapping of named tensor dims to mesh axes for --strategy=mesh, such as batch:data;heads:model. By default, "
         "the batch is sharded over the first axis. For --strategy=pipeline, a mapping to the axis model, such as "
         "heads:model.",
-        check=layout_text,
+        check=normalize_layout,
         is_option=True,
         neutral_values=("",),
         structure=dict,

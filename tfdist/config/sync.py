@@ -1,4 +1,4 @@
-"""Parses `--sync`: when and how replicas exchange their weights. Does not import TensorFlow."""
+"""Parses `--sync`, the method of synchronizing replicas. Does not import TensorFlow."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ from tfdist.errors.formatting import is_integer, is_number, nearest
 STATES = ("local", "averaged", "reset")
 CLIENT_SIZES = ("equal", "power_law")
 DEFAULT = "every_step"
-_WORDS = ("state", "client_sizes")  # parameters whose values may be without quotes
+_WORDS = ("state", "client_sizes")  # parameters whose values may be written without quotes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,10 +21,10 @@ class Sync:
 
     Attributes:
       name: name of the method in the flag.
-      exchanges_weights: whether each replica updates weights of its own between exchanges.
-      has_center: whether replicas keep weights of their own even during an exchange, so that a center is evaluated.
-      trains_clients: whether a step is a round, in which clients train one after the other on the replicas.
-      guide: the page that explains the parameters.
+      exchanges_weights: whether replicas update local weights between exchanges.
+      has_center: whether replicas keep local weights even during an exchange, so that a center is evaluated.
+      trains_clients: whether a step is a round of clients that train on the replicas.
+      guide: page that explains the parameters.
     """
 
     name: ClassVar[str]
@@ -34,26 +34,25 @@ class Sync:
     guide: ClassVar[str] = "docs/guides/local_sgd.md"
 
     def examples_per_step(self, size: int, batch_size: int) -> int:
-        """Returns the number of examples that count as one step, of data of `size` examples."""
+        """Returns the number of examples per step, for a data set of `size` examples."""
         return batch_size
 
     @property
     def acts_on_one_replica(self) -> bool:
-        """Whether an exchange changes the weights or the optimizer's state of a single replica, too."""
+        """Whether an exchange changes the weights or optimizer state even with a single replica."""
         return self.has_center or self.trains_clients
 
     def groups(self, replicas: int) -> list[tuple[int, ...]]:
-        """Returns the ranks of each group that communicates, besides all replicas."""
+        """Returns the ranks of each communicating group, besides the group of all replicas."""
         return []
 
     def __str__(self) -> str:
-        """Returns a text that `parse_sync` converts to an equal value."""
         return str(spec_of(self))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EveryStep(Sync):
-    """Gradients are summed over replicas in every step."""
+    """Sums gradients over replicas in every step."""
 
     name: ClassVar[str] = "every_step"
     exchanges_weights: ClassVar[bool] = False
@@ -61,7 +60,7 @@ class EveryStep(Sync):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Periodic(Sync):
-    """Replicas train locally, and exchange weights every `period` steps.
+    """Base class: replicas train locally, and exchange weights every `period` steps.
 
     Attributes:
       period: number of steps between exchanges, at least 1.
@@ -74,22 +73,22 @@ class Periodic(Sync):
 
     @property
     def first_local_step(self) -> int:
-        """The step from which on replicas train locally."""
+        """The first step in which replicas train locally."""
         return 0
 
     @property
     def outer(self) -> str:
-        """The optimizer of the global weights, whose gradient is the mean change of the replicas; "" for none."""
+        """The optimizer of the global weights, whose gradient is the mean change of the local weights; "" for none."""
         return ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Averaging(Periodic):
-    """After an exchange, replicas continue from global weights, which are computed from the mean of their own.
+    """Base class: after an exchange, replicas continue from global weights, computed from the mean of the local ones.
 
     Attributes:
-      state: what happens to the optimizer's state in an exchange: "local" leaves each replica its own, "averaged"
-        replaces it by its mean, "reset" by its initial value.
+      state: the optimizer's state after an exchange: "local" keeps each replica's, "averaged" takes the mean over replicas,
+        "reset" the initial state.
     """
 
     state: str = "local"
@@ -104,11 +103,11 @@ class Averaging(Periodic):
         return bool(self.outer) or self.state == "reset"
 
 
-def check_integer(sync: Sync, parameter: str, least: int, unit: str) -> None:
-    """Raises `InputError` unless a parameter is an integer of at least `least`."""
+def check_integer(sync: Sync, parameter: str, minimum: int, unit: str) -> None:
+    """Raises `InputError` unless a parameter is an integer of at least `minimum`."""
     value = getattr(sync, parameter)
-    if not is_integer(value) or value < least:
-        raise invalid_parameter(sync, f"{parameter} must be a number of {unit} of at least {least}, not {value!r}")
+    if not is_integer(value) or value < minimum:
+        raise invalid_parameter(sync, f"{parameter} must be a number of {unit} of at least {minimum}, not {value!r}")
 
 
 def check_fraction(sync: Sync, parameter: str) -> None:
@@ -136,12 +135,12 @@ def check_outer(sync: Sync, outer: str) -> None:
 
 
 def invalid_parameter(sync: Sync, problem: str) -> InputError:
-    """Returns the error for a parameter."""
+    """Returns the error for an invalid parameter."""
     return InputError(f"{sync.name}: {problem}. {sync.guide} explains the parameters.")
 
 
 def check_multiples(sync: Sync, parameter: str) -> None:
-    """Raises `InputError` unless a parameter is a tuple of integers, each a larger multiple of the one before."""
+    """Raises `InputError` unless a parameter is a tuple of integers, each a larger multiple of its predecessor."""
     values = getattr(sync, parameter)
     if not isinstance(values, tuple) or not all(is_integer(value) and value >= 1 for value in values):
         raise invalid_parameter(sync, f"{parameter} must be numbers of at least 1, such as (4, 16), not {values!r}")
@@ -151,12 +150,12 @@ def check_multiples(sync: Sync, parameter: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LocalSGD(Averaging):
-    """Every `period` steps, the replicas' weights are replaced by their mean (Stich, arXiv:1805.09767).
+    """Replaces the local weights by their mean every `period` steps (Stich, arXiv:1805.09767).
 
     Attributes:
       overlap: whether an exchange runs during the next steps; the result depends only on `delay`.
-      delay: number of steps after which what was sent is used. What a replica has learned since is added to it (Shen et
-        al., arXiv:1906.12043). 0: at once; with `overlap`, when the next exchange begins.
+      delay: number of steps until the exchanged weights are used; a replica's local progress in the meantime is added
+        (Shen et al., arXiv:1906.12043). 0 for immediately or, with `overlap`, when the next exchange begins.
     """
 
     name: ClassVar[str] = "local_sgd"
@@ -169,49 +168,51 @@ class LocalSGD(Averaging):
 
     @property
     def fragment_count(self) -> int:
-        """Number of fragments of the weights, which are exchanged one after the other."""
+        """Number of fragments of the weights, exchanged one after the other."""
         return 1
 
     @property
     def lasts_until_next(self) -> bool:
-        """Whether weights are used when the next exchange begins, so that a link is never idle."""
+        """Whether an exchange lasts until the next one begins, so that the link is never idle."""
         return self.overlap and not self.delay
 
     @property
     def is_delayed(self) -> bool:
-        """Whether replicas continue to train before they use the weights that were sent."""
+        """Whether replicas continue to train before they use the exchanged weights."""
         return self.overlap or self.delay > 0
 
     def offsets(self, sizes: Sequence[int]) -> list[int]:
-        """Returns for each fragment the number of steps between the first one's exchange and its own.
+        """Returns the step of each fragment's exchange, relative to the first fragment's.
 
         Args:
-          sizes: the fragments' numbers of bytes. If an exchange lasts until the next one, a fragment has a part of the
-            period in proportion to its size, so that all need the same speed of the link; otherwise an equal part.
+          sizes: sizes of the fragments in bytes. If an exchange lasts until the next one, each fragment gets a share of the
+            period in proportion to its size, so that all need the same bandwidth; otherwise an equal share.
         """
         if not self.lasts_until_next:
-            return [self.period * p // self.fragment_count for p in range(self.fragment_count)]
-        before = itertools.accumulate(sizes[:-1], initial=0)
-        return [p + round((self.period - self.fragment_count) * part / sum(sizes)) for p, part in enumerate(before)]
+            return [self.period * fragment // self.fragment_count for fragment in range(self.fragment_count)]
+        starts = itertools.accumulate(sizes[:-1], initial=0)
+        return [
+            fragment + round((self.period - self.fragment_count) * start / sum(sizes))
+            for fragment, start in enumerate(starts)
+        ]
 
     def delays(self, offsets: Sequence[int]) -> list[int]:
-        """Returns the number of steps after which each fragment is used, given the result of `offsets`."""
+        """Returns the number of steps until each fragment is used, given the result of `offsets`."""
         if not self.lasts_until_next:
             return [self.delay] * self.fragment_count
         return [end - begin for begin, end in itertools.pairwise([*offsets, self.period])]
 
     @property
     def effective_mixing(self) -> float | None:
-        """Fraction of its own weights that a replica keeps; None: it adds its progress since sending to the global ones."""
+        """Fraction of its local weights that a replica keeps; None to add its progress since sending to the global weights."""
         return None
 
     @property
     def is_blocking(self) -> bool:
-        """Whether all weights are exchanged at the same step, and replaced at once."""
+        """Whether all weights are exchanged and replaced at the same step."""
         return self.fragment_count == 1 and not self.is_delayed and not self.effective_mixing
 
     def _check_delay(self) -> None:
-        """Validates the parameters of exchanges that take time."""
         check_integer(self, "delay", 0, "steps")
         if not isinstance(self.overlap, bool):
             raise invalid_parameter(self, f"overlap must be True or False, not {self.overlap!r}")
@@ -219,17 +220,17 @@ class LocalSGD(Averaging):
             raise invalid_parameter(
                 self, f"fragments must be at most the period of {self.period} steps, not {self.fragment_count}"
             )
-        longest = self.period // self.fragment_count
-        if self.delay > longest:
-            each = "period / fragments" if self.fragment_count > 1 else "the period"
-            raise invalid_parameter(self, f"delay must be at most {each}, {longest} steps, not {self.delay!r}")
+        max_delay = self.period // self.fragment_count
+        if self.delay > max_delay:
+            limit = "period / fragments" if self.fragment_count > 1 else "the period"
+            raise invalid_parameter(self, f"delay must be at most {limit}, {max_delay} steps, not {self.delay!r}")
         if self.state != "local" and not self.is_blocking:
             raise invalid_parameter(self, f"state={self.state} needs exchanges of all weights at once: leave it out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PostLocalSGD(LocalSGD):
-    """Gradients are summed in every step at first, then local SGD (Lin et al., arXiv:1808.07217).
+    """Sums gradients during a warmup, then runs local SGD (Lin et al., arXiv:1808.07217).
 
     Attributes:
       warmup_steps: number of steps with summed gradients.
@@ -250,16 +251,16 @@ class PostLocalSGD(LocalSGD):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HierarchicalLocalSGD(Averaging):
-    """Local SGD at several levels: frequent means among a few replicas, rarer ones among more.
+    """Local SGD at several levels: frequent means over small groups of replicas, rarer ones over larger groups.
 
-    As PyTorch's `HierarchicalModelAverager`: of several levels that are due at a step, only the largest is exchanged.
+    Like PyTorch's `HierarchicalModelAverager`: if several levels are due at a step, only the largest is exchanged.
     References: Lin et al., arXiv:1808.07217; Castiglia et al., arXiv:2007.13819.
 
     Attributes:
-      periods: number of steps between the exchanges of each level, from the smallest groups to all replicas; each is a
-        multiple of the one before.
-      group_sizes: number of consecutive replicas in a group of each level but the last, which has all; each divides the next,
-        and all replicas.
+      periods: number of steps between exchanges, by level, from the smallest groups to all replicas; each is a multiple of
+        its predecessor.
+      group_sizes: number of consecutive replicas per group, by level except for the last, which has all replicas; each
+        divides the next one and the number of replicas.
     """
 
     name: ClassVar[str] = "hierarchical_local_sgd"
@@ -296,17 +297,17 @@ class HierarchicalLocalSGD(Averaging):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiLoCo(LocalSGD):
-    """An outer optimizer updates the global weights every `period` steps (Douillard et al., arXiv:2311.08105).
+    """Updates the global weights by an outer optimizer every `period` steps (Douillard et al., arXiv:2311.08105).
 
-    Its gradient is the global weights minus the mean of the replicas' weights. With sgd(learning_rate=1) it is local
+    The outer gradient is the global weights minus the mean of the local weights. With sgd(learning_rate=1) this is local
     SGD; with adam, FedAdam.
 
     Attributes:
       outer: the outer optimizer, as in `--optimizer`, with its learning rate.
       fragments: number of parts of the weights, of about equal size. Part p is exchanged every `period` steps, `period *
         p // fragments` steps after the first (Streaming DiLoCo, Douillard et al., arXiv:2501.18512); see `offsets`.
-      mixing: fraction of its own weights that a replica keeps when it receives the global ones, from 0 to 1. None: 0.5
-        with a delay, as in that paper, else 0.
+      mixing: fraction of its local weights that a replica keeps when it receives the global ones, in [0, 1]. Defaults to
+        0.5 with a delay, as in that paper, else 0.
     """
 
     name: ClassVar[str] = "diloco"
@@ -335,14 +336,14 @@ class DiLoCo(LocalSGD):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EASGD(Periodic):
-    """Elastic averaging: replicas and a center attract each other (Zhang et al., arXiv:1412.6651), synchronous.
+    """Synchronous elastic averaging: replicas and a center attract each other (Zhang et al., arXiv:1412.6651).
 
-    With a momentum optimizer on each replica, as `--optimizer="sgd(momentum=0.9, nesterov=True)"`, it is EAMSGD.
+    With a momentum optimizer, such as `--optimizer="sgd(momentum=0.9, nesterov=True)"`, it is EAMSGD.
 
     Attributes:
       period: see base class; 10 in the experiments of the paper.
-      alpha: fraction of its distance to the center by which a replica moves in an exchange, in (0, 1); None for 0.9 / N
-        with N replicas. At most 1 / N, so that the center remains a mean of weights.
+      alpha: fraction of the distance to the center by which a replica moves in an exchange, in (0, 1). At most 1 / N with N
+        replicas, so that the center remains a mean of weights. Defaults to 0.9 / N.
     """
 
     name: ClassVar[str] = "easgd"
@@ -370,18 +371,18 @@ class EASGD(Periodic):
 class FedAvg(Sync):
     """Federated averaging over virtual clients (McMahan et al., arXiv:1602.05629); a step is a round.
 
-    The training data is divided among `clients`. In round t, m = max(1, round(fraction * clients)) of them are drawn. Each
-    starts from the global weights x with a fresh optimizer, and makes `local_epochs` passes over its n_k examples in
-    batches of `--batch_size`, of which the last may be short, which gives weights w_k. Then
+    The training data is divided among `clients`. In each round, m = max(1, round(fraction * clients)) of them are sampled.
+    Each starts from the global weights x with a new optimizer, and makes `local_epochs` passes over its n_k examples in
+    batches of `--batch_size`, the last of which may be smaller, resulting in weights w_k. Then
 
         d = sum over k of n_k (x - w_k) / sum over k of n_k,        x' = outer(x, d)
 
     Attributes:
       clients: number of clients, at least 1.
-      fraction: part of the clients that is drawn in each round, in (0, 1].
-      local_epochs: passes of a drawn client over its data, at least 1.
-      shards_per_client: 0 divides the examples at random; otherwise they are sorted by class and cut into shards, of which each
-        client gets this number, so that most clients know no more classes than that.
+      fraction: fraction of the clients sampled in each round, in (0, 1].
+      local_epochs: number of passes of a sampled client over its data, at least 1.
+      shards_per_client: 0 divides the examples at random; otherwise they are sorted by class and split into shards, of which
+        each client gets this number, so that most clients have at most that many classes.
       client_sizes: "equal", or "power_law": client i has a number of examples proportional to 1 / i.
       proximal: factor mu of FedProx's term mu / 2 |w - x|^2 in a client's loss (Li et al., arXiv:1812.06127).
       outer: the optimizer of the global weights, as in `--optimizer`, with its learning rate (Reddi et al.,
@@ -412,13 +413,13 @@ class FedAvg(Sync):
         check_outer(self, self.outer)
 
     @property
-    def drawn(self) -> int:
+    def clients_per_round(self) -> int:
         """Number of clients that train in a round."""
         return max(1, round(self.fraction * self.clients))
 
     def examples_per_step(self, size: int, batch_size: int) -> int:
-        """See base class: the number of examples that a round uses on average."""
-        return max(1, round(size * self.local_epochs * self.drawn / self.clients))
+        """See base class; the mean number of examples per round."""
+        return max(1, round(size * self.local_epochs * self.clients_per_round / self.clients))
 
 
 SYNCS: dict[str, type[Sync]] = {

@@ -1,12 +1,12 @@
-"""The configurations of training, and of the commands that take its flags."""
+"""The configuration of training, and of commands that take the same flags."""
 
 import dataclasses
 from typing import ClassVar
 
 from tfdist.config.balance import parse_balance
 from tfdist.config.conflicts import flag_text
-from tfdist.config.data_set_files import DATA_SETS, OF_RUNS
-from tfdist.config.decay import DECAYS, Plateau, normalized_decay, parse_decay
+from tfdist.config.data_set_files import DATA_SETS, SAFE_DATA_SETS
+from tfdist.config.decay import DECAYS, Plateau, normalize_decay, parse_decay
 from tfdist.config.fields import (
     ANY_TEXT,
     CATALOG_NAME,
@@ -17,16 +17,16 @@ from tfdist.config.fields import (
     OUTPUT,
     TRAINING,
     flag_field,
-    names_text,
-    own_text,
+    normalize_names,
     parse_loggers,
     parse_step_range,
+    user_function_text,
 )
-from tfdist.config.job_config import OWN, JobConfig
-from tfdist.config.monitor import parse_best, parse_early_stopping, parse_interval
-from tfdist.config.pipeline import WITHOUT_FLUSH
+from tfdist.config.job_config import USER_CODE, JobConfig
+from tfdist.config.monitor import parse_early_stopping, parse_interval, parse_monitor
+from tfdist.config.pipeline import NO_FLUSH_SCHEDULES
 from tfdist.config.rules import parse_chain
-from tfdist.config.search import search_text
+from tfdist.config.search import normalize_search
 from tfdist.config.spec import parse
 from tfdist.config.strategy_registry import TrainerOptions
 from tfdist.config.sync import SYNCS, parse_sync
@@ -34,7 +34,7 @@ from tfdist.errors import InputError
 
 _DEFAULT_EPOCHS = 10
 _MODELS = ("mlp", "cnn", "resnet50", "transformer")
-_RUN_FLAGS = (  # flags of a run with a directory, which compare and plan nothing
+_RUN_FLAGS = (  # flags of a run with a directory, without effect on `verify`
     "elastic_batch compression_check_every compression_max_error output_dir checkpoint_every keep checkpoint_async"
     " checkpoint_strict commit_dir commit_every resume log_every eval_every loggers measure_every profile_steps"
     " stall_warning_seconds stall_shutdown_seconds check_sync_every check_sync dry_run steps_per_call"
@@ -49,7 +49,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     model: str = flag_field(
         "cnn",
         MODEL,
-        f"Model: mlp, cnn, resnet50 or transformer, optionally with arguments, {OWN}.",
+        f"Model: mlp, cnn, resnet50 or transformer, optionally with arguments, {USER_CODE}.",
         parse=parse,
         fixed=True,
         known=_MODELS,
@@ -61,12 +61,12 @@ class TrainConfig(TrainerOptions, JobConfig):
         MODEL,
         "Data set: digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME; files of your own, as images:DIR (a "
         "folder per class), csv:FILE(label=...), npz:FILE or tfrecord:PATTERN(features=...), which docs/guides/data.md "
-        f"explains; {OWN}.",
+        f"explains; {USER_CODE}.",
         parse=parse,
         fixed=True,
         known=DATA_SETS,
         known_only=True,
-        safe_values=OF_RUNS,
+        safe_values=SAFE_DATA_SETS,
     )
     data_dir: str | None = flag_field(
         None,
@@ -80,7 +80,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "",
         MODEL,
         "Random changes of training images, applied in order, such as flip|crop(padding=4): flip, crop, resized_crop, rotate, "
-        f"brightness, contrast, cutout, erase, {OWN}.",
+        f"brightness, contrast, cutout, erase, {USER_CODE}.",
         check=lambda text: "|".join(map(str, parse_chain(text))),
         fixed=True,
         training_only=True,
@@ -97,7 +97,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         trial_value="",
     )
     batch_size: int = flag_field(
-        64, TRAINING, "Global batch size: number of examples per step, over all replicas.", least=1, fixed=True
+        64, TRAINING, "Global batch size: number of examples per step, over all replicas.", minimum=1, fixed=True
     )
     elastic_batch: str = flag_field(
         "global",
@@ -117,7 +117,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     optimizer: str = flag_field(
         "adamw",
         TRAINING,
-        f"Optimizer: a Keras optimizer in lower case, such as sgd(momentum=0.9), {OWN}.",
+        f"Optimizer: a Keras optimizer in lower case, such as sgd(momentum=0.9), {USER_CODE}.",
         parse=parse,
         fixed=True,
         safe_values=CATALOG_NAME,
@@ -135,15 +135,15 @@ class TrainConfig(TrainerOptions, JobConfig):
     )
     warmup_steps: int = flag_field(0, TRAINING, "Number of steps of linear learning-rate warmup.", trial_value=0)
     warmup_start: float = flag_field(
-        0.0, TRAINING, "Learning rate at step 0 as a fraction of the peak.", most=1, trial_value=0.0
+        0.0, TRAINING, "Learning rate at step 0 as a fraction of the peak.", maximum=1, trial_value=0.0
     )
     decay: str = flag_field(
         "none",
         TRAINING,
         "Learning-rate schedule: none, cosine(to=0.0), cosine_restarts(first=...), exponential(factor=0.01), linear(to=0.0), "
         "one_cycle(pct_start=0.3), plateau(monitor=val_loss, factor=0.1, patience=10), polynomial(to=0.0, power=1.0), "
-        f"step(every=..., factor=0.1), {OWN}. docs/guides/gradients.md has the equations.",
-        check=normalized_decay,
+        f"step(every=..., factor=0.1), {USER_CODE}. docs/guides/gradients.md has the equations.",
+        check=normalize_decay,
         parse=parse_decay,
         known=tuple(DECAYS),
         trial_value="none",
@@ -162,7 +162,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     loss: str = flag_field(
         "sparse_categorical_crossentropy(from_logits=True)",
         TRAINING,
-        f"Loss: a Keras loss in snake case, {OWN}.",
+        f"Loss: a Keras loss in snake case, {USER_CODE}.",
         parse=parse,
         fixed=True,
         safe_values=CATALOG_NAME,
@@ -182,7 +182,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "accuracy",
         TRAINING,
         "Comma-separated Keras metrics. Empty records the loss only.",
-        check=names_text,
+        check=normalize_names,
         fixed=True,
         structure=list,
         safe_values=rf"{CATALOG_NAME}(,{CATALOG_NAME})*",
@@ -191,7 +191,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "",
         TRAINING,
         "Your own function that returns a Keras callback or a list of them: package.module:name(...).",
-        check=own_text,
+        check=user_function_text,
         training_only=True,
         trial_value="",
     )
@@ -225,7 +225,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         trial_value="0",
         safe_values=ANY_TEXT,
     )
-    keep: int = flag_field(3, OUTPUT, "Maximum number of checkpoints to keep.", least=1)
+    keep: int = flag_field(3, OUTPUT, "Maximum number of checkpoints to keep.", minimum=1)
     checkpoint_async: bool = flag_field(True, OUTPUT, "Write checkpoints in the background while training continues.")
     checkpoint_strict: bool = flag_field(
         True, OUTPUT, "End the run if a checkpoint cannot be written. Otherwise, log a warning and continue."
@@ -235,7 +235,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         OUTPUT,
         "Metric whose best checkpoint is also kept, and exported at the end, such as val_accuracy or val_auc(mode=max). "
         "Empty exports the last step.",
-        parse=parse_best,
+        parse=parse_monitor,
         training_only=True,
         trial_value="",
     )
@@ -267,7 +267,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         training_only=True,
         trial_value=False,
     )
-    log_every: int = flag_field(10, OUTPUT, "Number of steps between metric records.", least=1)
+    log_every: int = flag_field(10, OUTPUT, "Number of steps between metric records.", minimum=1)
     eval_every: int = flag_field(
         0,
         OUTPUT,
@@ -284,7 +284,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "tensorboard",
         OUTPUT,
         f"Comma-separated experiment trackers, in addition to metrics.jsonl: tensorboard, mlflow(experiment='tfdist'), "
-        f"wandb(project='tfdist'), {OWN}. Empty for none.",
+        f"wandb(project='tfdist'), {USER_CODE}. Empty for none.",
         parse=parse_loggers,
         training_only=True,
         trial_value="",
@@ -330,23 +330,22 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Search instead of training: learning_rate(min=1e-7, max=10, steps=100), by a sweep over rates; or "
         "batch_size(memory=..., max=..., steps=20, processes=1), by trials in processes of their own. docs/guides/finders.md "
         "explains both.",
-        check=search_text,
+        check=normalize_search,
         training_only=True,
         trial_value="",
     )
     dry_run: bool = flag_field(False, CHECKS, "Print the configuration of the run and exit.")
 
     def _complete(self) -> None:
-        """See base class."""
         if not self.steps and not self.epochs:
             object.__setattr__(self, "epochs", _DEFAULT_EPOCHS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyConfig(TrainConfig):
-    """Configuration of `tfdist verify`: the fields of training, and the tolerance of the comparison."""
+    """Configuration of `tfdist verify`: the training flags, and the tolerance of the comparison."""
 
-    without_effect: ClassVar[tuple[str, ...]] = tuple(_RUN_FLAGS)
+    ignored_flags: ClassVar[tuple[str, ...]] = tuple(_RUN_FLAGS)
     steps: int = flag_field(10, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")
     float64: bool = flag_field(
         False, CHECKS, "Compute in float64, in which rounding errors are far smaller than real differences."
@@ -360,11 +359,11 @@ class VerifyConfig(TrainConfig):
     )
 
     def __post_init__(self) -> None:
-        """Requires a tolerance for features that differ from one device by design: loss scale and compression."""
+        """Requires a tolerance for loss scaling and compression, whose results differ from one device by design."""
         super().__post_init__()
-        compressed = [name for name in ("compression", "activation_compression") if getattr(self, name) != "none"]
-        if not self.tolerance and (self.precision == "mixed_float16" or compressed):
-            names = ("precision", *(compressed or ("compression",)))
+        lossy_flags = [name for name in ("compression", "activation_compression") if getattr(self, name) != "none"]
+        if not self.tolerance and (self.precision == "mixed_float16" or lossy_flags):
+            names = ("precision", *(lossy_flags or ("compression",)))
             received = [flag_text(name, getattr(self, name)) for name in names]
             raise InputError(
                 "With float16 or compression, results differ from those of one device by more than rounding: set "
@@ -375,7 +374,7 @@ class VerifyConfig(TrainConfig):
                 "Replicas that train locally do not match one device, whatever the tolerance: leave out --sync. "
                 f"Received: {flag_text('sync', self.sync)}."
             )
-        if isinstance(self.parsed.pipeline_schedule, WITHOUT_FLUSH):
+        if isinstance(self.parsed.pipeline_schedule, NO_FLUSH_SCHEDULES):
             raise InputError(
                 "Gradients of older weights do not match one device, whatever the tolerance: use another "
                 f"--pipeline_schedule. Received: {flag_text('pipeline_schedule', self.pipeline_schedule)}."

@@ -1,4 +1,4 @@
-"""The configurations of commands that run a trained model: evaluate and predict."""
+"""The configuration of commands that run a trained model: evaluate and predict."""
 
 import dataclasses
 import os
@@ -15,7 +15,7 @@ TABLES = (".npy", ".npz", ".csv")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightsConfig:
-    """The weights of a run to use, and whether code that the run names may be executed."""
+    """The weights to use, and whether user code that the run names may be executed."""
 
     checkpoint: str = flag_field(
         NEWEST,
@@ -30,13 +30,13 @@ class WeightsConfig:
         True,
         CHECKS,
         "Refuse a run whose model, data set, loss, optimizer or decay is a package.module:function, or its data set tfds:NAME, "
-        "instead of importing what it names.",
+        "instead of importing it.",
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
-    """The weights, the data and the devices of a command; the defaults are those of the run."""
+    """The weights, data and devices of a command; defaults to those of the run."""
 
     dataset: str = flag_field("", MODEL, "Data set; as for training. Defaults to that of the run.", parse=parse)
     split: str = flag_field("test", MODEL, "Split of the data set: test or train.", choices=("test", "train"))
@@ -45,15 +45,14 @@ class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
     )
 
     def __post_init__(self) -> None:
-        """Validates all fields, then all rules between fields."""
         check_fields(self)
         check_combinations(self)
 
     @property
     def options(self) -> dict[str, object]:
-        """The flags that are passed on to the strategy and to the control plane, by name."""
-        own = ("strategy", "coordinator", "token_file", "insecure", "start_timeout_seconds")
-        return {name: getattr(self, name) for name in (*own, *field_names(self, "is_option"))}
+        """The flags of the strategy and the control plane, by name."""
+        names = ("strategy", "coordinator", "token_file", "insecure", "start_timeout_seconds")
+        return {name: getattr(self, name) for name in (*names, *field_names(self, "is_option"))}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,6 @@ class PredictConfig(TrainedConfig):
     )
 
     def __post_init__(self) -> None:
-        """Validates as for any trained model, and the ending of the output."""
         super().__post_init__()
         if self.output and os.path.splitext(self.output)[1] not in TABLES:
             raise InputError(f"--output must end in {', '.join(TABLES)}. Received: {self.output}.")

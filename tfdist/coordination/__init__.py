@@ -1,9 +1,9 @@
 """The control plane: communication between the processes of a job, outside every graph.
 
-It keeps working when collectives hang. It transports small JSON values only, never tensors, and only between processes that
-know the job's token. Its server detects the loss of a member by the end of its connection or by missing heartbeats;
-`peer_failure` then ends the others. It also contains sync points, at which all ranks act at the same step, the watchdog, which
-reports calls that do not return, and what Horovod and MPI need to find their processes. Nothing here imports TensorFlow.
+It keeps working when collectives hang. It transports small JSON values, never tensors, between processes that know the job's
+token. Its server detects lost members by closed connections or missing heartbeats; `peer_failure` then ends the others. Sync
+points let all ranks act at the same step; the watchdog reports calls that hang; and the rendezvous of Horovod and MPI uses the
+group. Nothing here imports TensorFlow.
 """
 
 from tfdist.coordination.group import Group, Json, LostMember

@@ -1,4 +1,4 @@
-"""The connection of a process to the server of its job's group: its start, its beats, its goodbye."""
+"""The connection of a process to the server of its job's group."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from tfdist.cluster import exit_status
 from tfdist.cluster.signals import caller_location
-from tfdist.coordination.group import NO_GOODBYE, Json, Listener, LostMember, name_member, silence
+from tfdist.coordination.group import NO_GOODBYE, Json, Listener, LostMember, name_member, silence_reason
 from tfdist.coordination.job_token import split_address
 from tfdist.coordination.messages import (
     DOUBTED_BEATS,
@@ -31,24 +31,24 @@ from tfdist.coordination.messages import (
     Session,
     WrongSealError,
     deadline_field,
-    derived,
+    derive_token,
     encode,
+    encode_limited,
     exit_code_of,
-    limited,
     nonce,
     printable,
     ranks_of,
     take,
 )
 from tfdist.errors import ExitCode, InputError, PeerLostError, TfdistError, exceptions
-from tfdist.errors.engine_errors import described
+from tfdist.errors.engine_errors import error_summary
 
 RETRY_SECONDS = 0.1
 _CHUNK = 1 << 16
 
 
 class AuthenticatedConnection(NamedTuple):
-    """An open connection between two ends that know the same token; what is sent must be sealed."""
+    """An open connection between two ends that know the same token; messages must be sealed."""
 
     sock: socket.socket
     lines: MessageReader
@@ -71,13 +71,13 @@ def connect(
 
     Args:
       address: `host:port` of the server.
-      hello: the first message, without its nonce.
+      hello: the first message, without a nonce.
       token: the token that both ends must know.
       limit: maximum size of a message from the server, in bytes.
       timeout: total seconds to wait.
       server: name of the server in error messages.
-      seconds: names of the welcome's fields that are positive numbers of seconds.
-      texts: names of its fields that are strings.
+      seconds: names of fields in the welcome that must be positive numbers of seconds.
+      texts: names of fields in the welcome that must be strings.
 
     Raises:
       PeerLostError: no server answered in time.
@@ -99,7 +99,7 @@ def _connect_once(
 ) -> AuthenticatedConnection:
     sock = socket.create_connection(split_address(address), timeout=max(end - time.monotonic(), RETRY_SECONDS))
     try:
-        if sock.getsockname() == sock.getpeername():  # TCP can connect a port without a listener to itself
+        if sock.getsockname() == sock.getpeername():  # TCP may connect an unused port to itself
             raise ConnectionRefusedError("Connection refused")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         greeting, lines = encode(hello | {"nonce": nonce()}), MessageReader(limit + OVERHEAD)
@@ -137,9 +137,9 @@ def _expect(message: Message, kind: str) -> Message:
 
 
 def send_or_shut(sock: socket.socket, seal: Callable[[bytes], bytes], line: bytes) -> None:
-    """Seals and sends a message; shuts the connection down if that fails or is interrupted, as by Ctrl-C.
+    """Seals and sends a message; shuts the connection down if that fails or is interrupted, such as by Ctrl-C.
 
-    Part of the message may have been sent, and its number is used up: the other end would refuse every later one.
+    The other end would refuse later messages, because part of this message may have been sent, and its number is used up.
     """
     try:
         sock.sendall(seal(line))
@@ -150,12 +150,12 @@ def send_or_shut(sock: socket.socket, seal: Callable[[bytes], bytes], line: byte
 
 
 def next_message(sock: socket.socket, lines: MessageReader, end: float) -> Message:
-    """Returns the next message, without reading the one after it, which may be sealed.
+    """Returns the next message, without decoding the one after it, which may be sealed.
 
     Args:
       sock: a connected socket.
-      lines: reads its messages.
-      end: the deadline for the complete message, by `time.monotonic()`.
+      lines: the reader of its messages.
+      end: deadline for the complete message, in seconds of `time.monotonic()`.
 
     Raises:
       OSError: it did not arrive in time, or the connection was closed.
@@ -163,8 +163,8 @@ def next_message(sock: socket.socket, lines: MessageReader, end: float) -> Messa
     """
     for message in lines.feed(b""):
         return message
-    while (left := end - time.monotonic()) > 0:
-        sock.settimeout(left)
+    while (seconds_left := end - time.monotonic()) > 0:
+        sock.settimeout(seconds_left)
         data = sock.recv(_CHUNK)
         for message in lines.feed(data):
             return message
@@ -185,7 +185,7 @@ class Publications:
     """
 
     def __init__(self, name: str):
-        self._name = name  # of the delivering thread
+        self._name = name  # of the thread
         self._state = threading.Lock()  # guards the attributes below
         self._values: list[tuple[Hashable, Json]] = []
         self._listeners: dict[Hashable, list[Listener]] = {}  # by topic; only the first one receives values
@@ -193,7 +193,7 @@ class Publications:
         self._closed = False
 
     def put(self, topic: Hashable, value: Json) -> None:
-        """Adds a published value."""
+        """Adds a value."""
         with self._state:
             self._values.append((topic, value))
             self._start()
@@ -218,7 +218,6 @@ class Publications:
             self._thread.start()
 
     def _next_index(self) -> int | None:
-        """Returns the index of the first value that has a subscriber."""
         indices = (i for i, (topic, _) in enumerate(self._values) if self._listeners.get(topic))
         return None if self._closed else next(indices, None)
 
@@ -245,10 +244,10 @@ def _run_callback(callback: Callable[[Json], object], topic: Hashable, value: Js
 
 
 class Liveness:
-    """Measures the time since the last message, or since its creation; only complete and verified messages count.
+    """Measures the time since the last complete and verified message, or since its creation.
 
     Args:
-      lines: reads the messages.
+      lines: the reader of messages.
       interval: seconds between two calls of `is_silent` if nothing delays this process.
       clock: returns the time in seconds.
     """
@@ -262,7 +261,7 @@ class Liveness:
         self._last_received = self._clock()
 
     def is_silent(self, limit: float) -> bool:
-        """Returns whether no message has arrived for `limit` seconds, plus the time allowed for an incomplete one."""
+        """Returns whether no message has arrived for `limit` seconds plus the time allowed for an incomplete one."""
         now = self._clock()
         if now - self._last_checked > self._interval + 1.0:  # this process was suspended or starved, not the other end
             self._last_received = min(now, self._last_received + now - self._last_checked)
@@ -278,18 +277,18 @@ class Member(Protocol):
 
 
 _members: weakref.WeakSet[Member] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_members.clear)  # the connections are those of the parent
+os.register_at_fork(after_in_child=_members.clear)  # the connections belong to the parent
 
 
 def leave_at_failure(member: Member) -> None:
-    """Makes a member leave its group when this process ends with a failure, even if its threads do not let it end."""
+    """Makes a member leave its group when this process fails, even if other threads keep it running."""
     _members.add(member)
-    _register()
+    _register_exit_handler()
 
 
 @functools.cache
-def _register() -> None:
-    exit_status.at_end(_leave_all)
+def _register_exit_handler() -> None:
+    exit_status.add_callback(_leave_all)
 
 
 def _leave_all(error: BaseException) -> None:
@@ -300,16 +299,12 @@ def _leave_all(error: BaseException) -> None:
 
 
 def is_planned(code: int) -> bool:
-    """Returns whether the end of a process with this code is not a loss, because the others end as well."""
+    """Returns whether a process that ends with this code does not count as lost."""
     return code in (ExitCode.DONE, ExitCode.PREEMPTED)
 
 
 def goodbye_of(error: BaseException | None) -> tuple[int, str]:
-    """Returns the exit code of a process that an exception ends, and the reason.
-
-    Args:
-      error: the exception; None if the process ends without one.
-    """
+    """Returns the exit code and the reason with which a process leaves after an exception; None for no exception."""
     if error is None:
         return ExitCode.DONE, ""
     if isinstance(error, TfdistError):
@@ -318,23 +313,21 @@ def goodbye_of(error: BaseException | None) -> tuple[int, str]:
         return exceptions.SIGNAL_OFFSET + signal.SIGINT, ""
     if isinstance(error, SystemExit):
         code = error.code
-        return (int(code) & 0xFF if isinstance(code, int) else int(code is not None)), ""  # as the process ends with
-    return ExitCode.FAILED, described(error)
+        return (int(code) & 0xFF if isinstance(code, int) else int(code is not None)), ""  # as in Python
+    return ExitCode.FAILED, error_summary(error)
 
 
-SERVER_GRACE_SECONDS = 2.0  # to wait for the server after a deadline or a goodbye
+SERVER_GRACE_SECONDS = 2.0  # how long to wait for the server after a deadline or a goodbye
 
 
-Ranks = tuple[int, ...]  # ranks in the job, in order; each set of ranks has its own operations and topics
+Ranks = tuple[int, ...]  # ranks in the job, in order
 
 
 @dataclasses.dataclass(eq=False)
 class _PendingGather:
-    """A gather of this member that has not completed."""
-
     ranks: Ranks
     name: str
-    answered: threading.Event = dataclasses.field(default_factory=threading.Event)
+    is_answered: threading.Event = dataclasses.field(default_factory=threading.Event)
     values: list[Json] = dataclasses.field(default_factory=list)
     failure: str = ""
     is_misuse: bool = False
@@ -343,13 +336,13 @@ class _PendingGather:
 class Client:
     """Connects a process to the members of its job through a `Server`.
 
-    One thread receives messages and sends heartbeats. `Group` describes the operations; each has the `ranks` of the job
-    that take part, including this process's.
+    A thread receives messages and sends heartbeats. The operations are those of `Group`; `ranks` are the participants of
+    an operation, including this process. Each set of ranks has its own operations and topics.
 
     Attributes:
       rank: this process's rank.
       size: number of members of the job.
-      goodbye_code: exit code with which this process has left; None before.
+      goodbye_code: exit code with which this process has left; None before that.
     """
 
     def __init__(
@@ -362,7 +355,7 @@ class Client:
         timeout: float = 60.0,
         noun: str = "rank",
         server_rank: int = 0,
-        on_left: Callable[[str], None] = lambda how: None,
+        on_left: Callable[[str], None] = lambda description: None,
     ):
         """Connects to the server, retrying until it answers.
 
@@ -370,11 +363,11 @@ class Client:
           address: `host:port` of the server.
           rank: this member's rank.
           size: number of members.
-          token: the group's token, which the server checks.
+          token: the group's token.
           timeout: seconds to wait for the connection.
           noun: name of a member in messages.
           server_rank: the member, or `LAUNCHER`, that is reported as lost if the server fails.
-          on_left: called with a description after this member has left; closes the server in the process that serves it.
+          on_left: called with a description after this member has left; closes the server in the process that runs it.
 
         Raises:
           PeerLostError: the server did not answer in time.
@@ -385,19 +378,19 @@ class Client:
         self._noun, self._server_rank, self._on_left = noun, server_rank, on_left
         self._state = threading.Condition()  # guards the attributes below; notifies of losses
         self._pending: dict[int, _PendingGather] = {}
-        self._tickets = 0
-        self._losses: list[LostMember] = []  # in the order in which they were noticed
+        self._ticket_count = 0
+        self._losses: list[LostMember] = []  # in order of detection
         self._end_reason = ""  # why no more gathers can complete
         self._callbacks: list[tuple[Ranks, Callable[[LostMember], None]]] = []  # not called yet
         self._callback_threads: list[threading.Thread] = []
         self._has_left = False
         self._publications = Publications(f"{noun}-{rank}-group-publications")
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
         hello = {"type": "hello", "rank": rank, "size": size, "version": VERSION}
         hello |= {"pid": os.getpid(), "host": socket.gethostname()}
         server, seconds = name_member(server_rank, noun), ("heartbeat", "lost_after")
         connection = connect(address, hello, token, (size + 1) * LIMIT, timeout, server, seconds, texts=("nonce",))
-        self._secret = derived(token, connection.welcome["nonce"])
+        self._secret = derive_token(token, connection.welcome["nonce"])
         self._sock, self._lines, self._seal = connection.sock, connection.lines, connection.seal
         self._heartbeat, self._lost_after = (float(connection.welcome[name]) for name in seconds)
         self._sock.settimeout(self._lost_after)
@@ -412,11 +405,11 @@ class Client:
         ticket, pending, line = self._register_gather(ranks, name, value, deadline)
         try:
             self._send(line)
-            pending.answered.wait(min(deadline + SERVER_GRACE_SECONDS, threading.TIMEOUT_MAX))
+            pending.is_answered.wait(min(deadline + SERVER_GRACE_SECONDS, threading.TIMEOUT_MAX))
         finally:
             with self._state:
                 self._pending.pop(ticket, None)
-        if not pending.answered.is_set():
+        if not pending.is_answered.is_set():
             server = name_member(self._server_rank, self._noun)
             raise PeerLostError(f"{server}, which serves the group, did not answer '{name}' within {deadline:g} s.")
         if pending.failure:
@@ -425,11 +418,15 @@ class Client:
 
     def token_for(self, purpose: str) -> str:
         """See `Group.token_for`."""
-        return derived(self._secret, purpose)
+        return derive_token(self._secret, purpose)
 
     def publish(self, ranks: Ranks, topic: str, value: Json) -> None:
         """See `Group.publish`."""
-        self._send(limited({"type": "publish", "ranks": self._encoded(ranks), "topic": topic, "value": value}, topic))
+        self._send(
+            encode_limited(
+                {"type": "publish", "ranks": self._ranks_field(ranks), "topic": topic, "value": value}, topic
+            )
+        )
 
     def subscribe(self, ranks: Ranks, topic: str, callback: Listener) -> None:
         """See `Group.subscribe`."""
@@ -446,7 +443,7 @@ class Client:
     def lost(self, ranks: Ranks, wait: float) -> LostMember | None:
         """See `Group.lost`.
 
-        Waiting implies a suspicion, so the server is told to detect a stopped member sooner.
+        Waiting implies a suspicion, so the server is asked to detect stopped members sooner.
         """
         with self._state:
             loss = self._first_loss(ranks)
@@ -460,13 +457,13 @@ class Client:
     def leave(self, code: int, reason: str) -> None:
         """See `Group.leave`.
 
-        All threads of the group have ended when this returns. A second goodbye is ignored.
+        All threads of the group have ended when this returns. Later calls have no effect.
         """
         with self._state:
             if self._has_left:
                 return
             self._has_left, self.goodbye_code = True, code
-        self._fail_gathers("this process has left the group")  # first, as the server answers a goodbye by closing
+        self._fail_gathers("this process has left the group")  # first, because the server answers a goodbye by closing
         self._send(encode({"type": "goodbye", "code": code, "reason": reason[:1000]}))
         with contextlib.suppress(OSError):  # the server may be gone
             self._sock.shutdown(socket.SHUT_WR)
@@ -488,17 +485,22 @@ class Client:
                 raise ValueError(
                     f"A name can be used by one operation at a time. Received: {name!r}, which is in progress."
                 )
-            self._tickets += 1
-            message: Message = {"type": "gather", "ranks": self._encoded(ranks), "ticket": self._tickets, "name": name}
+            self._ticket_count += 1
+            message: Message = {
+                "type": "gather",
+                "ranks": self._ranks_field(ranks),
+                "ticket": self._ticket_count,
+                "name": name,
+            }
             message |= {"value": value, "deadline": deadline_field(deadline)}
             message["place"] = caller_location() if threading.current_thread() is threading.main_thread() else ""
-            line = limited(message, name)
+            line = encode_limited(message, name)
             if self._end_reason:
                 raise PeerLostError(f"'{name}' cannot complete: {self._end_reason}.")
-            pending = self._pending[self._tickets] = _PendingGather(ranks, name)
-            return self._tickets, pending, line
+            pending = self._pending[self._ticket_count] = _PendingGather(ranks, name)
+            return self._ticket_count, pending, line
 
-    def _encoded(self, ranks: Ranks) -> Ranks | None:
+    def _ranks_field(self, ranks: Ranks) -> Ranks | None:
         return None if len(ranks) == self.size else ranks
 
     def _run(self) -> None:
@@ -516,14 +518,13 @@ class Client:
                     return
                 now = time.monotonic()
                 if self._liveness.is_silent(self._lost_after):
-                    self._report_server_loss(silence(self._lost_after))
+                    self._report_server_loss(silence_reason(self._lost_after))
                     return
                 if now >= last_beat + self._heartbeat:
                     last_beat = now
                     self._send(encode({"type": "beat"}))
 
     def _read(self) -> bool:
-        """Handles the data that has arrived; returns whether the connection is still open."""
         try:
             data = self._sock.recv(_CHUNK)
         except OSError as error:
@@ -534,14 +535,14 @@ class Client:
         return self._receive(self._lines.feed(data)) and bool(data)
 
     def _receive(self, messages: Iterable[Message]) -> bool:
-        """Handles messages; if that is impossible, reports the server as lost, and returns False."""
+        """Handles messages; if that fails, reports the server as lost and returns False."""
         try:
             for message in messages:
                 self._liveness.record_message()
                 self._handle(message)
         except BadMessage as error:
             self._report_server_loss(f"it sent {error}")
-        except Exception as error:  # a field is missing or has another type: with no thread left, gathers would hang
+        except Exception as error:  # a field is missing or has another type; without this thread, gathers would hang
             _log.debug("A message of the group's server", exc_info=error)
             self._report_server_loss(f"it sent a message that cannot be handled ({type(error).__name__}: {error})")
         else:
@@ -565,7 +566,7 @@ class Client:
             ranks = ranks_of(message, self.rank, self.size) or tuple(range(self.size))
             [topic] = take(message, topic=str)
             self._publications.put((ranks, topic), message["value"])
-        elif kind == "waiting" and self._noun == "rank":  # a launcher may wait for others for as long as it needs
+        elif kind == "waiting" and self._noun == "rank":  # launchers may wait for each other without limit
             name, missing, place = message["name"], message["missing"], message["place"]
             _log.warning("Rank %d waits for %s in '%s', called at %s.", self.rank, missing, name, place)
         elif kind in ("values", "failed"):
@@ -574,7 +575,7 @@ class Client:
             if pending:
                 pending.values, pending.failure = message.get("values", []), message.get("failure", "")
                 pending.is_misuse = message.get("misuse", False)
-                pending.answered.set()
+                pending.is_answered.set()
 
     def _report_server_loss(self, reason: str) -> None:
         """Reports the loss of the server, unless its connection closes after a goodbye of either side."""
@@ -587,7 +588,7 @@ class Client:
     def _record_loss(self, loss: LostMember) -> None:
         """Reports the loss of a member; the server fails the operations that need it."""
         with self._state:
-            if any(known.rank == loss.rank for known in self._losses):
+            if any(other_loss.rank == loss.rank for other_loss in self._losses):
                 return
             self._losses.append(loss)
             callbacks, self._callbacks = self._callbacks, []
@@ -599,17 +600,17 @@ class Client:
             self._state.notify_all()
 
     def _first_loss(self, ranks: Ranks) -> LostMember | None:
-        """Returns the first loss among these ranks. Without the server, no operation of any ranks is possible."""
+        """Returns the first loss that affects these ranks; the loss of the server affects all."""
         return next((loss for loss in self._losses if loss.rank in ranks or loss.rank == self._server_rank), None)
 
     def _fail_gathers(self, reason: str) -> None:
-        """Fails all pending and future gathers; the first loss, if there is one, is the cause that is named."""
+        """Fails all pending and future gathers; the first loss, if any, is reported as the cause."""
         with self._state:
             self._end_reason = self._end_reason or (str(self._losses[0]) if self._losses else reason)
-            unanswered = [pending for pending in self._pending.values() if not pending.answered.is_set()]
-        for pending in unanswered:
+            pending_gathers = [pending for pending in self._pending.values() if not pending.is_answered.is_set()]
+        for pending in pending_gathers:
             pending.failure = f"'{pending.name}' cannot complete: {self._end_reason}."
-            pending.answered.set()
+            pending.is_answered.set()
 
     def _start_callback(self, loss: LostMember, callback: Callable[[LostMember], None]) -> None:
         thread = threading.Thread(target=callback, args=(loss,), name="group-loss", daemon=True)
@@ -617,7 +618,7 @@ class Client:
         thread.start()
 
     def _send(self, line: bytes) -> None:
-        with contextlib.suppress(OSError), self._sending:  # the receiving thread reports the end of the connection
+        with contextlib.suppress(OSError), self._send_lock:  # the receiving thread reports the end of the connection
             send_or_shut(self._sock, self._seal, line)
 
     def _disconnect(self) -> None:

@@ -1,4 +1,4 @@
-"""The contract `Group`: communication between the processes of a job, outside every graph."""
+"""The interface `Group`: communication between the processes of a job, outside every graph."""
 
 import abc
 import contextlib
@@ -14,14 +14,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tfdist.errors import InputError, PeerLostError, Preempted
-from tfdist.errors.engine_errors import described, one_line
+from tfdist.errors.engine_errors import error_summary, one_line
 
 NO_GOODBYE = "its connection closed without a goodbye (it was killed, crashed, or exited silently)"
-_ENTRIES_PER_MESSAGE = 200  # entries per message
+_ENTRIES_PER_MESSAGE = 200
 LAUNCHER = -1  # rank of a launcher that serves a group
 
 Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
-Listener = Callable[[Json], object]  # returns True when it needs no more values
+Listener = Callable[[Json], object]  # returns True to unsubscribe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +29,9 @@ class LostMember:
     """The loss of a member.
 
     Attributes:
-      rank: the member's rank; `LAUNCHER` for a launcher, which serves the group and is not a member.
-      reason: the end of a sentence, such as "its connection closed without a goodbye".
-      code: the exit code of its goodbye; None if it sent none.
+      rank: the member's rank; `LAUNCHER` for a launcher that serves the group.
+      reason: a clause such as "its connection closed without a goodbye".
+      code: the exit code of its goodbye; None without a goodbye.
       noun: name of a member in messages.
     """
 
@@ -49,7 +49,7 @@ class Difference(NamedTuple):
 
     Attributes:
       key: its key.
-      ranks: which ranks have which value, by its JSON or "nothing".
+      ranks: ranks by value; values are JSON, or "nothing" for a missing entry.
     """
 
     key: str
@@ -57,13 +57,13 @@ class Difference(NamedTuple):
 
 
 class Group(abc.ABC):
-    """All processes of a job, or some of them (`subgroup`), seen from one of them.
+    """All processes of a job, or some of them (`subgroup`), from the view of one of them.
 
     Every operation except `publish` is collective: all members must call it with the same name. Operations with different
-    names may be called in any order and from any thread. A name may be reused once its previous operation has
-    completed. The outcome is the same on all members: if the operation is not complete when the shortest `deadline`
-    (in seconds) of the waiting members has passed, it raises `PeerLostError` on every member and names the missing
-    ones. It also does so if a member is lost or leaves before the operation is complete.
+    names may be called in any order and from any thread. A name may be reused after its previous operation has completed.
+    The outcome is the same on all members: if the operation is not complete when the shortest `deadline` (in seconds) of
+    the waiting members has passed, or if a member is lost or leaves, it raises `PeerLostError` on every member, which names
+    the missing ones.
 
     Members are numbered from 0. Messages name them by their ranks in the job.
 
@@ -84,15 +84,15 @@ class Group(abc.ABC):
 
     @property
     def goodbye_code(self) -> int | None:
-        """Exit code with which this process has left the job; None before."""
+        """Exit code with which this process has left the job; None before that."""
         return None
 
     def role(self, rank: int) -> str:
-        """Returns the role of a rank of the job, to be written after the rank: ` (stage 1)`; empty if it has none."""
+        """Returns a suffix with the role of a rank of the job, such as ` (stage 1)`; empty if it has none."""
         return f" ({self.roles[rank]})" if rank in self.roles else ""
 
     def named(self, members: Iterable[int]) -> str:
-        """Returns some members by their ranks in the job, for a message: `rank 2` or `ranks 2, 5`."""
+        """Returns the ranks of members in the job, for messages: `rank 2` or `ranks 2, 5`."""
         return name_ranks([self.ranks[member] for member in members])
 
     @abc.abstractmethod
@@ -110,15 +110,15 @@ class Group(abc.ABC):
         """
 
     def barrier(self, name: str, deadline: float = 60.0) -> None:
-        """Blocks until every member has called it."""
+        """Waits until every member has called it."""
         self.gather(name, None, deadline)
 
     def broadcast(self, name: str, value: Json, deadline: float = 60.0, root: int = 0) -> Json:
-        """Returns the root's value on every member; the values of the others are ignored."""
+        """Returns the root's value on every member; other values are ignored."""
         return self.gather(name, value if self.rank == root else None, deadline)[root]
 
     def all_equal(self, name: str, value: Json, deadline: float = 60.0) -> bool:
-        """Returns whether every member passes the same value, of any size: only a digest of it is sent."""
+        """Returns whether all members pass the same value, of any size; only a digest is sent."""
         return len(set(self.gather(name, _digest(value), deadline))) == 1
 
     def difference(
@@ -130,34 +130,34 @@ class Group(abc.ABC):
         common: bool = False,
         among: Sequence[int] = (),
     ) -> Difference | None:
-        """Returns the first entry that differs between members, in the order of the first of them; None if all are equal.
+        """Returns the first entry that differs between members, in the order of the first member; None if all are equal.
 
-        Unless something differs, only a digest is sent.
+        Only a digest is sent if there is no difference.
 
         Args:
           name: name of the operation, the same on every member.
           entries: any number of entries, by key.
           deadline: seconds to wait.
           common: whether to ignore entries that are missing on a member.
-          among: the members whose entries are compared, in the order of the message; by default all.
+          among: the members to compare, in the order of the message; by default all.
         """
-        compared = among or range(self.size)
-        digests = {key: _digest(value) for key, value in entries.items()} if self.rank in compared else {}
+        compared_members = among or range(self.size)
+        digests = {key: _digest(value) for key, value in entries.items()} if self.rank in compared_members else {}
         all_digests = self.gather(name, _digest([*digests.items()]), deadline)
-        if len({all_digests[member] for member in compared}) == 1:
+        if len({all_digests[member] for member in compared_members}) == 1:
             return None
-        first_digests = dict(self._broadcast_entries(compared[0], name, digests, deadline))
+        first_digests = dict(self._broadcast_entries(compared_members[0], name, digests, deadline))
         order = {key: number for number, key in enumerate({**first_digests, **digests})}
         keys = first_digests.keys() & digests.keys() if common else order.keys()
         different = [key for key in order if key in keys and first_digests.get(key) != digests.get(key)]
-        own_candidate = [order[different[0]], different[0]] if different and self.rank in compared else None
-        candidates = [each for each in self.gather(f"{name}/first", own_candidate, deadline) if each]
+        own_candidate = [order[different[0]], different[0]] if different and self.rank in compared_members else None
+        candidates = [candidate for candidate in self.gather(f"{name}/first", own_candidate, deadline) if candidate]
         if not candidates:
             return None
         key = min(candidates)[1]
         values = self.gather(f"{name}/values", {key: entries[key]} if key in entries else {}, deadline)
         ranks: dict[str, list[int]] = {}
-        for member in compared:
+        for member in compared_members:
             text = json.dumps(values[member][key], sort_keys=True) if values[member] else "nothing"
             ranks.setdefault(text, []).append(self.ranks[member])
         return Difference(key, ranks)
@@ -165,14 +165,14 @@ class Group(abc.ABC):
     def _broadcast_entries(
         self, root: int, name: str, digests: Mapping[str, str], deadline: float
     ) -> Iterator[list[str]]:
-        """Yields a member's entries on all members; sent in pieces, because the size of a message is limited."""
+        """Yields a member's entries on all members, sent in several messages of limited size."""
         entries = [*digests.items()]
         for start in itertools.count(0, _ENTRIES_PER_MESSAGE):
-            entries_sent = self.broadcast(
+            sent_entries = self.broadcast(
                 f"{name}/{start}", entries[start : start + _ENTRIES_PER_MESSAGE], deadline, root
             )
-            yield from entries_sent
-            if len(entries_sent) < _ENTRIES_PER_MESSAGE:
+            yield from sent_entries
+            if len(sent_entries) < _ENTRIES_PER_MESSAGE:
                 return
 
     def agree(
@@ -184,7 +184,7 @@ class Group(abc.ABC):
         *,
         common: bool = False,
     ) -> None:
-        """Checks that every member passes the same entries; for the arguments see also `difference`.
+        """Checks that all members pass the same entries.
 
         Args:
           name: name of the operation, the same on every member.
@@ -194,7 +194,7 @@ class Group(abc.ABC):
           common: whether to ignore entries that are missing on a member.
 
         Raises:
-          InputError: on every member, naming the first key that differs and which ranks have which value.
+          InputError: on every member, with the first key that differs and the ranks of each value.
         """
         if difference := self.difference(name, entries, deadline, common=common):
             values = ", ".join(
@@ -206,8 +206,8 @@ class Group(abc.ABC):
     def publish(self, topic: str, value: Json) -> None:
         """Publishes a value to every member, including this one, without waiting.
 
-        May be called on any member and from any thread. All members receive the values of all members in the same order.
-        Values sent after the group has ended are lost.
+        May be called on any member and from any thread. All members receive all values in the same order. Values sent after
+        the group has ended are lost.
 
         Args:
           topic: topic of the value, see `subscribe`.
@@ -221,10 +221,9 @@ class Group(abc.ABC):
     def subscribe(self, topic: str, callback: Listener) -> None:
         """Subscribes to a topic.
 
-        The callback receives every value of the topic from the first one on, including values published before this
-        call, one at a time and in the order of publication. All topics share one thread, so it must return quickly and
-        must not wait for another rank. If it returns True, it is unsubscribed, and later values go to the next callback
-        that is registered for the topic.
+        The callback receives every value of the topic, including values published before this call, one at a time and in
+        the order of publication. All topics share one thread, so it must return quickly and must not wait for another rank.
+        If it returns True, it is unsubscribed, and later values go to the next callback that is registered for the topic.
 
         Args:
           topic: topic to subscribe to.
@@ -233,35 +232,35 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def on_loss(self, callback: Callable[[LostMember], None]) -> None:
-        """Calls back once, from another thread, when the first member is lost; immediately if one is lost already.
+        """Calls back once, from another thread, when the first member is lost; immediately if one is already lost.
 
-        The loss of the process that serves the job's group is a loss in every subgroup, which cannot work without it.
+        The loss of the process that serves the job's group is a loss in every subgroup.
         """
 
     def lost(self, wait: float = 0.0) -> LostMember | None:
-        """Returns the first loss, as `on_loss` reports it, or None.
+        """Returns the first loss, as reported by `on_loss`, or None.
 
         Args:
-          wait: seconds to wait for the notice of a loss after an engine's error, which may precede the notice.
+          wait: seconds to wait for the notice of a loss, which may arrive after an engine's error.
         """
         return None
 
     @abc.abstractmethod
     def token_for(self, purpose: str) -> str:
-        """Returns a token for another connection between processes of the job; it is not transmitted.
+        """Returns a token for another connection between processes of the job, without transmitting it.
 
-        It belongs to this group: another job, or the same job started again, has another one, even with the same secret.
+        Other jobs, and other starts of the same job, have other tokens, even with the same secret.
 
         Args:
-          purpose: the same in all processes of that connection; not secret.
+          purpose: the same in all processes of the connection; not secret.
         """
 
     @abc.abstractmethod
     def subgroup(self, ranks: Sequence[int]) -> "Group":
         """Returns the group of some members, without communication.
 
-        Its operations and topics involve its members only, and are distinct from those of other sets of members with
-        the same names. The loss of another process does not fail them. Groups of the same members are the same group.
+        Its operations and topics involve its members only, and are distinct from those of other groups with the same names.
+        The loss of another process does not affect them. Groups of the same members are the same group.
 
         Args:
           ranks: ranks in this group, in any order, including this process's.
@@ -274,8 +273,8 @@ class Group(abc.ABC):
     def leave(self, code: int = 0, reason: str = "") -> None:
         """Leaves the job: this group, the group that it is a subgroup of, and all other subgroups.
 
-        A member that leaves with code 0 does not count as lost, nor with code 75, on which all members agree. Any other
-        code is reported to the other members as a loss.
+        A member that leaves with code 0 or 75 (preempted) does not count as lost. Any other code is reported to the other
+        members as a loss.
 
         Args:
           code: exit code of this process.
@@ -284,15 +283,19 @@ class Group(abc.ABC):
 
 
 def members(group: Group, ranks: Iterable[int]) -> list[int]:
-    """Returns the members of a subgroup in order; see `Group.subgroup` for the argument and the exception."""
-    listed = list(ranks)
-    ordered = sorted(set(listed))
-    if len(ordered) < len(listed) or not set(ordered) <= set(range(group.size)) or group.rank not in ordered:
+    """Returns the members of a subgroup in order; see `Group.subgroup`."""
+    rank_list = list(ranks)
+    sorted_ranks = sorted(set(rank_list))
+    if (
+        len(sorted_ranks) < len(rank_list)
+        or not set(sorted_ranks) <= set(range(group.size))
+        or group.rank not in sorted_ranks
+    ):
         raise ValueError(
             f"The ranks of a subgroup must be distinct ranks of {group.size}, including this process's own. Received: "
-            f"{listed} on {name_member(group.rank)}."
+            f"{rank_list} on {name_member(group.rank)}."
         )
-    return ordered
+    return sorted_ranks
 
 
 def name_member(rank: int, noun: str = "rank") -> str:
@@ -313,12 +316,12 @@ def _verb(ranks: list[int]) -> str:
     return "have" if len(ranks) > 1 else "has"
 
 
-def silence(seconds: float) -> str:
-    """Returns the reason of a loss that was detected by missing heartbeats only."""
+def silence_reason(seconds: float) -> str:
+    """Returns the reason of a loss that was detected by missing heartbeats."""
     return f"no heartbeat for {seconds:g} s (it is stopped, or its host is unreachable)"
 
 
-LONG_SECONDS = 3600.0  # for a rank that may read or write large files, compile, or wait for one that does
+LONG_SECONDS = 3600.0  # for operations during which a rank may read or write large files, or compile
 WARNING_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
@@ -328,10 +331,10 @@ _log = logging.getLogger(__name__)
 def long_timeout(activity: str) -> Iterator[float]:
     """Yields the deadline in seconds for a `Group` operation in the body, and logs a warning if it takes long.
 
-    A lost member is detected at once, whatever the deadline, which only limits the waiting for members that are alive.
+    The deadline limits only the time to wait for live members: lost members are detected immediately.
 
     Args:
-      activity: the object that may keep the other ranks busy, for the warning: "its data".
+      activity: what may keep the other ranks busy, for the warning, such as "its data".
     """
     timer = threading.Timer(
         WARNING_SECONDS,
@@ -352,7 +355,7 @@ def long_timeout(activity: str) -> Iterator[float]:
         timer.cancel()
 
 
-_MAX_ERROR_LENGTH = 1000  # characters of an error
+_MAX_ERROR_LENGTH = 1000  # characters
 
 
 @contextlib.contextmanager
@@ -360,23 +363,19 @@ def raise_on_all_members(group: Group, name: str) -> Iterator[None]:
     """Context that raises on all members of a group if its body raises on some of them; every member must enter it.
 
     Processes with different parts of a model may refuse different inputs. The body must not wait for other members, whose
-    bodies may have raised an error.
-
-    Args:
-      group: the members.
-      name: names the operation, the same on every member.
+    bodies may already have raised an error.
 
     Raises:
-      InputError: another member has refused its input, with its message; or any other error in its values or types.
-      PeerLostError: another member has failed otherwise.
+      InputError: another member has raised `InputError`, `ValueError` or `TypeError`.
+      PeerLostError: another member has raised any other error.
     """
     try:
         yield
-    except (PeerLostError, Preempted):  # which the others detect themselves
+    except (PeerLostError, Preempted):  # which the other members detect
         raise
     except Exception as error:
         with contextlib.suppress(PeerLostError):
-            _gather_errors(group, name, _described(error))
+            _gather_errors(group, name, _error_fields(error))
         raise
     failures = _gather_errors(group, name, None)
     for member, failure in enumerate(failures):
@@ -389,12 +388,11 @@ def _gather_errors(group: Group, name: str, error: Json) -> list[Json]:
         return group.gather(f"refused/{name}", error, deadline)
 
 
-def _described(error: Exception) -> list[str]:
-    """Returns the kind of an error, and its message in one line."""
+def _error_fields(error: Exception) -> list[str]:
     if isinstance(error, InputError):
         return ["InputError", one_line(str(error))[:_MAX_ERROR_LENGTH]]
     kind = "ValueError" if isinstance(error, ValueError | TypeError) else "Exception"
-    return [kind, described(error)]
+    return [kind, error_summary(error)]
 
 
 def _member_error(group: Group, member: int, kind: str, text: str) -> Exception:

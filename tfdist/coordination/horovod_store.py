@@ -1,4 +1,4 @@
-"""Horovod's rendezvous server, which stores the addresses of ranks, with limits, because it does not authenticate clients."""
+"""Horovod's rendezvous server, which stores the addresses of ranks; it is limited, because clients are not authenticated."""
 
 import contextlib
 import errno
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from http.server import HTTPServer
 
-MAX_VALUE_BYTES = 1 << 20  # bytes; a rank's addresses for all others
+MAX_VALUE_BYTES = 1 << 20
 MAX_NAME_LENGTH = 256  # characters of a scope or a key
-MAX_CONNECTIONS = 256  # at the same time; others are closed
-_KEYS = 10_000  # in addition to a hundred of each rank
-_BYTES = 64 << 20  # in addition to 1 KiB of each rank for each other
+MAX_CONNECTIONS = 256  # at the same time; further ones are closed
+_KEYS = 10_000  # in addition to 100 per rank
+_BYTES = 64 << 20  # in addition to 1 KiB per pair of ranks
 
 
 def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
     """Serves the rendezvous of a job, in threads of this process, until the server is shut down or the process ends.
 
     Args:
-      host: address at which the ranks reach this host, the only one to listen on, unless it is that of a gateway.
-      slots: the ranks, as `horovod.runner.common.util.hosts.get_host_assignments` returns them.
+      host: address to listen on, at which the ranks reach this host; a gateway's address makes it listen on all interfaces.
+      slots: the ranks, as returned by `horovod.runner.common.util.hosts.get_host_assignments`.
 
     Returns:
       The server, whose `server_port` is the port.
@@ -31,7 +31,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
     """
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    most, most_bytes = _KEYS + 100 * len(slots), _BYTES + 1024 * len(slots) ** 2
+    max_keys, max_bytes = _KEYS + 100 * len(slots), _BYTES + 1024 * len(slots) ** 2
 
     class Handler(RendezvousHandler):
         def do_PUT(self) -> None:
@@ -42,8 +42,8 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
                 self.send_status_code(413)
                 return
             with self.server.cache_lock:
-                stored = [len(value) for scope in self.server.cache.values() for value in scope.values()]
-            if len(stored) >= most or sum(stored) + int(size) > most_bytes:
+                value_sizes = [len(value) for scope in self.server.cache.values() for value in scope.values()]
+            if len(value_sizes) >= max_keys or sum(value_sizes) + int(size) > max_bytes:
                 self.send_status_code(507)
                 return
             super().do_PUT()
@@ -53,7 +53,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
                 super().do_GET()
 
         def do_HEAD(self) -> None:
-            """Refuses; the base class would answer for files of the working directory."""
+            """Refuses; the base class would serve files of the working directory."""
             self.send_status_code(405)
 
         def do_DELETE(self) -> None:
@@ -61,7 +61,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
                 super().do_DELETE()
 
         def _has_names(self) -> bool:
-            """Returns whether the path is /SCOPE/KEY; otherwise answers that it is not."""
+            """Returns whether the path is /SCOPE/KEY; otherwise sends an error."""
             names = self.path.split("/")
             if len(names) == 3 and all(len(name) <= MAX_NAME_LENGTH for name in names):
                 return True
@@ -92,7 +92,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
                 self._free_connections.release()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignores a connection that breaks, such as one of an untrusted client."""
+            """Ignores errors of connections, which may be those of untrusted clients."""
 
     try:
         server = Server((host, 0))
@@ -107,7 +107,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
 
 @contextlib.contextmanager
 def served(host: str, slots: Sequence[Any]) -> Iterator[int]:
-    """Yields the port of a rendezvous that is served until the context exits; see `serve`."""
+    """Yields the port of a rendezvous server that runs until the context exits; see `serve`."""
     server = serve(host, slots)
     try:
         yield server.server_port

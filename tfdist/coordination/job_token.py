@@ -1,7 +1,6 @@
 """The token of a job, which protects its control plane, and the addresses of groups.
 
-Jobs on one host need no set-up: they use a key that belongs to the user who runs them. A job over several hosts needs a token
-that the user provides.
+Jobs on one host need no set-up: they use a key in the user's home. A job over several hosts needs a token from the user.
 """
 
 import contextlib
@@ -20,16 +19,12 @@ from typing import NamedTuple
 
 import psutil
 
-from tfdist.coordination.messages import derived
+from tfdist.coordination.messages import derive_token
 from tfdist.errors import InputError
 
 LOOPBACK = "127.0.0.1"
-NO_RESOURCES = (
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOBUFS,
-    errno.ENOMEM,
-)  # for another connection, in this process or host
+# Errors caused by a lack of resources for another connection.
+NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -44,7 +39,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def free_port() -> int:
-    """Returns a port on which no program of this host listens; another program may take it before it is used."""
+    """Returns an unused port of this host; another program may take it before it is used."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -54,9 +49,8 @@ def free_port() -> int:
 def listen(address: str, remedy: str) -> socket.socket:
     """Opens the listening socket of a group.
 
-    Binds only the interface that `address` names, if this host has it. All interfaces are bound if the name resolves to
-    the loopback (Debian writes such entries into /etc/hosts) or to an address that this host does not have (behind a
-    NAT router), because the other hosts use that name.
+    Binds only the interface of `address`, if this host has it. All interfaces are bound if the name resolves to the loopback
+    (Debian writes such entries into /etc/hosts) or to an address that this host does not have (behind a NAT router).
 
     Args:
       address: `host:port`; port 0 chooses a free port.
@@ -79,15 +73,10 @@ def listen(address: str, remedy: str) -> socket.socket:
 
 
 class Route(NamedTuple):
-    """The local and remote address of a route from this host to another one.
+    """The addresses of this host and of another one on the route between them."""
 
-    Attributes:
-      own: the address of this host.
-      other: the address of the other host.
-    """
-
-    own: str
-    other: str
+    local_address: str
+    remote_address: str
 
 
 def route_to(host: str, port: int = 1, family: int = socket.AF_UNSPEC) -> Route:
@@ -108,12 +97,12 @@ def route_to(host: str, port: int = 1, family: int = socket.AF_UNSPEC) -> Route:
 
 
 def is_loopback(address: str) -> bool:
-    """Returns whether an address is a loopback address, which no other host can reach."""
+    """Returns whether an address is a loopback address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def network_interface(address: str) -> str:
-    """Returns the name of this host's network interface with the given address, or "" if there is none."""
+    """Returns the name of this host's network interface with an address, or "" if there is none."""
     for name, addresses in psutil.net_if_addrs().items():
         if address.partition("%")[0] in {
             interface_address.address.partition("%")[0] for interface_address in addresses
@@ -146,14 +135,14 @@ _log = logging.getLogger("tfdist")
 def job_token(environment: Mapping[str, str], address: str, description: str = "", *, warns: bool = True) -> str:
     """Returns the token of a job.
 
-    It is TFDIST_TOKEN, or else the contents of TFDIST_TOKEN_FILE. Without these, a job whose address is on the loopback uses a
-    token that only processes of the same user on this host can derive; any other job is refused, unless TFDIST_INSECURE allows
-    a token that can be derived from its addresses, and hence separates jobs without protecting them.
+    It is TFDIST_TOKEN or the contents of TFDIST_TOKEN_FILE. Without these, a job whose address is on the loopback uses a token
+    that only processes of the same user on this host can derive. Any other job is refused, unless TFDIST_INSECURE allows a
+    token that is derived from its addresses, which separates jobs without protecting them.
 
     Args:
       environment: environment variables.
       address: `host:port` at which the job's control plane is served.
-      description: text that distinguishes this job from others at the address, the same in all of its processes.
+      description: text that distinguishes this job from others at the same address; the same in all processes of the job.
       warns: whether to log a warning if the job is not protected.
 
     Raises:
@@ -169,10 +158,10 @@ def job_token(environment: Mapping[str, str], address: str, description: str = "
     if token:
         return token
     description = f"{address}\n{description}"
-    allowed = environment.get(INSECURE_VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
+    allows_insecure = environment.get(INSECURE_VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
     if is_local:
-        return _hashed(description) if allowed else derived(_user_key(environment), description)
-    if not allowed:
+        return _hash(description) if allows_insecure else derive_token(_user_key(environment), description)
+    if not allows_insecure:
         raise InputError(
             f"A job over several hosts needs a secret token; without one, anyone who can reach {address} can join it. "
             f"Received: neither {TOKEN_VARIABLE} nor {FILE_VARIABLE} nor --token_file. Make one in a file that all hosts can "
@@ -181,32 +170,32 @@ def job_token(environment: Mapping[str, str], address: str, description: str = "
         )
     if warns:
         _log.warning("This job has no token (%s): anyone who can reach %s can join it.", INSECURE_VARIABLE, address)
-    return _hashed(description)
+    return _hash(description)
 
 
 def group_token(token: str, role: str, address: str) -> str:
     """Derives the token of one group from a token that several jobs and groups may share.
 
-    It depends on the port but not on the host, for which members may use different names.
+    It depends on the port, but not on the host, for which members may use different names.
 
     Args:
       token: the job's token.
       role: noun for the members.
-      address: `host:port` at which this process serves the group, or reaches it.
+      address: `host:port` at which this process serves or reaches the group.
     """
-    return derived(token, f"{role} at port {split_address(address)[1]}")
+    return derive_token(token, f"{role} at port {split_address(address)[1]}")
 
 
 def add_token_flags(environment: Mapping[str, str], token_file: str, insecure: bool) -> dict[str, str]:
-    """Returns the environment with the variables for --token_file and --insecure, if they are set."""
+    """Returns the environment with variables for --token_file and --insecure, if they are set."""
     variables = {FILE_VARIABLE: token_file, INSECURE_VARIABLE: "1" if insecure else ""}
     return {**environment, **{name: value for name, value in variables.items() if value}}
 
 
 def user_token(environment: Mapping[str, str]) -> str:
-    """Returns the token that the user provides: TFDIST_TOKEN, or else the contents of TFDIST_TOKEN_FILE; empty without either.
+    """Returns the user's token: TFDIST_TOKEN or the contents of TFDIST_TOKEN_FILE; empty if neither is set.
 
-    Whitespace around it is ignored.
+    Surrounding whitespace is ignored.
 
     Raises:
       InputError: the file cannot be read, is empty, or can be read or written by other users.
@@ -219,7 +208,7 @@ def user_token(environment: Mapping[str, str]) -> str:
         token = _private_text(path)
     except _NotPrivateError as error:
         raise InputError(
-            f"The token file must be a regular file of yours that no one else may read or write. Received: {path}, {error}. "
+            f"The token file must be a regular file that you own and no one else may read or write. Received: {path}, {error}. "
             f"Run: chmod 600 {path}"
         ) from error
     except OSError as error:
@@ -242,11 +231,11 @@ def _token_file(name: str) -> pathlib.Path:
 
 
 class _NotPrivateError(Exception):
-    """A file is not a regular file of this user, or others may access it; the message has its owner and mode."""
+    """A file is not a regular file of this user, or others may access it; the message contains its owner and mode."""
 
 
 def _private_text(path: pathlib.Path) -> str:
-    """Returns the text of a file that belongs to this user alone; raises `_NotPrivateError` for another one."""
+    """Returns the text of a file; raises `_NotPrivateError` if other users may access it."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
@@ -255,7 +244,7 @@ def _private_text(path: pathlib.Path) -> str:
 
 
 def _user_key(environment: Mapping[str, str]) -> str:
-    """Returns a key that only this user can read on this host, which is created at its first use.
+    """Returns a key that only this user can read on this host; creates it if it does not exist.
 
     Raises:
       InputError: it cannot be created, or others can read it.
@@ -281,7 +270,7 @@ def _user_key(environment: Mapping[str, str]) -> str:
 def _home(environment: Mapping[str, str]) -> str:
     try:
         return environment.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir
-    except KeyError as error:  # as in a container that is run by any user
+    except KeyError as error:  # such as in a container with an arbitrary user
         raise InputError(
             f"The processes of a job on one host need a key in their user's home. Received: user {os.geteuid()}, who has none. "
             f"Set HOME, XDG_CACHE_HOME, or {TOKEN_VARIABLE} for every process."
@@ -289,7 +278,6 @@ def _home(environment: Mapping[str, str]) -> str:
 
 
 def _create(path: pathlib.Path) -> None:
-    """Creates a key, unless another process creates it at the same time; it is complete as soon as it exists."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
@@ -307,9 +295,9 @@ def _is_local(address: str) -> bool:
     host = split_address(address)[0]
     try:
         return host == "localhost" or is_loopback(host)
-    except ValueError:  # another name, which may belong to the loopback on this host only
+    except ValueError:  # a name, which may resolve to the loopback on this host only
         return False
 
 
-def _hashed(text: str) -> str:
+def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Joining the job's group, which another process serves; or the group of a single process."""
+"""Joins the group of a job, or creates the group of a single process."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.coordination.client import Client, Publications, Ranks
 from tfdist.coordination.group import LAUNCHER, Group, Json, Listener, LostMember, members
 from tfdist.coordination.job_token import LOOPBACK, group_token, job_token, join_address, listen, split_address
-from tfdist.coordination.messages import derived
+from tfdist.coordination.messages import derive_token
 from tfdist.coordination.server import Server
 from tfdist.errors import ExitCode, InputError, TfdistError
 
@@ -88,11 +88,11 @@ class LocalGroup(Group):
         self._publications.listen(topic, callback)
 
     def on_loss(self, callback: Callable[[LostMember], None]) -> None:
-        """See base class. There is no other member to lose."""
+        """See base class; there are no other members."""
 
     def token_for(self, purpose: str) -> str:
         """See base class."""
-        return derived(self._secret, purpose)
+        return derive_token(self._secret, purpose)
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
         """See base class."""
@@ -110,7 +110,7 @@ def _json_round_trip(value: Json) -> Json:
 
 ADDRESS_VARIABLE = "TFDIST_GROUP"  # host:port at which a launcher serves the group
 ELASTIC_VARIABLE = "TFDIST_ELASTIC"  # "1" if the number of processes may change between attempts of a launcher's job
-_REPORT_SECONDS = 2.0  # to report this process to a server that already listens at the address
+_REPORT_SECONDS = 2.0  # in which to report this process to a server that already listens at the address
 
 
 def join(
@@ -120,16 +120,15 @@ def join(
     start_timeout: float = 60.0,
     environment: Mapping[str, str] = os.environ,
 ) -> Group:
-    """Returns the group of the job's processes, after all of them have joined.
+    """Returns the group of the job's processes after all of them have joined.
 
-    If TFDIST_GROUP is set, a launcher serves the group there; otherwise rank 0 serves it at the cluster's coordinator
-    address.
+    If TFDIST_GROUP is set, a launcher serves the group there. Otherwise, rank 0 serves it at the coordinator's address.
 
     Args:
       cluster: rank, size and addresses of this job's processes.
-      token: secret of all members; by default the job's, see `job_token`.
-      start_timeout: seconds from this call until all ranks must have joined.
-      environment: where TFDIST_GROUP and the job's token are looked up.
+      token: secret of all members; by default that of `job_token`.
+      start_timeout: seconds until all ranks must have joined.
+      environment: environment variables, such as TFDIST_GROUP.
 
     Raises:
       PeerLostError: ranks did not join in time; the message names them.
@@ -171,13 +170,13 @@ def serve_group(
     noun: str = "rank",
     addresses: tuple[str, ...] = (),
 ) -> RemoteGroup:
-    """Returns a group that its first member serves, in a thread, until it leaves.
+    """Returns a group that is served by a thread of its first member until this member leaves.
 
     Args:
       address: `host:port` at which the first member serves the group and the others connect.
       rank: this member's rank.
       size: number of members.
-      token: the job's token, from which `group_token` derives that of the group.
+      token: the job's token, from which the group's token is derived.
       timeout: seconds to wait for the server.
       remedy: last sentence of the error message if the first member cannot listen there.
       noun: name of a member in messages.
@@ -202,7 +201,7 @@ def serve_group(
 
 
 def wait_for_members(group: Group, timeout: float) -> Group:
-    """Returns the group when all members have joined; leaves it if they do not."""
+    """Returns the group after all members have joined; leaves it if they do not."""
     try:
         group.barrier("start", timeout)
     except TfdistError as error:
@@ -226,6 +225,6 @@ def _coordinator(cluster: Cluster) -> str:
 
 
 def _local_address(address: str) -> str:
-    """Returns the address at which the server's own process reaches it, even if it listens on every interface."""
+    """Returns the address at which a process reaches its own server, even if it listens on all interfaces."""
     host, port = split_address(address)
     return join_address({"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host), port)

@@ -1,11 +1,11 @@
-"""The group's wire format, one JSON object per line; who may connect, by a token that is never sent.
+"""The group's wire format, one JSON object per line, and the authentication of connections by a token that is never sent.
 
-A connection begins with a `hello` (rank, size, version, pid, host, nonce), which is answered by a `challenge` (nonce) or by
-`refused`. From then on each message is sealed with the token (`tfdist.coordination.messages`). The process sends `join`,
-which is answered by `welcome` (with the group's nonce) or `refused`. Members then send `gather`, `publish`, `doubt`, `beat` and
-`goodbye`, the last one. The server answers a gather with `values` or `failed`, preceded by `waiting` if it takes long. It sends
-`published` to all members, `beat`, `lost` and, last, `closed`. `gather`, `publish` and `published` have the `ranks` of a
-subgroup, in order, or null for all members.
+A connection starts with a `hello` (rank, size, version, pid, host, nonce), which is answered by a `challenge` (nonce) or
+`refused`. From then on, all messages are authenticated with the token. The process sends `join`, which is answered by `welcome`
+(with the group's nonce) or `refused`. Members then send `gather`, `publish`, `doubt`, `beat` and finally `goodbye`. The server
+answers a gather with `values` or `failed`, preceded by `waiting` if it takes long. It sends `published` to all members, `beat`,
+`lost` and finally `closed`. `gather`, `publish` and `published` have the `ranks` of a subgroup, in order, or null for all
+members.
 """
 
 import collections
@@ -22,20 +22,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfdist.errors import InputError
-from tfdist.errors.engine_errors import escaped
+from tfdist.errors.engine_errors import escape_control_characters
 
 VERSION = 1  # of the protocol; other versions are refused with a message
 LIMIT = 1 << 20  # maximum bytes per message
-MIN_BYTES_PER_SECOND = 1 << 20  # rate at which the time of an incomplete message does not count as silence
-DOUBTED_BEATS = 3  # missing heartbeats that count as a loss once an engine has reported a failure
-LIMIT_BEFORE_HELLO = 1 << 12  # for senders that have not presented the token yet
+MIN_BYTES_PER_SECOND = 1 << 20  # an incomplete message does not count as silence if it arrives at this rate
+DOUBTED_BEATS = 3  # missing heartbeats that count as a loss after an engine has reported a failure
+LIMIT_BEFORE_HELLO = 1 << 12  # for unauthenticated senders
 MAX_DEADLINE = 1e9  # seconds; longer ones are sent as null
 
 Message = dict[str, Any]
 
 
 class BadMessage(ValueError):
-    """The received data is not a valid message, or too large."""
+    """Received data is not a valid message, or too large."""
 
 
 def encode(message: Message) -> bytes:
@@ -43,16 +43,8 @@ def encode(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-def limited(message: Message, name: str) -> bytes:
-    """Returns the line that encodes a message with a user's value.
-
-    Args:
-      message: the message.
-      name: name of the operation or topic, for the error message.
-
-    Raises:
-      InputError: the line is too long.
-    """
+def encode_limited(message: Message, name: str) -> bytes:
+    """Encodes a message that contains a user's value; raises `InputError` with `name` if it is too long."""
     line = encode(message)
     if len(line) > LIMIT:
         raise InputError(
@@ -63,12 +55,12 @@ def limited(message: Message, name: str) -> bytes:
 
 
 def printable(text: str, limit: int) -> str:
-    """Returns text from another program for a log or a terminal: cut, with control characters escaped."""
-    return escaped(text[:limit])[:limit]
+    """Returns text from another program for a log or a terminal, truncated and with control characters escaped."""
+    return escape_control_characters(text[:limit])[:limit]
 
 
 def take(message: Message, **kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """Returns the named fields of a message in the order of the arguments, after checking their types.
+    """Returns the named fields of a message, in the order of the arguments, after checking their types.
 
     Raises:
       BadMessage: a field is missing or has another type.
@@ -111,21 +103,16 @@ def exit_code_of(message: Message) -> int:
 
 
 def ranks_of(message: Message, sender: int, size: int) -> tuple[int, ...] | None:
-    """Returns the ranks of a message's subgroup, None for all members.
-
-    Args:
-      message: the message.
-      sender: rank of the member that sent it.
-      size: number of members of the job.
+    """Returns the ranks of a message's subgroup; None for all members.
 
     Raises:
-      BadMessage: they are not ranks in increasing order, or the sender is not among them.
+      BadMessage: the ranks are not valid and in increasing order, or do not include the sender.
     """
     (ranks,) = take(message, ranks=(list, type(None)))
     if ranks is None:
         return None
-    known = set(range(size))
-    if any(type(rank) is not int or rank not in known for rank in ranks) or sorted(set(ranks)) != ranks:
+    valid_ranks = set(range(size))
+    if any(type(rank) is not int or rank not in valid_ranks for rank in ranks) or sorted(set(ranks)) != ranks:
         raise BadMessage(f"a {message['type']!r} whose 'ranks' are {ranks!r:.80}")
     if sender not in ranks:
         raise BadMessage(f"a {message['type']!r} for ranks without its own, {ranks!r:.80}")
@@ -137,9 +124,9 @@ class MessageReader:
 
     Attributes:
       limit: maximum number of bytes per message.
-      unseal: returns the message of a sealed line, and raises `BadMessage` if it is not authentic; None while messages are
-        not sealed.
-      line: the last message as sent, without its seal and its newline.
+      unseal: returns the message of a sealed line, or raises `BadMessage` if it is not authentic; None before messages are
+        sealed.
+      line: the last message as sent, without its seal and newline.
     """
 
     def __init__(self, limit: int):
@@ -147,13 +134,13 @@ class MessageReader:
         self.unseal: Callable[[bytes], bytes] | None = None
         self.line = b""
         self._pending = bytearray()
-        self._searched = 0  # number of pending bytes without a newline
+        self._searched_bytes = 0  # number of pending bytes without a newline
 
     @property
     def allowance(self) -> float:
         """Seconds that an incomplete message may delay the heartbeats after it, at `MIN_BYTES_PER_SECOND`.
 
-        Its bytes are not verified yet: forged ones extend the limit, too, by a time that `limit` bounds.
+        Its bytes are not verified yet, so forged ones also extend the limit, but no longer than `limit` allows.
         """
         return len(self._pending) / MIN_BYTES_PER_SECOND
 
@@ -164,15 +151,15 @@ class MessageReader:
           BadMessage: a line is not a JSON object, or longer than the limit.
         """
         self._pending += data
-        while (end := self._pending.find(b"\n", self._searched)) >= 0:
+        while (end := self._pending.find(b"\n", self._searched_bytes)) >= 0:
             line = bytes(self._pending[:end])
             del self._pending[: end + 1]
-            self._searched = 0
+            self._searched_bytes = 0
             self._check(len(line))
             self.line = self.unseal(line) if self.unseal else line
             yield _decode(self.line)
-        self._searched = len(self._pending)
-        self._check(self._searched)
+        self._searched_bytes = len(self._pending)
+        self._check(self._searched_bytes)
 
     def _check(self, length: int) -> None:
         if length > self.limit:
@@ -189,15 +176,15 @@ def _decode(line: bytes) -> Message:
     return message
 
 
-# Mutual authentication of a connection by a token that both ends know, and that is never sent.
-# Each end sends a nonce in clear: the one that connects in its hello, the one that listens in its challenge. From the token
-# and these two messages both derive one key for each direction. Every later message carries its HMAC-SHA256 (RFC 2104) under
-# the key of its direction, over its number and its bytes. Without the token nobody can send, alter, repeat, reorder or reflect
-# a message of this or another connection, but only cut the connection, which counts as a loss. Messages are not encrypted.
+# Mutual authentication of a connection by a token that both ends know and never send.
+# Each end sends a nonce in clear: the client in its hello, the server in its challenge. From the token and these two messages,
+# both derive a key for each direction. Every later message is preceded by its HMAC-SHA256 (RFC 2104) with the key of its
+# direction, over its number and its bytes. Without the token, an attacker cannot forge, alter, repeat, reorder or reflect
+# messages, but can only cut the connection, which counts as a loss. Messages are not encrypted.
 #
-# Cost: 65 bytes and a few microseconds per message.
+# The cost is 65 bytes and a few microseconds per message.
 
-OVERHEAD = 65  # bytes that a seal adds to a message
+OVERHEAD = 65  # bytes of a seal
 
 
 class WrongSealError(BadMessage):
@@ -209,50 +196,50 @@ def nonce() -> str:
     return secrets.token_hex(16)
 
 
-def challenged(token: str, hello: bytes) -> tuple[Message, "Session"]:
-    """Returns the answer to a hello, and the session of the end that sends it."""
+def create_challenge(token: str, hello: bytes) -> tuple[Message, "Session"]:
+    """Returns the server's answer to a hello, and its session."""
     challenge = {"type": "challenge", "nonce": nonce()}
     return challenge, Session(token, hello, encode(challenge)[:-1], is_server=True)
 
 
-def derived(token: str, purpose: str) -> str:
-    """Returns a token for one purpose, which only those who know `token` can compute."""
+def derive_token(token: str, purpose: str) -> str:
+    """Returns a token for one purpose, which can be computed only from `token`."""
     return hmac.digest(_bytes(token), b"tfdist token " + _bytes(purpose), "sha256").hex()
 
 
 class Session:
-    """The keys and counters of one connection, at one of its ends."""
+    """The keys and counters of one end of a connection."""
 
     def __init__(self, token: str, hello: bytes, challenge: bytes, *, is_server: bool):
         """Derives the keys.
 
         Args:
           token: the token of both ends.
-          hello: the first message, as it was sent, without the newline.
-          challenge: the answer to it, likewise.
-          is_server: whether this end has sent the challenge.
+          hello: the first message as sent, without the newline.
+          challenge: the answer as sent, without the newline.
+          is_server: whether this end sent the challenge.
         """
         transcript = b"".join(hashlib.sha256(message).digest() for message in (hello, challenge))
         keys = [hmac.digest(_bytes(token), b"tfdist " + end + transcript, "sha256") for end in (b"client", b"server")]
-        self._receiving, self._sending = keys if is_server else reversed(keys)
-        self._received = self._sent = 0
+        self._receive_key, self._send_key = keys if is_server else reversed(keys)
+        self._receive_count = self._send_count = 0
 
     def seal(self, line: bytes) -> bytes:
-        """Prepends the MAC to a message, a line with its newline; messages must be sent in the order of the calls."""
-        mac = _mac(self._sending, self._sent, line[:-1])
-        self._sent += 1
+        """Prepends the MAC to a line, including its newline; messages must be sent in the order of the calls."""
+        mac = _mac(self._send_key, self._send_count, line[:-1])
+        self._send_count += 1
         return mac + b" " + line
 
     def unseal(self, line: bytes) -> bytes:
-        """Returns the message of a sealed line without newline.
+        """Returns the message of a sealed line without its newline.
 
         Raises:
-          WrongSealError: it is not the next message that the other end has sealed.
+          WrongSealError: it is not the next message of the other end.
         """
         message = line[OVERHEAD:]
-        if not hmac.compare_digest(line[:OVERHEAD], _mac(self._receiving, self._received, message) + b" "):
+        if not hmac.compare_digest(line[:OVERHEAD], _mac(self._receive_key, self._receive_count, message) + b" "):
             raise WrongSealError("a message that is not authenticated with the job's token")
-        self._received += 1
+        self._receive_count += 1
         return message
 
 
@@ -270,15 +257,15 @@ _MINUTE = 60.0
 
 
 class LimitedLog:
-    """Writes the first lines of each minute to a log, and then the number of lines that it left out.
+    """Writes the first lines of each minute to a log, and the number of omitted lines.
 
-    Lines are limited in length, and control characters are escaped.
+    Lines are truncated, and control characters are escaped.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic):
         self._log, self._clock = log, clock
-        self._writing = threading.Lock()  # guards the attributes below
-        self._began = clock()
+        self._lock = threading.Lock()  # guards the attributes below
+        self._minute_start = clock()
         self._lines: collections.Counter[int] = collections.Counter()  # by level
 
     def warning(self, line: str) -> None:
@@ -290,44 +277,44 @@ class LimitedLog:
         frames = "".join(traceback.format_tb(error.__traceback__))
         self._write(logging.ERROR, f"{message} ({type(error).__name__}: {error})", f"\n{frames}")
 
-    def summarize(self, now: bool = False) -> None:
-        """Writes the number of lines left out if the minute is over, or `now`; to be called periodically."""
-        with self._writing:
-            self._summarize(now)
+    def summarize(self, force: bool = False) -> None:
+        """Writes the number of omitted lines at the end of a minute, or if forced; must be called periodically."""
+        with self._lock:
+            self._summarize(force)
 
-    def _write(self, level: int, line: str, trusted: str = "") -> None:
-        with self._writing:
+    def _write(self, level: int, line: str, trusted_text: str = "") -> None:
+        with self._lock:
             self._summarize()
             self._lines[level] += 1
             if self._lines[level] <= MAX_LINES:
-                self._log.log(level, "%s%s", printable(line, MAX_LINE_LENGTH), trusted)
+                self._log.log(level, "%s%s", printable(line, MAX_LINE_LENGTH), trusted_text)
 
-    def _summarize(self, now: bool = False) -> None:
-        if not now and self._clock() - self._began < _MINUTE:
+    def _summarize(self, force: bool = False) -> None:
+        if not force and self._clock() - self._minute_start < _MINUTE:
             return
-        left_out = sum(max(0, lines - MAX_LINES) for lines in self._lines.values())
-        if left_out:
-            self._log.warning("... and %d more lines about connections in the last minute", left_out)
-        self._began = self._clock()
+        omitted = sum(max(0, lines - MAX_LINES) for lines in self._lines.values())
+        if omitted:
+            self._log.warning("... and %d more lines about connections in the last minute", omitted)
+        self._minute_start = self._clock()
         self._lines.clear()
 
 
 HELLO_SECONDS = 10.0  # from the connection to admission
-MAX_UNAUTHENTICATED = 128  # connections that are not admitted yet; one more closes the oldest
+MAX_UNAUTHENTICATED = 128  # connections that are not admitted yet; another one closes the oldest
 WRONG_TOKEN = (
     "The token must match the group's. Received: a different one: another job listens there, or this process was started with "
     "other addresses. Give all processes of a job the same TFDIST_TOKEN, or none, and the same addresses."
 )
 
 
-def join_refusal(hello: Message, size: int, noun: str, joined: Mapping[int, str]) -> str:
-    """Returns why a process that knows the token is refused, or "" if it may join.
+def join_refusal(hello: Message, size: int, noun: str, members: Mapping[int, str]) -> str:
+    """Returns why a process that knows the token may not join, or "" if it may.
 
     Args:
       hello: first message of a connection.
       size: number of members.
       noun: name of a member in messages.
-      joined: by rank, description of each member that has joined, including former ones.
+      members: by rank, descriptions of all members that have joined, including former ones.
 
     Raises:
       BadMessage: the hello is incomplete.
@@ -341,16 +328,16 @@ def join_refusal(hello: Message, size: int, noun: str, joined: Mapping[int, str]
         )
     if not 0 <= rank < size:
         return f"A {noun} must be in [0, {size}). Received: {sender}."
-    if rank in joined:
+    if rank in members:
         return (
-            f"Every process must have a unique {noun}. Received: {sender}, already taken by {joined[rank]}. Correct "
+            f"Every process must have a unique {noun}. Received: {sender}, already taken by {members[rank]}. Correct "
             "the environment of one of them."
         )
     return ""
 
 
 def version_refusal(hello: Message) -> str:
-    """Returns why the sender of a hello cannot be challenged, or "".
+    """Returns why the sender of a hello is refused, or "" if it has the right version.
 
     Raises:
       BadMessage: the message is not a hello.

@@ -1,4 +1,4 @@
-"""Ends a training process that has lost another one: one line, and the exit code 5."""
+"""Ends a training process after the loss of another one, with a message and exit code 5."""
 
 import os
 import sys
@@ -13,8 +13,8 @@ from tfdist.coordination.client import goodbye_of
 from tfdist.coordination.group import Group, LostMember, name_member
 from tfdist.errors import ExitCode, PeerLostError, TfdistError
 
-LOSS_NOTICE_SECONDS = 2.0  # for the notice of a loss, which an engine's error may precede
-OWN_FAILURE_SECONDS = 3.0  # for this process to fail for the same reason, such as a training loss that is not finite
+LOSS_NOTICE_SECONDS = 2.0  # to wait for the notice of a loss, which may arrive after an engine's error
+OWN_FAILURE_SECONDS = 3.0  # in which this process may fail for the same reason, such as a loss that is not finite
 
 
 class PeerFailureHandler:
@@ -23,9 +23,9 @@ class PeerFailureHandler:
     On the first loss, prints one line that names the lost member. If the process has not ended by itself after `grace`
     seconds, ends it with code 5: the main thread is probably stuck in a collective that can never complete.
 
-    As a context manager, also leaves the group with the exit code of the exception, and turns an engine's error that
-    was caused by the loss of another process into exit code 5. In that case the process ends without running Python's
-    exit handlers, because an engine without its peers may hang or abort in its destructors.
+    As a context manager, also leaves the group with the exit code of the exception. After an engine's error that was
+    caused by the loss of another process, it ends the process with code 5, without running Python's exit handlers, because
+    an engine may hang or abort in its destructors without its peers.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class PeerFailureHandler:
         """Subscribes to the losses of a group.
 
         Args:
-          group: the group of the other members.
-          cluster: this process's rank and size, for the printed line.
-          stream: where the line is printed.
-          grace: seconds that the process has to end by itself.
+          group: the group to watch.
+          cluster: this process's rank and size, for the message.
+          stream: where the message is printed.
+          grace: seconds in which the process may end by itself.
           end: ends the process immediately with an exit code.
         """
         self._group, self._stream, self._grace, self._end = group, stream, grace, end
@@ -53,7 +53,7 @@ class PeerFailureHandler:
         group.on_loss(self._handle_loss)
 
     def close(self) -> None:
-        """Ignores later losses, because the process is about to end by itself."""
+        """Ignores later losses, because the process is about to end."""
         self._closed.set()
 
     def __enter__(self) -> "PeerFailureHandler":
@@ -93,5 +93,5 @@ class PeerFailureHandler:
 
 
 def _may_be_caused_by_a_loss(error: Exception) -> bool:
-    """Returns False for errors with another cause, such as a training loss that is not finite."""
+    """Returns False for errors with other causes, such as a training loss that is not finite."""
     return isinstance(error, PeerLostError) or not isinstance(error, TfdistError)

@@ -1,4 +1,4 @@
-"""The server of a group: one thread, one selector, its connections and the pending gathers."""
+"""The server of a group: a single thread that serves all connections and pending operations."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tfdist.coordination.client import is_planned
-from tfdist.coordination.group import NO_GOODBYE, Json, LostMember, name_ranks, silence
+from tfdist.coordination.group import NO_GOODBYE, Json, LostMember, name_ranks, silence_reason
 from tfdist.coordination.job_token import NO_RESOURCES, join_address
 from tfdist.coordination.messages import (
     DOUBTED_BEATS,
@@ -28,7 +28,7 @@ from tfdist.coordination.messages import (
     MessageReader,
     Session,
     WrongSealError,
-    challenged,
+    create_challenge,
     deadline_of,
     encode,
     exit_code_of,
@@ -44,13 +44,13 @@ _CHUNK = 1 << 16
 
 
 class Connection:
-    """A non-blocking connection that owns its socket, registered with a selector, with this object as the key's data.
+    """A non-blocking connection that owns its socket and registers it with a selector, with this object as the key's data.
 
     Attributes:
-      rank: the member's rank, after it has been welcomed.
-      hello: the message that has been answered by a challenge; None before.
+      rank: the member's rank; None before it is admitted.
+      hello: the message that was answered by a challenge; None before that.
       accept_time: `time.monotonic()` when the connection was accepted.
-      last_received: `time.monotonic()` of the last complete and verified message, not counting those after `end`.
+      last_received: `time.monotonic()` of the last complete and verified message before `end`.
       lines: splits the received data into messages.
       peer: address of the other end, for logs.
       is_ending: whether the last message has been queued; data received afterwards is discarded.
@@ -69,13 +69,13 @@ class Connection:
         self.is_ending = False
         self.is_closed = False
         self._sock, self._selector = sock, selector
-        self._out = bytearray()
+        self._send_buffer = bytearray()
         selector.register(sock, selectors.EVENT_READ, self)
 
     @property
     def unread(self) -> int:
-        """Number of bytes that the other end has not received yet."""
-        return len(self._out)
+        """Number of queued bytes."""
+        return len(self._send_buffer)
 
     def receive(self) -> bytes | None:
         """Returns the data received, or None at the end of the connection."""
@@ -91,32 +91,31 @@ class Connection:
         """Queues a message and sends as much as possible without blocking."""
         if not self.is_ending:
             line = encode(message)
-            self._out += self._session.seal(line) if self._session else line
+            self._send_buffer += self._session.seal(line) if self._session else line
             self.flush()
 
     def challenge(self, hello: Message, token: str) -> None:
-        """Answers a hello, the last message read; from now on messages must be sealed with the token."""
-        challenge, session = challenged(token, self.lines.line)
+        """Answers a hello, which must be the last message read; from now on, messages must be sealed with the token."""
+        challenge, session = create_challenge(token, self.lines.line)
         self.send(challenge)
         self.hello, self._session = hello, session
         self.lines.unseal, self.lines.limit = session.unseal, LIMIT_BEFORE_HELLO + OVERHEAD
 
-    def refuse(self, reason: str, *, sealed: bool = True) -> None:
-        """Sends a refusal and ends; not sealed if the other end does not know the token."""
-        if not sealed:
+    def refuse(self, reason: str, *, is_sealed: bool = True) -> None:
+        """Sends a refusal and ends; it is not sealed if the other end does not know the token."""
+        if not is_sealed:
             self._session = None
         self.send({"type": "refused", "reason": reason})
         self.end()
 
     def admit(self, rank: int) -> None:
-        """Sets the rank of the member at the other end."""
+        """Admits the other end as a member."""
         self.rank, self.lines.limit = rank, LIMIT + OVERHEAD
 
     def end(self) -> None:
-        """Sends the queued data, and closes once the other end has closed too.
+        """Sends the queued data, and closes when the other end has closed.
 
-        Closing immediately would reset the connection if a message is still arriving, and could lose the last message
-        sent.
+        Closing immediately would reset the connection if a message is still arriving, which could lose the last message.
         """
         self.is_ending = True
         self.flush()
@@ -126,15 +125,15 @@ class Connection:
         if self.is_closed:
             return
         try:
-            while self._out:
-                del self._out[: self._sock.send(self._out)]
+            while self._send_buffer:
+                del self._send_buffer[: self._sock.send(self._send_buffer)]
             if self.is_ending:
                 self._sock.shutdown(socket.SHUT_WR)
         except BlockingIOError:
             pass
         except OSError:
-            self._out.clear()  # the next receive detects the end
-        waiting = selectors.EVENT_WRITE if self._out else 0
+            self._send_buffer.clear()  # the next receive detects the end
+        waiting = selectors.EVENT_WRITE if self._send_buffer else 0
         self._selector.modify(self._sock, selectors.EVENT_READ | waiting, self)
 
     def close(self) -> None:
@@ -145,9 +144,9 @@ class Connection:
             self._sock.close()
 
 
-MAX_PENDING = 10_000  # operations, far more than programs have
-DEADLOCK_SECONDS = 10.0  # how long members must wait for each other before this is an error
-REPORTED_SECONDS = 20.0  # after which a waiting member is notified of the missing members
+MAX_PENDING = 10_000  # operations, far more than programs use
+DEADLOCK_SECONDS = 10.0  # after which members that wait for each other get an error
+REPORTED_SECONDS = 20.0  # after which waiting members are notified of the missing ones
 
 
 class Answer(NamedTuple):
@@ -159,21 +158,21 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class PendingOperation:
-    """One use of a name: the members that have arrived, and the failure if there was one.
+    """An operation that some members have called.
 
     Attributes:
       name: name of the operation.
-      ranks: the members that it waits for.
+      ranks: its members.
       tickets: by rank, the member's id of its request.
-      values: by rank.
+      values: by rank, the member's value.
       deadline: the shortest deadline of the waiting members, in seconds.
-      expires: the time at which that deadline is over.
+      expires: the time at which this deadline has passed.
       failure: why it failed, for members that arrive later; empty while it is open.
-      locations: by rank, the line of the program at which the member waits; only for members whose main thread waits.
-      began: when the first member arrived.
+      locations: by rank, the line of the program at which the member's main thread waits.
+      start_time: when the first member arrived.
       is_reported: whether the waiting members have been notified of the missing ones.
       is_misuse: whether it failed because the programs of the ranks make different calls.
-      deadlocked_since: time at which a deadlock was detected, see `_deadlocked`; inf if there is none.
+      deadlock_time: when a deadlock was detected; inf if there is none.
     """
 
     name: str
@@ -184,33 +183,27 @@ class PendingOperation:
     expires: float = math.inf
     failure: str = ""
     locations: dict[int, str] = dataclasses.field(default_factory=dict)
-    began: float = math.inf
+    start_time: float = math.inf
     is_reported: bool = False
     is_misuse: bool = False
-    deadlocked_since: float = math.inf
+    deadlock_time: float = math.inf
 
     def missing(self) -> list[int]:
         """Returns the members that have not arrived."""
         return [rank for rank in self.ranks if rank not in self.tickets]
 
     def fail(self, failure: str, is_misuse: bool = False) -> Iterator[Answer]:
-        """Fails the operation for all waiting members; those that arrive later get the same outcome."""
+        """Fails the operation for all members, including those that arrive later."""
         self.failure, self.expires, self.is_misuse = failure, math.inf, is_misuse
         for rank, ticket in self.tickets.items():
-            yield Answer(rank, _failed(ticket, failure, is_misuse))
+            yield Answer(rank, _failure_message(ticket, failure, is_misuse))
         self.values.clear()
 
 
 class PendingOperations:
     """All pending operations of a job's group and its subgroups.
 
-    A member's value goes to the oldest pending operation of these ranks and that name at which the member has not
-    arrived yet.
-
-    Args:
-      size: number of members of the job.
-      noun: name of a member in messages.
-      describe_absence: returns additional text about missing members.
+    A member's value belongs to the oldest pending operation of its ranks and name that the member has not called yet.
     """
 
     def __init__(
@@ -219,9 +212,9 @@ class PendingOperations:
         self._size = size
         self._noun = noun
         self._describe_absence = describe_absence
-        self._rounds: dict[tuple[Sequence[int], str], list[PendingOperation]] = {}
-        self._departed: dict[int, str] = {}  # why members take part in no more operations, in the order of their ends
-        self._misuse = ""  # why some members will never join
+        self._operations: dict[tuple[Sequence[int], str], list[PendingOperation]] = {}
+        self._departure_reasons: dict[int, str] = {}  # why members no longer participate, by rank
+        self._misuse = ""  # why some members can never join
 
     def add(
         self,
@@ -242,55 +235,57 @@ class PendingOperations:
           name: name of the operation.
           value: the member's value.
           deadline: seconds that the member waits.
-          now: current time.
+          now: in seconds.
           location: line of the program at which the member's main thread waits; empty if another thread waits.
-          ranks: the members that the operation waits for, in order; None for all.
+          ranks: the members of the operation, in order; None for all.
         """
         key = (range(self._size) if ranks is None else ranks, name)
-        rounds = self._rounds.setdefault(key, [])
-        entry = next((operation for operation in rounds if rank not in operation.tickets), None)
+        operations = self._operations.setdefault(key, [])
+        entry = next((operation for operation in operations if rank not in operation.tickets), None)
         if entry is None:
-            if sum(map(len, self._rounds.values())) >= MAX_PENDING:
+            if sum(map(len, self._operations.values())) >= MAX_PENDING:
                 raise BadMessage(f"a gather while {MAX_PENDING} are pending")
-            rounds.append(entry := PendingOperation(name, key[0]))
+            operations.append(entry := PendingOperation(name, key[0]))
         entry.tickets[rank] = ticket
-        entry.began = min(entry.began, now)
+        entry.start_time = min(entry.start_time, now)
         if location:
             entry.locations[rank] = location
         answers: list[Answer] = []
         if entry.failure:
-            answers = [Answer(rank, _failed(ticket, entry.failure, entry.is_misuse))]
+            answers = [Answer(rank, _failure_message(ticket, entry.failure, entry.is_misuse))]
         else:
             entry.values[rank] = value
             if now + deadline < entry.expires:
                 entry.deadline, entry.expires = deadline, now + deadline
             answers = self._outcome(entry)
         if len(entry.tickets) == len(entry.ranks):
-            rounds.remove(entry)
-        if not rounds:
-            del self._rounds[key]
+            operations.remove(entry)
+        if not operations:
+            del self._operations[key]
         self._update_deadlocks(now)
         return answers
 
     def expire(self, now: float) -> list[Answer]:
-        """Fails the operations whose deadline is over, and those that wait for each other."""
+        """Fails operations whose deadline has passed, and those that wait for each other."""
         answers: list[Answer] = []
-        for entry in self._open():
+        for entry in self._open_operations():
             if entry.expires <= now:
                 missing = entry.missing()
                 names = name_ranks(missing, self._noun)
                 failure = f"{names} did not reach '{entry.name}' within {entry.deadline:g} s{self._describe_absence(missing)}."
                 answers += entry.fail(failure)
         self._update_deadlocks(now)
-        deadlocked = [entry for entry in self._open() if entry.deadlocked_since + DEADLOCK_SECONDS <= now]
-        return answers + (self._fail_deadlock(deadlocked) if deadlocked else [])
+        deadlocked_entries = [
+            entry for entry in self._open_operations() if entry.deadlock_time + DEADLOCK_SECONDS <= now
+        ]
+        return answers + (self._fail_deadlock(deadlocked_entries) if deadlocked_entries else [])
 
     def overdue_notices(self, now: float) -> list[Answer]:
-        """Returns, once per operation, messages that notify long-waiting members of the missing ones."""
+        """Returns messages that notify long-waiting members of the missing ones, once per operation."""
         overdue = [
             operation
-            for operation in self._open()
-            if not operation.is_reported and operation.began + REPORTED_SECONDS <= now
+            for operation in self._open_operations()
+            if not operation.is_reported and operation.start_time + REPORTED_SECONDS <= now
         ]
         answers = []
         for entry in overdue:
@@ -303,31 +298,33 @@ class PendingOperations:
         return answers
 
     def next_expiry(self) -> float:
-        """Returns when the next deadline is over."""
-        return min((entry.expires for entry in self._open()), default=math.inf)
+        """Returns the time of the next deadline."""
+        return min((entry.expires for entry in self._open_operations()), default=math.inf)
 
     def _update_deadlocks(self, now: float) -> None:
-        deadlocked = self._deadlocked()
-        for entry in self._open():
-            entry.deadlocked_since = min(entry.deadlocked_since, now) if entry in deadlocked else math.inf
+        deadlocked_entries = self._find_deadlocks()
+        for entry in self._open_operations():
+            entry.deadlock_time = min(entry.deadlock_time, now) if entry in deadlocked_entries else math.inf
 
-    def _deadlocked(self) -> Sequence[PendingOperation]:
-        """Returns the operations that wait for each other in a cycle, or for operations in a cycle.
+    def _find_deadlocks(self) -> Sequence[PendingOperation]:
+        """Returns operations that wait for each other in a cycle, or for operations in a cycle.
 
-        Only main threads are considered: another thread of a member may still arrive.
+        Only main threads are considered, because other threads may still call an operation.
         """
-        waiting = {rank: entry for entry in self._open() for rank in entry.locations}  # of main threads
-        deadlocked: Sequence[PendingOperation] = list(dict.fromkeys(waiting.values()))
+        waiting = {rank: entry for entry in self._open_operations() for rank in entry.locations}  # of main threads
+        candidates: Sequence[PendingOperation] = list(dict.fromkeys(waiting.values()))
         while True:
             remaining = [
-                entry for entry in deadlocked if any(waiting.get(rank) in deadlocked for rank in entry.missing())
+                entry for entry in candidates if any(waiting.get(rank) in candidates for rank in entry.missing())
             ]
-            if len(remaining) == len(deadlocked):
-                return deadlocked
-            deadlocked = remaining
+            if len(remaining) == len(candidates):
+                return candidates
+            candidates = remaining
 
-    def _fail_deadlock(self, deadlocked: Sequence[PendingOperation]) -> list[Answer]:
-        waiting = {rank: (entry, location) for entry in deadlocked for rank, location in entry.locations.items()}
+    def _fail_deadlock(self, deadlocked_entries: Sequence[PendingOperation]) -> list[Answer]:
+        waiting = {
+            rank: (entry, location) for entry in deadlocked_entries for rank, location in entry.locations.items()
+        }
         locations = "; ".join(
             f"{self._noun} {rank} in '{entry.name}'{self._among(entry)} at {location}"
             for rank, (entry, location) in sorted(waiting.items())
@@ -336,30 +333,30 @@ class PendingOperations:
             f"Every {self._noun} must make the same calls, in the same order. Received: each waits for another one: "
             f"{locations}. Do not make them conditional on the {self._noun}."
         )
-        return [answer for entry in deadlocked for answer in entry.fail(failure, is_misuse=True)]
+        return [answer for entry in deadlocked_entries for answer in entry.fail(failure, is_misuse=True)]
 
     def _among(self, entry: PendingOperation) -> str:
-        is_of_all = len(entry.ranks) == self._size
-        return "" if is_of_all else f" of {name_ranks(list(entry.ranks), self._noun)}"
+        includes_all = len(entry.ranks) == self._size
+        return "" if includes_all else f" of {name_ranks(list(entry.ranks), self._noun)}"
 
     def fail_all(self, misuse: str) -> list[Answer]:
-        """Fails all current and later operations, because some members can never join."""
+        """Fails all current and future operations, because some members can never join."""
         self._misuse = misuse
-        return [answer for entry in self._open() for answer in self._outcome(entry)]
+        return [answer for entry in self._open_operations() for answer in self._outcome(entry)]
 
     def member_left(self, rank: int, description: str) -> list[Answer]:
         """Records that a member left without an error, and fails the operations that still need it."""
-        self._departed[rank] = f"{self._noun} {rank} {description}"
-        return [answer for entry in self._open() for answer in self._outcome(entry)]
+        self._departure_reasons[rank] = f"{self._noun} {rank} {description}"
+        return [answer for entry in self._open_operations() for answer in self._outcome(entry)]
 
     def member_lost(self, rank: int, loss: str) -> list[Answer]:
-        """Records the loss of a member, and fails its operations: those of a subgroup without it continue."""
-        self._departed[rank] = loss
-        pending = [entry for entry in self._open() if rank in entry.ranks]
+        """Records the loss of a member, and fails its operations; those of subgroups without it continue."""
+        self._departure_reasons[rank] = loss
+        pending = [entry for entry in self._open_operations() if rank in entry.ranks]
         return [a for entry in pending for a in entry.fail(f"'{entry.name}' cannot complete: {loss}.")]
 
-    def _open(self) -> Iterable[PendingOperation]:
-        return [entry for rounds in self._rounds.values() for entry in rounds if not entry.failure]
+    def _open_operations(self) -> Iterable[PendingOperation]:
+        return [entry for operations in self._operations.values() for entry in operations if not entry.failure]
 
     def _outcome(self, entry: PendingOperation) -> list[Answer]:
         missing = entry.missing()
@@ -371,18 +368,18 @@ class PendingOperations:
             ]
         if self._misuse:
             return list(entry.fail(self._misuse, is_misuse=True))
-        reason = next((reason for rank, reason in self._departed.items() if rank in missing), "")
+        reason = next((reason for rank, reason in self._departure_reasons.items() if rank in missing), "")
         return list(entry.fail(f"'{entry.name}' cannot complete: {reason}.")) if reason else []
 
 
-def _failed(ticket: int, failure: str, is_misuse: bool = False) -> Message:
+def _failure_message(ticket: int, failure: str, is_misuse: bool = False) -> Message:
     return {"type": "failed", "ticket": ticket, "failure": failure, "misuse": is_misuse}
 
 
 LOST_AFTER_SECONDS = 20.0
 MAX_UNREAD = 64 * LIMIT  # bytes that a member may leave unread
-PAUSE_SECONDS = 1.0  # without accepting connections, when this process has no resources for them
-CLOSE_SECONDS = 2.0  # for the last messages to be delivered when the server closes
+PAUSE_SECONDS = 1.0  # during which no connections are accepted after a lack of resources
+CLOSE_SECONDS = 2.0  # for the delivery of the last messages when the server closes
 
 
 class Server:
@@ -410,31 +407,31 @@ class Server:
         Args:
           listener: a listening socket; the server closes it.
           size: number of members.
-          token: token that members must present.
+          token: token that members must know.
           noun: name of a member in messages.
           addresses: expected address of each member, by rank, for messages about members that never connected; empty if
             unknown.
           heartbeat: seconds between two heartbeats, in both directions.
-          lost_after: seconds without a heartbeat after which a member is lost. Must be longer than an engine can keep
-            all threads of a process from running, as some do while they start. Once a member reports a suspicion (its
-            engine has failed), three heartbeats are enough.
+          lost_after: seconds without a heartbeat after which a member is lost. Must be longer than an engine may block all
+            threads of a process during startup. After a member reports a suspicion, because its engine has failed, three
+            heartbeats are enough.
         """
         self.address = join_address(*listener.getsockname()[:2])
         self.loss: LostMember | None = None
         self._losses: list[LostMember] = []
         self.size = size
         self._token, self._noun = token, noun
-        self._nonce = nonce()  # for what members derive from the token, which other groups may share
+        self._nonce = nonce()  # for tokens that members derive, because other groups may share the token
         self._log = LimitedLog(logging.getLogger("tfdist.coordination"))
         self._addresses = addresses
         self._heartbeat, self._lost_after = heartbeat, lost_after
-        self._rounds = PendingOperations(size, noun, self._describe_absence)
+        self._operations = PendingOperations(size, noun, self._describe_absence)
         self._members: dict[int, Connection] = {}
-        self._joined: dict[int, str] = {}  # by rank, pid and host, including former members
+        self._member_descriptions: dict[int, str] = {}  # pid and host by rank, including former members
         self._listener = listener
         self._wake_sender, self._wake_receiver = socket.socketpair()  # writing to the first one wakes the thread
         self._close_reason = ""
-        self._paused_until = 0.0  # no connections are accepted before
+        self._paused_until = 0.0  # when connections are accepted again
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -444,13 +441,13 @@ class Server:
 
     def absent(self) -> list[int]:
         """Returns the members that never connected."""
-        return [rank for rank in range(self.size) if rank not in self._joined]
+        return [rank for rank in range(self.size) if rank not in self._member_descriptions]
 
     def close(self, reason: str = "the group is closed") -> None:
-        """Notifies the members that the group is closed, and joins the thread. May be called repeatedly."""
+        """Notifies the members that the group is closed, and joins the thread. May be called several times."""
         if not self._close_reason:
             self._close_reason = reason
-            with contextlib.suppress(OSError):  # the thread may have ended by an error
+            with contextlib.suppress(OSError):  # the thread may have failed
                 self._wake_sender.send(b"x")
         self._thread.join()
 
@@ -461,25 +458,25 @@ class Server:
         finally:
             for connection in self._connections():
                 connection.close()
-            self._log.summarize(now=True)
+            self._log.summarize(force=True)
             self._selector.close()
             for sock in (self._listener, self._wake_sender, self._wake_receiver):
                 sock.close()
 
     def _serve(self) -> None:
-        last = last_beat = time.monotonic()
+        last_wake_time = last_beat = time.monotonic()
         while not self._close_reason:
-            until = min(last_beat + self._heartbeat, self._rounds.next_expiry())
-            for key, mask in self._selector.select(max(0.0, until - last)):
+            wake_time = min(last_beat + self._heartbeat, self._operations.next_expiry())
+            for key, mask in self._selector.select(max(0.0, wake_time - last_wake_time)):
                 self._handle_event(key, mask)
             now = time.monotonic()
-            if now - last > self._heartbeat + 1.0:  # this process was suspended or starved, not the members
+            if now - last_wake_time > self._heartbeat + 1.0:  # this process was suspended or starved, not the members
                 for connection in self._connections():
-                    connection.last_received += now - last
-                    connection.accept_time += now - last
-            last = now
-            self._send(self._rounds.expire(now))
-            self._send(self._rounds.overdue_notices(now))
+                    connection.last_received += now - last_wake_time
+                    connection.accept_time += now - last_wake_time
+            last_wake_time = now
+            self._send(self._operations.expire(now))
+            self._send(self._operations.overdue_notices(now))
             if now >= last_beat + self._heartbeat:
                 last_beat = now
                 self._beat(now)
@@ -496,7 +493,7 @@ class Server:
                     key.data.flush()
                 if mask & selectors.EVENT_READ:
                     self._read(key.data)
-            except Exception as error:  # it costs this connection, not the thread that serves all of them
+            except Exception as error:  # affects this connection only
                 self._log.error(f"Dropped a connection from {key.data.peer}, which could not be served", error)
                 self._drop(key.data, f"it could not be served ({type(error).__name__}: {error})")
 
@@ -508,13 +505,13 @@ class Server:
                 self._log.warning(f"No connections to the group are accepted for {PAUSE_SECONDS:g} s: {error}")
                 self._selector.unregister(self._listener)
                 self._paused_until = time.monotonic() + PAUSE_SECONDS
-            return  # otherwise the client has disconnected
-        unauthenticated = [connection for connection in self._connections() if connection.rank is None]
-        if len(unauthenticated) >= MAX_UNAUTHENTICATED:  # a member sends its hello immediately
-            min(unauthenticated, key=lambda connection: connection.accept_time).close()
+            return  # otherwise, the client has disconnected
+        unauthenticated_connections = [connection for connection in self._connections() if connection.rank is None]
+        if len(unauthenticated_connections) >= MAX_UNAUTHENTICATED:  # a member sends its hello immediately
+            min(unauthenticated_connections, key=lambda connection: connection.accept_time).close()
         try:
             Connection(sock, peer[0], self._selector)
-        except Exception as error:  # it costs this connection, as one that is reset at once
+        except Exception as error:  # such as an immediate reset
             self._log.error(f"Dropped a connection from {peer[0]}, which could not be served", error)
             sock.close()
 
@@ -533,7 +530,7 @@ class Server:
                 self._handle(connection, message)
         except WrongSealError as error:
             if connection.rank is None:
-                self._refuse(connection, WRONG_TOKEN, sealed=False)
+                self._refuse(connection, WRONG_TOKEN, is_sealed=False)
             else:
                 self._drop(connection, f"it sent {error}")
         except BadMessage as error:
@@ -550,12 +547,12 @@ class Server:
             ticket, name, value, location = take(message, ticket=int, name=str, value=object, place=str)
             deadline = deadline_of(message)
             ranks, now = ranks_of(message, rank, self.size), time.monotonic()
-            self._send(self._rounds.add(rank, ticket, name, value, deadline, now, location, ranks))
+            self._send(self._operations.add(rank, ticket, name, value, deadline, now, location, ranks))
         elif message["type"] == "publish":
             topic, value = take(message, topic=str, value=object)
             ranks = ranks_of(message, rank, self.size)
-            published = {"type": "published", "ranks": ranks, "topic": topic, "value": value}
-            self._send([Answer(member, published) for member in ranks or self._members])
+            broadcast_message = {"type": "published", "ranks": ranks, "topic": topic, "value": value}
+            self._send([Answer(member, broadcast_message) for member in ranks or self._members])
         elif message["type"] == "doubt":
             self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
         elif message["type"] == "goodbye":
@@ -563,28 +560,30 @@ class Server:
             self._goodbye(connection, rank, exit_code_of(message), reason)
 
     def _handle_unauthenticated(self, connection: Connection, message: Message) -> None:
-        if connection.hello:  # and this message is sealed, so the sender knows the token
+        if connection.hello:  # this message is sealed, so the sender knows the token
             self._admit(connection, connection.hello)
         elif refusal := version_refusal(message):
             self._refuse(connection, refusal)
         else:
             connection.challenge(message, self._token)
 
-    def _refuse(self, connection: Connection, refusal: str, *, sealed: bool = True) -> None:
+    def _refuse(self, connection: Connection, refusal: str, *, is_sealed: bool = True) -> None:
         self._log.warning(f"Refused a connection from {connection.peer}. {refusal}")
-        connection.refuse(refusal, sealed=sealed)
+        connection.refuse(refusal, is_sealed=is_sealed)
 
     def _admit(self, connection: Connection, hello: Message) -> None:
-        if refusal := join_refusal(hello, self.size, self._noun, self._joined):
-            if hello["rank"] in self._joined and self.absent():  # another rank, that of this process, is missing
+        if refusal := join_refusal(hello, self.size, self._noun, self._member_descriptions):
+            if (
+                hello["rank"] in self._member_descriptions and self.absent()
+            ):  # the process has the wrong rank, so another rank will never join
                 connection.refuse(refusal)
-                self._send(self._rounds.fail_all(refusal))
+                self._send(self._operations.fail_all(refusal))
             else:
                 self._refuse(connection, refusal)
             return
         rank: int = hello["rank"]
         connection.admit(rank)
-        self._joined[rank] = f"pid {hello['pid']} on {hello['host']}"
+        self._member_descriptions[rank] = f"pid {hello['pid']} on {hello['host']}"
         self._members[rank] = connection
         seconds = {"heartbeat": self._heartbeat, "lost_after": self._lost_after}
         connection.send({"type": "welcome", "nonce": self._nonce} | seconds)
@@ -599,10 +598,10 @@ class Server:
             del self._members[rank]
             connection.end()
             description = exceptions.describe(code) if code else "code 0"
-            self._send(self._rounds.member_left(rank, f"has left with {description}"))
+            self._send(self._operations.member_left(rank, f"has left with {description}"))
 
     def _drop(self, connection: Connection, reason: str, code: int | None = None) -> None:
-        """Closes a connection; if it is a member's, reports to all members that this one is lost."""
+        """Closes a connection; reports its member, if any, as lost to all members."""
         rank = connection.rank
         if rank is not None and rank in self._members:
             loss = LostMember(rank, reason, code, self._noun)
@@ -610,7 +609,7 @@ class Server:
             self._losses.append(loss)
             for member in self._members.values():
                 member.send(_lost_message(loss))
-            self._send(self._rounds.member_lost(rank, str(loss)))
+            self._send(self._operations.member_lost(rank, str(loss)))
             del self._members[rank]
         connection.end()
 
@@ -623,22 +622,22 @@ class Server:
             elif connection.unread > MAX_UNREAD:
                 self._drop(connection, f"it left more than {MAX_UNREAD} bytes unread")
             elif now - connection.last_received > self._lost_after + connection.lines.allowance:
-                self._drop(connection, silence(self._lost_after))
+                self._drop(connection, silence_reason(self._lost_after))
             else:
                 connection.send({"type": "beat"})
 
     def _send(self, answers: list[Answer]) -> None:
-        # Rank 0 last: its client may run in this process, and then enter an engine call that waits for the other ranks and
-        # blocks all threads, including this one (tf.distribute connects this way).
+        # Rank 0 last: its client may run in this process and then call an engine that waits for the other ranks and blocks all
+        # threads, including this one, as tf.distribute does when it connects.
         for rank, message in sorted(answers, key=lambda answer: -answer.rank):
             if rank in self._members:
                 self._members[rank].send(message)
 
     def _describe_absence(self, missing: list[int]) -> str:
-        never = [rank for rank in missing if rank not in self._joined]
-        if not never:
+        absent_ranks = [rank for rank in missing if rank not in self._member_descriptions]
+        if not absent_ranks:
             return ""
-        members = [f"{rank} at {self._addresses[rank]}" if self._addresses else str(rank) for rank in never]
+        members = [f"{rank} at {self._addresses[rank]}" if self._addresses else str(rank) for rank in absent_ranks]
         return f" (never connected: {self._noun} {', '.join(members)})"
 
     def _connections(self) -> list[Connection]:

@@ -1,4 +1,4 @@
-"""Lets all ranks act at the same step on the request of any rank, without messages while there is no request."""
+"""Lets all ranks act at the same step on the request of any rank; nothing is sent without a request."""
 
 import secrets
 import threading
@@ -17,15 +17,14 @@ class SyncPoints:
     it. All ranks split their steps into the same calls. Any thread may request a topic (`request`). The group delivers
     requests to all ranks in the same order, and a thread on each rank answers with the first step at which the rank can
     still act: the end of the current call or, between two calls, the step after the last one. The ranks agree on the
-    maximum of the answers. The first call that ends at or after that step is the one where `reached` returns the topic,
-    on every rank.
+    maximum of the answers. After the first call that ends at or after this step, `reached` returns the topic on every rank.
 
-    No rank can have passed the agreed step, because a rank that has answered does not return from `reached` at or after
-    the step of its answer until the agreement is known. There is no deadlock with a rank that waits in a collective:
-    answers never wait for a main thread.
+    No rank can have passed the agreed step: after its answer, a rank does not return from `reached` at or after the step of
+    the answer until the agreement is known. There is no deadlock with a rank that waits in a collective, because answers
+    never wait for a main thread.
 
-    To be used as a context manager around one run. The group's next `SyncPoints` begins when this one has ended on all
-    ranks; requests made in between go to the next one. A request after which no further call ends has no effect.
+    Use it as a context manager around one run. The group's next `SyncPoints` starts when this one has ended on all ranks;
+    it receives requests made in between. A request after the end of the last call has no effect.
     """
 
     def __init__(self, group: Group):
@@ -34,14 +33,14 @@ class SyncPoints:
         self._condition = threading.Condition()  # guards the attributes below
         self._requests: list[tuple[str, str]] = []  # requested topics and the names of their gathers
         self._thread: threading.Thread | None = None  # exists while there is a request
-        self._earliest = 0  # the first step at which this rank can still act
+        self._earliest_step = 0  # the first step at which this rank can still act
         self._pending_answer: int | None = None  # this rank's answer to the pending agreement
-        self._agreed: list[tuple[str, int]] = []
+        self._agreed_steps: list[tuple[str, int]] = []
         self._failure: PeerLostError | None = None
         group.subscribe(TOPIC, self._on_message)
 
     def request(self, topic: str) -> None:
-        """Requests that all ranks act on a topic soon, at the same step. Does not wait; may be called from any thread.
+        """Requests that all ranks act on a topic at the same step. Does not wait; may be called from any thread.
 
         If several ranks request the same topic at about the same time, it may be returned once or several times.
         """
@@ -50,13 +49,13 @@ class SyncPoints:
     def begin(self, end_step: int) -> None:
         """Records that the main thread enters a call of the compiled loop that ends at `end_step`."""
         with self._condition:
-            self._earliest = end_step
+            self._earliest_step = end_step
 
     def reached(self, step: int) -> frozenset[str]:
         """Records that a call has ended at a step, and returns the topics on which all ranks act now.
 
         Raises:
-          PeerLostError: a rank was lost, so that no agreement is possible.
+          PeerLostError: a rank was lost, so no agreement is possible.
         """
         with self._condition:
             self._condition.wait_for(
@@ -64,20 +63,20 @@ class SyncPoints:
             )
             if self._failure:
                 raise self._failure
-            due = frozenset(topic for topic, first in self._agreed if first <= step)
-            self._agreed = [(topic, first) for topic, first in self._agreed if first > step]
-            self._earliest = step + 1
-            return due
+            due_topics = frozenset(topic for topic, first in self._agreed_steps if first <= step)
+            self._agreed_steps = [(topic, first) for topic, first in self._agreed_steps if first > step]
+            self._earliest_step = step + 1
+            return due_topics
 
     def __enter__(self) -> "SyncPoints":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Ends this rank's part. Its thread keeps answering until all ranks have ended."""
+        """Ends this rank's part; its thread answers until all ranks have ended."""
         self._group.publish(TOPIC, {"over": True})
 
     def _on_message(self, message: Json) -> bool:
-        """Receives requests and ends, in the same order on every rank, so that all ranks answer the same requests."""
+        """Handles a message; all ranks receive messages in the same order and thus answer the same requests."""
         if "request" not in message:
             self._ended_ranks += 1
             return self._ended_ranks == self._group.size
@@ -95,19 +94,19 @@ class SyncPoints:
                     self._thread = None
                     return
                 topic, name = self._requests.pop(0)
-                self._pending_answer = self._earliest
+                self._pending_answer = self._earliest_step
             try:
                 agreed_step = max(self._group.gather(name, self._pending_answer, deadline=float("inf")))
             except PeerLostError as error:
                 self._fail(error)
                 continue
             with self._condition:
-                self._agreed.append((topic, agreed_step))
+                self._agreed_steps.append((topic, agreed_step))
                 self._pending_answer = None
                 self._condition.notify_all()
 
     def _fail(self, error: PeerLostError) -> None:
-        """Makes `reached` fail, unless a rank has left without an error: then no further calls will follow."""
+        """Makes `reached` fail, unless a rank has left without an error, after which there are no further calls."""
         with self._condition:
             self._failure = error if self._group.lost() else None
             self._pending_answer = None

@@ -1,4 +1,4 @@
-"""Detects hangs of a run: reports which ranks are in a call that does not return and where, and exits with code 4."""
+"""Detects hanging runs: reports where each rank is if a call does not return, and exits with code 4."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ from tfdist.errors import ExitCode
 TOPIC = "stalls"
 _LEAVE_SECONDS = 0.5
 _RESOLUTION_SECONDS = 1.0  # of the time measurement
-ANSWER_SECONDS = 2.0  # a rank that has not answered by then is suspended or does not release the GIL
+ANSWER_SECONDS = 2.0  # a rank that does not answer within this time is suspended or does not release the GIL
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,10 +30,10 @@ class _Call:
     """A running call.
 
     Attributes:
-      description: description of the call.
-      start_time: when it began, in seconds of `time.monotonic()`.
-      usual_seconds: seconds that it may take, estimated from previous calls.
-      is_first: whether it is the call in which everything is compiled.
+      description: text for reports.
+      start_time: start of the call, in seconds of `time.monotonic()`.
+      usual_seconds: expected duration, estimated from previous calls.
+      is_first: whether it is the first call, which compiles everything.
       elapsed: seconds so far, as measured by the watching thread.
     """
 
@@ -45,7 +45,7 @@ class _Call:
 
 
 class _Query(NamedTuple):
-    """A query of all ranks; `time` is that of the query, in seconds of `time.monotonic()`."""
+    """A query of all ranks; `time` is in seconds of `time.monotonic()`."""
 
     number: int
     time: float
@@ -57,18 +57,17 @@ class Watchdog:
     """Monitors the calls of a run's compiled loop, on every rank.
 
     Use it as a context manager around the run. The main thread reports when it enters a call (`begin`) and when it
-    has left it (`reached`). A second thread detects a call that takes too long, and queries all ranks over the group,
-    which works while collectives hang. Each rank answers from a thread, and the lowest rank that answers prints all
-    answers. Nothing is sent while calls return in time. SIGUSR1 to any rank triggers the same report at any time, if
-    the run is in the main thread.
+    leaves it (`reached`). A second thread detects calls that take too long, and queries all ranks over the group, which
+    works while collectives hang. Each rank answers from a thread, and the lowest rank that answers prints all answers.
+    Nothing is sent while calls return in time. SIGUSR1 to any rank triggers the same report at any time, if the run is in
+    the main thread.
 
-    The limits are added to twice the time that the slowest call so far would have taken for the same number of steps,
-    so that slow steps are not reported as hangs. The first call, which compiles everything, may take any time and is
-    never ended. During it the ranks are queried periodically, and a report is printed only if some rank is not in a
-    call or does not answer, and only when that changes; in addition, one report is printed unconditionally when the
-    limit that ends other calls has passed. The time between two calls (callbacks, an evaluation) is not limited either:
-    a rank that hangs there is reported by the ranks that wait for it in the next call. If all ranks hang there, in an
-    evaluation, nothing ends them, but SIGUSR1 shows where they are.
+    The limits are added to twice the time that the slowest call so far would have taken for the same number of steps;
+    slow steps are not reported as hangs. The first call, which compiles everything, may take any time and is never
+    ended. During this call the ranks are queried periodically, and a report is printed when the set of ranks that are not
+    in a call or do not answer changes, and once when the limit for other calls has passed. The time between two calls
+    (callbacks, an evaluation) is not limited: a rank that hangs there is reported by the ranks that wait for it in the
+    next call. If all ranks hang there, nothing ends them, but SIGUSR1 shows where they are.
     """
 
     def __init__(
@@ -84,15 +83,15 @@ class Watchdog:
 
         Args:
           group: the ranks of the run.
-          warning_seconds: duration after which a call is reported, once; 0 for never. Also the interval of the queries
-            during the first call.
+          warning_seconds: duration after which a call is reported once; 0 for never. Also the interval of queries during
+            the first call.
           shutdown_seconds: duration after which a call, except the first, is reported and ends the job; 0 for never.
-          print_report: prints a report, on the lowest rank that answers, and the reason for ending, on every rank.
+          print_report: prints a report on the lowest rank that answers, and the reason for ending on every rank.
           end: ends the process with an exit code.
         """
         self._group, self._print_report, self._end = group, print_report, end
-        self._rank = group.ranks[group.rank]  # in the job, as reports name it
-        self._warning, self._shutdown = warning_seconds, shutdown_seconds
+        self._rank = group.ranks[group.rank]  # in the job
+        self._warning_seconds, self._shutdown_seconds = warning_seconds, shutdown_seconds
         self._condition = threading.Condition()  # guards the attributes below
         self._call: _Call | None = None  # the running call
         self._pace = 0.0  # seconds per step of the slowest call that has ended
@@ -101,9 +100,9 @@ class Watchdog:
         self._calls = 0
         self._closed = False
         self._last_query = ""
-        # The queries in the order of their messages, which is the same on every rank: their numbers name the answers.
+        # By number of the query; all ranks receive queries in the same order.
         self._answers: list[dict[int, Json]] = []
-        self._queries: deque[_Query] = deque()  # not reported yet; the first one is removed once it has been
+        self._queries: deque[_Query] = deque()  # not reported yet
         self._last_summary = ""  # summary of the latest answers during the first call
         self._ended_ranks = 0
         self._stack = ExitStack()
@@ -112,10 +111,6 @@ class Watchdog:
         """Records that the main thread enters a call of the compiled loop.
 
         If `end_step` equals `step`, the main thread waits for the callbacks of the other ranks after that step.
-
-        Args:
-          step: the step at which the call begins.
-          end_step: the step at which it ends.
         """
         with self._condition:
             description = (
@@ -139,15 +134,15 @@ class Watchdog:
             self._condition.notify_all()
 
     def report(self, reason: str) -> None:
-        """Requests a report of where every rank is. Does not wait; may be called from any thread."""
+        """Requests a report about all ranks. Does not wait; may be called from any thread."""
         self._query_ranks(secrets.token_hex(8), reason)
 
     def __enter__(self) -> "Watchdog":
         self._group.subscribe(TOPIC, self._on_message)
         threading.Thread(target=self._watch, name=f"stalls-{self._rank}", daemon=True).start()
-        if signals.can_set_handlers() and signals.is_free(signal.SIGUSR1):
+        if signals.can_set_handlers() and signals.has_default_handler(signal.SIGUSR1):
             reason = f"SIGUSR1 to rank {self._rank}"
-            self._stack.enter_context(signals.handling({signal.SIGUSR1: lambda _: self.report(reason)}))
+            self._stack.enter_context(signals.handle_signals({signal.SIGUSR1: lambda _: self.report(reason)}))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -170,30 +165,34 @@ class Watchdog:
             for limit in self._limits(call):
                 if not self._exceeds(call, limit):
                     break
-                # The name depends on the call, so that ranks that wait in the same call cause one query.
+                # The name depends on the call only: ranks that wait in the same call cause a single query.
                 reason = f"{call.description} has lasted {limit + call.usual_seconds:.3g} s on rank {self._rank}"
                 self._query_ranks(
                     f"{call.description} {limit}",
                     reason,
-                    is_first=call.is_first and not last_limit < self._shutdown <= limit,
+                    is_first=call.is_first and not last_limit < self._shutdown_seconds <= limit,
                 )
                 last_limit = limit
-            if self._shutdown and not call.is_first and self._exceeds(call, self._shutdown + 2 * ANSWER_SECONDS):
-                seconds = self._shutdown + call.usual_seconds
+            if (
+                self._shutdown_seconds
+                and not call.is_first
+                and self._exceeds(call, self._shutdown_seconds + 2 * ANSWER_SECONDS)
+            ):
+                seconds = self._shutdown_seconds + call.usual_seconds
                 reason = f"{call.description} has lasted {seconds:.3g} s, as long as --stall_shutdown_seconds allows"
                 self._group.publish(TOPIC, {"end": reason})
             self._exceeds(call, float("inf"))
 
     def _limits(self, call: _Call) -> Iterable[float]:
         """Returns the times, in seconds beyond the usual duration, at which the ranks are queried."""
-        if call.is_first and self._warning:
-            return itertools.count(self._warning, self._warning)
-        return sorted({self._warning, self._shutdown} - {0.0})
+        if call.is_first and self._warning_seconds:
+            return itertools.count(self._warning_seconds, self._warning_seconds)
+        return sorted({self._warning_seconds, self._shutdown_seconds} - {0.0})
 
     def _exceeds(self, call: "_Call", limit: float) -> bool:
         """Waits until a call has lasted `limit` seconds beyond its usual duration; returns whether it is still running.
 
-        Time during which this process was suspended, as by Ctrl-Z, does not count.
+        Time during which this process was suspended, such as by Ctrl-Z, does not count.
         """
         with self._condition:
             while call.elapsed < limit + call.usual_seconds:
@@ -217,8 +216,8 @@ class Watchdog:
         elif "end" in message:
             rank = f"rank {self._rank} of {self._group.size}"
             self._print_report(f"{rank}: {message['end']}. Ending with code {ExitCode.STALLED:d}.")
-            # In its own thread, because `leave` would wait for this thread, and for longer than other ranks wait for a
-            # rank to end by itself.
+            # In another thread, because `leave` would wait for this thread, and for longer than other ranks wait for this
+            # process to end.
             leaving = threading.Thread(target=self._group.leave, args=(ExitCode.STALLED, message["end"]), daemon=True)
             leaving.start()
             leaving.join(_LEAVE_SECONDS)
@@ -243,7 +242,7 @@ class Watchdog:
         return {"step": self._step, "call": running, "stack": main_stack()}
 
     def _report_in_order(self) -> None:
-        """Reports the answers to each query once the ranks have had time to answer, and ends after the last query.
+        """Reports the answers to all queries, each after the ranks have had time to answer.
 
         Runs in a single thread, because a report depends on the previous one.
         """
@@ -257,20 +256,19 @@ class Watchdog:
                 is_last = not self._queries
 
     def _print_answers(self, query: _Query) -> None:
-        """Prints, on one rank, which ranks are in the call, which are elsewhere, and which did not answer."""
+        """Prints on one rank which ranks are in the call, which are elsewhere, and which did not answer."""
         answers, self._answers[query.number] = self._answers[query.number], {}  # releases the stacks
-        arrived = [rank for rank, state in sorted(answers.items()) if state["call"]]
-        elsewhere = [rank for rank, state in sorted(answers.items()) if not state["call"]]
-        silent = [rank for rank in self._group.ranks if rank not in answers]
-        kinds = {"in a call": arrived, "not in a call": elsewhere, "no answer": silent}
-        named = {kind: [f"{rank}{self._group.role(rank)}" for rank in ranks] for kind, ranks in kinds.items()}
-        summary = "; ".join(f"{kind}: {', '.join(ranks)}" for kind, ranks in named.items() if ranks)
+        ranks_in_call = [rank for rank, state in sorted(answers.items()) if state["call"]]
+        ranks_elsewhere = [rank for rank, state in sorted(answers.items()) if not state["call"]]
+        silent_ranks = [rank for rank in self._group.ranks if rank not in answers]
+        kinds = {"in a call": ranks_in_call, "not in a call": ranks_elsewhere, "no answer": silent_ranks}
+        rank_texts = {kind: [f"{rank}{self._group.role(rank)}" for rank in ranks] for kind, ranks in kinds.items()}
+        summary = "; ".join(f"{kind}: {', '.join(ranks)}" for kind, ranks in rank_texts.items() if ranks)
         printing_ranks = list(answers)
         if query.is_first:
-            # Only ranks in the call may print: a rank that has just joined the run receives earlier queries, with
-            # outdated answers.
-            is_new = len(arrived) < self._group.size and summary != self._last_summary
-            printing_ranks, self._last_summary = arrived if is_new else [], summary
+            # Only ranks in the call may print: a rank that joins the run late receives outdated answers.
+            is_new = len(ranks_in_call) < self._group.size and summary != self._last_summary
+            printing_ranks, self._last_summary = ranks_in_call if is_new else [], summary
         if min(printing_ranks, default=None) != self._rank:
             return
         lines = [f"State of the ranks ({query.reason}). {summary}."]

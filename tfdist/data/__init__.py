@@ -1,15 +1,15 @@
 """Data sets, the pipelines that distribute their rows to replicas, and the batch schedule.
 
-The global batch is a pure function of the seed and the step, and does not depend on the number of replicas: `source` has the
+The global batch is a pure function of the seed and the step, independent of the number of replicas: `source` defines the
 order of the examples, `row_partition` the rows of each replica. `inputs` wraps the arguments of `fit`.
 """
 
-from tfdist.data.augmentations import Augmentation, Augmented, RowRandom, augmented
+from tfdist.data.augmentations import Augmentation, AugmentedExamples, RowRandom, augmented
 from tfdist.data.batches import EvaluationPipeline, Pipeline, check_batch_size
 from tfdist.data.catalog import TextSource, load
 from tfdist.data.examples import DataSet, Element, Examples, Transform, with_class_weight
 from tfdist.data.inputs import as_data_set, as_examples, fit_data
-from tfdist.data.reading_errors import explained_reading
+from tfdist.data.reading_errors import explain_reading_errors
 from tfdist.data.row_partition import check_equal_shares, rows
 from tfdist.data.source import ArraySource, Source, steps_in_epochs
 from tfdist.data.stream import StreamPosition, StreamSource
@@ -17,7 +17,7 @@ from tfdist.data.stream import StreamPosition, StreamSource
 __all__ = [
     "ArraySource",
     "Augmentation",
-    "Augmented",
+    "AugmentedExamples",
     "DataSet",
     "Element",
     "EvaluationPipeline",
@@ -34,7 +34,7 @@ __all__ = [
     "augmented",
     "check_batch_size",
     "check_equal_shares",
-    "explained_reading",
+    "explain_reading_errors",
     "fit_data",
     "load",
     "rows",

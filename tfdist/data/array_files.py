@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfdist.config.data_set_files import existing
+from tfdist.config.data_set_files import find_path
 from tfdist.data.csv_table import (
     Table,
     class_names,
@@ -15,7 +15,7 @@ from tfdist.data.csv_table import (
     read_table,
 )
 from tfdist.data.examples import DataSet, Origins, Transform, identity
-from tfdist.data.images import scaled
+from tfdist.data.images import scale_to_unit
 from tfdist.data.source import ArraySource
 from tfdist.data.split import split_indices
 from tfdist.errors import InputError
@@ -36,59 +36,59 @@ def csv(
     header: bool = True,
     data_dir: str | None = None,
 ) -> DataSet:
-    """A table; x is float32 [features]: columns of numbers, and columns of text as one-hot vectors, in their order.
+    """A table; x is float32 [features]: columns of numbers, and columns of text as one-hot vectors, in order.
 
-    The label is a class, numbered in sorted order of the different values, or with `regression` a float32 number.
-    Everything that is learned from data (categories, classes, means) is learned from the training part.
+    The label is a class, numbered in the sorted order of the values, or a float32 number with `regression`.
+    Categories, classes and means are computed from the training part.
 
     Args:
       path: the file, in UTF-8; may be compressed (.gz).
       label: column of the label, by name or number, counted from 0 or, if negative, from the end.
-      test: a second file with the same columns, the test part.
+      test: a file with the same columns for the test part.
       validation_split: fraction of the rows, in [0, 1), that becomes the test part; the same in every run.
       drop: columns to leave out, by name or number.
       regression: whether the label is a number to predict.
       standardize: whether each column of numbers gets mean 0 and standard deviation 1.
-      drop_missing: whether rows that lack a value are left out; otherwise they are errors.
+      drop_missing: whether rows without a value are skipped; otherwise they are errors.
       delimiter: character between values.
-      header: whether the first line has the names of the columns; otherwise they are numbers from 0.
+      header: whether the first line has the names of the columns; otherwise their names are their indices.
       data_dir: folder in which relative paths are looked for.
 
     Raises:
-      InputError: a file is missing or is no such table, or a column does not exist.
+      InputError: a file is missing or is not such a table, or a column does not exist.
     """
     if test and validation_split:
         raise InputError(
             f"Give test or validation_split, not both. Received: test={test!r}, validation_split={validation_split}."
         )
-    table = read_table(existing(_KIND, path, data_dir), delimiter, header)
+    table = read_table(find_path(_KIND, path, data_dir), delimiter, header)
     if label is None:
         raise InputError(
             f"The data set {_KIND} needs the column of the label. Received: {_KIND}:{path} without label. Add label=..., "
             f"one of {', '.join(map(repr, table.columns))}."
         )
     target = table.column(label, "label")
-    dropped = {table.column(name, "drop") for name in ((drop,) if isinstance(drop, str | int) else drop)}
-    names = [name for name in table.columns if name != target and name not in dropped]
-    if not names or target in dropped:
+    dropped_columns = {table.column(name, "drop") for name in ((drop,) if isinstance(drop, str | int) else drop)}
+    names = [name for name in table.columns if name != target and name not in dropped_columns]
+    if not names or target in dropped_columns:
         raise InputError(f"A table needs a label and other columns. Received: drop={drop!r} and label={label!r}.")
-    table = _with_values(table, [*names, target], drop_missing)
+    table = _filter_missing(table, [*names, target], drop_missing)
     classes = None if regression else _classes(table, target)
     y = _labels(table, target, classes)
     train_rows, test_rows = split_indices(y if classes else np.zeros(len(y), np.int32), validation_split)
     train = _rows(table, train_rows) if len(test_rows) else table
     encoding = column_encoding(train, names, standardize)
-    source, other = TableRows(encoding.encoded(train), y[train_rows], train.lines), None
+    source, test_source = TableRows(encoding.encode(train), y[train_rows], train.lines), None
     if len(test_rows):
-        rest = _rows(table, test_rows)
-        other = TableRows(encoding.encoded(rest), y[test_rows], rest.lines)
+        test_table = _rows(table, test_rows)
+        test_source = TableRows(encoding.encode(test_table), y[test_rows], test_table.lines)
     if test:
-        rest = read_table(existing(_KIND, test, data_dir), delimiter, header)
-        rest.column(target, "label")
-        rest = _with_values(rest, [*names, target], drop_missing)
-        other = TableRows(encoding.encoded(rest), _labels(rest, target, classes), rest.lines)
+        test_table = read_table(find_path(_KIND, test, data_dir), delimiter, header)
+        test_table.column(target, "label")
+        test_table = _filter_missing(test_table, [*names, target], drop_missing)
+        test_source = TableRows(encoding.encode(test_table), _labels(test_table, target, classes), test_table.lines)
     shape = tuple(source.element_spec[0].shape)
-    return DataSet(f"{_KIND}:{path}", source, other, shape, len(classes) if classes else None, classes or ())
+    return DataSet(f"{_KIND}:{path}", source, test_source, shape, len(classes) if classes else None, classes or ())
 
 
 class TableRows(ArraySource):
@@ -105,7 +105,7 @@ class TableRows(ArraySource):
         return Origins("line", self._lines)
 
 
-def _with_values(table: Table, names: Sequence[str], drop_missing: bool) -> Table:
+def _filter_missing(table: Table, names: Sequence[str], drop_missing: bool) -> Table:
     if not drop_missing:
         return table
     for name in names:
@@ -134,7 +134,7 @@ def _labels(table: Table, target: str, classes: tuple[str, ...] | None) -> np.nd
 
 
 def _texts(table: Table, target: str) -> list[str]:
-    """Returns labels as text, in which 1.0 is 1."""
+    """Returns labels as text; 1.0 becomes 1."""
     if is_numeric(table, target):
         return [str(int(number)) if number % 1 == 0 else str(number) for number in numbers(table, target)]
     return table.columns[target]
@@ -153,8 +153,8 @@ _RULE = "An .npz file must have arrays x and y, or x_train and y_train and optio
 def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -> DataSet:
     """Arrays `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`, as in the files of `keras.datasets`.
 
-    uint8 is scaled to float32 in [0, 1]; if its shape is [n, height, width], these are gray images and get a channel dim.
-    Other numbers are converted to float32. Integer and text labels are classes; y of shape [n, 1] becomes [n].
+    uint8 is scaled to float32 in [0, 1]; gray images [n, height, width] get a channel dim. Other numbers are converted to
+    float32. Integer and text labels are classes; y of shape [n, 1] becomes [n].
 
     Args:
       path: the file.
@@ -164,7 +164,7 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
     Raises:
       InputError: the file is missing or is not an archive of such arrays.
     """
-    file = existing("npz", path, data_dir)
+    file = find_path("npz", path, data_dir)
     arrays = _arrays(file)
     train, test = _pair(_TRAIN, arrays, file), _pair(_TEST, arrays, file)
     if train is None:
@@ -204,14 +204,14 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
 
 def _arrays(file: str) -> dict[str, np.ndarray]:
     try:
-        with open(file, "rb") as content:  # NumPy would leave it open after an error
+        with open(file, "rb") as content:  # np.load(path) would leave the file open after an error
             archive = np.load(content, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it is a single array")
             names = [name for pair in (*_TRAIN, *_TEST) for name in pair if name in archive]
             return {name: archive[name] for name in names or archive}
-    except Exception as error:  # damaged files raise a dozen types, MemoryError for a wrong shape among them
-        cause = "it is no archive, or has Python objects" if "pickle" in str(error) else str(error).rstrip(".")
+    except Exception as error:  # damaged files raise many types, such as MemoryError for a wrong shape
+        cause = "it is not an archive, or has Python objects" if "pickle" in str(error) else str(error).rstrip(".")
         raise InputError(f"{_RULE}. Received: {file}, which cannot be read: {cause}.") from error
 
 
@@ -227,7 +227,6 @@ def _pair(
 
 
 def _model_arrays(x: np.ndarray, y: np.ndarray, file: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the arrays in the shapes and dtypes that models take."""
     if x.ndim < 1 or y.ndim < 1 or len(x) != len(y) or not len(x):
         raise InputError(
             f"Arrays must have the same first dim, at least 1. Received: {file} with x of {list(x.shape)} and y of "
@@ -252,5 +251,5 @@ def _is_label(y: np.ndarray) -> bool:
 
 
 def _source(arrays: tuple[np.ndarray, np.ndarray]) -> ArraySource:
-    transform: Transform = scaled(255) if arrays[0].dtype == np.uint8 else identity
+    transform: Transform = scale_to_unit(255) if arrays[0].dtype == np.uint8 else identity
     return ArraySource(arrays, transform)

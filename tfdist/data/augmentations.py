@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.rules import parse_chain
-from tfdist.config.spec import Spec, call, call_own, load_object
+from tfdist.config.spec import Spec, call, call_user_function, load_object
 from tfdist.data.examples import Element, Examples, Transform, WrappedExamples, chain, identity
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.data.source import ROUNDS, random_keys
@@ -26,7 +26,7 @@ class RowRandom:
     Attributes:
       positions: int64 [n], epoch * examples + example of each row, below 2**53.
       seed: any integer.
-      stream: number of the independent stream, at least 0: each augmentation of a chain has its own.
+      stream: index of the stream, at least 0; each augmentation of a chain has an independent one.
     """
 
     positions: tf.Tensor
@@ -45,7 +45,7 @@ class RowRandom:
 
     def _words(self, count: int) -> tf.Tensor:
         """Returns int64 [n, count] in [0, 2**53): the positions under keyed permutations, one for each column."""
-        # The second word separates the keys from those of the order of examples, whose second word is 0.
+        # The second word is at least 1: that of the keys for the order of examples is 0.
         keys = random_keys(count, self.seed, tf.constant([0, 1 + self.stream], tf.uint64))
         largest = tf.constant(2**_BITS - 1, tf.int64)
         columns = [
@@ -55,7 +55,7 @@ class RowRandom:
         return tf.stack(columns, axis=1)
 
 
-# (images [n, height, width, channels], random numbers of the rows) -> images of the same shape and dtype; row by row.
+# (images [n, height, width, channels], random numbers of the rows) -> images of the same shape and dtype.
 Augmentation = Callable[[tf.Tensor, RowRandom], tf.Tensor]
 
 
@@ -63,7 +63,7 @@ def fraction(name: str, argument: str, value: Any) -> float:
     """Returns a number in [0, 1].
 
     Raises:
-      InputError: the value is something else.
+      InputError: the value is out of range.
     """
     if not is_number(value) or not 0 <= value <= 1:
         raise InputError(f"{name}: {argument} must be in [0, 1]. Received: {value!r}.")
@@ -74,25 +74,25 @@ def integer(name: str, argument: str, value: Any) -> int:
     """Returns an integer of at least 1.
 
     Raises:
-      InputError: the value is something else.
+      InputError: the value is out of range.
     """
     if not is_integer(value) or value < 1:
         raise InputError(f"{name}: {argument} must be an integer of at least 1. Received: {value!r}.")
     return int(value)
 
 
-def interval(name: str, argument: str, value: Sequence[float], most: float = float("inf")) -> tuple[float, float]:
+def interval(name: str, argument: str, value: Sequence[float], maximum: float = float("inf")) -> tuple[float, float]:
     """Returns (smallest, largest), positive numbers.
 
     Raises:
-      InputError: the value is something else.
+      InputError: the value is invalid.
     """
-    both = tuple(value) if isinstance(value, list | tuple) else ()
-    is_valid = len(both) == 2 and all(map(is_number, both))
-    if not is_valid or not 0 < both[0] <= both[1] <= most or both[1] == float("inf"):
-        limit = "" if most == float("inf") else f", at most {most}"
+    bounds = tuple(value) if isinstance(value, list | tuple) else ()
+    is_valid = len(bounds) == 2 and all(map(is_number, bounds))
+    if not is_valid or not 0 < bounds[0] <= bounds[1] <= maximum or bounds[1] == float("inf"):
+        limit = "" if maximum == float("inf") else f", at most {maximum}"
         raise InputError(f"{name}: {argument} must be (smallest, largest), positive{limit}. Received: {value!r}.")
-    return float(both[0]), float(both[1])
+    return float(bounds[0]), float(bounds[1])
 
 
 def brightness(delta: float = 0.2) -> Augmentation:
@@ -104,8 +104,8 @@ def brightness(delta: float = 0.2) -> Augmentation:
     delta = fraction("brightness", "delta", delta)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
-        added = _of_rows((2 * random.uniform(1)[:, 0] - 1) * delta, images)
-        return tf.clip_by_value(images + added, 0, 1)
+        offset = _broadcast((2 * random.uniform(1)[:, 0] - 1) * delta, images)
+        return tf.clip_by_value(images + offset, 0, 1)
 
     return apply
 
@@ -119,13 +119,13 @@ def contrast(delta: float = 0.2) -> Augmentation:
     delta = fraction("contrast", "delta", delta)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
-        factor = _of_rows(1 + (2 * random.uniform(1)[:, 0] - 1) * delta, images)
+        factor = _broadcast(1 + (2 * random.uniform(1)[:, 0] - 1) * delta, images)
         return tf.clip_by_value((images - 0.5) * factor + 0.5, 0, 1)
 
     return apply
 
 
-def _of_rows(values: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
+def _broadcast(values: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
     return tf.cast(values, images.dtype)[:, None, None, None]
 
 
@@ -141,7 +141,7 @@ def cutout(size: int = 8) -> Augmentation:
         height, width = images.shape[1:3]
         middle = tf.cast(random.uniform(2) * [float(height), float(width)], tf.int32)
         first = middle - size // 2
-        return _without(images, first, first + size)
+        return _erase(images, first, first + size)
 
     return apply
 
@@ -157,7 +157,7 @@ def erase(
       ratio: smallest and largest ratio of height and width; drawn uniformly in its logarithm.
     """
     probability = fraction("erase", "probability", probability)
-    scale, ratio = interval("erase", "scale", scale, most=1), interval("erase", "ratio", ratio)
+    scale, ratio = interval("erase", "scale", scale, maximum=1), interval("erase", "ratio", ratio)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         height, width = images.shape[1:3]
@@ -168,18 +168,18 @@ def erase(
         sizes = tf.cast(tf.round(tf.stack([rows, columns], axis=1)), tf.int32)
         free = tf.constant([height, width]) - sizes + 1
         first = tf.cast(tf.stack([top, left], axis=1) * tf.cast(free, tf.float32), tf.int32)
-        return _without(images, first, first + tf.where((chance < probability)[:, None], sizes, 0))
+        return _erase(images, first, first + tf.where((chance < probability)[:, None], sizes, 0))
 
     return apply
 
 
-def _without(images: tf.Tensor, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-    """Returns images with 0 in rows and columns [first, end), int32 [n, 2]."""
+def _erase(images: tf.Tensor, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    """Sets the rows and columns [first, end), int32 [n, 2], of each image to 0."""
     rows, columns = (tf.range(images.shape[1 + axis]) for axis in (0, 1))
-    in_rows = (rows >= first[:, :1]) & (rows < end[:, :1])
-    in_columns = (columns >= first[:, 1:]) & (columns < end[:, 1:])
-    kept = tf.cast(~(in_rows[:, :, None] & in_columns[:, None, :]), images.dtype)
-    return images * kept[..., None]
+    row_mask = (rows >= first[:, :1]) & (rows < end[:, :1])
+    column_mask = (columns >= first[:, 1:]) & (columns < end[:, 1:])
+    mask = tf.cast(~(row_mask[:, :, None] & column_mask[:, None, :]), images.dtype)
+    return images * mask[..., None]
 
 
 _AXES = {"horizontal": 1, "vertical": 0}
@@ -197,13 +197,15 @@ def flip(axis: str = "horizontal", probability: float = 0.5) -> Augmentation:
     probability = fraction("flip", "probability", probability)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
-        chosen = random.uniform(1)[:, 0] < probability
-        # A third of the time of a reversed batch and `tf.where`, whose broadcast is slow.
-        return tf.map_fn(flipped, (images, chosen), fn_output_signature=tf.TensorSpec(images.shape[1:], images.dtype))
+        should_flip = random.uniform(1)[:, 0] < probability
+        # Takes a third of the time of `tf.where` with a reversed batch, whose broadcast is slow.
+        return tf.map_fn(
+            flip_row, (images, should_flip), fn_output_signature=tf.TensorSpec(images.shape[1:], images.dtype)
+        )
 
-    def flipped(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        image, is_chosen = row
-        return tf.cond(is_chosen, lambda: tf.reverse(image, [_AXES[axis]]), lambda: image)
+    def flip_row(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        image, should_flip = row
+        return tf.cond(should_flip, lambda: tf.reverse(image, [_AXES[axis]]), lambda: image)
 
     return apply
 
@@ -217,24 +219,26 @@ def crop(padding: int = 4) -> Augmentation:
     padding = integer("crop", "padding", padding)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
-        moves = tf.cast(random.uniform(2) * (2 * padding + 1), tf.int32)
-        padded = tf.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
+        offsets = tf.cast(random.uniform(2) * (2 * padding + 1), tf.int32)
+        padded_images = tf.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
         spec = tf.TensorSpec(images.shape[1:], images.dtype)
-        return tf.map_fn(lambda row: _part(row[0], row[1], spec.shape), (padded, moves), fn_output_signature=spec)
+        return tf.map_fn(
+            lambda row: _crop_at(row[0], row[1], spec.shape), (padded_images, offsets), fn_output_signature=spec
+        )
 
     return apply
 
 
 def resized_crop(scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (0.75, 4 / 3)) -> Augmentation:
-    """Cuts a part of random area and aspect ratio out, and resizes it (bilinear) to the size of the image.
+    """Crops a part of random area and aspect ratio, and resizes it (bilinear) to the size of the image.
 
-    Szegedy et al. 2014, arXiv:1409.4842. A part that would be higher or wider than the image is cut to its size.
+    Szegedy et al. 2014, arXiv:1409.4842. A part that would exceed the image is clipped to it.
 
     Args:
       scale: smallest and largest area, as a fraction of the image's, in (0, 1].
       ratio: smallest and largest ratio of width and height, relative to the image's; drawn uniformly in its logarithm.
     """
-    scale = interval("resized_crop", "scale", scale, most=1)
+    scale = interval("resized_crop", "scale", scale, maximum=1)
     ratio = interval("resized_crop", "ratio", ratio)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
@@ -265,23 +269,23 @@ def rotate(degrees: float = 15.0) -> Augmentation:
         cos, sin = tf.cos(angle), tf.sin(angle)
         middle_y, middle_x = (images.shape[1] - 1) / 2, (images.shape[2] - 1) / 2
         zero = tf.zeros_like(angle)
-        from_x = [cos, -sin, middle_x - cos * middle_x + sin * middle_y]
-        from_y = [sin, cos, middle_y - sin * middle_x - cos * middle_y]
-        turned = tf.raw_ops.ImageProjectiveTransformV3(
+        x_transform = [cos, -sin, middle_x - cos * middle_x + sin * middle_y]
+        y_transform = [sin, cos, middle_y - sin * middle_x - cos * middle_y]
+        rotated_images = tf.raw_ops.ImageProjectiveTransformV3(
             images=images,
-            transforms=tf.stack([*from_x, *from_y, zero, zero], axis=1),
+            transforms=tf.stack([*x_transform, *y_transform, zero, zero], axis=1),
             output_shape=images.shape[1:3],
             fill_value=0.0,
             interpolation="BILINEAR",
             fill_mode="CONSTANT",
         )
-        return tf.ensure_shape(turned, images.shape)
+        return tf.ensure_shape(rotated_images, images.shape)
 
     return apply
 
 
-def _part(image: tf.Tensor, first: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Returns the part of an image that begins at a row and a column, int32 [2]."""
+def _crop_at(image: tf.Tensor, first: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Returns the part of an image that begins at a row and a column, `first`, int32 [2]."""
     return tf.slice(image, tf.concat([first, [0]], axis=0), shape)
 
 
@@ -298,10 +302,10 @@ AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
 
 
 def parse_augmentations(text: str) -> tuple[Augmentation, ...]:
-    """Returns the augmentations of a chain, in order.
+    """Parses a chain of augmentations.
 
     Args:
-      text: names with `|` between them, each optionally with arguments, or a user-defined `package.module:function`,
+      text: names separated by `|`, each optionally with arguments, or a user-defined `package.module:function`,
         which is called with `images`, `random` and its arguments, and returns images.
 
     Raises:
@@ -322,16 +326,16 @@ def _user_augmentation(spec: Spec) -> Augmentation:
     function = load_object(spec.name)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
-        return tf.convert_to_tensor(call_own("--augment", function, spec, images=images, random=random))
+        return tf.convert_to_tensor(call_user_function("--augment", function, spec, images=images, random=random))
 
     return apply
 
 
-class Augmented(WrappedExamples):
-    """Examples whose x is one image, changed in training and unchanged in evaluation.
+class AugmentedExamples(WrappedExamples):
+    """Examples whose x is an image, which is augmented in training but not in evaluation.
 
-    The change of an example depends on the seed of the run, the epoch and the example's index: not on the batch size,
-    the number of replicas, or the step at which a run resumes.
+    The augmentation of an example depends on the seed of the run, the epoch and the index of the example, but not on the
+    batch size, the number of replicas, or the step at which a run resumes.
     """
 
     def __init__(self, examples: Examples, augmentations: Sequence[Augmentation], transform: Transform = identity):
@@ -343,7 +347,7 @@ class Augmented(WrappedExamples):
           transform: applied to batches afterwards; see `Examples.map`.
 
         Raises:
-          InputError: x is something else, or an augmentation changes its shape or dtype.
+          InputError: x is not such an image, or an augmentation changes its shape or dtype.
         """
         super().__init__(examples, examples.size)
         self._augmentations, self._transform = tuple(augmentations), transform
@@ -356,8 +360,8 @@ class Augmented(WrappedExamples):
                 f"--augment changes images, floating-point [height, width, channels] of known size. Received: x of {received}. "
                 "Leave it out for this data set."
             )
-        with tf.Graph().as_default():  # traces the augmentations as a check
-            self._changed(tf.zeros([1, *x.shape], x.dtype), tf.zeros([1], tf.int64), seed=0)
+        with tf.Graph().as_default():  # traces the augmentations to check them
+            self._augment(tf.zeros([1, *x.shape], x.dtype), tf.zeros([1], tf.int64), seed=0)
 
     @property
     def element_spec(self) -> Any:
@@ -367,15 +371,15 @@ class Augmented(WrappedExamples):
     @property
     def sample(self) -> Examples:
         """See base class."""
-        return Augmented(self._examples.sample, self._augmentations, self._transform)
+        return AugmentedExamples(self._examples.sample, self._augmentations, self._transform)
 
-    def in_order(self) -> "Augmented":
+    def in_order(self) -> "AugmentedExamples":
         """See base class."""
-        return Augmented(self._examples.in_order(), self._augmentations, self._transform)
+        return AugmentedExamples(self._examples.in_order(), self._augmentations, self._transform)
 
-    def map(self, transform: Transform) -> "Augmented":
+    def map(self, transform: Transform) -> "AugmentedExamples":
         """See base class."""
-        return Augmented(self._examples, self._augmentations, chain(self._transform, transform))
+        return AugmentedExamples(self._examples, self._augmentations, chain(self._transform, transform))
 
     def preview(self, rows: int) -> Element:
         """See base class."""
@@ -387,38 +391,38 @@ class Augmented(WrappedExamples):
             return self._examples.map(self._transform).indexed_batches(partition, None)
 
         @keras_internals.without_autograph
-        def change(element: tf.Tensor, batch: IndexedBatch) -> IndexedBatch:
+        def augment(element: tf.Tensor, batch: IndexedBatch) -> IndexedBatch:
             epochs = partition.positions(element) // self.size
-            x, *rest = batch.batch
-            x = self._changed(x, epochs * self.size + batch.numbers, seed)
-            return IndexedBatch(keras_internals.with_autograph(self._transform)(x, *rest), batch.numbers)
+            x, *targets = batch.batch
+            x = self._augment(x, epochs * self.size + batch.numbers, seed)
+            return IndexedBatch(keras_internals.with_autograph(self._transform)(x, *targets), batch.numbers)
 
         batches = self._examples.indexed_batches(partition, seed).enumerate()
-        return batches.map(change, num_parallel_calls=tf.data.AUTOTUNE)
+        return batches.map(augment, num_parallel_calls=tf.data.AUTOTUNE)
 
     @keras_internals.without_autograph
-    def _changed(self, images: tf.Tensor, positions: tf.Tensor, seed: int) -> tf.Tensor:
+    def _augment(self, images: tf.Tensor, positions: tf.Tensor, seed: int) -> tf.Tensor:
         for stream, augmentation in enumerate(self._augmentations):
-            changed = keras_internals.with_autograph(augmentation)(images, RowRandom(positions, seed, stream))
-            if changed.dtype != images.dtype or not changed.shape.is_compatible_with(images.shape):
+            outputs = keras_internals.with_autograph(augmentation)(images, RowRandom(positions, seed, stream))
+            if outputs.dtype != images.dtype or not outputs.shape.is_compatible_with(images.shape):
                 raise InputError(
                     f"An augmentation must keep shape and dtype. Received: {images.dtype.name}{list(images.shape)} became "
-                    f"{changed.dtype.name}{list(changed.shape)}, by number {stream + 1} of --augment."
+                    f"{outputs.dtype.name}{list(outputs.shape)}, by number {stream + 1} of --augment."
                 )
-            images = tf.ensure_shape(changed, images.shape)
+            images = tf.ensure_shape(outputs, images.shape)
         return images
 
 
 @names_arguments
 def augmented(examples: Examples, augment: str | Sequence[Augmentation]) -> Examples:
-    """Returns examples whose images are changed at random in training, or the examples themselves if nothing is to change.
+    """Returns examples whose images are augmented in training; the examples themselves if there are no augmentations.
 
     Args:
-      examples: see `Augmented`.
+      examples: see `AugmentedExamples`.
       augment: a chain as in `--augment`, such as `flip|crop(padding=4)`; or functions of (images, `RowRandom`).
 
     Raises:
-      InputError: a name or an argument is invalid, or x is no image.
+      InputError: a name or an argument is invalid, or x is not an image.
     """
-    chosen = parse_augmentations(augment) if isinstance(augment, str) else tuple(augment)
-    return Augmented(examples, chosen) if chosen else examples
+    augmentations = parse_augmentations(augment) if isinstance(augment, str) else tuple(augment)
+    return AugmentedExamples(examples, augmentations) if augmentations else examples

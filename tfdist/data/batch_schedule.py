@@ -8,15 +8,15 @@ from tfdist.data import StreamPosition
 from tfdist.errors import InputError
 
 GLOBAL, REPLICA = "global", "replica"
-ELASTIC_BATCHES = (
-    GLOBAL,
-    REPLICA,
-)  # the batch size that stays constant when a run resumes with another number of replicas
+# The batch size that stays constant when a run resumes with another number of replicas.
+ELASTIC_BATCHES = (GLOBAL, REPLICA)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchSchedule:
-    """The state of a run's batches in a checkpoint; 3, then 2, then 3 replicas have the original batches again.
+    """The batch schedule of a run, as saved in checkpoints.
+
+    A run that goes from 3 to 2 and back to 3 replicas returns to its original batches.
 
     Attributes:
       begun_at: step at which the run began.
@@ -34,15 +34,7 @@ class BatchSchedule:
 
     @classmethod
     def initial(cls, position: StreamPosition, step: int, size: int, batch_size: int, replicas: int) -> "BatchSchedule":
-        """Returns the schedule of a run that begins at a step.
-
-        Args:
-          position: position in the stream.
-          step: updates done so far.
-          size: number of examples in the data set.
-          batch_size: global batch size.
-          replicas: number of parts into which a batch is split.
-        """
+        """Returns the schedule of a run that begins at `step`, for a data set of `size` examples."""
         return cls(
             begun_at=step,
             epochs_from=position.epochs_from(step, size),
@@ -52,9 +44,9 @@ class BatchSchedule:
         )
 
     @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> "BatchSchedule":
-        """Returns the schedule that `to_json` has saved."""
-        return cls(**{**saved, "position": StreamPosition(**saved["position"])})
+    def from_json(cls, values: Mapping[str, Any]) -> "BatchSchedule":
+        """Restores a schedule from the result of `to_json`."""
+        return cls(**{**values, "position": StreamPosition(**values["position"])})
 
     def to_json(self) -> dict[str, Any]:
         """Returns all attributes as JSON, for a checkpoint."""
@@ -62,7 +54,7 @@ class BatchSchedule:
 
     @property
     def rate(self) -> float:
-        """Factor of the learning rate: the current batch size divided by the initial one.
+        """Learning-rate factor: the current batch size divided by the initial one.
 
         The linear scaling rule (Goyal et al. 2017, arXiv:1706.02677).
         """
@@ -79,9 +71,9 @@ class BatchSchedule:
         """Returns the schedule from a step on.
 
         Args:
-          replicas: number of parts into which a batch is split from that step on.
-          step: updates done so far.
-          batch_size: value of the flag: with "replica" the initial batch size of the run, else that from this step on.
+          replicas: number of parts into which each further batch is split.
+          step: number of completed updates.
+          batch_size: value of the flag: with "replica" the initial batch size of the run, else that of the further steps.
           elastic_batch: "global" keeps the global batch size, "replica" the batch size per replica.
 
         Raises:
@@ -100,7 +92,6 @@ class BatchSchedule:
         return dataclasses.replace(self, batch_size=batch_size, replicas=replicas, position=position)
 
     def _batch_size_per_replica(self, batch_size: int) -> int:
-        """Returns the batch size per replica."""
         if batch_size != self.batch_size:
             raise InputError(
                 "--elastic_batch=replica keeps the batch size per replica with which the run began. Received: "
@@ -108,11 +99,11 @@ class BatchSchedule:
                 "Give the batch size that it began with."
             )
         if batch_size % self.replicas:
-            below = batch_size - batch_size % self.replicas
-            near = " or ".join(str(size) for size in (below, below + self.replicas) if size)
+            lower = batch_size - batch_size % self.replicas
+            alternatives = " or ".join(str(size) for size in (lower, lower + self.replicas) if size)
             raise InputError(
                 "--elastic_batch=replica needs a --batch_size that is divisible by the number of replicas on which the "
-                f"run begins. Received: --batch_size={batch_size} and {self.replicas} replicas. Use {near}, or "
+                f"run begins. Received: --batch_size={batch_size} and {self.replicas} replicas. Use {alternatives}, or "
                 "--elastic_batch=global."
             )
         return batch_size // self.replicas

@@ -1,7 +1,6 @@
-"""Input pipelines: the rows of each step, or of batched data sets, are distributed to replicas.
+"""Input pipelines, which distribute the rows of each batch to replicas.
 
-Every process reads all of it and keeps its own rows, so that the examples of a step do not depend on the number of
-replicas.
+Every process reads all data and keeps its own rows: the examples of a step do not depend on the number of replicas.
 """
 
 import dataclasses
@@ -22,7 +21,7 @@ from tfdist.data.row_partition import (
     RowAllocation,
     RowPartition,
     check_equal_shares,
-    computed_range,
+    replica_range,
     replicas_text,
     share,
     shares_text,
@@ -54,21 +53,21 @@ class Pipeline:
     allocation: RowAllocation = EVEN
 
     def __post_init__(self) -> None:
-        """Validates the values."""
+        """Validates the attributes."""
         _check_batch_size(self.batch_size)
         if self.first < 0:
             raise InputError(f"The index of the first example must be at least 0. Received: {self.first}.")
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
-        """Returns the rows of this process's replicas, in turn: the `batch` of each element of `numbered`."""
-        return self.numbered(replicas, size).map(_batch)
+        """Returns the rows of this process's replicas, in turn: the batches of `indexed_dataset`."""
+        return self.indexed_dataset(replicas, size).map(_batch)
 
-    def numbered(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
+    def indexed_dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the rows of this process's replicas, in turn, with the indices of the examples.
 
         Args:
           replicas: indices of this process's replicas.
-          size: number of all replicas, at most `batch_size`.
+          size: total number of replicas, at most `batch_size`.
 
         Returns:
           An endless data set of `IndexedBatch`. Element i belongs to batch `i // len(replicas)`, counted from here, and
@@ -79,7 +78,7 @@ class Pipeline:
         """
         check_batch_size(self.batch_size, size)
         partition = RowPartition(self.batch_size, tuple(replicas), size, self.first, allocation=self.allocation)
-        return prefetched(self.source.indexed_batches(partition, self.seed), len(replicas))
+        return prefetch_batches(self.source.indexed_batches(partition, self.seed), len(replicas))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +86,7 @@ class EvaluationPipeline:
     """Evaluation batches: one pass in the natural order.
 
     The last batch is short if the batch size does not divide the number of examples. It is distributed as evenly as any
-    other: a replica may have no row of it that counts.
+    other, so a replica may have no counted row of it.
 
     Attributes:
       source: the examples.
@@ -98,7 +97,7 @@ class EvaluationPipeline:
     batch_size: int
 
     def __post_init__(self) -> None:
-        """Validates the values."""
+        """Validates the attributes."""
         _check_batch_size(self.batch_size)
 
     @property
@@ -108,11 +107,11 @@ class EvaluationPipeline:
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the `ReplicaRows` of this process's replicas in turn, `steps * len(replicas)` elements; see `Pipeline`."""
-        return one_pass(self.source, RowPartition(self.batch_size, tuple(replicas), size, total=self.source.size))
+        return single_pass(self.source, RowPartition(self.batch_size, tuple(replicas), size, total=self.source.size))
 
 
-def one_pass(examples: Examples, partition: RowPartition) -> tf.data.Dataset:
-    """Returns the `ReplicaRows` of a process's replicas in turn, in one pass in the natural order."""
+def single_pass(examples: Examples, partition: RowPartition) -> tf.data.Dataset:
+    """Returns the `ReplicaRows` of a process's replicas, in turn, for one pass in the natural order."""
 
     @keras_internals.without_autograph
     def replica_rows(element: tf.Tensor, indexed: IndexedBatch) -> ReplicaRows:
@@ -120,7 +119,7 @@ def one_pass(examples: Examples, partition: RowPartition) -> tf.data.Dataset:
         return ReplicaRows(indexed.batch, (count,), batch_size)
 
     batches = examples.indexed_batches(partition, seed=None).enumerate()
-    return prefetched(batches.map(replica_rows), len(partition.replicas))
+    return prefetch_batches(batches.map(replica_rows), len(partition.replicas))
 
 
 @keras_internals.without_autograph
@@ -136,9 +135,9 @@ def _check_batch_size(batch_size: int) -> None:
 def check_batch_size(
     batch_size: int, replicas: int, micro_steps: int = 1, equal: bool = False, name: str = MICRO_STEPS
 ) -> None:
-    """Checks that every replica has a row in each micro-step and, where shapes must be static, the same number.
+    """Checks that every replica has a row in each micro-step and, with `equal`, that all have the same number of rows.
 
-    On a mesh a replica is a device along the batch's axis.
+    On a mesh, a replica is a device along the batch's axis.
 
     Args:
       batch_size: global batch size.
@@ -160,8 +159,8 @@ def check_batch_size(
         )
 
 
-def prefetched(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Prefetches for a process's replicas, in threads other than those of the training step."""
+def prefetch_batches(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+    """Prefetches batches for a process's replicas in a private thread pool."""
     options: Any = tf.data.Options()
     options.deterministic = True
     options.threading.private_threadpool_size = 0  # one per core, for sources that decode
@@ -176,14 +175,14 @@ def part(batch: Any, replica: int | tf.Tensor, size: int) -> ReplicaRows:
     """Returns one replica's consecutive rows of a batch that is distributed as evenly as possible.
 
     Args:
-      batch: structure of tensors; each is split by its own rows.
+      batch: structure of tensors, which may have different numbers of rows.
       replica: in [0, size).
       size: number of replicas that share the batch.
     """
     batch, number = with_none(batch), tf.cast(replica, tf.int32)
-    computed_rows = tf.nest.map_structure(lambda leaf: _cut(leaf, number, size), batch)
+    rows = tf.nest.map_structure(lambda leaf: _replica_slice(leaf, number, size), batch)
     counts = [share(count_rows(leaf), number, size)[1] for leaf in tf.nest.flatten(batch) if leaf is not None]
-    return ReplicaRows(computed_rows, tuple(counts), count_rows(batch))
+    return ReplicaRows(rows, tuple(counts), count_rows(batch))
 
 
 def count_rows(batch: Any) -> tf.Tensor:
@@ -193,63 +192,61 @@ def count_rows(batch: Any) -> tf.Tensor:
 
 
 def has_static_rows(spec: Any) -> bool:
-    """Returns whether the number of rows of a batch is static, by a structure of specs."""
-    return any(isinstance(each, tf.TensorSpec) and each.shape[:1].is_fully_defined() for each in tf.nest.flatten(spec))
+    """Returns whether the number of rows of a batch is static, given its structure of specs."""
+    return any(isinstance(leaf, tf.TensorSpec) and leaf.shape[:1].is_fully_defined() for leaf in tf.nest.flatten(spec))
 
 
 def static_rows(spec: Any) -> int | None:
-    """Returns the static number of rows of a batch, by a structure of specs; None if it is unknown or differs."""
-    leaves = [each for each in tf.nest.flatten(spec) if each is not None]
-    known = {each.shape[0] if isinstance(each, tf.TensorSpec) and each.shape.rank else None for each in leaves}
-    return known.pop() if len(known) == 1 else None
+    """Returns the static number of rows of a batch, given its specs; None if it is unknown or differs between tensors."""
+    leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
+    sizes = {leaf.shape[0] if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank else None for leaf in leaves}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
-def _cut(leaf: Any, replica: tf.Tensor, size: int) -> Any:
+def _replica_slice(leaf: Any, replica: tf.Tensor, size: int) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         raise InputError(
             "Rows of a batch are split between replicas. Received: a SparseTensor. Use tf.sparse.to_dense on it."
         )
     if leaf is None:
         return None
-    present = count_rows(leaf)
-    begin, end = computed_range(*share(present, replica, size), present)
-    own = leaf[begin:end]
+    row_count = count_rows(leaf)
+    begin, end = replica_range(*share(row_count, replica, size), row_count)
+    rows = leaf[begin:end]
     if isinstance(leaf, tf.RaggedTensor):
-        return own
+        return rows
     static = leaf.shape[0]
-    equal = static // size if static is not None and static % size == 0 else None
-    return tf.ensure_shape(own, [equal, *leaf.shape[1:]])
+    static_rows = static // size if static is not None and static % size == 0 else None
+    return tf.ensure_shape(rows, [static_rows, *leaf.shape[1:]])
 
 
 def split_batches(
-    batches: tf.data.Dataset, replicas: Sequence[int], size: int, note: Callable[[int, int], None] | None = None
+    batches: tf.data.Dataset, replicas: Sequence[int], size: int, on_read: Callable[[int, int], None] | None = None
 ) -> tf.data.Dataset:
-    """Returns a data set of the rows of this process's replicas in turn, each a `ReplicaRows`.
+    """Returns a data set of the `ReplicaRows` of this process's replicas, in turn.
 
     Args:
       batches: global batches, the same on every process.
       replicas: indices of this process's replicas.
-      size: number of all replicas.
-      note: called with the number and the `checksum` of each batch when it is read.
+      size: total number of replicas.
+      on_read: callback that receives the number and the `checksum` of each batch that is read.
     """
-    own = tf.constant(list(replicas), tf.int32)
+    replica_indices = tf.constant(list(replicas), tf.int32)
 
     @keras_internals.without_autograph
     def shares(number: tf.Tensor, batch: Any) -> tf.data.Dataset:
         batch = without_none(without_absent(with_none(batch)))
-        batch = batch if note is None else _noted(number, batch, note)
+        batch = batch if on_read is None else _with_callback(number, batch, on_read)
         return tf.data.Dataset.range(len(replicas)).map(
-            lambda local: without_none(part(batch, tf.gather(own, local), size))
+            lambda local: without_none(part(batch, tf.gather(replica_indices, local), size))
         )
 
-    return prefetched(batches.enumerate().flat_map(shares), len(replicas))
+    return prefetch_batches(batches.enumerate().flat_map(shares), len(replicas))
 
 
-def _noted(number: tf.Tensor, batch: Any, note: Callable[[int, int], None]) -> Any:
-    """Returns the same batch; when it is read, its checksum is noted."""
-
+def _with_callback(number: tf.Tensor, batch: Any, on_read: Callable[[int, int], None]) -> Any:
     def call(number: np.ndarray, checksum: np.ndarray) -> np.int64:
-        note(int(number), int(checksum))
+        on_read(int(number), int(checksum))
         return np.int64(0)
 
     with tf.control_dependencies([tf.numpy_function(call, [number, _fingerprint(batch)], tf.int64)]):
@@ -262,17 +259,17 @@ def checksum(batch: Any) -> int:
 
 
 def _fingerprint(batch: Any) -> tf.Tensor:
-    """Same as `checksum`, as a scalar int64.
+    """Returns the same as `checksum`, as a scalar int64.
 
-    It is computed by an operation of TensorFlow, six times as fast as `zlib.crc32`, and without the GIL.
+    This TensorFlow operation is six times as fast as `zlib.crc32`, and releases the GIL.
     """
     leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True)]
-    of_leaves = [_of_bytes(leaf) for leaf in leaves if leaf.dtype not in (tf.variant, ABSENT)]
-    return tf.bitcast(_of_bytes(tf.concat(of_leaves, axis=0)), tf.int64)
+    fingerprints = [_tensor_fingerprint(leaf) for leaf in leaves if leaf.dtype not in (tf.variant, ABSENT)]
+    return tf.bitcast(_tensor_fingerprint(tf.concat(fingerprints, axis=0)), tf.int64)
 
 
-def _of_bytes(leaf: tf.Tensor) -> tf.Tensor:
-    """Returns a fingerprint of a tensor's elements, [8] uint8; zeros if it has none."""
+def _tensor_fingerprint(leaf: tf.Tensor) -> tf.Tensor:
+    """Returns a fingerprint of a tensor's elements, uint8 [8]; zeros for an empty tensor."""
     fingerprint = tf.fingerprint(tf.reshape(leaf, [1, -1]))[0]
-    # Without elements, TensorFlow leaves it uninitialized.
+    # TensorFlow leaves the fingerprint of an empty tensor uninitialized.
     return tf.where(tf.size(leaf) > 0, fingerprint, tf.zeros_like(fingerprint))

@@ -1,4 +1,4 @@
-"""Data sets by name; synthetic data, text and tensorflow-datasets."""
+"""The catalog of data sets; synthetic data, text and tensorflow-datasets."""
 
 import inspect
 import math
@@ -13,11 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config import spec
-from tfdist.config.data_set_files import AFTER_COLON
-from tfdist.config.spec import call_own
+from tfdist.config.data_set_files import COLON_ARGUMENTS
+from tfdist.config.spec import call_user_function
 from tfdist.data import array_files, image_folder, images, tfrecord
 from tfdist.data.examples import DataSet, Element
-from tfdist.data.images import extra, scaled
+from tfdist.data.images import import_extra, scale_to_unit
 from tfdist.data.inputs import as_data_set
 from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import StreamSource
@@ -29,7 +29,7 @@ _NOISE = 40  # standard deviation, relative to 255
 def synthetic(
     shape: Sequence[int] | str = (28, 28, 1), classes: int = 10, size: int = 1024, test_size: int = 256, seed: int = 0
 ) -> DataSet:
-    """Examples that are the mean of their class plus noise; stored as bytes, x is float32 in [0, 1].
+    """Examples of random classes: the mean of the class plus noise, stored as bytes; x is float32 in [0, 1].
 
     Args:
       shape: shape of one example's x; as text, "224x224x3".
@@ -57,10 +57,12 @@ def synthetic(
 def _draw(generator: np.random.Generator, means: np.ndarray, size: int) -> ArraySource:
     labels = generator.integers(0, len(means), size, np.int32)
     images = np.empty((size, *means.shape[1:]), np.uint8)
-    for image, label in zip(images, labels, strict=True):  # noise for all at once would take 4 times the memory
+    for image, label in zip(
+        images, labels, strict=True
+    ):  # one image at a time: the noise of all would take 4 times the memory
         noise = generator.standard_normal(image.shape, np.float32) * _NOISE
         image[...] = np.clip(means[label] + noise, 0, 255)
-    return ArraySource((images, labels), scaled(255))
+    return ArraySource((images, labels), scale_to_unit(255))
 
 
 def _dims(shape: Sequence[int] | str) -> tuple[int, ...]:
@@ -74,11 +76,11 @@ def _dims(shape: Sequence[int] | str) -> tuple[int, ...]:
 
 
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
-_TEST_SHARE = 20  # reciprocal of the fraction that is the test part
+_TEST_SHARE = 20  # the test part is 1/20 of the text
 
 
 class TextSource(Source):
-    """Consecutive windows of a text: x is `length` bytes, y the same shifted by one; int32 [length] each."""
+    """Consecutive windows of a text: x is `length` bytes, y the same shifted by one byte; int32 [length] each."""
 
     def __init__(self, text: np.ndarray, length: int):
         """Copies the text.
@@ -107,15 +109,17 @@ class TextSource(Source):
 def text(length: int = 128, max_bytes: int = 8_000_000) -> DataSet:
     """The .py files of Python's standard library, in sorted order; the last twentieth is the test part.
 
-    All processes of a run need the same version of Python, so that they have the same text.
+    All processes of a run need the same version of Python to have the same text.
 
     Args:
       length: bytes per example.
       max_bytes: maximum number of bytes to read.
     """
     content = np.frombuffer(_standard_library(max_bytes), np.uint8)
-    border = len(content) - len(content) // _TEST_SHARE
-    return DataSet("text", TextSource(content[:border], length), TextSource(content[border:], length), (length,), 256)
+    test_start = len(content) - len(content) // _TEST_SHARE
+    return DataSet(
+        "text", TextSource(content[:test_start], length), TextSource(content[test_start:], length), (length,), 256
+    )
 
 
 def _standard_library(max_bytes: int) -> bytes:
@@ -138,23 +142,23 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _TEST_SPLITS = ("test", "validation")
 
 
-def prepared(name: str, data_dir: str | None = None) -> DataSet:
+def tfds_data_set(name: str, data_dir: str | None = None) -> DataSet:
     """A data set with (input, label) pairs; images are scaled to float32 in [0, 1].
 
-    It is read as a stream: see `StreamSource` for the cost.
+    The data is read as a stream; see `StreamSource` for the cost.
 
     Args:
       name: `NAME`, `NAME/CONFIG`, `NAME:VERSION` or `NAME/CONFIG:VERSION`.
-      data_dir: directory in which it was prepared; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
+      data_dir: directory in which the data set was prepared; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
 
     Raises:
-      InputError: it is not prepared there (the message has the command that does it), or it has no pairs, no training split,
-        or inputs of different shapes.
+      InputError: the data set is not prepared there (the message names the command), or has no (input, label) pairs, no
+        training split, or inputs of different shapes.
     """
     folder = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
-    # Checked first because, if there is neither data nor a network, tfds.load waits forever.
+    # Checked first, because tfds.load waits forever if there is neither data nor a network.
     directory = _find(name, pathlib.Path(folder).expanduser())
-    datasets = extra("tensorflow_datasets", f"The data set tfds:{name}", "tfds")
+    datasets = import_extra("tensorflow_datasets", f"The data set tfds:{name}", "tfds")
     builder = datasets.builder_from_directory(str(directory))
     keys, splits = builder.info.supervised_keys, builder.info.splits
     if keys is None or len(keys) != 2:
@@ -177,7 +181,7 @@ def _source(builder: Any, name: str, split: str) -> StreamSource:
             "data sets with them resized, and give it as --dataset=package.module:function."
         )
     source = StreamSource(dataset)
-    return source.map(scaled(255)) if isinstance(spec, tf.TensorSpec) and spec.dtype == tf.uint8 else source
+    return source.map(scale_to_unit(255)) if isinstance(spec, tf.TensorSpec) and spec.dtype == tf.uint8 else source
 
 
 def _find(name: str, folder: pathlib.Path) -> pathlib.Path:
@@ -191,7 +195,7 @@ def _find(name: str, folder: pathlib.Path) -> pathlib.Path:
     if not matching:
         raise InputError(
             f"The data set tfds:{name} must be prepared under --data_dir. Received: --data_dir={folder}, which has "
-            f"{', '.join(sorted(str(known.relative_to(folder)) for known in candidates)) or 'nothing of that name'}. Run "
+            f"{', '.join(sorted(str(path.relative_to(folder)) for path in candidates)) or 'nothing of that name'}. Run "
             f"`tfds build {path} --data_dir={folder}` on a machine with network access."
         )
     parents = sorted({directory.parent for directory in matching})
@@ -210,7 +214,7 @@ CATALOG: dict[str, Callable[..., DataSet]] = {
     "npz": array_files.npz,
     "synthetic": synthetic,
     "text": text,
-    "tfds": prepared,
+    "tfds": tfds_data_set,
     "tfrecord": tfrecord.tfrecord,
 }
 
@@ -233,18 +237,21 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
         raise InputError(
             f'The name of a data set must be a string, such as "digits". Received: {name!r:.60}. Pass arrays to fit directly.'
         )
-    parsed = spec.parse(name)
-    prefix, colon, rest = parsed.name.partition(":")
-    if colon and AFTER_COLON.get(prefix):
-        parsed = spec.Spec(prefix, {AFTER_COLON[prefix]: rest} | parsed.args)
-    if parsed.name in CATALOG:
-        return spec.call(CATALOG[parsed.name], parsed, data_dir=data_dir)
+    data_set_spec = spec.parse(name)
+    prefix, colon, argument = data_set_spec.name.partition(":")
+    if colon and COLON_ARGUMENTS.get(prefix):
+        data_set_spec = spec.Spec(prefix, {COLON_ARGUMENTS[prefix]: argument} | data_set_spec.args)
+    if data_set_spec.name in CATALOG:
+        return spec.call(CATALOG[data_set_spec.name], data_set_spec, data_dir=data_dir)
     if colon:
-        return as_data_set(call_own("--dataset", spec.load_object(parsed.name), parsed, data_dir=data_dir), str(parsed))
-    raise InputError(f"--dataset={name} is not known.{spec.nearest(parsed.name, CATALOG)}")
+        return as_data_set(
+            call_user_function("--dataset", spec.load_object(data_set_spec.name), data_set_spec, data_dir=data_dir),
+            str(data_set_spec),
+        )
+    raise InputError(f"--dataset={name} is not known.{spec.nearest(data_set_spec.name, CATALOG)}")
 
 
 def takes_data_dir(name: str) -> bool:
-    """Returns whether a data set's files may be in `data_dir`; True for a user-defined one."""
+    """Returns whether a data set may read files in `data_dir`; True for a user-defined one."""
     prefix, _, _ = spec.parse(name).name.partition(":")
     return prefix not in CATALOG or "data_dir" in inspect.signature(CATALOG[prefix]).parameters

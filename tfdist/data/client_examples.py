@@ -1,4 +1,4 @@
-"""Examples that are divided among virtual clients; each batch is a round, in which some of the clients train."""
+"""Examples divided among virtual clients; each batch is a round in which some of the clients train."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -8,14 +8,13 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.sync import FedAvg
-from tfdist.data.augmentations import Augmented
+from tfdist.data.augmentations import AugmentedExamples
 from tfdist.data.examples import Element, Examples, PartialEpochs, Transform, WrappedExamples
 from tfdist.data.row_partition import IndexedBatch, RowPartition, rows
-from tfdist.data.source import InOrder, Source
+from tfdist.data.source import OrderedSource, Source
 from tfdist.errors import InputError
 
-# Virtual clients: the examples of each client, the clients that train in a round, and their batches.
-# All draws use the raw integers of NumPy's bit generators, which are the same in every version and on every machine.
+# Random numbers are raw integers of NumPy's bit generators, the same in every version and on every machine.
 
 _SPLIT, _SHARDS, _CLIENTS, _BATCHES = range(1, 5)  # purposes of random numbers
 
@@ -26,7 +25,7 @@ class ClientBatch(NamedTuple):
     Attributes:
       examples: [rows], indices of the examples.
       client: number of the client.
-      number: number of the batch among those of the client in this round, from 0.
+      number: index of the batch among those of the client in this round.
       is_last: whether it is the last of these.
       client_examples: number of examples of the client.
     """
@@ -42,7 +41,7 @@ class Clients:
     """The clients of a data set, as a pure function of the seed.
 
     Attributes:
-      examples: of each client, the indices of its examples, ascending.
+      examples: ascending indices of each client's examples.
     """
 
     def __init__(self, sync: FedAvg, size: int, seed: int, shuffle: bool = True, labels: np.ndarray | None = None):
@@ -60,26 +59,26 @@ class Clients:
         """
         shards = max(1, sync.shards_per_client)
         if sync.clients * shards > size:
-            each = f" in each of its {shards} shards" if shards > 1 else ""
+            per_shard = f" in each of its {shards} shards" if shards > 1 else ""
             raise InputError(
-                f"Every client needs an example{each}. Received: sync={sync} and {size} examples. Use fewer clients."
+                f"Every client needs an example{per_shard}. Received: sync={sync} and {size} examples. Use fewer clients."
             )
         self._sync, self._seed, self._shuffle = sync, seed % 2**64, shuffle
-        self.examples = self._divided(size, shards, labels)
+        self.examples = self._divide(size, shards, labels)
 
-    def drawn(self, number: int) -> list[int]:
+    def sample_clients(self, number: int) -> list[int]:
         """Returns the clients that train in a round."""
         order = _permutation(self._sync.clients, self._seed, _CLIENTS, number)
-        return [int(client) for client in order[: self._sync.drawn]]
+        return [int(client) for client in order[: self._sync.clients_per_round]]
 
-    def allocated(self, number: int, replicas: int) -> list[list[int]]:
-        """Returns the clients that each replica trains in a round, such that replicas have about as many examples.
+    def allocate(self, number: int, replicas: int) -> list[list[int]]:
+        """Returns the clients that each replica trains in a round, balanced by their numbers of examples.
 
-        The largest client goes first, each to the replica with the fewest examples so far.
+        Clients are assigned in order of decreasing size, each to the replica with the fewest examples so far.
         """
         clients_by_replica: list[list[int]] = [[] for _ in range(replicas)]
         loads = [0] * replicas
-        for client in sorted(self.drawn(number), key=lambda client: (-len(self.examples[client]), client)):
+        for client in sorted(self.sample_clients(number), key=lambda client: (-len(self.examples[client]), client)):
             replica = loads.index(min(loads))
             clients_by_replica[replica].append(client)
             loads[replica] += len(self.examples[client])
@@ -87,37 +86,36 @@ class Clients:
 
     def batches(self, number: int, client: int, batch_size: int) -> list[ClientBatch]:
         """Returns the batches on which a client trains in a round: a function of the seed, the round and the client."""
-        own, batches = self.examples[client], []
+        indices, batches = self.examples[client], []
         for epoch in range(self._sync.local_epochs):
             key = (self._seed, _BATCHES, number, client, epoch)
-            order = own[_permutation(len(own), *key)] if self._shuffle else own
-            batches += [order[start : start + batch_size] for start in range(0, len(own), batch_size)]
+            order = indices[_permutation(len(indices), *key)] if self._shuffle else indices
+            batches += [order[start : start + batch_size] for start in range(0, len(indices), batch_size)]
         last = len(batches) - 1
-        return [ClientBatch(rows, client, i, i == last, len(own)) for i, rows in enumerate(batches)]
+        return [ClientBatch(rows, client, i, i == last, len(indices)) for i, rows in enumerate(batches)]
 
-    def _divided(self, size: int, shards: int, labels: np.ndarray | None) -> list[np.ndarray]:
+    def _divide(self, size: int, shards: int, labels: np.ndarray | None) -> list[np.ndarray]:
         order = _permutation(size, self._seed, _SPLIT)
         if labels is not None:
             order = order[np.argsort(labels[order], kind="stable")]
         sizes = [_even_parts(count, shards) for count in _sizes(self._sync, size, shards)]
-        # All shards in random order are cut from the sorted examples, one after the other.
-        flat = list(itertools.chain.from_iterable(sizes))
-        order_of_shards = _permutation(len(flat), self._seed, _SHARDS)
-        cuts = np.cumsum([flat[shard] for shard in order_of_shards])[:-1]
+        # The shards, in random order, are consecutive pieces of the sorted examples.
+        shard_sizes = list(itertools.chain.from_iterable(sizes))
+        shard_order = _permutation(len(shard_sizes), self._seed, _SHARDS)
+        cuts = np.cumsum([shard_sizes[shard] for shard in shard_order])[:-1]
         pieces: list[list[np.ndarray]] = [[] for _ in sizes]
-        for shard, piece in zip(order_of_shards, np.split(order, cuts), strict=True):
+        for shard, piece in zip(shard_order, np.split(order, cuts), strict=True):
             pieces[shard // shards].append(piece)
         return [np.sort(np.concatenate(parts)) for parts in pieces]
 
 
-def _sizes(sync: FedAvg, size: int, least: int) -> list[int]:
-    """Returns the number of examples of each client, at least `least`."""
+def _sizes(sync: FedAvg, size: int, minimum: int) -> list[int]:
     if sync.client_sizes == "equal":
         return _even_parts(size, sync.clients)
     weights = np.cumsum(1 / np.arange(1, sync.clients + 1))
-    spare = size - least * sync.clients
+    spare = size - minimum * sync.clients
     ends = np.floor(weights / weights[-1] * spare).astype(np.int64)
-    return [least + int(count) for count in np.diff(ends, prepend=0)]
+    return [minimum + int(count) for count in np.diff(ends, prepend=0)]
 
 
 def _even_parts(total: int, parts: int) -> list[int]:
@@ -137,10 +135,10 @@ class ReplicaTurn(NamedTuple):
     """The work of one replica in one local step of a round.
 
     Attributes:
-      batch: (x, y) or (x, y, sample_weight), a batch of a client; if the replica has no more clients, the first example of all.
-      rows: scalar int32; number of rows that count, 0 if the replica has no more clients.
+      batch: (x, y) or (x, y, sample_weight), a batch of a client; if the replica has no more clients, the first example.
+      rows: scalar int32; number of counted rows, 0 if the replica has no more clients.
       client: scalar int64; number of the client.
-      number: scalar int64; number of the batch among those of the client in this round, from 0.
+      number: scalar int64; index of the batch among those of the client in this round.
       begins: scalar bool; whether it is the first of these.
       ends: scalar bool; whether it is the last of these.
       client_examples: scalar int64; number of examples of the client.
@@ -158,10 +156,10 @@ class ReplicaTurn(NamedTuple):
 
 
 class ClientExamples(WrappedExamples):
-    """The examples of a source, which clients own.
+    """Examples of a source, divided among clients.
 
-    Batch k of `indexed_batches` is round k: for each local step, one `ReplicaTurn` per replica. All replicas have the same
-    number of local steps; in those of a replica that has finished, no row counts. Every process plans the whole round.
+    Batch k of `indexed_batches` is round k: one `ReplicaTurn` per replica for each local step. All replicas have the same
+    number of local steps; a replica that has finished has no counted rows. Every process plans the whole round.
     """
 
     def __init__(self, source: Examples, sync: FedAvg, batch_size: int, seed: int):
@@ -176,14 +174,14 @@ class ClientExamples(WrappedExamples):
         Raises:
           InputError: the examples have no random access or no labels, or are too few.
         """
-        self._source = _with_random_access(source, sync)
+        self._source = _require_random_access(source, sync)
         super().__init__(source, source.size)
         self._batch_size = batch_size
         labels = _labels(self._source, sync) if sync.shards_per_client else None
-        self._clients = Clients(sync, source.size, seed, not isinstance(source, InOrder), labels)
+        self._clients = Clients(sync, source.size, seed, not isinstance(source, OrderedSource), labels)
         self.batch_text = (
-            f"{sync.drawn} of {sync.clients} clients per step, about {sync.examples_per_step(source.size, batch_size):,} "
-            f"examples in batches of {batch_size}"
+            f"{sync.clients_per_round} of {sync.clients} clients per step, about "
+            f"{sync.examples_per_step(source.size, batch_size):,} examples in batches of {batch_size}"
         )
 
     def preview(self, rows: int) -> Element:
@@ -195,11 +193,11 @@ class ClientExamples(WrappedExamples):
         raise NotImplementedError("Transform the examples before they are divided among clients.")
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
-        """See base class; `partition.batch_size` positions are a round."""
+        """See base class; a round has `partition.batch_size` positions."""
         if seed is None:
             return self._source.indexed_batches(partition, None)
 
-        def planned(number: tf.Tensor) -> tf.data.Dataset:
+        def plan_round(number: tf.Tensor) -> tf.data.Dataset:
             table, examples = tf.numpy_function(
                 lambda number: self._plan(int(number), partition), [number], [tf.int64, tf.int64]
             )
@@ -207,45 +205,45 @@ class ClientExamples(WrappedExamples):
             rows = keras_internals.without_autograph(lambda row: (row, examples[row[0] : row[1]]))
             return tf.data.Dataset.from_tensor_slices(table).map(rows)
 
-        def turn(row: tf.Tensor, examples: tf.Tensor) -> IndexedBatch:
+        def make_turn(row: tf.Tensor, examples: tf.Tensor) -> IndexedBatch:
             _, _, client, number, ends, client_examples, is_last = tf.unstack(row)
             rows = tf.size(examples)
             begins = tf.logical_and(rows > 0, tf.equal(number, 0))
-            batch = self._source._fetched(tf.pad(examples, [[0, tf.cast(tf.equal(rows, 0), tf.int32)]]))
+            batch = self._source._fetch(tf.pad(examples, [[0, tf.cast(tf.equal(rows, 0), tf.int32)]]))
             replica_turn = ReplicaTurn(batch, rows, client, number, begins, ends > 0, client_examples, is_last > 0)
             return IndexedBatch(replica_turn, examples)
 
         rounds = tf.data.Dataset.counter(partition.first // partition.batch_size)
-        turns = rounds.flat_map(keras_internals.without_autograph(planned))
-        return turns.map(keras_internals.without_autograph(turn), num_parallel_calls=tf.data.AUTOTUNE)
+        turns = rounds.flat_map(keras_internals.without_autograph(plan_round))
+        return turns.map(keras_internals.without_autograph(make_turn), num_parallel_calls=tf.data.AUTOTUNE)
 
     def _plan(self, number: int, partition: RowPartition) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the local steps of this process's replicas in a round, in turn, and the concatenated indices of all examples.
+        """Returns the local steps of this process's replicas in a round, in turn, and the concatenated indices of examples.
 
-        A row of the table has begin and end in the indices, and the attributes of `ReplicaTurn`.
+        A row of the table has the begin and end of its indices, and the attributes of `ReplicaTurn`.
         """
         clients = self._clients
-        lanes = [
-            [batch for client in allocated for batch in clients.batches(number, client, self._batch_size)]
-            for allocated in clients.allocated(number, partition.size)
+        replica_batches = [
+            [batch for client in replica_clients for batch in clients.batches(number, client, self._batch_size)]
+            for replica_clients in clients.allocate(number, partition.size)
         ]
-        local_steps = max(len(lane) for lane in lanes)
-        table, examples, at = [], [np.zeros([0], np.int64)], 0
+        local_steps = max(len(batches) for batches in replica_batches)
+        table, examples, position = [], [np.zeros([0], np.int64)], 0
         for i in range(local_steps):
             is_last = i == local_steps - 1
             for replica in partition.replicas:
-                if i >= len(lanes[replica]):
-                    table.append([at, at, 0, 0, 0, 0, is_last])
+                if i >= len(replica_batches[replica]):
+                    table.append([position, position, 0, 0, 0, 0, is_last])
                     continue
-                batch = lanes[replica][i]
-                end = at + len(batch.examples)
-                table.append([at, end, batch.client, batch.number, batch.is_last, batch.client_examples, is_last])
+                batch = replica_batches[replica][i]
+                end = position + len(batch.examples)
+                table.append([position, end, batch.client, batch.number, batch.is_last, batch.client_examples, is_last])
                 examples.append(batch.examples)
-                at = end
+                position = end
         return np.array(table, np.int64), np.concatenate(examples)
 
 
-def _with_random_access(source: Examples, sync: FedAvg) -> Source:
+def _require_random_access(source: Examples, sync: FedAvg) -> Source:
     if isinstance(source, Source):
         return source
     received, remedy = (
@@ -254,7 +252,7 @@ def _with_random_access(source: Examples, sync: FedAvg) -> Source:
     )
     if isinstance(source, PartialEpochs):
         received, remedy = "a number of steps per epoch", "Leave out `steps_per_epoch`"
-    if isinstance(source, Augmented):
+    if isinstance(source, AugmentedExamples):
         received, remedy = "an augmentation", "Leave it out"
     raise InputError(
         f"Clients need data with random access, unaugmented and without steps_per_epoch. Received: sync={sync} and {received}. "

@@ -1,4 +1,4 @@
-"""Columns and labels of a CSV file, encoded as numbers as learned from the training part."""
+"""Reads CSV files, and encodes their columns and labels as numbers."""
 
 import collections
 import csv
@@ -18,12 +18,12 @@ MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))  # a cell wit
 
 
 class Table(NamedTuple):
-    """A table.
+    """The cells of a CSV file.
 
     Attributes:
-      path: its file.
-      columns: the cells of each column, by its name, in order.
-      lines: line of the file that each row is on, from 1.
+      path: path of the file.
+      columns: the cells of each column, by name, in order.
+      lines: line number of each row in the file, from 1.
     """
 
     path: str
@@ -31,10 +31,10 @@ class Table(NamedTuple):
     lines: list[int]
 
     def column(self, name: str | int, purpose: str) -> str:
-        """Returns the name of a column, given its name or, counted from 0 or from the end, its number.
+        """Returns the name of a column, given its name or its index, which may be negative.
 
         Args:
-          name: name or number.
+          name: name or index.
           purpose: the use of the column, for the error.
 
         Raises:
@@ -50,7 +50,7 @@ class Table(NamedTuple):
         )
 
     def without_missing(self, names: Sequence[str]) -> "Table":
-        """Returns the rows that have a value in each of some columns."""
+        """Returns the rows that have a value in each of the given columns."""
         is_complete = [
             all(self.columns[name][row].lower() not in MISSING for name in names) for row in range(len(self.lines))
         ]
@@ -59,33 +59,33 @@ class Table(NamedTuple):
 
 
 def read_table(path: str, delimiter: str, header: bool) -> Table:
-    """Reads a file, which is in UTF-8 and, if its name ends in .gz, compressed.
+    """Reads a file in UTF-8, compressed if its name ends in .gz.
 
     Args:
       path: the file.
       delimiter: character between cells.
-      header: whether the first line has the names of the columns; otherwise they are numbers from 0.
+      header: whether the first line has the names of the columns; otherwise their names are their indices.
 
     Raises:
-      InputError: the file is not such a table; names the line.
+      InputError: the file is not such a table; the message names the line.
     """
     if not (isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'):
         raise InputError(f"delimiter must be one character. Received: {delimiter!r}.")
     try:
-        with _opened(path) as file:
+        with _open(path) as file:
             return _table(path, _rows(path, file, delimiter), header)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise InputError(f"A CSV file must be readable UTF-8 text. Received: {path}: {error}.") from error
 
 
-def _opened(path: str) -> TextIO:
+def _open(path: str) -> TextIO:
     if path.lower().endswith(".gz"):
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return open(path, encoding="utf-8-sig", newline="")
 
 
 def _rows(path: str, file: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields line and cells of each row that is not empty; all rows have equally many cells."""
+    """Yields the line number and the cells of each nonempty row; all rows have the same number of cells."""
     reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
     width = 0
     for cells in reader:
@@ -101,31 +101,31 @@ def _rows(path: str, file: TextIO, delimiter: str) -> Iterator[tuple[int, list[s
 
 
 def _table(path: str, rows: Iterator[tuple[int, list[str]]], header: bool) -> Table:
-    first = next(rows, None)
-    if first is None:
+    first_row = next(rows, None)
+    if first_row is None:
         raise InputError(f"A CSV file must have rows. Received: {path}, which is empty.")
-    names = first[1] if header else [str(number) for number in range(len(first[1]))]
-    if twice := [name for name, count in collections.Counter(names).items() if count > 1]:
+    names = first_row[1] if header else [str(number) for number in range(len(first_row[1]))]
+    if duplicates := [name for name, count in collections.Counter(names).items() if count > 1]:
         raise InputError(
-            f"The first line must have different names of columns. Received: {path} with {twice[0]!r} twice. For a file "
+            f"The first line must have different names of columns. Received: {path} with {duplicates[0]!r} twice. For a file "
             "without names, add header=False."
         )
-    cells = list(rows) if header else [first, *rows]
+    cells = list(rows) if header else [first_row, *rows]
     if not cells:
         raise InputError(f"A CSV file must have rows. Received: {path}, which has a line of names only.")
     columns = dict(zip(names, map(list, zip(*(row for _, row in cells), strict=True)), strict=True))
     return Table(path, columns, [line for line, _ in cells])
 
 
-_MOST_CATEGORIES = 100  # more would rather be identifiers or text
+_MAX_CATEGORIES = 100  # a column with more values probably has identifiers or text
 
 
 @dataclasses.dataclass(frozen=True)
 class ColumnEncoding:
-    """The encoding of the columns of x: numbers as they are or standardized, texts as one-hot vectors.
+    """The encoding of the columns of x: numbers unchanged or standardized, texts as one-hot vectors.
 
     Attributes:
-      categories: of each column, in order, its different texts, sorted; None for a column of numbers.
+      categories: sorted texts of each column, in order; None for a column of numbers.
       mean: subtracted from each number, float64 [features].
       scale: divisor of each difference, float64 [features].
     """
@@ -134,8 +134,8 @@ class ColumnEncoding:
     mean: np.ndarray
     scale: np.ndarray
 
-    def encoded(self, table: Table) -> np.ndarray:
-        """Returns the rows of a table, float32 [rows, features]; a text that training data lacks is a vector of zeros.
+    def encode(self, table: Table) -> np.ndarray:
+        """Returns the rows of a table, float32 [rows, features]; a text without a category becomes zeros.
 
         Raises:
           InputError: a column is missing, or a cell of a column of numbers is not one.
@@ -144,7 +144,7 @@ class ColumnEncoding:
 
 
 def column_encoding(table: Table, names: Sequence[str], standardize: bool) -> ColumnEncoding:
-    """Returns the encoding of some columns of the training part.
+    """Returns the encoding of columns of the training part.
 
     Args:
       table: training rows.
@@ -152,13 +152,13 @@ def column_encoding(table: Table, names: Sequence[str], standardize: bool) -> Co
       standardize: whether each column of numbers gets mean 0 and standard deviation 1.
 
     Raises:
-      InputError: a cell has no value, or a column has too many different texts.
+      InputError: a cell has no value, or a column has too many distinct texts.
     """
     categories = {name: _categories(table, name) for name in names}
     x = _features(table, categories)
     mean, scale = np.zeros(x.shape[1]), np.ones(x.shape[1])
     if standardize:
-        numeric = np.concatenate([np.full(len(known or ["number"]), known is None) for known in categories.values()])
+        numeric = np.concatenate([np.full(len(texts or ["number"]), texts is None) for texts in categories.values()])
         deviation = np.where(numeric, x.std(axis=0), 1.0)
         mean, scale = np.where(numeric, x.mean(axis=0), mean), np.where(deviation > 0, deviation, 1.0)
     return ColumnEncoding(categories, mean, scale)
@@ -168,16 +168,16 @@ def numbers(table: Table, name: str) -> np.ndarray:
     """Returns a column of numbers, float64 [rows].
 
     Raises:
-      InputError: a cell is not a finite number; names the line.
+      InputError: a cell is not a finite number; the message names the line.
     """
     cells = table.columns[name]
     try:
         values = np.array(cells, np.float64)
     except ValueError:
         values = np.array([_number(cell) for cell in cells], np.float64)
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if len(wrong):
-        cell, line = cells[wrong[0]], table.lines[wrong[0]]
+    invalid = np.flatnonzero(~np.isfinite(values))
+    if len(invalid):
+        cell, line = cells[invalid[0]], table.lines[invalid[0]]
         received = "no value" if cell.lower() in MISSING else f"{cell!r}"
         raise InputError(
             f"Every row must have a number in a column of numbers. Received: {received} in column {name!r}, line {line} of "
@@ -208,11 +208,11 @@ def _categories(table: Table, name: str) -> tuple[str, ...] | None:
     if is_numeric(table, name):
         return None
     texts = tuple(sorted(set(table.columns[name])))
-    if len(texts) > _MOST_CATEGORIES:
+    if len(texts) > _MAX_CATEGORIES:
         cells = table.columns[name]
         first = next(row for row, cell in enumerate(cells) if not np.isfinite(_number(cell)))
         raise InputError(
-            f"A column of text must have at most {_MOST_CATEGORIES} different values. Received: {len(texts)} in column "
+            f"A column of text must have at most {_MAX_CATEGORIES} different values. Received: {len(texts)} in column "
             f"{name!r} of {table.path}; the first that is not a number is {cells[first]!r}, in line {table.lines[first]}. "
             f"Leave the column out with drop=({name!r},)."
         )
@@ -221,59 +221,59 @@ def _categories(table: Table, name: str) -> tuple[str, ...] | None:
 
 def _features(table: Table, categories: dict[str, tuple[str, ...] | None]) -> np.ndarray:
     parts = []
-    for name, known in categories.items():
+    for name, texts in categories.items():
         table.column(name, "Each column of the training data")
-        parts.append(numbers(table, name)[:, None] if known is None else _one_hot(table.columns[name], known))
+        parts.append(numbers(table, name)[:, None] if texts is None else _one_hot(table.columns[name], texts))
     return np.concatenate(parts, axis=1)
 
 
-def _one_hot(cells: Sequence[str], known: Sequence[str]) -> np.ndarray:
-    number_of = {text: number for number, text in enumerate(known)}
-    numbers = np.array([number_of.get(cell, -1) for cell in cells])
-    return (numbers[:, None] == np.arange(len(known))).astype(np.float64)
+def _one_hot(cells: Sequence[str], texts: Sequence[str]) -> np.ndarray:
+    number_by_text = {text: number for number, text in enumerate(texts)}
+    numbers = np.array([number_by_text.get(cell, -1) for cell in cells])
+    return (numbers[:, None] == np.arange(len(texts))).astype(np.float64)
 
 
-_MOST = 10_000  # more different labels are hardly classes
+_MAX_CLASSES = 10_000  # more labels are probably not classes
 
 
-def class_names(labels: Sequence[str], where: str) -> tuple[str, ...]:
-    """Returns the classes: the different labels, numbers by size and names by their characters.
+def class_names(labels: Sequence[str], origin: str) -> tuple[str, ...]:
+    """Returns the classes: the distinct labels, numbers in numerical and names in alphabetical order.
 
     Args:
       labels: label of each training example.
-      where: their origin, for the error.
+      origin: origin of the labels, for the error.
 
     Raises:
       InputError: there are too many.
     """
-    different = set(labels)
-    if len(different) > _MOST:
+    unique_labels = set(labels)
+    if len(unique_labels) > _MAX_CLASSES:
         raise InputError(
-            f"A label must be one of at most {_MOST} classes. Received: {len(different)} different values in {where}. "
-            "For numbers to predict, add regression=True."
+            f"A label must be one of at most {_MAX_CLASSES} classes. Received: {len(unique_labels)} different values in "
+            f"{origin}. For numbers to predict, add regression=True."
         )
     try:
-        return tuple(sorted(different, key=lambda label: (int(label), label)))
+        return tuple(sorted(unique_labels, key=lambda label: (int(label), label)))
     except ValueError:
-        return tuple(sorted(different))
+        return tuple(sorted(unique_labels))
 
 
-def class_numbers(names: Sequence[str], labels: Sequence[str], where: str) -> np.ndarray:
+def class_numbers(names: Sequence[str], labels: Sequence[str], origin: str) -> np.ndarray:
     """Returns the number of each label's class, int32 [n].
 
     Args:
       names: names of the classes, in the order of their numbers.
       labels: names of classes.
-      where: their origin, for the error.
+      origin: origin of the labels, for the error.
 
     Raises:
       InputError: a label is not the name of a class.
     """
-    number_of = {name: number for number, name in enumerate(names)}
+    number_by_name = {name: number for number, name in enumerate(names)}
     for label in labels:
-        if label not in number_of:
+        if label not in number_by_name:
             raise InputError(
-                f"Every label must be one of the training data. Received: {label!r} in {where}."
+                f"Every label must be one of the training data. Received: {label!r} in {origin}."
                 f"{nearest(str(label), names[:20])}"
             )
-    return np.array([number_of[label] for label in labels], np.int32)
+    return np.array([number_by_name[label] for label in labels], np.int32)

@@ -1,4 +1,4 @@
-"""`Examples`: the interface of data sets for pipelines, with random access or as a stream; class weights."""
+"""`Examples`, the interface between data sets and input pipelines; class weights."""
 
 import abc
 import dataclasses
@@ -13,16 +13,16 @@ from tfdist import keras_internals
 from tfdist.data.row_partition import RowPartition, without_absent
 from tfdist.errors import InputError
 
-Element = tuple[Any, ...]  # (x, y) or (x, y, sample_weight); each a structure of tensors
+Element = tuple[Any, ...]  # (x, y) or (x, y, sample_weight) of structures of tensors
 # (batched x, y and, if there is one, sample_weight) -> the same.
 Transform = Callable[..., Element]
 
 
 class Origins(NamedTuple):
-    """Where examples come from.
+    """The origin of each example.
 
     Attributes:
-      kind: the kind of the names: "file", or "line" of a file.
+      kind: what a name denotes: a "file", or a "line" of a file.
       names: a name for each example, in their natural order.
     """
 
@@ -31,14 +31,14 @@ class Origins(NamedTuple):
 
 
 class Examples(abc.ABC):
-    """A finite number of examples in a natural order. Each is (x, y) or (x, y, sample_weight), of structures.
+    """A finite number of examples in a natural order, each (x, y) or (x, y, sample_weight), whose parts are structures.
 
     Attributes:
       size: number of examples per epoch, at least 1.
       batch_size: rows of the batches in which the examples come; None if they do not come in batches.
       rows: number of examples in one pass over the data, if it may be less than `size`.
-      can_be_read_again: whether each iterator begins with the first example; else all read from one stream.
-      batch_text: description of the examples of a step, if it does not use a batch of the batch size; else "".
+      can_be_read_again: whether each iterator begins with the first example; otherwise all share one stream.
+      batch_text: description of the examples of a step that does not use a batch of the batch size; otherwise "".
     """
 
     size: int
@@ -66,7 +66,7 @@ class Examples(abc.ABC):
 
     @property
     def sample(self) -> "Examples":
-        """Examples like these, which can be read at any time while a pipeline reads these."""
+        """Similar examples that can be read at any time, while a pipeline reads these."""
         return self
 
     @property
@@ -76,11 +76,11 @@ class Examples(abc.ABC):
 
     @property
     def origins(self) -> Origins | None:
-        """Where the examples come from; None if unknown."""
+        """The origin of each example; None if unknown."""
         return None
 
     def in_order(self) -> "Examples":
-        """Returns the same examples, which every epoch has in their natural order; itself if it shuffles nothing."""
+        """Returns the same examples, in their natural order in every epoch; itself if they are not shuffled."""
         return self
 
     def preview(self, rows: int) -> Element:
@@ -98,15 +98,15 @@ class Examples(abc.ABC):
         """Returns the same examples with `transform` applied to each batch; it must work row by row."""
 
     def explain(self, error: Exception) -> InputError | None:
-        """Returns the cause of an error of TensorFlow that was raised while examples were read, or None if unknown.
+        """Returns the cause of a TensorFlow error that was raised while reading examples; None if unknown.
 
-        Called when a run has failed, so that it may search for an example that cannot be read.
+        Called after a run has failed, so it may search for an example that cannot be read.
         """
         return None
 
 
 class WrappedExamples(Examples):
-    """Examples derived from others, to which all that a subclass does not override is delegated."""
+    """Examples that delegate to other examples whatever a subclass does not override."""
 
     def __init__(self, examples: Examples, size: int):
         """Wraps examples, of which `size` count as an epoch."""
@@ -135,9 +135,9 @@ class WrappedExamples(Examples):
 
 
 class PartialEpochs(WrappedExamples):
-    """Examples of which a fixed number counts as an epoch, so that epochs differ from those of the data.
+    """Examples of which a fixed number counts as an epoch, whatever the size of the data.
 
-    An evaluation uses that number of the first examples.
+    An evaluation uses the first examples.
     """
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
@@ -163,17 +163,17 @@ def without_targets(*x: Any) -> Element:
 
 
 def as_element(batch: Any) -> Element:
-    """Returns a batch or an example, in one of the forms that Keras takes, as a plain tuple (x, y) or (x, y, sample_weight).
+    """Returns a batch or an example in one of the forms that Keras accepts as a plain tuple (x, y) or (x, y, sample_weight).
 
-    It may be a list or a named tuple, and x alone or (x,), which has no targets; y and sample_weight may be None.
+    It may be a list or a named tuple, or x alone or (x,), which has no targets; y and sample_weight may be None.
     """
     batch = without_absent(batch)
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     return parts if len(parts) > 1 else without_targets(*parts)
 
 
-def with_elements(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a data set whose elements are those of another as `as_element` returns them."""
+def map_to_elements(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a data set with `as_element` applied to its elements."""
     spec = dataset.element_spec
     if type(spec) is tuple:
         return dataset.map(lambda *parts: as_element(parts)) if len(spec) == 1 or _is_absent(spec[-1]) else dataset
@@ -187,8 +187,8 @@ def identity(*element: Any) -> Element:
 
 def chain(first: Transform, second: Transform) -> Transform:
     """Returns the transform that applies `first`, then `second`."""
-    converted = keras_internals.with_autograph
-    return lambda *element: converted(second)(*converted(first)(*element))
+    with_autograph = keras_internals.with_autograph
+    return lambda *element: with_autograph(second)(*with_autograph(first)(*element))
 
 
 def check_element(element: Any) -> None:
@@ -212,14 +212,14 @@ def _is_absent(leaf: Any) -> bool:
     return leaf is None or isinstance(leaf, tf.NoneTensorSpec | tf.OptionalSpec)
 
 
-def spec_of_one(batched: Any) -> Any:
+def unbatched_spec(batched_spec: Any) -> Any:
     """Drops the batch dim of a data set's element_spec.
 
     Raises:
       InputError: an element is not (x, y) or (x, y, sample_weight).
     """
-    check_element(batched)
-    return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), batched)
+    check_element(batched_spec)
+    return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), batched_spec)
 
 
 def with_class_weight(source: Examples, class_weight: Mapping[int, float], one_hot: bool | None = None) -> Examples:
@@ -229,14 +229,16 @@ def with_class_weight(source: Examples, class_weight: Mapping[int, float], one_h
       source: examples whose y is one tensor of class numbers, which are rounded: a number per example, [n] or [n, 1], or per
         token, [n, length]; or of vectors [n, classes], whose largest element is the class.
       class_weight: finite weights, at least 0, by class, at least 0; other classes have weight 1.
-      one_hot: whether y of more than one dim, of which the last is not 1, has vectors; by default, if it is floating-point.
+      one_hot: whether y with more than one dim, the last of them not 1, consists of vectors; by default, if it is floating.
 
     Raises:
       InputError: y is not one tensor of numbers, or a class or a weight is negative.
     """
-    wrong = {label: weight for label, weight in class_weight.items() if label < 0 or not 0 <= weight < np.inf}
-    if wrong or not class_weight:
-        raise InputError(f"Classes and class weights must be finite and at least 0. Received: {wrong or class_weight}.")
+    invalid = {label: weight for label, weight in class_weight.items() if label < 0 or not 0 <= weight < np.inf}
+    if invalid or not class_weight:
+        raise InputError(
+            f"Classes and class weights must be finite and at least 0. Received: {invalid or class_weight}."
+        )
     labels = source.element_spec[1]
     if not isinstance(labels, tf.TensorSpec) or labels.dtype in (tf.string, tf.variant) or labels.dtype.is_complex:
         raise InputError(
@@ -249,14 +251,13 @@ def with_class_weight(source: Examples, class_weight: Mapping[int, float], one_h
 
     def weigh(*element: tf.Tensor) -> Element:
         label = _class_numbers(element[1], has_vectors)
-        named = (label >= 0) & (label < len(table) - 1)
-        return _reweighted(element, tf.gather(table, tf.where(named, label, len(table) - 1)))
+        has_class_weight = (label >= 0) & (label < len(table) - 1)
+        return _scale_weights(element, tf.gather(table, tf.where(has_class_weight, label, len(table) - 1)))
 
     return source.map(weigh)
 
 
 def _class_numbers(labels: tf.Tensor, has_vectors: bool) -> tf.Tensor:
-    """Returns the class numbers, int64, of labels that are numbers or vectors."""
     if labels.dtype == tf.bool:
         labels = tf.cast(labels, tf.int64)
     if labels.shape.rank > 1 and labels.shape[-1] == 1:
@@ -266,23 +267,23 @@ def _class_numbers(labels: tf.Tensor, has_vectors: bool) -> tf.Tensor:
     return tf.cast(tf.round(labels) if labels.dtype.is_floating else labels, tf.int64)
 
 
-def _reweighted(element: Element, factor: tf.Tensor) -> Element:
+def _scale_weights(element: Element, factor: tf.Tensor) -> Element:
     """Multiplies a batch's sample weights (1 if it has none) by `factor`, which has the shape of the labels.
 
-    A product has the larger of the two shapes, and the weight's dtype if that is floating.
+    A product has the broadcast shape, and the weight's dtype if that is floating.
     """
-    x, y, *rest = element
-    return x, y, tf.nest.map_structure(lambda weight: _product(weight, factor), rest[0]) if rest else factor
+    x, y, *weights = element
+    return x, y, tf.nest.map_structure(lambda weight: _product(weight, factor), weights[0]) if weights else factor
 
 
 def _product(weight: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     weight = weight if weight.dtype.is_floating else tf.cast(weight, factor.dtype)
     rank = max(weight.shape.rank, factor.shape.rank)
-    weight, factor = _with_rank(weight, rank), _with_rank(factor, rank)
+    weight, factor = _expand_to_rank(weight, rank), _expand_to_rank(factor, rank)
     return weight * tf.cast(factor, weight.dtype)
 
 
-def _with_rank(tensor: tf.Tensor, rank: int) -> tf.Tensor:
+def _expand_to_rank(tensor: tf.Tensor, rank: int) -> tf.Tensor:
     return tensor[(..., *[None] * (rank - tensor.shape.rank))]
 
 

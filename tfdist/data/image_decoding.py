@@ -10,7 +10,7 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer
 
 _CHANNELS = (1, 3, 4)
-_CONTEXT = re.compile(r"\{\{.*?\}\} ?")  # where TensorFlow ran an operation
+_CONTEXT = re.compile(r"\{\{.*?\}\} ?")  # the node of an operation in TensorFlow's messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ImageDecoding:
       height: height of every decoded image.
       width: width of every decoded image.
       channels: 1 (gray), 3 (RGB) or 4 (RGBA); files with other channels are converted.
-      resizes: whether images of other sizes are resized, as Keras does (bilinear); otherwise they are errors.
+      resizes: whether images of other sizes are resized, as in Keras (bilinear); otherwise they are errors.
       crops: whether a resized image keeps its aspect ratio and is cropped to its center.
     """
 
@@ -36,21 +36,21 @@ class ImageDecoding:
         """Shape of a decoded image."""
         return self.height, self.width, self.channels
 
-    def decoded(self, files: tf.Tensor) -> tf.Tensor:
+    def decode(self, files: tf.Tensor) -> tf.Tensor:
         """Returns images, float32 [n, height, width, channels], in [0, 1].
 
         Args:
           files: contents of files, string [n].
         """
-        kind = tf.float32 if self.resizes else tf.uint8
-        images = tf.map_fn(self._one, files, fn_output_signature=tf.TensorSpec(self.shape, kind))
+        dtype = tf.float32 if self.resizes else tf.uint8
+        images = tf.map_fn(self._decode_image, files, fn_output_signature=tf.TensorSpec(self.shape, dtype))
         return tf.cast(images, tf.float32) / 255
 
-    def _one(self, content: tf.Tensor) -> tf.Tensor:
+    def _decode_image(self, content: tf.Tensor) -> tf.Tensor:
         image = _decode(content, self.channels)
         if self.resizes:
             if self.crops:
-                image = _middle(image, self.width / self.height)
+                image = _center_crop(image, self.width / self.height)
             image = tf.image.resize(image, (self.height, self.width))
         return tf.ensure_shape(image, self.shape)
 
@@ -61,10 +61,10 @@ def image_decoding(
     """Returns the decoding of the images of a data set.
 
     Args:
-      size: height and width, or one number for both; None for the size of the first image, which all must have.
+      size: height and width, or one number for both; None if all images have the size of the first.
       channels: see `ImageDecoding`.
       crop_to_aspect_ratio: see `ImageDecoding.crops`.
-      name: where the first image is from, for the error.
+      name: name of the first image, for the error.
       first: content of the first file, which is decoded as a check.
 
     Raises:
@@ -109,14 +109,14 @@ def _decode(content: tf.Tensor, channels: int) -> tf.Tensor:
 
 
 def _size(size: int | Sequence[int]) -> tuple[int, int]:
-    both = (size, size) if is_integer(size) else size
-    if not isinstance(both, list | tuple) or len(both) != 2 or not all(is_integer(n) and n >= 1 for n in both):
+    dims = (size, size) if is_integer(size) else size
+    if not isinstance(dims, list | tuple) or len(dims) != 2 or not all(is_integer(n) and n >= 1 for n in dims):
         raise InputError(f"size must be a number of pixels, or (height, width). Received: {size!r}.")
-    return int(both[0]), int(both[1])
+    return int(dims[0]), int(dims[1])
 
 
-def _middle(image: tf.Tensor, ratio: float) -> tf.Tensor:
-    """Returns the largest centered part of an image in which width / height is `ratio`, as Keras chooses it."""
+def _center_crop(image: tf.Tensor, ratio: float) -> tf.Tensor:
+    """Returns the largest centered part of an image with width / height = `ratio`, as in Keras."""
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2], tf.float64))
     rows = tf.cast(tf.minimum(height, width / ratio), tf.int32)
     columns = tf.cast(tf.minimum(width, height * ratio), tf.int32)

@@ -1,4 +1,4 @@
-"""Images in folders, one folder per class."""
+"""The data set `images`: image files in one folder per class."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.config.data_set_files import checksum_of, existing
+from tfdist.config.data_set_files import checksum_of, find_path
 from tfdist.data.examples import DataSet, Element, Origins, without_targets
 from tfdist.data.image_decoding import ImageDecoding, decoded_shape, image_decoding
 from tfdist.data.reading_errors import first_unreadable
@@ -24,16 +24,16 @@ _KIND = "images"
 
 
 class ImageFiles(Source):
-    """Image files, with labels or without; read and decoded when they are used, several batches in parallel."""
+    """Image files, optionally with labels; read and decoded on demand, several batches in parallel."""
 
     def __init__(self, folder: str, paths: Sequence[str], labels: np.ndarray | None, decoding: ImageDecoding):
         """Stores the paths.
 
         Args:
-          folder: the folder in which all files are; its name may differ between processes.
+          folder: the folder that contains all files; its name may differ between processes.
           paths: files, at least one.
           labels: int32 [n], the class of each; None for examples without targets.
-          decoding: how they are decoded.
+          decoding: the conversion to tensors.
         """
         self.size = len(paths)
         self._folder, self._names = folder, list(paths)
@@ -45,7 +45,7 @@ class ImageFiles(Source):
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
         contents = tf.map_fn(tf.io.read_file, tf.gather(self._paths, indices))
-        x = self._decoding.decoded(contents)
+        x = self._decoding.decode(contents)
         return without_targets(x) if self._labels is None else (x, tf.gather(self._labels, indices))
 
     @property
@@ -74,8 +74,8 @@ def images(
 ) -> DataSet:
     """JPEG, PNG, BMP and GIF files, a folder per class; x is float32 in [0, 1].
 
-    Classes are numbered in the order of their folders' names. If the folder has a subfolder `train` with subfolders, the
-    classes are those, and the test part in `test`, `validation` or `val` next to it, if there is one.
+    Classes are numbered in the order of their folders' names. If the folder has a subfolder `train` with subfolders, these
+    are the classes, and the test part is in `test`, `validation` or `val` next to it, if one exists.
 
     Args:
       path: the folder.
@@ -89,13 +89,13 @@ def images(
     Raises:
       InputError: a folder is missing or empty, the first image of a class cannot be decoded, or an argument is invalid.
     """
-    folder = existing(_KIND, path, data_dir, "folder")
+    folder = find_path(_KIND, path, data_dir, "folder")
     if not labels:
-        return _without_labels(path, folder, size, channels, crop_to_aspect_ratio)
-    train_folder, test_folder = _parts(folder)
+        return _unlabeled_data_set(path, folder, size, channels, crop_to_aspect_ratio)
+    train_folder, test_folder = _part_folders(folder)
     by_class = _files_by_class(train_folder)
     classes = tuple(by_class)
-    paths, numbers = _flat(by_class, classes)
+    paths, numbers = _flatten(by_class, classes)
     decoding = _decoding(paths[0], size, channels, crop_to_aspect_ratio)
     for files in by_class.values():
         _check_file(files[0], decoding)
@@ -111,12 +111,12 @@ def images(
                 f"validation_split is for folders without a test part. Received: validation_split={validation_split}, "
                 f"and {test_folder}. Leave it out."
             )
-        test = ImageFiles(folder, *_flat(_files_by_class(test_folder, classes), classes), decoding)
+        test = ImageFiles(folder, *_flatten(_files_by_class(test_folder, classes), classes), decoding)
     source = ImageFiles(folder, [paths[i] for i in train], numbers[train], decoding)
     return DataSet(f"{_KIND}:{path}", source, test, decoding.shape, len(classes), classes)
 
 
-def _without_labels(path: str, folder: str, size: Any, channels: int, crop_to_aspect_ratio: bool) -> DataSet:
+def _unlabeled_data_set(path: str, folder: str, size: Any, channels: int, crop_to_aspect_ratio: bool) -> DataSet:
     files = _image_files(folder)
     if not files:
         raise InputError(
@@ -131,21 +131,20 @@ def _decoding(path: str, size: Any, channels: int, crop_to_aspect_ratio: bool) -
     return image_decoding(size, channels, crop_to_aspect_ratio, path, _content(path))
 
 
-def _parts(folder: str) -> tuple[str, str | None]:
-    """Returns the folders of the training part and of the test part, if there is one."""
+def _part_folders(folder: str) -> tuple[str, str | None]:
     train = os.path.join(folder, _TRAIN)
     if not (os.path.isdir(train) and _folders(train)):
         return folder, None
-    others = (os.path.join(folder, name) for name in _TEST_FOLDERS)
-    return train, next(filter(os.path.isdir, others), None)
+    candidates = (os.path.join(folder, name) for name in _TEST_FOLDERS)
+    return train, next(filter(os.path.isdir, candidates), None)
 
 
-def _files_by_class(folder: str, known: Sequence[str] | None = None) -> dict[str, list[str]]:
+def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> dict[str, list[str]]:
     """Returns the files of each class's folder, in sorted order.
 
     Args:
       folder: the folder with the classes' folders.
-      known: classes of the training part, for the test part; None for the training part.
+      known_classes: classes of the training part, for the test part; None for the training part.
     """
     classes = _folders(folder)
     if not classes:
@@ -155,14 +154,16 @@ def _files_by_class(folder: str, known: Sequence[str] | None = None) -> dict[str
             "or, to predict, add labels=False."
         )
     files = {name: _image_files(os.path.join(folder, name)) for name in classes}
-    unknown = next((name for name in classes if known is not None and name not in known and files[name]), None)
-    if known is not None and unknown is not None:
+    unknown_class = next(
+        (name for name in classes if known_classes is not None and name not in known_classes and files[name]), None
+    )
+    if known_classes is not None and unknown_class is not None:
         raise InputError(
-            f"The test part must have the classes of the training part. Received: {os.path.join(folder, unknown)}."
-            f"{nearest(unknown, known[:20])}"
+            f"The test part must have the classes of the training part. Received: {os.path.join(folder, unknown_class)}."
+            f"{nearest(unknown_class, known_classes[:20])}"
         )
     empty = [name for name, paths in files.items() if not paths]
-    if empty and (known is None or len(empty) == len(files)):
+    if empty and (known_classes is None or len(empty) == len(files)):
         raise InputError(
             f"The folder of a class must have images ({', '.join(_ENDINGS)}). Received: {os.path.join(folder, empty[0])}, "
             "which has none. Add images or remove the folder."
@@ -176,19 +177,19 @@ def _folders(folder: str) -> list[str]:
 
 
 def _image_files(folder: str) -> list[str]:
-    """Returns the images in a folder and in the folders inside it, sorted, so that the order is the same everywhere.
+    """Returns the images in a folder and its subfolders, in sorted order.
 
-    A folder that links give several names is listed once, since a link may lead back to a parent folder.
+    A folder that is reached several times is listed once, since a link may lead back to a parent folder.
 
     Raises:
-      InputError: a folder cannot be read, or an entry is not a regular file, such as a pipe, which has no end.
+      InputError: a folder cannot be read, or an entry is not a regular file.
     """
-    paths, pending, seen = [], [folder], set()
+    paths, pending, visited = [], [folder], set()
     while pending:
         directory = pending.pop()
-        if (real_path := os.path.realpath(directory)) in seen:
+        if (real_path := os.path.realpath(directory)) in visited:
             continue
-        seen.add(real_path)
+        visited.add(real_path)
         with _readable(directory), os.scandir(directory) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.name.startswith("."):
@@ -202,14 +203,14 @@ def _image_files(folder: str) -> list[str]:
     return sorted(paths)
 
 
-def _flat(by_class: Mapping[str, list[str]], classes: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    number_of = {name: number for number, name in enumerate(classes)}
-    pairs = [(path, number_of[name]) for name, files in by_class.items() for path in files]
+def _flatten(by_class: Mapping[str, list[str]], classes: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    class_numbers = {name: number for number, name in enumerate(classes)}
+    pairs = [(path, class_numbers[name]) for name, files in by_class.items() for path in files]
     return [path for path, _ in pairs], np.array([label for _, label in pairs], np.int32)
 
 
 def _check_file(path: str, decoding: ImageDecoding) -> None:
-    """Raises `InputError` if a file cannot be read or decoded, or does not have the size of the others."""
+    """Raises `InputError` if an image cannot be read or decoded, or has a different size."""
     shape = decoded_shape(path, _content(path), decoding.channels)
     if not decoding.resizes and shape != decoding.shape:
         raise InputError(

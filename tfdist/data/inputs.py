@@ -1,4 +1,4 @@
-"""Wraps a user's own arrays, data sets and batches, as Keras's `fit` takes them, and the inputs of a prediction."""
+"""Wraps the arrays, data sets and generators that Keras's `fit`, `evaluate` and `predict` accept."""
 
 import contextlib
 import copy
@@ -26,40 +26,40 @@ from tfdist.data.examples import (
     chain,
     check_element,
     identity,
-    spec_of_one,
-    with_elements,
+    map_to_elements,
+    unbatched_spec,
     without_targets,
 )
 from tfdist.data.row_partition import RowPartition, has_arrays, with_tuples, without_absent
 from tfdist.data.source import ArraySource, SampleSource, Source
 from tfdist.data.stream import StreamSource, apply_transform, split_shares
 from tfdist.errors import InputError
-from tfdist.errors.engine_errors import refusal_inside
+from tfdist.errors.engine_errors import nested_input_error
 
-# Data that comes in batches, as Keras's `fit` takes it: `tf.data`, `keras.utils.PyDataset`, generators.
-# Its rows are one stream, which is cut into global batches again, so that every step has a full batch.
+# The rows of batched data (`tf.data`, `keras.utils.PyDataset`, generators) are one stream, which is rebatched into global
+# batches, so that every step has a full batch.
 
-_FOREVER = 2**62  # rows of data without an end
+_FOREVER = 2**62  # rows of infinite data
 _NO_END = "Data of unknown length needs `steps_per_epoch` (`validation_steps`, `steps`). Received: {}."
 _log = logging.getLogger(__name__)
 
 _last_epochs: weakref.WeakKeyDictionary[keras.utils.PyDataset, int] = weakref.WeakKeyDictionary()
 
-# A function of the number of an epoch, a scalar int64, and of the seed of its order, or None; returns its batches.
+# Returns the batches of an epoch, given its number, a scalar int64, and the seed of its order or None.
 Epoch = Callable[[tf.Tensor, int | None], tf.data.Dataset]
 
 
 class BatchedSource(Examples):
-    """Batches (x, y) or (x, y, sample_weight) in the order in which they come.
+    """Batches (x, y) or (x, y, sample_weight), in the order of the data.
 
-    A step takes the next `batch_size` rows, so that an epoch may end within a step, whose other rows are of the next
-    epoch. Every process reads all batches and keeps its own rows: they must be the same on all processes. Resuming at a
-    step reads and discards the preceding rows of its epoch, which is exact if an epoch has the same order every time.
+    A step takes the next `batch_size` rows, so an epoch may end within a step, whose remaining rows belong to the next
+    epoch. Every process reads all batches, which must be the same on all processes, and keeps its own rows. Resuming at a
+    step reads and discards the preceding rows of its epoch, which is exact if the order of an epoch is reproducible.
 
     Attributes:
       batch_size: rows of the first batch.
-      rows: rows of an epoch of the data; None if there is no end, or it is unknown.
-      can_be_read_again: whether each iterator begins with the first row; else all read from one stream.
+      rows: rows of an epoch of the data; None if infinite or unknown.
+      can_be_read_again: whether each iterator begins with the first row; otherwise all share one stream.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class BatchedSource(Examples):
         Args:
           epoch: returns the batches of an epoch.
           first: the first batch, as arrays.
-          rows: rows of an epoch; None if there is no end, or it is unknown.
-          epoch_rows: rows that are counted as an epoch; by default `rows`.
-          can_be_read_again: whether iterators may be created at any time, as they cannot of a Python generator.
+          rows: rows of an epoch; None if infinite or unknown.
+          epoch_rows: rows that count as an epoch; by default `rows`.
+          can_be_read_again: whether the data can be iterated several times, unlike a Python generator.
         """
         check_element(first)
         self._epoch, self._first, self.rows, self._shuffle = epoch, first, rows, True
@@ -89,11 +89,11 @@ class BatchedSource(Examples):
     @property
     def element_spec(self) -> Any:
         """See base class."""
-        return spec_of_one(self._one_pass().map(self._transform).element_spec)
+        return unbatched_spec(self._one_pass().map(self._transform).element_spec)
 
     @property
     def sample(self) -> Examples:
-        """See base class: the batch that has been read, since another iterator would advance the data's own shuffle."""
+        """See base class: the first batch, since another iterator would advance the shuffling of the data."""
         return SampleSource(self._first, self._transform)
 
     @property
@@ -103,11 +103,11 @@ class BatchedSource(Examples):
 
     def map(self, transform: Transform) -> "BatchedSource":
         """See base class."""
-        return self._changed(chain(self._transform, transform), self._shuffle)
+        return self._copy_with(chain(self._transform, transform), self._shuffle)
 
     def in_order(self) -> "BatchedSource":
         """See base class."""
-        return self._changed(self._transform, shuffle=False)
+        return self._copy_with(self._transform, shuffle=False)
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         """See base class."""
@@ -116,9 +116,11 @@ class BatchedSource(Examples):
             stream = self._one_pass().rebatch(batch_size)
             stream = stream.take(math.ceil(partition.total / batch_size))
         else:
-            stream = self._from(first, seed if self._shuffle else None).rebatch(batch_size)
-        numbered = stream.enumerate().map(lambda number, rows: (self._numbers(first + number * batch_size, rows), rows))
-        shares = numbered.enumerate().flat_map(split_shares(partition))
+            stream = self._stream_from(first, seed if self._shuffle else None).rebatch(batch_size)
+        indexed_batches = stream.enumerate().map(
+            lambda number, rows: (self._epoch_positions(first + number * batch_size, rows), rows)
+        )
+        shares = indexed_batches.enumerate().flat_map(split_shares(partition))
         shares = shares.apply(tf.data.experimental.assert_cardinality(partition.elements))
         return shares.map(apply_transform(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -131,44 +133,41 @@ class BatchedSource(Examples):
                 f"{shapes[1]} and {shapes[2]}. Pad all to one length, or drop the remainder: padded_batch(..., "
                 "drop_remainder=True)."
             )
-        return refusal_inside(error)
+        return nested_input_error(error)
 
-    def _changed(self, transform: Transform, shuffle: bool) -> "BatchedSource":
-        changed = copy.copy(self)
-        changed._transform, changed._shuffle = transform, shuffle
-        return changed
+    def _copy_with(self, transform: Transform, shuffle: bool) -> "BatchedSource":
+        source = copy.copy(self)
+        source._transform, source._shuffle = transform, shuffle
+        return source
 
     def _one_pass(self) -> tf.data.Dataset:
-        """Returns the batches of one pass in their order."""
         return tf.data.Dataset.range(1).flat_map(lambda number: self._epoch(number, None))
 
-    def _numbers(self, begin: tf.Tensor, rows: Element) -> tf.Tensor:
-        """Returns the position within an epoch of each row, int64."""
+    def _epoch_positions(self, begin: tf.Tensor, rows: Element) -> tf.Tensor:
         count = tf.shape(tf.nest.flatten(rows)[0], tf.int64)[0]
         return tf.range(begin, begin + count) % self.size
 
-    def _from(self, first: int, seed: int | None) -> tf.data.Dataset:
-        """Returns the endless stream of batches from a row on."""
+    def _stream_from(self, first: int, seed: int | None) -> tf.data.Dataset:
         if self.rows is None and not self.can_be_read_again:
-            epochs, into = self._one_pass(), first
+            epochs, offset = self._one_pass(), first
         else:
-            number, into = divmod(first, self.rows or _FOREVER)
+            number, offset = divmod(first, self.rows or _FOREVER)
             epochs = tf.data.Dataset.counter(number).flat_map(lambda epoch: self._epoch(epoch, seed))
-        if not into:
+        if not offset:
             return epochs
-        step = math.gcd(into, _count(self._first))  # rows are skipped in batches as large as possible
-        return epochs.rebatch(step).skip(into // step)
+        step = math.gcd(offset, _count(self._first))  # skips rows in batches as large as possible
+        return epochs.rebatch(step).skip(offset // step)
 
 
 def from_dataset(dataset: tf.data.Dataset, steps: int | None = None) -> BatchedSource:
-    """Wraps a `tf.data.Dataset` of batches; reads the first one and, if nothing else tells the number of rows, all.
+    """Wraps a `tf.data.Dataset` of batches; reads the first one, or all if the number of rows is unknown.
 
     Args:
       dataset: batches of any size, (x, y) or (x, y, sample_weight). Its order is kept.
-      steps: batches that are counted as an epoch; required if the data has no end, by default all.
+      steps: batches that count as an epoch; by default all, required for infinite data.
 
     Raises:
-      InputError: there is no batch, or no end and no `steps`.
+      InputError: the data is empty, or infinite without `steps`.
     """
     check_element(dataset.element_spec)
     if steps is None and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
@@ -178,7 +177,7 @@ def from_dataset(dataset: tf.data.Dataset, steps: int | None = None) -> BatchedS
         raise InputError("A data set must have examples. Received: a tf.data.Dataset without a batch.")
     rows = keras_internals.count_rows(dataset, _count(first))
     if rows is None and steps is None:
-        rows = _read_all(dataset)
+        rows = _count_by_reading(dataset)
     first = tf.nest.map_structure(np.asarray, first)
     return BatchedSource(lambda *_: dataset, first, rows, epoch_rows=steps and steps * _count(first))
 
@@ -186,15 +185,15 @@ def from_dataset(dataset: tf.data.Dataset, steps: int | None = None) -> BatchedS
 def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> BatchedSource:
     """Wraps a `keras.utils.PyDataset`; reads its first and its last batch.
 
-    An epoch has its batches in random order, as in Keras. They are read in `data.workers` threads;
+    As in Keras, the order of the batches is random in each epoch. `data.workers` threads read them;
     `data.use_multiprocessing` has no effect.
 
     Args:
-      data: batches x, (x, y) or (x, y, sample_weight), of the size of the first but for the last one.
-      steps: batches that are counted as an epoch; required if the data has no end, by default all.
+      data: batches x, (x, y) or (x, y, sample_weight) of one size, except for the last.
+      steps: batches that count as an epoch; by default all, required for infinite data.
 
     Raises:
-      InputError: there is no batch, or no end and no `steps`.
+      InputError: the data is empty, or infinite without `steps`.
     """
     count = data.num_batches
     if count is None and steps is None:
@@ -240,31 +239,31 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
 
     Args:
       data: batches (x,), (x, y) or (x, y, sample_weight), of any size.
-      steps: batches that are counted as an epoch; required if the data has no known end, by default all.
+      steps: batches that count as an epoch; by default all, required if their number is unknown.
 
     Raises:
-      InputError: Keras does not accept the data, or it has no end and there is no `steps`.
+      InputError: Keras does not accept the data, or its length is unknown and `steps` is missing.
     """
     try:
         is_generator = isinstance(data, types.GeneratorType)
-        adapted = keras_internals.adapt_data((with_tuples(without_absent(b)) for b in data) if is_generator else data)
+        adapter = keras_internals.adapt_data((with_tuples(without_absent(b)) for b in data) if is_generator else data)
     except ValueError as error:
         raise InputError(str(error).splitlines()[0]) from error
-    if adapted.length is None and steps is None:
+    if adapter.length is None and steps is None:
         raise InputError(_NO_END.format(f"a {type(data).__name__}"))
-    batches, first = with_elements(adapted.batches), as_element(adapted.first)
-    rows = None if adapted.length is None or steps is not None else _read_all(batches)
+    batches, first = map_to_elements(adapter.batches), as_element(adapter.first)
+    rows = None if adapter.length is None or steps is not None else _count_by_reading(batches)
     return BatchedSource(
         lambda *_: batches,
         first,
         rows,
         epoch_rows=steps and steps * _count(first),
-        can_be_read_again=adapted.can_be_read_again,
+        can_be_read_again=adapter.can_be_read_again,
     )
 
 
 def _begin_epoch(data: keras.utils.PyDataset, number: int) -> np.int64:
-    """Calls the hooks of the epochs up to this one, including those that a resumed run skips; of another pass, once."""
+    """Calls the hooks of the epochs up to this one, including those that a resumed run skips; once for a repeated epoch."""
     last = _last_epochs.get(data, -1)
     for _ in range(max(number - last, 1)):
         if data in _last_epochs:
@@ -293,8 +292,7 @@ def _count(batch: Any) -> int:
     return len(tf.nest.flatten(batch)[0])
 
 
-def _read_all(dataset: tf.data.Dataset) -> int:
-    """Returns the number of rows of a data set of batches."""
+def _count_by_reading(dataset: tf.data.Dataset) -> int:
     _log.info("Reading data of unknown size once, to count its examples. To avoid this, give steps_per_epoch.")
     rows = dataset.map(lambda *batch: tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0])
     return int(rows.reduce(tf.constant(0, tf.int64), lambda total, count: total + count))
@@ -307,14 +305,14 @@ def as_data_set(value: Any, name: str, steps: int | None = None, test_steps: int
     """Wraps data returned by a user's function.
 
     Args:
-      value: arrays (x, y) or (x, y, sample_weight), where structures of arrays are dicts, as two lists or tuples would be a
-        pair; other data that `as_examples` accepts; a pair of these, for training and test; or a `DataSet`.
+      value: arrays (x, y) or (x, y, sample_weight), in which structures of arrays must be dicts, as two lists or tuples are
+        a pair; other data that `as_examples` accepts; a pair of these, for training and test; or a `DataSet`.
       name: name of the data set.
-      steps: batches of the training data that are counted as an epoch; by default all.
+      steps: batches of the training data that count as an epoch; by default all.
       test_steps: the same for the test data.
 
     Raises:
-      InputError: the value is something else.
+      InputError: the value has another form.
     """
     if isinstance(value, DataSet):
         return value
@@ -338,7 +336,7 @@ def fit_data(
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
 ) -> DataSet:
-    """Wraps the data arguments of Keras's `fit`, in which `x` may also be all data; see `all_data`.
+    """Wraps the data arguments of Keras's `fit`; `x` may also be the complete data, see `all_data`.
 
     Raises:
       InputError: the arguments exclude each other, or the data has another form.
@@ -356,13 +354,13 @@ def fit_data(
     )
     if validation_data is None:
         return data_set
-    with about_evaluation():
+    with evaluation_errors():
         return dataclasses.replace(data_set, test=as_examples(validation_data, validation_steps))
 
 
 @contextlib.contextmanager
-def about_evaluation() -> Iterator[None]:
-    """Context in which an `InputError` says that it is about the data to evaluate, not that for training."""
+def evaluation_errors() -> Iterator[None]:
+    """Context that adds to an `InputError` that it is about evaluation data."""
     try:
         yield
     except InputError as error:
@@ -370,17 +368,16 @@ def about_evaluation() -> Iterator[None]:
 
 
 def all_data(x: Any, y: Any, sample_weight: Any) -> Any:
-    """Returns x if it is all data, otherwise the tuple of it with targets and weights.
+    """Returns x if it is the complete data, otherwise the tuple of x, targets and weights.
 
-    As in Keras, a list of arrays without `y` is the inputs of a model, whose layers add the loss, and a tuple is (x, y). With
-    `y`, nothing is guessed: lists of inputs and of outputs are not a pair of data sets.
+    As in Keras, a list of arrays without `y` is the inputs of a model whose layers add the loss, and a tuple is (x, y).
 
     Raises:
       InputError: there are weights without targets.
     """
     _check_weights(y, sample_weight)
     if y is None:
-        are_inputs = isinstance(x, list) and has_arrays(x) and all(each is not None for each in x) and not _is_pair(x)
+        are_inputs = isinstance(x, list) and has_arrays(x) and all(array is not None for array in x) and not _is_pair(x)
         return (x,) if are_inputs or isinstance(x, np.ndarray | tf.Tensor | dict) else x
     return (x, y) if sample_weight is None else (x, y, sample_weight)
 
@@ -408,8 +405,7 @@ def _check_split(value: Any, fraction: float, has_targets: bool) -> None:
 
 
 def _split(arrays: Any, fraction: float) -> tuple[Any, Any]:
-    """Splits the last rows off arrays, as Keras does."""
-    arrays = _parts_of(arrays)
+    arrays = _element_parts(arrays)
     rows = len(tf.nest.flatten(arrays)[0])
     begin = int(rows * (1.0 - fraction))
     if not 0 < begin < rows:
@@ -428,19 +424,19 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
       value: arrays (x, y) or (x, y, sample_weight), each an array or a list, tuple or dict of arrays; or x alone, for a
         model whose layers add the loss; a `tf.data.Dataset` of batches or of single examples; a
         `keras.utils.PyDataset`, a Python generator or a data loader, of batches; or `Examples`.
-      steps: batches of a global batch each that are counted as an epoch; by default all of the data.
+      steps: global batches that count as an epoch; by default all of the data.
 
     Raises:
-      InputError: the value is something else, or has no end, and `steps` is None.
+      InputError: the value has another form, or is infinite and `steps` is None.
     """
     if isinstance(value, Examples):
         return value
     if isinstance(value, tf.data.Dataset):
-        value = with_elements(value)
+        value = map_to_elements(value)
         check_element(value.element_spec)
         return from_dataset(value, steps) if keras_internals.is_batched(value) else StreamSource(value)
     if isinstance(value, tuple | list) and len(value) in (1, 2, 3):
-        parts = tuple(with_tuples(part) for part in _parts_of(value))
+        parts = tuple(with_tuples(part) for part in _element_parts(value))
         return ArraySource(parts if len(parts) > 1 else without_targets(*parts))
     if isinstance(value, np.ndarray | tf.Tensor | dict):
         return ArraySource(without_targets(with_tuples(value)))
@@ -454,11 +450,11 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
     )
 
 
-def _parts_of(value: Any) -> tuple[Any, ...]:
+def _element_parts(value: Any) -> tuple[Any, ...]:
     """Returns (x,), (x, y) or (x, y, sample_weight), without parts that are None.
 
     Raises:
-      InputError: there are weights without targets, or a part is no array.
+      InputError: there are weights without targets, or a part is not an array.
     """
     x, y, weights = (*value, None, None)[:3]
     _check_weights(y, weights)
@@ -476,7 +472,7 @@ def _check_weights(y: Any, weights: Any) -> None:
 
 
 def check_array(name: str, value: Any) -> None:
-    """Raises `InputError` for a list of numbers or text, which is one array for each of them."""
+    """Raises `InputError` for a list of numbers or text, which Keras would treat as an array for each of them."""
     if (
         isinstance(value, list)
         and value
@@ -493,41 +489,40 @@ def is_data_loader(value: Any) -> bool:
 
 
 def _is_pair(value: Any) -> bool:
-    """Returns whether a value is a pair of data sets, for training and test, rather than the x and the y of one."""
+    """Returns whether a value is a pair of data sets, for training and test, rather than (x, y)."""
     return isinstance(value, tuple | list) and len(value) == 2 and all(_is_data_set(part) for part in value)
 
 
 def _is_data_set(part: Any) -> bool:
-    """Returns whether a part of a pair is a data set, rather than the x or the y of one."""
     return isinstance(part, Examples | tf.data.Dataset | keras.utils.PyDataset) or (
         isinstance(part, tuple | list) and len(part) in (2, 3) and all(not np.isscalar(item) for item in part)
     )
 
 
 def _classes(value: Any, spec: Any) -> int | None:
-    """Returns one more than the largest label if the labels are in memory, else None."""
+    """Returns the largest label plus one if the labels are in memory, otherwise None."""
     is_label = isinstance(spec, tf.TensorSpec) and spec.dtype.is_integer and spec.shape in ((), (1,))  # a pandas Series
     return int(np.max(value[1])) + 1 if is_label and isinstance(value, tuple | list) else None
 
 
 def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
-    """Returns the data of a prediction as examples, whose targets, if there are any, are ignored.
+    """Returns the data of a prediction as examples; targets are ignored.
 
     Args:
       x: an array, or a list, tuple or dict of arrays for a model with several inputs; a `tf.data.Dataset` of batches or of
         single examples: x, (x,), (x, y) or (x, y, sample_weight); a `keras.utils.PyDataset` of batches of these; a generator
         of batches (x,) or (x, y); examples; or a `DataSet`, for its test examples.
-      steps: number of batches; required if the data has no end.
-      batch_size: number of examples in a batch, for data that does not come in batches.
+      steps: number of batches; required for infinite data.
+      batch_size: number of examples in a batch, for unbatched data.
 
     Raises:
-      InputError: the data has another form, or no end.
+      InputError: the data has another form, or is infinite without `steps`.
     """
     x = test_examples(x)
     if isinstance(x, Examples):
         return x
     if isinstance(x, tf.data.Dataset):
-        return _of_dataset(x, steps, batch_size)
+        return _dataset_examples(x, steps, batch_size)
     if isinstance(x, keras.utils.PyDataset):
         return as_examples(x, steps if x.num_batches is None else None)
     if isinstance(x, Iterator) or is_data_loader(x):
@@ -540,10 +535,10 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
     return ArraySource(without_targets(_arrays(x)))
 
 
-def _of_dataset(dataset: tf.data.Dataset, steps: int | None, batch_size: int) -> Examples:
+def _dataset_examples(dataset: tf.data.Dataset, steps: int | None, batch_size: int) -> Examples:
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY and steps is None:
         raise InputError("Data without an end needs `steps`. Received: a tf.data.Dataset that repeats.")
-    dataset = with_elements(dataset)
+    dataset = map_to_elements(dataset)
     is_batched = keras_internals.is_batched(dataset)
     if len(dataset.element_spec) > 3:
         dataset = dataset.map(without_targets)
@@ -553,7 +548,7 @@ def _of_dataset(dataset: tf.data.Dataset, steps: int | None, batch_size: int) ->
 
 
 def _arrays(x: Any) -> Any:
-    """Returns x with tuples instead of lists of arrays; nested numbers are an array."""
+    """Returns x with tuples for lists of arrays, and an array for nested numbers."""
     if isinstance(x, dict):
         return {name: _arrays(part) for name, part in x.items()}
     if isinstance(x, tuple | list) and has_arrays(x):
@@ -561,14 +556,14 @@ def _arrays(x: Any) -> Any:
     return keras_internals.array_of(x)
 
 
-class Padded(Source):
-    """Repeats the last example of a source, so that their number is divisible."""
+class PaddedSource(Source):
+    """A source with its last example repeated until the number of examples is divisible."""
 
     def __init__(self, source: Source, divisor: int):
-        """Initializes with the `source` and the divisor of the number of examples."""
+        """Initializes with the `source`, and the divisor of the number of examples."""
         self._source, self._last = source, source.size - 1
         self.size = -(-source.size // divisor) * divisor
 
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
-        return self._source._fetched(tf.minimum(indices, self._last))
+        return self._source._fetch(tf.minimum(indices, self._last))

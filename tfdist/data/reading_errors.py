@@ -1,4 +1,4 @@
-"""Turns errors of TensorFlow about examples that cannot be read into one line that names the file."""
+"""Replaces TensorFlow's errors about unreadable examples by one line that names the file."""
 
 import concurrent.futures
 import contextlib
@@ -20,14 +20,14 @@ _ERRORS = (
     tf.errors.FailedPreconditionError,
     tf.errors.UnknownError,
 )
-_READING = "IteratorGetNext"  # the operation in which TensorFlow reads the next element
+_READING = "IteratorGetNext"  # the operation that reads the next element
 _CHUNK = 1024
 _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def explained_reading(source: Examples) -> Iterator[None]:
-    """Context that raises an `InputError` instead of TensorFlow's error if the examples that are read know the cause."""
+def explain_reading_errors(source: Examples) -> Iterator[None]:
+    """Context that replaces a TensorFlow error by the `InputError` that explains it, if the examples know the cause."""
     try:
         yield
     except _ERRORS as error:
@@ -49,21 +49,21 @@ def first_unreadable(
       clock: monotonic clock in seconds.
 
     Returns:
-      The error of the first such example; None if there is none, or if it was not found in time.
+      The error of the first such example; None if none was found within the time limit.
     """
     _log.warning("Failed to read an example. Checking %d examples to find it (up to %.0f s).", size, seconds)
 
-    def error_of(index: int) -> InputError | None:
+    def try_check(index: int) -> InputError | None:
         try:
             check(index)
         except InputError as error:
             return error
         return None
 
-    began = clock()
+    start_time = clock()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, size, _CHUNK):
-            errors = [error for error in pool.map(error_of, range(start, min(start + _CHUNK, size))) if error]
-            if errors or clock() - began > seconds:
+            errors = [error for error in pool.map(try_check, range(start, min(start + _CHUNK, size))) if error]
+            if errors or clock() - start_time > seconds:
                 return errors[0] if errors else None
     return None

@@ -1,4 +1,4 @@
-"""Partition of the rows of global batches among replicas: structures of arrays, numbers of rows, and their order."""
+"""Partitions the rows of global batches among replicas."""
 
 import contextlib
 import dataclasses
@@ -12,13 +12,13 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.errors import InputError
 
-ABSENT = tf.qint8  # marks None in an element of a data set: no data has this dtype
+ABSENT = tf.qint8  # marks None in an element of a data set; no data has this dtype
 
 
 def with_tuples(arrays: Any) -> Any:
-    """Returns a structure with tuples instead of lists of arrays, since tf.data turns a list into one tensor.
+    """Returns a structure with tuples instead of lists of arrays, since tf.data converts a list to one tensor.
 
-    Other lists, such as those of numbers, are left as they are.
+    Other lists, such as those of numbers, are unchanged.
     """
     if isinstance(arrays, dict):
         return {name: with_tuples(part) for name, part in arrays.items()}
@@ -28,7 +28,7 @@ def with_tuples(arrays: Any) -> Any:
 
 
 def has_arrays(parts: Any) -> bool:
-    """Returns whether a tuple, list or dict has an array of rows, or a structure with one, rather than numbers or text."""
+    """Returns whether a tuple, list or dict contains an array, or a structure with one, rather than numbers or text."""
     values = parts.values() if isinstance(parts, dict) else parts
     return any(
         has_arrays(value) if isinstance(value, tuple | list | dict) else bool(getattr(value, "shape", ()))
@@ -37,7 +37,7 @@ def has_arrays(parts: Any) -> bool:
 
 
 def with_none(batch: Any) -> Any:
-    """Returns a structure with None for absent parts, as Keras's adapters mark them, or as `without_none` does."""
+    """Returns a structure with None for absent parts, which Keras's adapters or `without_none` have marked."""
 
     def leaf_or_none(leaf: Any) -> Any:
         is_absent = isinstance(leaf, tf.experimental.Optional) or getattr(leaf, "dtype", None) == ABSENT
@@ -47,20 +47,20 @@ def with_none(batch: Any) -> Any:
 
 
 def without_absent(batch: Any) -> Any:
-    """Returns a batch or an example, without the parts at its end that are None if it is a tuple or a list."""
+    """Returns a batch or an example; if it is a tuple or a list, without trailing None."""
     while isinstance(batch, tuple | list) and len(batch) > 1 and batch[-1] is None:
         batch = batch[:-1]
     return batch
 
 
 def without_none(batch: Any) -> Any:
-    """Inverse of `with_none`: tf.distribute takes neither None nor `Optional`."""
+    """Inverse of `with_none`: tf.distribute accepts neither None nor `Optional`."""
     absent = tf.zeros([0], tf.int8)
     return tf.nest.map_structure(lambda leaf: tf.bitcast(absent, ABSENT) if leaf is None else leaf, batch)
 
 
 class IndexedBatch(NamedTuple):
-    """A batch as passed to the replicas of a run that keeps a ledger.
+    """A batch with the indices of its examples.
 
     Attributes:
       batch: the batched examples, (x, y) or (x, y, sample_weight).
@@ -72,16 +72,14 @@ class IndexedBatch(NamedTuple):
 
 
 class ReplicaRows(NamedTuple):
-    """The rows of a global batch that one replica computes: at least one, as code of users and of Keras expects.
+    """The rows of a global batch that one replica computes, at least one, as Keras and user code expect.
 
-    A replica without an own row computes the last row of the batch, which any model accepts that accepts the batch.
-    It takes part in each call of the step, but its results do not count: neither losses, gradients, metrics and statistics,
-    nor values that are communicated (`CountedRows`), nor outputs.
+    A replica without counted rows computes the last row of the batch as padding. It takes part in each call of the step,
+    but its losses, gradients, metrics, statistics, communicated values (`CountedRows`) and outputs are ignored.
 
     Attributes:
       batch: structure of tensors, whose first dim is at least 1.
-      counts: scalars int32, for each tensor of the batch, or one for all: the number of rows that count, 0 if the replica has
-        no row of its own.
+      counts: scalars int32, for each tensor of the batch or one for all; the number of counted rows, 0 for padding only.
       batch_size: scalar int32; rows of the global batch.
     """
 
@@ -91,18 +89,18 @@ class ReplicaRows(NamedTuple):
 
     @property
     def rows(self) -> tf.Tensor:
-        """The number of rows that count, those of the first tensor."""
+        """The number of counted rows of the first tensor."""
         return self.counts[0]
 
     @property
-    def own(self) -> Any:
-        """The rows that count, of which there may be none, given a count for each tensor."""
+    def counted_rows(self) -> Any:
+        """The counted rows, possibly none, given a count for each tensor."""
         counts = iter(self.counts)
         return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[: next(counts)], self.batch)
 
 
-# Allocations: how many rows of a global batch each replica computes; the rows of a replica are consecutive.
-# The loss divides by the rows of the whole batch, so that the allocation affects results by rounding only.
+# An allocation is the number of rows of a global batch that each replica computes; the rows of a replica are consecutive.
+# The loss divides by the rows of the global batch, so the allocation affects results by rounding only.
 
 
 def rows(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
@@ -120,58 +118,55 @@ def rows(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
     return replica * quotient + min(replica, extra), quotient + (replica < extra)
 
 
-def share(present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+def share(batch_size: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Same as `rows`, with tensors."""
-    quotient, extra = present // size, present % size
-    return replica * quotient + tf.minimum(replica, extra), quotient + tf.cast(replica < extra, present.dtype)
+    quotient, extra = batch_size // size, batch_size % size
+    return replica * quotient + tf.minimum(replica, extra), quotient + tf.cast(replica < extra, batch_size.dtype)
 
 
-def computed_range(first: tf.Tensor, count: tf.Tensor, present: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns begin and end of the rows that a replica computes: its own or, without any, the last of the `present` rows."""
-    begin = tf.minimum(first, present - 1)
+def replica_range(first: tf.Tensor, count: tf.Tensor, batch_size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns begin and end of the rows that a replica computes: its counted rows or, if it has none, the last row."""
+    begin = tf.minimum(first, batch_size - 1)
     return begin, begin + tf.maximum(count, 1)
 
 
 def apportion(batch_size: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Returns numbers of rows in proportion to weights, by largest remainders, and at least one for each replica.
+    """Returns numbers of rows in proportion to weights, by the largest-remainder method, at least one per replica.
 
     Args:
       batch_size: rows of the batch, at least one for each replica.
       weights: a positive number for each replica.
     """
-    exact = [batch_size * weight / sum(weights) for weight in weights]
-    counts = [max(int(number), 1) for number in exact]
+    quotas = [batch_size * weight / sum(weights) for weight in weights]
+    counts = [max(int(number), 1) for number in quotas]
     while sum(counts) < batch_size:
-        lacking = [number - count for number, count in zip(exact, counts, strict=True)]
-        counts[lacking.index(max(lacking))] += 1
+        deficits = [number - count for number, count in zip(quotas, counts, strict=True)]
+        counts[deficits.index(max(deficits))] += 1
     while sum(counts) > batch_size:
-        excess = [count - number if count > 1 else -np.inf for number, count in zip(exact, counts, strict=True)]
+        excess = [count - number if count > 1 else -np.inf for number, count in zip(quotas, counts, strict=True)]
         counts[excess.index(max(excess))] -= 1
     return tuple(counts)
 
 
 class RowAllocation:
-    """Allocates the rows of every batch, including one that is not full, as evenly as possible."""
+    """Allocates the rows of every batch, full or not, as evenly as possible."""
 
     def counts(self, batch_size: int, size: int) -> tuple[int, ...] | None:
-        """Returns the rows of each replica of a full batch; None if it may change.
-
-        Args:
-          batch_size: rows of a full batch.
-          size: number of replicas.
-        """
+        """Returns the rows of each of `size` replicas in a full batch; None if they may change."""
         return tuple(rows(batch_size, replica, size)[1] for replica in range(size))
 
-    def share(self, batch: tf.Tensor, present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns one replica's first row and number of rows, scalars int64; traced into tf.data's graph.
+    def share(
+        self, batch: tf.Tensor, row_count: tf.Tensor, replica: tf.Tensor, size: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns one replica's first row and number of rows, int64 scalars; traced into tf.data's graph.
 
         Args:
-          batch: scalar int64; number of the batch, counted from the beginning of the pipeline.
-          present: scalar int64; rows of this batch.
+          batch: scalar int64; index of the batch in the pipeline.
+          row_count: scalar int64; rows of this batch.
           replica: scalar int64, in [0, size).
           size: number of replicas.
         """
-        return share(present, replica, size)
+        return share(row_count, replica, size)
 
 
 class FixedAllocation(RowAllocation):
@@ -185,16 +180,18 @@ class FixedAllocation(RowAllocation):
         """See base class."""
         return self._counts
 
-    def share(self, batch: tf.Tensor, present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    def share(
+        self, batch: tf.Tensor, row_count: tf.Tensor, replica: tf.Tensor, size: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """See base class."""
-        return _share_of(tf.constant(self._counts, tf.int64), replica)
+        return _fixed_share(tf.constant(self._counts, tf.int64), replica)
 
 
 class ChangingAllocation(RowAllocation):
-    """An allocation of full batches that may change from any step on that no pipeline has allocated yet.
+    """An allocation of full batches that may change at any step that no pipeline has allocated yet.
 
-    Pipelines read ahead, each process as far as it happens to be. A change therefore takes effect from the first step
-    that no pipeline has allocated, which `paused` returns, so that every process allocates each batch once and in the same way.
+    The pipelines of processes prefetch to different steps. A change takes effect at the first step that no pipeline has
+    allocated, see `pause`, so every process allocates each batch once and in the same way.
     """
 
     def __init__(self, first_step: int, changes: Sequence[tuple[int, Sequence[int]]]):
@@ -202,43 +199,44 @@ class ChangingAllocation(RowAllocation):
 
         Args:
           first_step: step of the pipeline's first batch.
-          changes: pairs of a step and the rows of each replica from that step on, in order; the first pair is that of
-            `first_step` or an earlier step.
+          changes: pairs (step, rows of each replica from that step on) in order, the first at or before `first_step`.
         """
         self._first_step = self._next = first_step
         self._changes = [(step, np.asarray(counts, np.int64)) for step, counts in changes]
         self._lock = threading.Lock()
 
     def counts(self, batch_size: int, size: int) -> None:
-        """See base class: the compiled loop is traced once for any number of rows."""
+        """See base class: None, so the compiled loop is traced once for any number of rows."""
 
-    def share(self, batch: tf.Tensor, present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    def share(
+        self, batch: tf.Tensor, row_count: tf.Tensor, replica: tf.Tensor, size: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """See base class."""
-        counts = tf.numpy_function(self._of_batch, [batch], tf.int64)
-        return _share_of(tf.ensure_shape(counts, [size]), replica)
+        counts = tf.numpy_function(self._batch_counts, [batch], tf.int64)
+        return _fixed_share(tf.ensure_shape(counts, [size]), replica)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[int]:
-        """Context in which pipelines wait instead of allocating further batches; yields the first step not allocated."""
+    def pause(self) -> Iterator[int]:
+        """Context in which pipelines wait before allocating further batches; yields the first step not allocated."""
         with self._lock:
             yield self._next
 
     def change(self, step: int, counts: Sequence[int]) -> None:
-        """Changes the allocation from a step on; to be called within `paused`, for a step that no process has allocated."""
+        """Changes the allocation from a step on, within `pause`; no process may have allocated the step."""
         assert step >= self._next
         self._changes.append((step, np.asarray(counts, np.int64)))
 
-    def _of_batch(self, batch: np.ndarray) -> np.ndarray:
+    def _batch_counts(self, batch: np.ndarray) -> np.ndarray:
         step = self._first_step + int(batch)
         with self._lock:
             self._next = max(self._next, step + 1)
-            return next(counts for since, counts in reversed(self._changes) if since <= step)
+            return next(counts for start, counts in reversed(self._changes) if start <= step)
 
 
 EVEN = RowAllocation()
 
 
-def _share_of(counts: tf.Tensor, replica: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _fixed_share(counts: tf.Tensor, replica: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.cumsum(counts, exclusive=True)[replica], counts[replica]
 
 
@@ -252,23 +250,23 @@ def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1, nam
       batch_size: global batch size.
       replicas: number of replicas.
       micro_steps: micro-steps per step.
-      name: the term for them, for the error.
+      name: the term for micro-steps, for the error.
 
     Raises:
       InputError: the batch size does not allow it.
     """
     shares = replicas * micro_steps
     if batch_size % shares:
-        below = batch_size - batch_size % shares
-        near = " or ".join(str(size) for size in (below, below + shares) if size)
+        lower = batch_size - batch_size % shares
+        alternatives = " or ".join(str(size) for size in (lower, lower + shares) if size)
         raise InputError(
             f"--batch_size must be divisible by the number of {shares_text(micro_steps, name)} for this strategy. "
-            f"Received: --batch_size={batch_size} and {replicas_text(replicas, micro_steps, name)}. Use {near}."
+            f"Received: --batch_size={batch_size} and {replicas_text(replicas, micro_steps, name)}. Use {alternatives}."
         )
 
 
 def shares_text(micro_steps: int, name: str = MICRO_STEPS) -> str:
-    """Returns the text for the parts that share a batch, for messages."""
+    """Returns the text for the number of parts of a batch, for messages."""
     return f"replicas times that of {name}" if micro_steps > 1 else "replicas"
 
 
@@ -281,15 +279,15 @@ def replicas_text(replicas: int, micro_steps: int, name: str = MICRO_STEPS) -> s
 class RowPartition:
     """The positions in the stream that each element of one process's data set covers.
 
-    Element i belongs to batch `i // len(replicas)`, counted from 0 here, and to replica `replicas[i % len(replicas)]`.
+    Element i belongs to batch `i // len(replicas)` and to replica `replicas[i % len(replicas)]`.
 
     Attributes:
       batch_size: rows of a global batch.
       replicas: indices of this process's replicas, in order.
-      size: number of all replicas.
+      size: total number of replicas.
       first: position at which the first batch begins.
-      total: end of the stream (exclusive), so that the last batch may be short; None for an endless stream.
-      allocation: how many rows of a batch each replica gets; only an even one may be of a stream with an end.
+      total: end of the stream (exclusive), at which a batch may be short; None for an endless stream.
+      allocation: number of rows of each replica; must be even for a finite stream.
     """
 
     batch_size: int
@@ -309,22 +307,22 @@ class RowPartition:
     @property
     def static_count(self) -> int | None:
         """Number of rows in every element, at least 1, or None if it varies."""
-        allocated = self.allocation.counts(self.batch_size, self.size)
-        counts = {max(allocated[replica], 1) for replica in self.replicas} if allocated else set()
-        short = self.total is not None and (self.total - self.first) % self.batch_size
-        return None if short or len(counts) != 1 else counts.pop()
+        replica_counts = self.allocation.counts(self.batch_size, self.size)
+        counts = {max(replica_counts[replica], 1) for replica in self.replicas} if replica_counts else set()
+        is_short = self.total is not None and (self.total - self.first) % self.batch_size
+        return None if is_short or len(counts) != 1 else counts.pop()
 
     def share(self, batch: tf.Tensor, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns begin and end of the rows that a local replica computes, and how many of them count, int64 scalars."""
-        present, replica = self._present(batch), tf.constant(self.replicas, tf.int64)[local]
-        first, count = self.allocation.share(batch, present, replica, self.size)
-        return *computed_range(first, count, present), count
+        """Returns begin and end of the rows that a local replica computes, and the number of counted rows, int64 scalars."""
+        row_count, replica = self._row_count(batch), tf.constant(self.replicas, tf.int64)[local]
+        first, count = self.allocation.share(batch, row_count, replica, self.size)
+        return *replica_range(first, count, row_count), count
 
     def counts(self, element: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns how many rows of an element count, and how many its batch has, int32 scalars."""
+        """Returns the numbers of counted rows of an element and of rows of its batch, int32 scalars."""
         batch = element // len(self.replicas)
         *_, count = self.share(batch, element % len(self.replicas))
-        return tf.cast(count, tf.int32), tf.cast(self._present(batch), tf.int32)
+        return tf.cast(count, tf.int32), tf.cast(self._row_count(batch), tf.int32)
 
     def positions(self, element: tf.Tensor) -> tf.Tensor:
         """Returns the positions of the rows in an element, int64 [rows]."""
@@ -334,15 +332,14 @@ class RowPartition:
         return tf.ensure_shape(tf.range(start + begin, start + end), [self.static_count])
 
     def map(self, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
-        """Returns the data set of the results of a function of tfdist for each element's positions."""
+        """Returns the data set of a function's results for the positions of each element."""
         numbers = tf.data.Dataset.counter() if self.total is None else tf.data.Dataset.range(self.elements)
-        mapped = keras_internals.without_autograph(lambda element: function(self.positions(element)))
-        return numbers.map(mapped, num_parallel_calls=tf.data.AUTOTUNE)
+        element_function = keras_internals.without_autograph(lambda element: function(self.positions(element)))
+        return numbers.map(element_function, num_parallel_calls=tf.data.AUTOTUNE)
 
-    def _present(self, batch: tf.Tensor) -> tf.Tensor:
+    def _row_count(self, batch: tf.Tensor) -> tf.Tensor:
         full = tf.constant(self.batch_size, tf.int64)
         return full if self.total is None else tf.minimum(full, self.total - self._start(batch))
 
     def _start(self, batch: tf.Tensor) -> tf.Tensor:
-        """Returns the position at which a batch begins, int64."""
         return self.first + batch * self.batch_size

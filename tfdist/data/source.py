@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.data.batches import checksum
-from tfdist.data.examples import Element, Examples, Origins, Transform, chain, check_element, identity, spec_of_one
+from tfdist.data.examples import Element, Examples, Origins, Transform, chain, check_element, identity, unbatched_spec
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.errors import InputError
 
-# The order of examples: concatenated permutations of epochs, as a pure function of a position, without state.
+# The order of examples is the concatenation of the epochs' permutations, a pure function of the position.
 # Position p of the stream is index p % size of epoch p // size. Step k of a run with a global batch of B examples uses
 # positions k * B to (k + 1) * B - 1; see `tfdist.data.stream` for a run whose batch size changes.
 
@@ -29,13 +29,13 @@ _WORDS_PER_BLOCK = 4
 def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None) -> tf.Tensor:
     """Returns the indices of the examples at consecutive positions of the stream.
 
-    Each epoch has its own permutation, drawn from (seed, epoch), which is never stored: an index costs about max(1,
-    2**16 / size) evaluations of a cipher, some 20 ns each.
+    Each epoch has its own permutation, a function of (seed, epoch), which is not stored: an index costs about
+    max(1, 2**16 / size) evaluations of a cipher, some 20 ns each.
 
     Args:
       positions: int64 [n], n > 0, consecutive and ascending.
       size: examples per epoch, at least 1.
-      seed: any integer; seeds that are equal modulo 2**64 give equal orders.
+      seed: any integer, used modulo 2**64.
       span: upper bound of n if n is not static.
 
     Returns:
@@ -43,21 +43,20 @@ def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None)
     """
     epochs = positions // size
     first = epochs[0]
-    longest = positions.shape[0] or span
-    if longest is None:
+    max_positions = positions.shape[0] or span
+    if max_positions is None:
         raise ValueError("The number of positions must be static, or bounded by `span`. Received: neither.")
-    # The cipher uses only the low bits of its key if the permutation is small, so keys that merely count would repeat after 256
-    # epochs.
+    # For small permutations, the cipher uses only the low bits of its key: consecutive keys would repeat after 256 epochs.
     counter = tf.stack([tf.cast(first, tf.uint64), tf.constant(0, tf.uint64)])
-    most_epochs = (longest + size - 2) // size + 1
-    keys = tf.gather(random_keys(most_epochs, seed, counter), epochs - first)
+    max_epochs = (max_positions + size - 2) // size + 1
+    keys = tf.gather(random_keys(max_epochs, seed, counter), epochs - first)
     return tf.raw_ops.RandomIndexShuffle(
         index=positions % size, seed=keys, max_index=tf.constant(size - 1, tf.int64), rounds=ROUNDS
     )
 
 
 def steps_in_epochs(epochs: float, size: int, batch_size: int) -> int:
-    """Returns the number of steps that use every example of these epochs; the last may reach into the next epoch.
+    """Returns the number of steps that use every example of the epochs; the last may extend into the next epoch.
 
     Args:
       epochs: passes over the data, at least 0; may be fractional.
@@ -68,7 +67,7 @@ def steps_in_epochs(epochs: float, size: int, batch_size: int) -> int:
 
 
 def random_keys(count: int, seed: int, counter: tf.Tensor) -> tf.Tensor:
-    """Returns keys of permutations, uint32 [count, 3]: Philox's blocks from `counter`, uint64 [2], on, under the key `seed`."""
+    """Returns keys of permutations, uint32 [count, 3]: Philox blocks with the key `seed`, starting at `counter`, uint64 [2]."""
     blocks = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[count, _WORDS_PER_BLOCK],
         key=tf.constant([seed % 2**64], tf.uint64),
@@ -79,7 +78,7 @@ def random_keys(count: int, seed: int, counter: tf.Tensor) -> tf.Tensor:
     return blocks[:, :3]
 
 
-_PREVIEW_BYTES = 2**24  # of arrays in memory, for `Examples.preview`
+_PREVIEW_BYTES = 2**24  # maximum size of a preview of arrays in memory
 
 
 class Source(Examples):
@@ -98,48 +97,48 @@ class Source(Examples):
 
     def map(self, transform: Transform) -> "Source":
         """See base class."""
-        return Mapped(self, transform)
+        return MappedSource(self, transform)
 
     def in_order(self) -> "Source":
         """See base class."""
-        return InOrder(self)
+        return OrderedSource(self)
 
     @functools.cached_property
     def element_spec(self) -> Any:
         """See base class."""
-        return spec_of_one(tf.data.Dataset.range(0).batch(1).map(self._fetched).element_spec)
+        return unbatched_spec(tf.data.Dataset.range(0).batch(1).map(self._fetch).element_spec)
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         """See base class."""
 
         def element(positions: tf.Tensor) -> IndexedBatch:
             numbers = positions if seed is None else self._numbers(positions, seed, partition.batch_size)
-            return IndexedBatch(self._fetched(numbers), numbers)
+            return IndexedBatch(self._fetch(numbers), numbers)
 
         return partition.map(element)
 
     def preview(self, rows: int) -> Element:
-        """See base class; examples from all over the data, since those of a class are often stored together."""
+        """See base class. Spreads the examples over the data, since those of a class are often stored together."""
         count = min(max(rows, self._preview_rows), self.size)
         with tf.device("CPU:0"):
-            return next(iter(tf.data.Dataset.from_tensors(_spread(count, self.size)).map(self._fetched)))
+            return next(iter(tf.data.Dataset.from_tensors(_evenly_spaced(count, self.size)).map(self._fetch)))
 
     @keras_internals.without_autograph
-    def _fetched(self, indices: tf.Tensor) -> Element:
-        """Calls `fetch`, which may be a user's."""
+    def _fetch(self, indices: tf.Tensor) -> Element:
+        """Calls `fetch`, which may be a user's, with AutoGraph."""
         return keras_internals.with_autograph(self.fetch)(indices)
 
     @property
     def _preview_rows(self) -> int:
-        """Number of examples that a preview reads at almost no cost."""
+        """Number of examples that a preview can read at almost no cost."""
         return 0
 
     def _numbers(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
-        """Returns the indices of the examples at positions of the endless stream of epochs."""
+        """Returns the indices of the examples at positions in the endless stream of epochs."""
         return indices(positions, self.size, seed, span=span)
 
 
-class Mapped(Source):
+class MappedSource(Source):
     """A source with a transform applied to its batches."""
 
     def __init__(self, source: Source, transform: Transform):
@@ -149,16 +148,15 @@ class Mapped(Source):
 
     @property
     def _preview_rows(self) -> int:
-        """See base class."""
         return self._source._preview_rows
 
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
-        return keras_internals.with_autograph(self._transform)(*self._source._fetched(indices))
+        return keras_internals.with_autograph(self._transform)(*self._source._fetch(indices))
 
     def map(self, transform: Transform) -> Source:
         """See base class."""
-        return Mapped(self._source, chain(self._transform, transform))
+        return MappedSource(self._source, chain(self._transform, transform))
 
     @property
     def checksum(self) -> int | None:
@@ -175,7 +173,7 @@ class Mapped(Source):
         return self._source.explain(error)
 
 
-class InOrder(Mapped):
+class OrderedSource(MappedSource):
     """A source whose epochs are not shuffled."""
 
     def __init__(self, source: Source):
@@ -183,7 +181,7 @@ class InOrder(Mapped):
 
     def map(self, transform: Transform) -> Source:
         """See base class."""
-        return InOrder(self._source.map(transform))
+        return OrderedSource(self._source.map(transform))
 
     def in_order(self) -> Source:
         """See base class."""
@@ -194,7 +192,7 @@ class InOrder(Mapped):
 
 
 class ArraySource(Source):
-    """Arrays in host memory, stored once: images stay uint8 until a batch is transformed.
+    """Arrays in host memory; images stay uint8 until a batch is transformed.
 
     As in Keras's `fit`, floating-point numbers are converted to floatx, and a pandas Series becomes a column [size, 1].
     """
@@ -207,10 +205,10 @@ class ArraySource(Source):
           transform: applied to batches; see `Examples.map`.
 
         Raises:
-          InputError: `arrays` is something else, or the arrays are empty or of different sizes.
+          InputError: `arrays` has another form, or the arrays are empty or of different sizes.
         """
         check_element(arrays)
-        leaves = [self._array_of(leaf) for leaf in tf.nest.flatten(arrays)]
+        leaves = [self._as_array(leaf) for leaf in tf.nest.flatten(arrays)]
         sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in leaves})
         if len(sizes) != 1 or sizes[0] == 0:
             shapes = ", ".join(str(leaf.shape) for leaf in leaves)
@@ -227,34 +225,32 @@ class ArraySource(Source):
 
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
-        gathered = tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors)
-        return keras_internals.with_autograph(self._transform)(*gathered)
+        batch = tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors)
+        return keras_internals.with_autograph(self._transform)(*batch)
 
-    def _array_of(self, data: Any) -> np.ndarray:
+    def _as_array(self, data: Any) -> np.ndarray:
         return keras_internals.array_of(data)
 
     @property
     def checksum(self) -> int:
-        """See base class; of examples from all over the arrays, which are all if they are small."""
-        indices = _spread(max(1, self._preview_rows), self.size)
+        """See base class. Covers evenly spaced examples, all if the arrays are small."""
+        indices = _evenly_spaced(max(1, self._preview_rows), self.size)
         with tf.device("CPU:0"):
             return checksum(tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors))
 
     @property
     def _preview_rows(self) -> int:
-        """See base class."""
         return self.size * _PREVIEW_BYTES // max(self._bytes, _PREVIEW_BYTES)
 
 
 class SampleSource(ArraySource):
-    """Examples of a data set that is read otherwise, in the dtypes that it has."""
+    """A sample of a data set, in its original dtypes."""
 
-    def _array_of(self, data: Any) -> np.ndarray:
+    def _as_array(self, data: Any) -> np.ndarray:
         return np.asarray(data)
 
 
-def _spread(count: int, size: int) -> tf.Tensor:
-    """Returns the indices of `count` of `size` examples, at equal distances."""
+def _evenly_spaced(count: int, size: int) -> tf.Tensor:
     return tf.constant(np.arange(count, dtype=np.int64) * size // count)
 
 

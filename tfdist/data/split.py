@@ -6,7 +6,7 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import is_number
 
 
-def stratified(labels: np.ndarray, test_size: int) -> tuple[np.ndarray, np.ndarray]:
+def stratified_split(labels: np.ndarray, test_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Splits examples into training and test such that each class has nearly the same proportion in both.
 
     Args:
@@ -14,26 +14,26 @@ def stratified(labels: np.ndarray, test_size: int) -> tuple[np.ndarray, np.ndarr
       test_size: number of test examples, in [0, n].
 
     Returns:
-      The indices of the training examples and those of the test examples, each in random order.
+      The indices of the training and of the test examples, each in random order.
     """
     generator = np.random.Generator(np.random.PCG64(0))
     keys = generator.random(len(labels))
-    by_class = np.lexsort((keys, labels))
+    order = np.lexsort((keys, labels))
     steps = np.arange(len(labels) + 1) * test_size // len(labels)
-    in_test = steps[1:] > steps[:-1]  # every (n / test_size)-th example, ordered by class
-    train, test = by_class[~in_test], by_class[in_test]
+    is_test = steps[1:] > steps[:-1]  # every (n / test_size)-th example, ordered by class
+    train, test = order[~is_test], order[is_test]
     return train[np.argsort(keys[train])], test[np.argsort(keys[test])]
 
 
 def split_indices(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Splits a fraction off for validation, as `stratified` does; always the same examples.
+    """Splits off a fraction for validation, as `stratified_split` does; always the same examples.
 
     Args:
-      labels: integers [n]; equal ones to ignore classes.
-      fraction: fraction of the examples, in [0, 1); with 0, all are training examples, in their own order.
+      labels: integers [n]; all equal to ignore classes.
+      fraction: fraction of the examples, in [0, 1); with 0, all are training examples, in their original order.
 
     Returns:
-      The indices of the training examples, and those of the validation examples; both ascend.
+      The indices of the training examples and of the validation examples, both ascending.
 
     Raises:
       InputError: the fraction is out of range, or leaves no example for one part.
@@ -47,5 +47,5 @@ def split_indices(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.n
         raise InputError(
             f"validation_split must leave examples for both parts. Received: {fraction} of {len(labels)} examples."
         )
-    train, validation = stratified(labels, count)
+    train, validation = stratified_split(labels, count)
     return np.sort(train), np.sort(validation)

@@ -17,25 +17,25 @@ from tfdist.data.examples import (
     chain,
     check_element,
     identity,
-    spec_of_one,
-    with_elements,
+    map_to_elements,
+    unbatched_spec,
 )
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.errors import InputError
 
 _BUFFER_BYTES = 2**28
-_SMALLEST_BUFFER = 1000
-_COMPARED = 64  # examples that processes compare before training
+_MIN_BUFFER_SIZE = 1000
+_CHECKSUM_EXAMPLES = 64  # number of examples that processes compare before training
 _NO_SIZE = {tf.data.INFINITE_CARDINALITY: "infinite", tf.data.UNKNOWN_CARDINALITY: "unknown"}
 
 
 class StreamSource(Examples):
-    """A `tf.data.Dataset` of single examples of known cardinality.
+    """A `tf.data.Dataset` of unbatched examples of known cardinality.
 
-    The order of an epoch is a shuffle with a buffer, drawn from (seed, epoch). Since the examples of a step must not
+    The examples of an epoch are shuffled in a buffer, seeded by (seed, epoch). Since the examples of a step must not
     depend on the number of replicas, every process reads the whole stream and keeps its own rows: on N processes,
-    the total cost of reading is N times that of reading once. Resuming at a step reads and discards the preceding
-    examples of its epoch. If that is too slow, write a `Source`.
+    the data is read N times. Resuming at a step reads and discards the preceding examples of its epoch. If that is too
+    slow, write a `Source`.
     """
 
     def __init__(
@@ -49,15 +49,13 @@ class StreamSource(Examples):
         """Wraps the data set without reading it.
 
         Args:
-          dataset: single examples, (x, y) or (x, y, sample_weight), of equal shapes; must yield the same examples in
-            the same order each time it is read.
-          buffer_size: size of the shuffle buffer in examples, at least 1; by default as many as fit into 256 MiB, at
-            least 1000.
+          dataset: unbatched examples, (x, y) or (x, y, sample_weight), of equal shapes, in a reproducible order.
+          buffer_size: size of the shuffle buffer in examples, at least 1; by default that of 256 MiB, at least 1000.
           transform: applied to batches; see `Examples.map`.
           shuffle: whether each epoch is shuffled.
 
         Raises:
-          InputError: the number of examples is unknown, infinite or 0; or an example is something else.
+          InputError: the number of examples is unknown, infinite or 0; or an example has another form.
         """
         size = int(dataset.cardinality())
         if size < 1:
@@ -68,29 +66,29 @@ class StreamSource(Examples):
             )
         self.size = size
         check_element(dataset.element_spec)
-        self._dataset = dataset = with_elements(dataset)
-        self._buffer_size = buffer_size or _default_buffer(dataset, size)
+        self._dataset = dataset = map_to_elements(dataset)
+        self._buffer_size = buffer_size or _default_buffer_size(dataset, size)
         self._transform = transform
         self._shuffle = shuffle
 
     @functools.cached_property
     def element_spec(self) -> Any:
         """See base class."""
-        return spec_of_one(self._dataset.batch(1).map(self._transform).element_spec)
+        return unbatched_spec(self._dataset.batch(1).map(self._transform).element_spec)
 
     @functools.cached_property
     def checksum(self) -> int:
-        """See base class; of the first examples, which differ if the data is shuffled without a seed, or sharded.
+        """See base class. Covers the first examples, which differ if the data is shuffled without a seed, or sharded.
 
-        Reading them fills the buffer of a shuffle another time and advances its order, also on one process.
+        Reading them advances the order of a shuffle in the data, even in a single process.
         """
         with tf.device("CPU:0"):
-            return checksum(next(iter(self._dataset.batch(_COMPARED))))
+            return checksum(next(iter(self._dataset.batch(_CHECKSUM_EXAMPLES))))
 
     def map(self, transform: Transform) -> "StreamSource":
         """See base class."""
-        chained = chain(self._transform, transform)
-        return StreamSource(self._dataset, self._buffer_size, chained, shuffle=self._shuffle)
+        combined_transform = chain(self._transform, transform)
+        return StreamSource(self._dataset, self._buffer_size, combined_transform, shuffle=self._shuffle)
 
     def in_order(self) -> "StreamSource":
         """See base class."""
@@ -98,25 +96,26 @@ class StreamSource(Examples):
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         """See base class."""
-        numbered = self._dataset.enumerate()  # before shuffling
-        examples = numbered.skip(partition.first) if seed is None else self._endless(numbered, seed, partition.first)
+        indexed_examples = self._dataset.enumerate()  # before shuffling
+        examples = (
+            indexed_examples.skip(partition.first)
+            if seed is None
+            else self._endless(indexed_examples, seed, partition.first)
+        )
         batches = examples.batch(partition.batch_size, drop_remainder=partition.total is None)
 
         rows = batches.enumerate().flat_map(split_shares(partition))
         rows = rows.apply(tf.data.experimental.assert_cardinality(partition.elements))
         return rows.map(apply_transform(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
 
-    def _endless(self, numbered: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
-        """Returns the stream of epochs from position `first` on."""
-
+    def _endless(self, indexed_examples: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
         @keras_internals.without_autograph
         def epoch(number: tf.Tensor) -> tf.data.Dataset:
             if not self._shuffle:
-                return numbered
-            # This seed is local to the graph of this function. Without it, the order would depend on the program's own
-            # tf.random.set_seed.
-            tf.random.set_seed(1 + seed % (2**31 - 2))  # the range that TensorFlow distinguishes, without 0
-            return numbered.shuffle(self._buffer_size, seed=number, reshuffle_each_iteration=False)
+                return indexed_examples
+            # Sets the seed of this function's graph: otherwise the order would depend on the program's tf.random.set_seed.
+            tf.random.set_seed(1 + seed % (2**31 - 2))  # TensorFlow's range of seeds, without 0
+            return indexed_examples.shuffle(self._buffer_size, seed=number, reshuffle_each_iteration=False)
 
         return tf.data.Dataset.counter(first // self.size).flat_map(epoch).skip(first % self.size)
 
@@ -131,13 +130,13 @@ def apply_transform(transform: Transform) -> Callable[[IndexedBatch], IndexedBat
 
 
 def split_shares(partition: RowPartition) -> Callable[[tf.Tensor, tuple[tf.Tensor, Element]], tf.data.Dataset]:
-    """Returns the function that makes `IndexedBatch`es for a process's replicas of a numbered global batch.
+    """Returns a function that splits a global batch into the `IndexedBatch`es of a process's replicas.
 
     Args:
       partition: assignment of rows to the process's replicas.
 
     Returns:
-      A function of the number of a batch and of the batch: the numbers of its examples, and the examples.
+      A function of the index of a batch and the batch: the indices of its examples, and the examples.
     """
 
     @keras_internals.without_autograph
@@ -157,20 +156,19 @@ def _rows(tensor: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, static_count: int
     return tf.ensure_shape(tensor[begin:end], [static_count, *tensor.shape[1:]])
 
 
-def _default_buffer(dataset: tf.data.Dataset, size: int) -> int:
-    """Returns the number of examples that fit into the buffer's memory, if their size is known."""
+def _default_buffer_size(dataset: tf.data.Dataset, size: int) -> int:
     specs = tf.nest.flatten(dataset.element_spec)
     if not all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
-        return min(_SMALLEST_BUFFER, size)
-    bytes_each = sum(map(tensor_bytes, specs))
-    return min(max(_SMALLEST_BUFFER, _BUFFER_BYTES // max(bytes_each, 1)), size)
+        return min(_MIN_BUFFER_SIZE, size)
+    example_bytes = sum(map(tensor_bytes, specs))
+    return min(max(_MIN_BUFFER_SIZE, _BUFFER_BYTES // max(example_bytes, 1)), size)
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamPosition:
-    """The position after `step` steps and `examples` examples; further steps have `batch_size` examples each.
+    """A position in the stream, after `step` steps and `examples` examples; further steps have `batch_size` examples.
 
-    If the batch size never changes, this is `StreamPosition(batch_size)`: step k begins at position k * batch_size.
+    If the batch size never changes, this is `StreamPosition(batch_size)`, and step k begins at position k * batch_size.
 
     Attributes:
       batch_size: global batch size, at least 1.
@@ -183,30 +181,29 @@ class StreamPosition:
     examples: int = 0
 
     def examples_before(self, step: int) -> int:
-        """Returns the number of examples before a step, i.e. the position of its first example."""
+        """Returns the position of a step's first example."""
         return self.examples + (step - self.step) * self.batch_size
 
     def steps_for(self, examples: int) -> int:
-        """Returns the number of the run's steps after which at least `examples` examples are used."""
+        """Returns the number of steps after which the run has used at least `examples` examples."""
         return self.step - (self.examples - examples) // self.batch_size
 
     def epoch(self, step: int, size: int) -> int:
-        """Returns the epoch, from 0, of a step's first example, for epochs of `size` examples."""
+        """Returns the epoch of a step's first example, from 0, for epochs of `size` examples."""
         return self.examples_before(step) // size
 
     def end_of_epoch(self, epoch: int, size: int) -> int:
-        """Returns the number of steps after which an epoch is complete; several short epochs may end with one step."""
+        """Returns the number of steps after which an epoch is complete; a step may complete several short epochs."""
         return self.steps_for((epoch + 1) * size)
 
     def epochs_from(self, step: int, size: int) -> int:
-        """Returns the position from which whole epochs after a step are counted.
+        """Returns the position from which the epochs after a step are counted.
 
-        If the previous step ended an epoch, it is the end of that epoch, even if the step used some examples beyond it;
-        otherwise it is the step's first example.
+        This is the end of an epoch if the previous step completed it, and otherwise the step's first example.
         """
-        into = self.examples_before(step) % size
-        return self.examples_before(step) - (into if into < self.batch_size else 0)
+        offset = self.examples_before(step) % size
+        return self.examples_before(step) - (offset if offset < self.batch_size else 0)
 
     def with_batch_size(self, step: int, batch_size: int) -> "StreamPosition":
-        """Returns the position with another batch size from a step on; itself if the batch size is the same."""
+        """Returns the position with another batch size from a step on; itself if the batch size is unchanged."""
         return self if batch_size == self.batch_size else StreamPosition(batch_size, step, self.examples_before(step))

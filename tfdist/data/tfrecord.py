@@ -1,4 +1,4 @@
-"""TFRecord files of `tf.train.Example`, with random access by an index that is built when they are opened."""
+"""The data set `tfrecord`: files of `tf.train.Example`, with random access by an index built when they are opened."""
 
 import dataclasses
 import math
@@ -22,9 +22,8 @@ from tfdist.data.split import split_indices
 from tfdist.errors import InputError
 from tfdist.errors.formatting import did_you_mean, nearest
 
-# Finds where each record of a TFRecord file begins, so that records can be read in any order.
-# A record is its length (8 bytes), a checksum of the length (4), the data, and a checksum of the data (4). Only the lengths
-# are read, which takes some microseconds per record.
+# A record is its length (8 bytes), a checksum of the length (4), the data, and a checksum of the data (4). Building the
+# index reads only the lengths, which takes some microseconds per record.
 
 _HEADER, _FOOTER = 12, 4
 _CRC32C = 0x82F63B78  # reversed polynomial of Castagnoli's CRC
@@ -39,8 +38,8 @@ class RecordIndex(NamedTuple):
       files: the files.
       file: index of each record's file, int32 [records].
       number: index of each record in its file, int64 [records].
-      offset: position of its data in the file, in bytes, int64 [records].
-      length: number of its bytes, int64 [records].
+      offset: position of each record's data in its file, in bytes, int64 [records].
+      length: size of each record's data, in bytes, int64 [records].
     """
 
     files: tuple[str, ...]
@@ -54,15 +53,15 @@ class RecordIndex(NamedTuple):
         return RecordIndex(self.files, *(values[records] for values in self[1:]))
 
     def read(self, records: np.ndarray) -> np.ndarray:
-        """Reads records; returns their bytes, an array of objects."""
+        """Returns the bytes of records, an array of objects."""
         contents = np.empty(len(records), object)
         for i, record in enumerate(records):
             with open(self.files[self.file[record]], "rb", buffering=0) as file:
                 contents[i] = os.pread(file.fileno(), int(self.length[record]), int(self.offset[record]))
         return contents
 
-    def described(self, record: int) -> str:
-        """Names a record, for errors."""
+    def describe(self, record: int) -> str:
+        """Returns the name of a record, for errors."""
         return f"record {self.number[record]} of {self.files[self.file[record]]}"
 
 
@@ -86,7 +85,7 @@ def record_index(files: Sequence[str]) -> RecordIndex:
 
 
 def _ranges(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns offset and length of each record's data in a file."""
+    """Returns the offset and length of each record's data in a file."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -94,34 +93,33 @@ def _ranges(path: str) -> tuple[np.ndarray, np.ndarray]:
                 return np.zeros(0, np.int64), np.zeros(0, np.int64)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 _check_first(path, content[:_HEADER])
-                begins, lengths, headers = _walk(content, size)
+                starts, lengths, headers = _walk(content, size)
     except OSError as error:
         raise InputError(f"TFRecord files must be readable. Received: {path}: {error.strerror}.") from error
     is_valid = _masked_crc(headers[:, :8]) == headers[:, 8:].copy().view("<u4")[:, 0]
     if not is_valid.all():
-        raise _damaged(path, f"the header of record {int(np.argmin(is_valid))} has a wrong checksum")
-    if begins[-1] + _HEADER + lengths[-1] + _FOOTER != size:
-        raise _damaged(path, f"its last record, {len(begins) - 1}, is incomplete")
-    return begins + _HEADER, lengths
+        raise _damage_error(path, f"the header of record {int(np.argmin(is_valid))} has a wrong checksum")
+    if starts[-1] + _HEADER + lengths[-1] + _FOOTER != size:
+        raise _damage_error(path, f"its last record, {len(starts) - 1}, is incomplete")
+    return starts + _HEADER, lengths
 
 
 def _walk(content: mmap.mmap, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns position, length and header of each record; the last may be incomplete or damaged."""
-    begins, lengths, headers, at = [], [], [], 0
+    """Returns the position, length and header of each record; the last may be incomplete or damaged."""
+    starts, lengths, headers, position = [], [], [], 0
     unpack = struct.Struct("<Q").unpack_from
-    while at < size:
-        header = content[at : at + _HEADER].ljust(_HEADER, b"\0")
+    while position < size:
+        header = content[position : position + _HEADER].ljust(_HEADER, b"\0")
         (length,) = unpack(header)
-        begins.append(at)
+        starts.append(position)
         lengths.append(min(length, 2**62))
         headers.append(header)
-        at += _HEADER + length + _FOOTER
+        position += _HEADER + length + _FOOTER
     table = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER)
-    return np.array(begins, np.int64), np.array(lengths, np.int64), table
+    return np.array(starts, np.int64), np.array(lengths, np.int64), table
 
 
 def _check_first(path: str, header: bytes) -> None:
-    """Raises `InputError` if a file does not begin with a record."""
     table = np.frombuffer(header.ljust(_HEADER, b"\0"), np.uint8)[None]
     if _masked_crc(table[:, :8])[0] == table[:, 8:].copy().view("<u4")[0, 0]:
         return
@@ -133,12 +131,12 @@ def _check_first(path: str, header: bytes) -> None:
     raise InputError(f"Files must be TFRecord files. Received: {path}, which does not begin with a record.")
 
 
-def _damaged(path: str, cause: str) -> InputError:
+def _damage_error(path: str, cause: str) -> InputError:
     return InputError(f"TFRecord files must be complete. Received: {path}: {cause}. Write or copy it again.")
 
 
 def _masked_crc(content: np.ndarray) -> np.ndarray:
-    """Returns the masked CRC-32C of each row of bytes, uint8 [n, bytes], as TFRecord files have it."""
+    """Returns the masked CRC-32C of TFRecord files for each row of bytes, uint8 [n, bytes]."""
     crc = np.full(len(content), 0xFFFFFFFF, np.uint32)
     for column in content.T:
         crc = _TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
@@ -157,7 +155,7 @@ _TABLE = _table()
 
 
 IMAGE, RAW = "image", "uint8"
-_STORED = {"int64": tf.int64, "float32": tf.float32, "string": tf.string, IMAGE: tf.string, RAW: tf.string}
+_STORED_DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string, IMAGE: tf.string, RAW: tf.string}
 _FEATURE = re.compile(r"(?P<name>[\w./-]+)\s*:\s*(?P<kind>\w+)\s*(\[(?P<dims>[\d,\s]*)\])?")
 _GRAMMAR = (
     "features are comma-separated NAME:TYPE or NAME:TYPE[DIMS], where TYPE is int64, float32, string, image (an encoded "
@@ -171,19 +169,19 @@ class Feature:
 
     Attributes:
       kind: int64, float32, string, image or uint8.
-      shape: shape of one example; of an image, ().
+      shape: shape of the feature in one example; () for an image.
     """
 
     kind: str
     shape: tuple[int, ...]
 
     @property
-    def stored(self) -> tf.io.FixedLenFeature:
-        """The form in which it is stored in a record."""
-        return tf.io.FixedLenFeature(() if self.kind == RAW else self.shape, _STORED[self.kind])
+    def spec(self) -> tf.io.FixedLenFeature:
+        """The specification for `tf.io.parse_example`."""
+        return tf.io.FixedLenFeature(() if self.kind == RAW else self.shape, _STORED_DTYPES[self.kind])
 
-    def of_bytes(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the arrays that are stored as bytes, scaled to float32 in [0, 1]: string [n] to [n, *shape]."""
+    def decode_bytes(self, values: tf.Tensor) -> tf.Tensor:
+        """Decodes arrays stored as bytes, scaled to float32 in [0, 1]: string [n] to [n, *shape]."""
         flat = tf.io.decode_raw(values, tf.uint8)
         return tf.cast(tf.reshape(flat, [tf.shape(values)[0], *self.shape]), tf.float32) / 255
 
@@ -203,8 +201,10 @@ def parse_features(text: str) -> dict[str, Feature]:
         if not match:
             raise InputError(f"{_GRAMMAR}. Received: {part.strip()!r} in features={text!r}.")
         name, kind = match["name"], match["kind"]
-        if kind not in _STORED:
-            raise InputError(f"{_GRAMMAR}. Received: {kind!r} in features={text!r}.{did_you_mean(kind, _STORED)}")
+        if kind not in _STORED_DTYPES:
+            raise InputError(
+                f"{_GRAMMAR}. Received: {kind!r} in features={text!r}.{did_you_mean(kind, _STORED_DTYPES)}"
+            )
         if name in features:
             raise InputError(f"A feature is given once. Received: {name!r} twice in features={text!r}.")
         shape = tuple(int(dim) for dim in (match["dims"] or "").replace(" ", "").split(",") if dim)
@@ -220,44 +220,44 @@ def parse_features(text: str) -> dict[str, Feature]:
     return features
 
 
-def check_record(record: bytes, features: dict[str, Feature], where: str) -> None:
+def check_record(record: bytes, features: dict[str, Feature], record_name: str) -> None:
     """Checks that a record has the features.
 
     Args:
       record: serialized `tf.train.Example`.
       features: features that it must have.
-      where: which record it is, for the error.
+      record_name: name of the record, for the error.
 
     Raises:
-      InputError: the record is something else, or a feature is missing or has another type or number of values.
+      InputError: the record is not an example, or a feature is missing or has another type or number of values.
     """
     try:
-        there = tf.train.Example.FromString(record).features.feature
+        found_features = tf.train.Example.FromString(record).features.feature
     except Exception as error:  # protobuf has several implementations, each with its own error
-        raise InputError(f"Records must be serialized tf.train.Example. Received: {where}.") from error
-    known = {name: _described(value) for name, value in sorted(there.items())}
-    listed = ", ".join(f"{name}:{kind}[{count}]" for name, (kind, count) in known.items()) or "no features"
+        raise InputError(f"Records must be serialized tf.train.Example. Received: {record_name}.") from error
+    found_kinds = {name: _type_and_count(value) for name, value in sorted(found_features.items())}
+    found_text = ", ".join(f"{name}:{kind}[{count}]" for name, (kind, count) in found_kinds.items()) or "no features"
     for name, feature in features.items():
-        if name not in known:
+        if name not in found_kinds:
             raise InputError(
-                f"Each feature must be in the records. Received: {name!r}, but {where} has {listed}.{did_you_mean(name, known)}"
+                f"Each feature must be in the records. Received: {name!r}, but {record_name} has {found_text}."
+                f"{did_you_mean(name, found_kinds)}"
             )
-        kind, count = known[name]
-        stored = feature.stored
-        if kind != stored.dtype.name or count != math.prod(stored.shape):
+        kind, count = found_kinds[name]
+        spec = feature.spec
+        if kind != spec.dtype.name or count != math.prod(spec.shape):
             raise InputError(
                 f"Each feature must have the type and the number of values that records have. Received: {name}:{feature.kind}"
-                f"{list(feature.shape) or ''}, but {where} has {name}:{kind}[{count}]."
+                f"{list(feature.shape) or ''}, but {record_name} has {name}:{kind}[{count}]."
             )
-        if feature.kind == RAW and len(there[name].bytes_list.value[0]) != math.prod(feature.shape):
+        if feature.kind == RAW and len(found_features[name].bytes_list.value[0]) != math.prod(feature.shape):
             raise InputError(
                 f"A uint8 feature must have as many bytes as its shape. Received: {name}:uint8{list(feature.shape)}, but "
-                f"{where} has {len(there[name].bytes_list.value[0])} bytes."
+                f"{record_name} has {len(found_features[name].bytes_list.value[0])} bytes."
             )
 
 
-def _described(feature: tf.train.Feature) -> tuple[str, int]:
-    """Returns type and number of values."""
+def _type_and_count(feature: tf.train.Feature) -> tuple[str, int]:
     kinds = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
     field = feature.WhichOneof("kind")
     return (kinds[field], len(getattr(feature, field).value)) if field else ("nothing", 0)
@@ -268,21 +268,21 @@ _KIND = "tfrecord"
 
 @dataclasses.dataclass(frozen=True)
 class RecordParser:
-    """Turns records into examples.
+    """Converts records to examples.
 
     Attributes:
       features: features to read from a record, by name.
       label: name of the feature that is y; the others are x: a tensor, or a dict if there are several.
-      decodings: how images are decoded, by feature.
+      decodings: the conversion of images, by feature.
     """
 
     features: Mapping[str, Feature]
     label: str
     decodings: Mapping[str, ImageDecoding]
 
-    def parsed(self, records: tf.Tensor) -> Element:
-        """Returns a batch of examples: string [n] to (x, y)."""
-        stored = tf.io.parse_example(records, {name: feature.stored for name, feature in self.features.items()})
+    def parse(self, records: tf.Tensor) -> Element:
+        """Parses a batch of examples: string [n] to (x, y)."""
+        stored = tf.io.parse_example(records, {name: feature.spec for name, feature in self.features.items()})
         values = {name: self._value(name, stored[name]) for name in self.features}
         y = values.pop(self.label)
         return (next(iter(values.values())) if len(values) == 1 else values), y
@@ -290,31 +290,26 @@ class RecordParser:
     def _value(self, name: str, stored: tf.Tensor) -> tf.Tensor:
         feature = self.features[name]
         if feature.kind == IMAGE:
-            return self.decodings[name].decoded(stored)
-        return feature.of_bytes(stored) if feature.kind == RAW else stored
+            return self.decodings[name].decode(stored)
+        return feature.decode_bytes(stored) if feature.kind == RAW else stored
 
 
 class Records(Source):
-    """Records of files; read, parsed and decoded when they are used, several batches in parallel."""
+    """Records in files; read, parsed and decoded on demand, several batches in parallel."""
 
     def __init__(self, index: RecordIndex, parser: RecordParser):
-        """Keeps the index.
-
-        Args:
-          index: where the records are; at least one.
-          parser: turns records into examples.
-        """
+        """Initializes with an index of at least one record."""
         self.size = len(index.offset)
         self._index, self._parser = index, parser
 
     def fetch(self, indices: tf.Tensor) -> Element:
         """See base class."""
         records = tf.numpy_function(self._index.read, [indices], tf.string, stateful=False)
-        return self._parser.parsed(tf.ensure_shape(records, indices.shape))
+        return self._parser.parse(tf.ensure_shape(records, indices.shape))
 
     @property
     def checksum(self) -> int:
-        """See base class; of the positions of the records."""
+        """See base class. Covers the positions of the records."""
         return checksum_of(self._index.offset.tobytes() + self._index.length.tobytes())
 
     def explain(self, error: Exception) -> InputError | None:
@@ -322,15 +317,14 @@ class Records(Source):
         return first_unreadable(self._check, self.size)
 
     def _check(self, number: int) -> None:
-        """Raises `InputError` if a record cannot be read or parsed."""
-        where = self._index.described(number)
+        record_name = self._index.describe(number)
         try:
             [record] = self._index.read(np.array([number]))
-            check_record(record, dict(self._parser.features), where)
-            self._parser.parsed(tf.constant([record]))
+            check_record(record, dict(self._parser.features), record_name)
+            self._parser.parse(tf.constant([record]))
         except (OSError, tf.errors.OpError) as error:
             cause = without_context(getattr(error, "message", str(error)))
-            raise InputError(f"Records must be readable. Received: {where}: {cause}.") from error
+            raise InputError(f"Records must be readable. Received: {record_name}: {cause}.") from error
 
 
 def tfrecord(
@@ -369,41 +363,43 @@ def tfrecord(
         )
     index = record_index(matching_files(_KIND, path, data_dir))
     [first] = index.read(np.array([0]))
-    parser = _parser(features, label, first, index.described(0), (size, channels, crop_to_aspect_ratio))
-    other = record_index(matching_files(_KIND, test, data_dir)) if test else None
-    if other is not None:
-        check_record(other.read(np.array([0]))[0], dict(parser.features), other.described(0))
+    parser = _parser(features, label, first, index.describe(0), (size, channels, crop_to_aspect_ratio))
+    test_index = record_index(matching_files(_KIND, test, data_dir)) if test else None
+    if test_index is not None:
+        check_record(test_index.read(np.array([0]))[0], dict(parser.features), test_index.describe(0))
     else:
         train_records, test_records = split_indices(np.zeros(len(index.offset), np.int32), validation_split)
         if len(test_records):
-            other, index = index.part(test_records), index.part(train_records)
+            test_index, index = index.part(test_records), index.part(train_records)
     source = Records(index, parser)
     x = source.element_spec[0]
     return DataSet(
         f"{_KIND}:{path}",
         source,
-        None if other is None else Records(other, parser),
+        None if test_index is None else Records(test_index, parser),
         tuple(x.shape) if isinstance(x, tf.TensorSpec) else (),
         classes,
     )
 
 
-def _parser(features: Any, label: Any, first: bytes, where: str, images: tuple[Any, Any, Any]) -> RecordParser:
+def _parser(features: Any, label: Any, first: bytes, record_name: str, images: tuple[Any, Any, Any]) -> RecordParser:
     if features is None:
-        there = ", ".join(sorted(tf.train.Example.FromString(first).features.feature))
+        found_text = ", ".join(sorted(tf.train.Example.FromString(first).features.feature))
         raise InputError(
             f"The data set {_KIND} needs the features to read from each record. Received: none. Add features=..., such as "
-            f'features="image:image, label:int64"; {where} has {there or "none"}.'
+            f'features="image:image, label:int64"; {record_name} has {found_text or "none"}.'
         )
-    parsed = parse_features(features)
-    target = list(parsed)[-1] if label is None else label
-    if target not in parsed:
-        raise InputError(f"label must be one of the features. Received: {label!r}.{nearest(str(label), parsed)}")
-    check_record(first, parsed, where)
+    parser_features = parse_features(features)
+    target = list(parser_features)[-1] if label is None else label
+    if target not in parser_features:
+        raise InputError(
+            f"label must be one of the features. Received: {label!r}.{nearest(str(label), parser_features)}"
+        )
+    check_record(first, parser_features, record_name)
     values = tf.train.Example.FromString(first).features.feature
     decodings = {
-        name: image_decoding(*images, f"{name} in {where}", values[name].bytes_list.value[0])
-        for name, feature in parsed.items()
+        name: image_decoding(*images, f"{name} in {record_name}", values[name].bytes_list.value[0])
+        for name, feature in parser_features.items()
         if feature.kind == IMAGE
     }
-    return RecordParser(parsed, target, decodings)
+    return RecordParser(parser_features, target, decodings)

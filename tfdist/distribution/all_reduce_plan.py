@@ -23,9 +23,9 @@ class AllReducePlan(NamedTuple):
     """The algorithms of a job's all-reduces, the same on every process.
 
     Attributes:
-      choice: as in `--all_reduce`.
+      choice: value of `--all_reduce`.
       topology: the hosts of the replicas.
-      table: the table of the file that `choice` names; None if it names none.
+      table: the table in the file of `choice`; None without a file.
     """
 
     choice: AllReduce
@@ -34,13 +34,13 @@ class AllReducePlan(NamedTuple):
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """The groups of ranks that communicate, which engines of several processes must know when they start."""
+        """The groups of ranks that communicate; engines of several processes must know them when they start."""
         if self.choice.is_measured:
             return groups_of(possible_algorithms(self.topology), self.topology)
         return groups_of(self.table.algorithms if self.table else (self.choice.name,), self.topology)
 
     def tuned(self, collectives: Collectives) -> TunedCollectives | None:
-        """Returns the collectives of training steps, built on those of all replicas; None for the engine's own."""
+        """Returns the collectives of training steps, based on those of all replicas; None for the engine's all-reduce."""
         return tuned_collectives(collectives, self.choice, self.topology, self.table)
 
 
@@ -50,15 +50,15 @@ def plan_all_reduce(
     """Plans the all-reduces of a job; every process must call it, with the same flags.
 
     Args:
-      all_reduce: as in `--all_reduce`.
-      topology: as in `--topology`; empty for the hosts of the processes.
+      all_reduce: value of `--all_reduce`.
+      topology: value of `--topology`; empty for the hosts of the processes.
       group: all processes of the job; None if they cannot communicate yet.
       cluster: this process in the job.
       replicas: number of replicas; 0 for one in each process.
 
     Raises:
-      InputError: the topology does not match the number of replicas, the algorithm does not exist on these hosts, or the file
-        of a table cannot be read or differs between processes.
+      InputError: the topology does not match the number of replicas, the algorithm does not support these hosts, or the file
+        of a table is unreadable or differs between processes.
     """
     choice, replicas = parse_all_reduce(all_reduce), replicas or cluster.size
     if topology:
@@ -66,7 +66,7 @@ def plan_all_reduce(
     elif choice.name == ENGINE:  # hosts do not matter, and nothing is exchanged
         hosts = Topology((0,) * replicas)
     else:
-        hosts = _of_processes(choice.name, group, cluster, replicas)
+        hosts = _detect_topology(choice.name, group, cluster, replicas)
     table = None
     if choice.table:
         table = read_table(choice.table)
@@ -77,11 +77,11 @@ def plan_all_reduce(
     return AllReducePlan(choice, hosts, table)
 
 
-def _of_processes(algorithm: str, group: Group | None, cluster: Cluster, replicas: int) -> Topology:
-    """Returns the topology of the replicas of processes: a host has a name and a process with local rank 0.
+def _detect_topology(algorithm: str, group: Group | None, cluster: Cluster, replicas: int) -> Topology:
+    """Returns the topology of the replicas, from the host name and local rank of each process.
 
     Raises:
-      InputError: the processes cannot communicate yet, and the algorithm depends on the hosts.
+      InputError: the algorithm depends on the hosts, but processes cannot communicate yet.
     """
     if group is None:
         if algorithm in ("auto", "hierarchical"):
@@ -89,7 +89,7 @@ def _of_processes(algorithm: str, group: Group | None, cluster: Cluster, replica
                 f"--all_reduce={algorithm} needs the hosts of all processes, which are not known before Horovod has started. "
                 f"Received: {cluster.size} processes, {cluster.local_size} of them on this host. Give --topology, such as 2,1."
             )
-        return Topology((0,) * replicas)  # the other algorithms do not depend on it
+        return Topology((0,) * replicas)  # other algorithms do not depend on hosts
     hosts = group.gather("all_reduce/hosts", [socket.gethostname(), cluster.rank - cluster.local_rank])
-    each = replicas // cluster.size
-    return Topology.of_names([str(host) for host in hosts for _ in range(each)])
+    local_replicas = replicas // cluster.size
+    return Topology.from_host_names([str(host) for host in hosts for _ in range(local_replicas)])

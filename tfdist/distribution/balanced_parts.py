@@ -1,4 +1,4 @@
-"""Division of a list of variables into parts of about equal size. Does not use TensorFlow."""
+"""Divides a list of variables into parts of about equal size, without TensorFlow."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,16 +6,16 @@ from typing import NamedTuple
 from tfdist.errors import InputError
 from tfdist.errors.formatting import byte_size
 
-_SHOWN = 8  # parts of which each is listed
-_UNBALANCED = 1.1  # largest part over the mean, from which on it is shown
+_MAX_LISTED = 8  # if there are more parts, only the largest is shown
+_MAX_IMBALANCE = 1.1  # ratio of the largest part to the mean above which it is shown
 
 
 class Piece(NamedTuple):
     """A variable in a message.
 
     Attributes:
-      number: number of the variable.
-      start: its first element in the vector of its owner.
+      number: index of the variable.
+      start: position of its first element in the vector of its owner.
     """
 
     number: int
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One exchange, in which all owners send vectors of one length.
+    """One exchange, in which all owners send vectors of the same length.
 
     Attributes:
       length: elements of each vector; shorter ones are padded.
@@ -35,10 +35,9 @@ class Message(NamedTuple):
 
 
 def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
-    """Returns which of several owners gets each variable: the largest first, to the one that has least so far.
+    """Returns the owner of each variable: the largest variables first, each to the owner with the smallest total.
 
-    The size of the largest part is at most 4/3 of that in the best division (Graham, 1969). The first owner has the largest
-    variable, so that only others may have none.
+    The largest part is at most 4/3 of that in the best division (Graham, 1969). The first owner has the largest variable.
 
     Args:
       sizes: size of each variable.
@@ -62,11 +61,11 @@ def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
 
 
 def sizes_of_parts(sizes: Sequence[int], state: Sequence[int], parts: int) -> list[int]:
-    """Returns the size of the optimizer's state that each owner has.
+    """Returns the size of the optimizer state of each owner.
 
     Args:
-      sizes: size of each variable, by which they are divided.
-      state: size of the optimizer's state for each.
+      sizes: size of each variable; variables are divided by it.
+      state: size of each variable's optimizer state.
       parts: number of owners.
 
     Raises:
@@ -79,34 +78,30 @@ def sizes_of_parts(sizes: Sequence[int], state: Sequence[int], parts: int) -> li
 
 
 def describe_parts(sizes: Sequence[int]) -> str:
-    """Returns for example `215.0 KiB + 214.1 KiB`, and by how much the largest part exceeds the mean, if it does.
-
-    Args:
-      sizes: bytes of each part.
-    """
-    text = " + ".join(map(byte_size, sizes)) if len(sizes) <= _SHOWN else f"at most {byte_size(max(sizes))} each"
+    """Returns a text such as `215.0 KiB + 214.1 KiB`, with a note if the parts are unbalanced; `sizes` are in bytes."""
+    text = " + ".join(map(byte_size, sizes)) if len(sizes) <= _MAX_LISTED else f"at most {byte_size(max(sizes))} each"
     excess = max(sizes) * len(sizes) / max(1, sum(sizes))
-    unbalanced = f"; the largest is {excess:.2g} times the mean, because variables are not divided"
-    return text + (unbalanced if excess > _UNBALANCED else "")
+    note = f"; the largest is {excess:.2g} times the mean, because variables are not divided"
+    return text + (note if excess > _MAX_IMBALANCE else "")
 
 
-def messages(sizes: Sequence[int], owners: Sequence[int], parts: int, least: int) -> list[Message]:
-    """Returns the messages in which all owners send their variables to all, with little padding.
+def messages(sizes: Sequence[int], owners: Sequence[int], parts: int, min_elements: int) -> list[Message]:
+    """Returns the messages by which all owners send their variables to all others, with little padding.
 
-    Each owner sends its largest variables first, so that those of a message have similar sizes.
+    Each owner sends its largest variables first, so the variables in a message have similar sizes.
 
     Args:
       sizes: number of elements of each variable.
-      owners: owner of each.
+      owners: owner of each variable.
       parts: number of owners.
-      least: number of elements up to which small variables share a message.
+      min_elements: small variables share a message up to this number of elements.
     """
     queues = [
         sorted((i for i, owner in enumerate(owners) if owner == part), key=lambda i: -sizes[i]) for part in range(parts)
     ]
     result = []
     while any(queues):
-        limit = max(least, *(sizes[queue[0]] for queue in queues if queue))
+        limit = max(min_elements, *(sizes[queue[0]] for queue in queues if queue))
         vectors = [_pop_pieces(queue, sizes, limit) for queue in queues]
         result.append(Message(max(length for _, length in vectors), [pieces for pieces, _ in vectors]))
     return result

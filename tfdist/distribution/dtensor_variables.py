@@ -1,4 +1,4 @@
-"""Tensors and variables on a device mesh: DTensor compiles one SPMD program for all devices."""
+"""Tensors and variables on a device mesh, for which DTensor compiles one SPMD program."""
 
 import contextlib
 import functools
@@ -26,10 +26,10 @@ from tfdist.errors.engine_errors import layout_refused
 
 
 def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> dtensor.Mesh:
-    """Initializes DTensor, with one server per process if there are several, and creates its mesh.
+    """Initializes DTensor, with a server in each of several processes, and creates its mesh.
 
     Args:
-      mesh: mesh axes; each process holds an equal part, in the order of ranks.
+      mesh: mesh axes; each process has an equal part, in the order of ranks.
       cluster: this process in the job.
       group: group of the job's processes.
       seconds: how long to wait for the servers of the other processes.
@@ -56,12 +56,12 @@ def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> d
 
 
 def combine_all_reduces(together: bool) -> None:
-    """Sets whether DTensor merges independent all-reduces into one message, which then waits for all its inputs."""
+    """Sets whether DTensor merges independent all-reduces into one message, which waits for all inputs."""
     os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1" if together else "0"
 
 
 class Devices:
-    """The devices of a mesh, and operations on those that belong to this process."""
+    """The devices of a mesh, and operations on the local devices."""
 
     def __init__(self, mesh: Mesh, engine: dtensor.Mesh):
         """Initializes the devices of a mesh.
@@ -87,37 +87,37 @@ class Devices:
         array = np.asarray(value)
         # A view would keep the full value in memory.
         parts = [
-            array[self._part(layout, array.shape, coordinates)].copy()
+            array[self._slices(layout, array.shape, coordinates)].copy()
             for coordinates in self._engine.local_device_locations()
         ]
         return dtensor.pack(parts, self.layout(layout))
 
     def copier(self, on_copy: Callable[[tf.Tensor], object] | None = None) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Returns a function that replicates tensors on every device, once: those that a traced function captures.
+        """Returns a function that replicates captured tensors on every device, each tensor once.
 
         Args:
           on_copy: called with each tensor that is replicated.
         """
         copies: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
 
-        def copied(tensor: tf.Tensor) -> tf.Tensor:
+        def replicate(tensor: tf.Tensor) -> tf.Tensor:
             if id(tensor) not in copies:
                 with tf.init_scope():
                     is_here = dtensor.is_dtensor(tensor)
                     copy = tensor if is_here else self.lay(tensor, Layout.replicated(tensor.shape.rank))
                 if on_copy and not is_here:
                     on_copy(tensor)
-                copies[id(tensor)] = tensor, copy  # keeps the tensor, so that its id is not reused
+                copies[id(tensor)] = tensor, copy  # a reference, because an id may be reused
             return copies[id(tensor)][1]
 
-        return copied
+        return replicate
 
     def relayout(self, value: Any, layout: Layout) -> tf.Tensor:
-        """Returns a tensor or variable of this mesh in another layout, in a compiled function; differentiable.
+        """Changes the layout of a tensor or variable of this mesh, in a compiled function; differentiable.
 
         DTensor silently produces wrong values when an axis moves between two inner dims of a tensor of rank 4
-        (tests/traps/dtensor_test.py). Such a tensor is reshaped so that its last dims become one, or goes through a
-        layout that is sharded by rows only, unless no dim is sharded afterwards.
+        (tests/traps/dtensor_test.py). Such a tensor is reshaped to merge its last dims, or converted through a layout that
+        shards only its rows, unless the result is replicated.
         """
         value = tf.convert_to_tensor(value)
         rank = len(layout.axes)
@@ -131,35 +131,33 @@ class Devices:
         return tf.reshape(dtensor.relayout(merged, self.layout(Layout(layout.axes[:3]))), shape)
 
     def variable(self, value: Any, layout: Layout, name: str, trainable: bool = True) -> tf.Variable:
-        """Creates a variable; reading it as an array returns the full value, and a full array may be assigned to it."""
+        """Creates a variable, whose full value can be read and assigned as an array."""
         variable = _Variable(self.lay(value, layout), name=name, trainable=trainable)
         variable.devices, variable.placed = self, layout
         return variable
 
     def full_tensor(self, value: Any) -> tf.Tensor:
-        """Returns the full value as an ordinary tensor; values that are not of this mesh are returned unchanged."""
+        """Returns the full value as an ordinary tensor; ordinary values are returned unchanged."""
         value = tf.convert_to_tensor(value)
         if not dtensor.is_dtensor(value):
             return value
         if not dtensor.fetch_layout(value).is_fully_replicated():
             value = dtensor.relayout(value, dtensor.Layout.replicated(self._engine, rank=value.shape.rank))
-        # The group's threads must be able to run during a long step, or the process counts as lost.
+        # The group's threads must run during a long step, or the process counts as lost.
         keras_internals.wait_for_devices()
         return dtensor.unpack(value)[0]
 
-    def own_blocks(self, variable: "_Variable") -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """Returns the offset and values of each block whose first device belongs to this process; no communication."""
-        alike = [axis for axis in self.mesh.axes if axis not in variable.placed.axes]
+    def local_blocks(self, variable: "_Variable") -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """Returns the offset and values of each block whose first device belongs to this process, without communication."""
+        replicated_axes = [axis for axis in self.mesh.axes if axis not in variable.placed.axes]
         return [
             (offset, np.array(part))
             for coordinates, offset, part in self._blocks(variable)
-            if not any(coordinates[a] for a in alike)
+            if not any(coordinates[a] for a in replicated_axes)
         ]
 
     def copies(self, variable: "_Variable") -> list[tuple[str, tuple[int, ...], np.ndarray]]:
-        """Returns for each device of this process its mesh coordinates and its block's offset and values; no
-        communication.
-        """
+        """Returns the mesh coordinates, and the offset and values of the block, of each device of this process."""
         return [
             (",".join(f"{axis}:{number}" for axis, number in coordinates.items()), offset, np.asarray(part))
             for coordinates, offset, part in self._blocks(variable)
@@ -169,33 +167,33 @@ class Devices:
         keras_internals.wait_for_devices()  # the group's threads must run during a long step
         parts = dtensor.unpack(variable.read_value())
         for part, coordinates in zip(parts, self._engine.local_device_locations(), strict=True):
-            dims = self._part(variable.placed, tuple(variable.shape), coordinates)
+            dims = self._slices(variable.placed, tuple(variable.shape), coordinates)
             yield coordinates, tuple(dim.start for dim in dims), part
 
     def assign(self, variable: "_Variable", read: Callable[[tuple[int, ...], tuple[int, ...]], Any]) -> None:
-        """Assigns to a variable the blocks that `read` returns for their offset and shape; each block is read once."""
+        """Assigns the blocks that `read` returns for an offset and shape to a variable; reads each block once."""
         layout, shape, blocks = variable.placed, tuple(variable.shape), {}
         parts = []
         for coordinates in self._engine.local_device_locations():
-            dims = self._part(layout, shape, coordinates)
+            dims = self._slices(layout, shape, coordinates)
             offset = tuple(dim.start for dim in dims)
             if offset not in blocks:
                 blocks[offset] = tf.constant(read(offset, tuple(dim.stop - dim.start for dim in dims)), variable.dtype)
             parts.append(blocks[offset])
         variable.assign(dtensor.pack(parts, self.layout(layout)))
 
-    def _part(self, layout: Layout, shape: Sequence[int], coordinates: dict[str, int]) -> tuple[slice, ...]:
-        """Returns which part of a value is stored on the device at these mesh coordinates."""
+    def _slices(self, layout: Layout, shape: Sequence[int], coordinates: dict[str, int]) -> tuple[slice, ...]:
+        """Returns the slices of a value that are on the device at these mesh coordinates."""
         slices = []
         for axis, size in zip(layout.axes, shape, strict=True):
-            each = size // self.mesh.axes[axis] if axis else size
-            first = each * coordinates[axis] if axis else 0
-            slices.append(slice(first, first + each))
+            shard_size = size // self.mesh.axes[axis] if axis else size
+            begin = shard_size * coordinates[axis] if axis else 0
+            slices.append(slice(begin, begin + shard_size))
         return tuple(slices)
 
 
 class _Variable(dtensor.DVariable):
-    """A variable that callbacks can read and assign; with several processes, all must do so at the same time."""
+    """A variable that callbacks can read and assign; all processes must do so at the same time."""
 
     devices: Devices
     placed: Layout
@@ -217,64 +215,62 @@ def is_spread(variable: tf.Variable) -> bool:
 
 
 def row_layout(shape: tf.TensorShape, axis: str, size: int) -> Layout:
-    """Returns the layout that shards the first dim over an axis if its size divides it, and replicates the tensor
-    otherwise.
-    """
-    divides = bool(shape.rank) and shape[0] is not None and shape[0] % size == 0
-    return Layout((axis if divides else None, *[None] * (shape.rank - 1)) if shape.rank else ())
+    """Returns the layout that shards the first dim over an axis if its size divides the dim, else replicates it."""
+    is_divisible = bool(shape.rank) and shape[0] is not None and shape[0] % size == 0
+    return Layout((axis if is_divisible else None, *[None] * (shape.rank - 1)) if shape.rank else ())
 
 
 @contextlib.contextmanager
-def explained_program_errors(graphs: Sequence[tf.Graph]) -> Iterator[None]:
-    """Context of a call of a program of the devices; operations that DTensor cannot compile are an `InputError` of one line.
+def translate_program_errors(graphs: Sequence[tf.Graph]) -> Iterator[None]:
+    """Context for a call of a program of the devices, where operations that DTensor cannot compile raise `InputError`.
 
     Args:
-      graphs: the graphs of the program, with all that have been traced so far.
+      graphs: all traces of the program so far.
     """
     try:
         # On DTensor's graphs, its cost estimator prints "Incompatible Matrix dimensions" for each product.
         with keras_internals.without_memory_optimizer():
             yield
     except tf.errors.OpError as error:
-        refused = layout_refused(
+        layout_error = layout_refused(
             error,
             lambda kind: [x.name for graph in graphs for x in keras_internals.operations_of(graph) if x.type == kind],
         )
-        if refused is None:
+        if layout_error is None:
             raise
-        raise refused from error
+        raise layout_error from error
 
 
 def compiled_program(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function of the devices, with errors as in `explained_program_errors`."""
+    """Compiles a function of the devices, with the errors of `translate_program_errors`."""
     graphs: list[tf.Graph] = []
 
-    def traced(*args: Any) -> Any:
+    def record_graph(*args: Any) -> Any:
         graphs.append(tf.compat.v1.get_default_graph())
         return function(*args)
 
-    program = tf.function(traced, autograph=False)
+    program = tf.function(record_graph, autograph=False)
 
-    def called(*args: Any) -> Any:
-        with explained_program_errors(graphs):
+    def call(*args: Any) -> Any:
+        with translate_program_errors(graphs):
             return program(*args)
 
-    return called
+    return call
 
 
 def lay_batch(batch: Any, devices: Devices, axis: str) -> Any:
-    """Places a batch on the devices: sharded by rows over an axis if its size divides them, else replicated.
+    """Places a batch on the devices: shards its rows over an axis if the size divides them, else replicates it.
 
     Args:
-      batch: structure of tensors, the same on every process; leaves may be None.
-      devices: devices on which it is placed.
+      batch: structure of tensors, equal on every process; leaves may be None.
+      devices: the devices.
       axis: mesh axis over which rows are sharded.
 
     Raises:
       InputError: a tensor is ragged or sparse.
     """
 
-    def placed(value: Any) -> Any:
+    def place(value: Any) -> Any:
         if value is None:
             return None
         if not isinstance(value, tf.Tensor):
@@ -284,24 +280,24 @@ def lay_batch(batch: Any, devices: Devices, axis: str) -> Any:
             )
         return devices.lay(value, row_layout(value.shape, axis, devices.mesh.axes[axis]))
 
-    return tf.nest.map_structure(placed, with_none(batch))
+    return tf.nest.map_structure(place, with_none(batch))
 
 
 def batches_on(dataset: tf.data.Dataset, devices: Devices, axis: str) -> Iterator[Any]:
-    """Returns an iterator over batches placed by `lay_batch`; the indices of examples stay on the host.
+    """Returns an iterator over batches that `lay_batch` places; the indices of examples stay on the host.
 
     Args:
-      dataset: data set of global batches, the same on every process.
-      devices: devices on which batches are placed.
+      dataset: data set of global batches, equal on every process.
+      devices: the devices.
       axis: mesh axis over which rows are sharded.
     """
 
-    def placed(batch: Any) -> Any:
+    def place(batch: Any) -> Any:
         if isinstance(batch, IndexedBatch):
             return batch._replace(batch=lay_batch(batch.batch, devices, axis))
         return lay_batch(batch, devices, axis)
 
-    return map(placed, dataset)
+    return map(place, dataset)
 
 
 class MeshBlocks(VariableBlocks):
@@ -319,11 +315,11 @@ class MeshBlocks(VariableBlocks):
         super().__init__(strategy)
         self._devices = devices
 
-    def written(
+    def saved_blocks(
         self, variable: tf.Variable, per_replica: bool, copied: bool = True
     ) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """See base class; each block is saved by the process of the first device that has it."""
-        blocks = self._devices.own_blocks(variable)
+        """See base class; the process of the first device with a block saves it."""
+        blocks = self._devices.local_blocks(variable)
         return [((0, *offset), values[np.newaxis]) for offset, values in blocks] if per_replica else blocks
 
     def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
@@ -351,16 +347,16 @@ class MeshBlocks(VariableBlocks):
     @contextlib.contextmanager
     def full_variables(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """See base class."""
-        spread = [keras_internals.value_of(variable) for variable in variables]
+        mesh_values = [keras_internals.value_of(variable) for variable in variables]
         try:
-            for variable, value in zip(variables, spread, strict=True):
-                full = self._devices.full_tensor(value)
+            for variable, value in zip(variables, mesh_values, strict=True):
+                full_value = self._devices.full_tensor(value)
                 if self._strategy.is_chief:
                     with tf.device("CPU:0"):
-                        keras_internals.set_tf_variable(variable, tf.Variable(full))
+                        keras_internals.set_tf_variable(variable, tf.Variable(full_value))
             yield
         finally:
-            for variable, value in zip(variables, spread, strict=True):
+            for variable, value in zip(variables, mesh_values, strict=True):
                 keras_internals.set_tf_variable(variable, value)
 
 

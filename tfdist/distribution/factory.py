@@ -10,17 +10,17 @@ from typing import Any
 
 from tfdist.cluster import quiet_tensorflow
 from tfdist.cluster.environment import Cluster
-from tfdist.config.conflicts import flag_text, unaccepted
-from tfdist.config.fields import checked, takes_options
+from tfdist.config.conflicts import find_rejected_option, flag_text
+from tfdist.config.fields import normalize_field, takes_options
 from tfdist.config.spec import load_object
-from tfdist.config.strategy_registry import AUTO, Declaration, JobOptions, TrainerOptions, declared
+from tfdist.config.strategy_registry import AUTO, Declaration, JobOptions, TrainerOptions, strategy_declaration
 from tfdist.coordination import Group, join
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
 from tfdist.errors import InputError, names_arguments
 from tfdist.errors.formatting import nearest
 
-_started: list[weakref.ref[Strategy]] = []
+_strategies: list[weakref.ref[Strategy]] = []
 
 
 @names_arguments
@@ -52,18 +52,18 @@ def load_strategy(
     options = {option: _checked_option(option, value) for option, value in options.items()}
     variables = os.environ if environment is None else environment
     detection = detect(variables, name, options.get("devices", 0) or 1, declaration(name))
-    if unknown := unaccepted(options, declaration(detection.strategy)):
+    if unknown := find_rejected_option(options, declaration(detection.strategy)):
         option, rule = unknown
         raise InputError(f"{rule} Received: {flag_text(option, options[option])}.")
     return start(detection, start_timeout_seconds, variables, options)
 
 
 def _checked_option(name: str, value: Any) -> Any:
-    """Returns an option as a flag would be normalized, if it is one; a class of the user's own may have others."""
+    """Normalizes an option like its flag; options of a user-defined class are returned unchanged."""
     for config in (JobOptions, TrainerOptions):
         for field in dataclasses.fields(config):
             if field.name == name and field.metadata["flag"].is_option:
-                return checked(field, value)[0]
+                return normalize_field(field, value)[0]
     return value
 
 
@@ -72,46 +72,44 @@ def start(
     start_timeout_seconds: float,
     environment: Mapping[str, str],
     options: Mapping[str, Any],
-    joined: Callable[[Group, Cluster], object] = lambda group, cluster: None,
+    on_join: Callable[[Group, Cluster], object] = lambda group, cluster: None,
 ) -> Strategy:
     """Starts the strategy that `detect` chose.
 
     Args:
       detection: the strategy and the cluster.
-      start_timeout_seconds: how long to wait for the other processes; also passed to the strategy's constructor if it
-        has this parameter.
+      start_timeout_seconds: how long to wait for the other processes; also passed to a constructor with this parameter.
       environment: environment variables.
       options: options of the strategy.
-      joined: called after the group is joined and before the engine starts, since the engine may wait forever for a
-        process that has been lost by then.
+      on_join: called after the group is joined and before the engine starts, which may wait forever for a lost process.
     """
 
     def join_group(cluster: Cluster) -> Group:
         group = join(cluster, start_timeout=start_timeout_seconds, environment=environment)
-        joined(group, cluster)
+        on_join(group, cluster)
         return group
 
     if "start_timeout_seconds" in inspect.signature(strategy_class(detection.strategy)).parameters:
         options = {**options, "start_timeout_seconds": start_timeout_seconds}
     quiet_tensorflow.detect_devices()
     strategy = create(detection.strategy, detection.cluster, join_group, options)
-    _started.append(weakref.ref(strategy))
+    _strategies.append(weakref.ref(strategy))
     return strategy
 
 
 def started() -> list[Strategy]:
-    """Returns the strategies that were started in this process and are still in use, in order."""
-    return [strategy for reference in _started if (strategy := reference()) is not None]
+    """Returns the strategies of this process that are still in use, in the order of their start."""
+    return [strategy for reference in _strategies if (strategy := reference()) is not None]
 
 
 def declaration(name: str) -> Declaration:
-    """Returns the declaration of a strategy: in the registry or, for `package.module:Class`, as an attribute of the class.
+    """Returns the declaration of a strategy, from the registry or the class `package.module:Class`.
 
     Raises:
       InputError: there is no such strategy.
     """
-    own = strategy_class(name).declaration if ":" in name else None
-    return own or declared(name)
+    class_declaration = strategy_class(name).declaration if ":" in name else None
+    return class_declaration or strategy_declaration(name)
 
 
 def strategy_class(name: str) -> type[Strategy]:
@@ -124,11 +122,11 @@ def strategy_class(name: str) -> type[Strategy]:
       InputError: there is no such strategy.
     """
     if ":" in name:
-        loaded = load_object(name)
-        if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
-            raise InputError(f"--strategy={name} must name a subclass of tfdist.Strategy. Received: {loaded!r}.")
-        return loaded
-    declared(name)  # raises for unknown names
+        strategy_type = load_object(name)
+        if not (isinstance(strategy_type, type) and issubclass(strategy_type, Strategy)):
+            raise InputError(f"--strategy={name} must name a subclass of tfdist.Strategy. Received: {strategy_type!r}.")
+        return strategy_type
+    strategy_declaration(name)  # raises for unknown names
     try:
         module = importlib.import_module(f"tfdist.strategies.{name}")
     except ModuleNotFoundError as error:
@@ -154,10 +152,10 @@ def create(
     Raises:
       InputError: the strategy has no such option, or is not available here.
     """
-    chosen = strategy_class(name)
-    options_of_class = [p for p in inspect.signature(chosen).parameters if p not in ("cluster", "join")]
+    strategy_type = strategy_class(name)
+    known_options = [p for p in inspect.signature(strategy_type).parameters if p not in ("cluster", "join")]
     for option in options or {}:
-        if option not in options_of_class:
-            raise InputError(f"The strategy {name} has no option {option}.{nearest(option, options_of_class)}")
-    strategy: Strategy = chosen(cluster=cluster, join=join, **dict(options or {}))  # type: ignore[call-arg]  # a convention
+        if option not in known_options:
+            raise InputError(f"The strategy {name} has no option {option}.{nearest(option, known_options)}")
+    strategy: Strategy = strategy_type(cluster=cluster, join=join, **dict(options or {}))  # type: ignore[call-arg]  # a convention
     return strategy

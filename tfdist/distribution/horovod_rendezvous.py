@@ -1,4 +1,4 @@
-"""Initializes Horovod: which library it uses, and how its ranks meet with and without horovodrun."""
+"""Initializes Horovod: the choice of its library, and the rendezvous of ranks with and without horovodrun."""
 
 import contextlib
 import ctypes
@@ -23,7 +23,7 @@ from tfdist.cluster.affinity import cores_per_process, cpu_quota
 from tfdist.cluster.devices import BINDING_LAUNCHERS
 from tfdist.cluster.environment import Cluster
 from tfdist.cluster.quiet_tensorflow import environment_variables
-from tfdist.collectives.no_constant_folding import not_constant
+from tfdist.collectives.no_constant_folding import hide_constant
 from tfdist.coordination import Group, horovod_store
 from tfdist.coordination.job_token import (
     LOOPBACK,
@@ -48,7 +48,7 @@ class _Reply(NamedTuple):
     """A reply to a command.
 
     Attributes:
-      text: its line, without the end of the line.
+      text: a line without its newline.
       is_last: whether it ends the conversation.
     """
 
@@ -58,15 +58,10 @@ class _Reply(NamedTuple):
 
 @contextlib.contextmanager
 def serving(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[None]:
-    """Context in which an MPI library can be started in this process, once; it is served until it ends.
+    """Context in which an MPI library can be started once in this process; it is served until it ends.
 
-    Collective: all members must start their libraries. The variables are restored at the end of the context, because
-    child processes are not members of the MPI job.
-
-    Args:
-      group: the job's group.
-      hosts: host of each member, by rank.
-      seconds: how long the library may wait for another member.
+    All members must start their libraries. Environment variables are restored at the end of the context, because child
+    processes are not members of the MPI job.
     """
     service_end, library_end = socket.socketpair()
     service = _Service(group, hosts, seconds)
@@ -82,11 +77,10 @@ class _Service:
     def __init__(self, group: Group, hosts: Sequence[str], seconds: float):
         self._group, self._seconds = group, seconds
         self._values = {"PMI_process_mapping": process_mapping(hosts)}
-        self._unsent: dict[str, str] = {}  # values since the last barrier
+        self._new_values: dict[str, str] = {}  # values since the last barrier
         self._barriers = itertools.count()
 
     def serve(self, sock: socket.socket) -> None:
-        """Answers until the library ends, or the other end is closed."""
         with sock, contextlib.suppress(OSError), sock.makefile("r", encoding="latin-1", newline="\n") as lines:
             for line in lines:
                 reply = self._answer(dict(word.partition("=")[::2] for word in line.split()))
@@ -107,7 +101,7 @@ class _Service:
             case "get_my_kvsname":
                 return _Reply(f"cmd=my_kvsname rc=0 kvsname={_KEY_SPACE}")
             case "put":
-                self._values[command["key"]] = self._unsent[command["key"]] = command["value"]
+                self._values[command["key"]] = self._new_values[command["key"]] = command["value"]
                 return _Reply("cmd=put_result rc=0 msg=success")
             case "get":
                 value = self._values.get(command["key"])
@@ -123,10 +117,10 @@ class _Service:
                 return _Reply(f"cmd={name} rc=-1 msg=unsupported")
 
     def _barrier(self) -> _Reply:
-        """Waits for all members, and receives their values."""
-        sent, self._unsent = self._unsent, {}
+        """Waits for all members, and exchanges values with them."""
+        new_values, self._new_values = self._new_values, {}
         try:
-            for values in self._group.gather(f"mpi/{next(self._barriers)}", sent, self._seconds):
+            for values in self._group.gather(f"mpi/{next(self._barriers)}", new_values, self._seconds):
                 self._values.update(values)
         except TfdistError as error:  # the library ends the process
             _log.error("MPI cannot start: %s", error)
@@ -135,47 +129,42 @@ class _Service:
 
 
 def process_mapping(hosts: Sequence[str]) -> str:
-    """Returns PMI's description of which ranks share a host: blocks of (first host, number of hosts, ranks on each).
-
-    Args:
-      hosts: host of each member, by rank.
-    """
+    """Returns PMI's description of the hosts of ranks: blocks of (first host, number of hosts, ranks on each)."""
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     blocks = [f"({numbers[host]},1,{len(list(ranks))})" for host, ranks in itertools.groupby(hosts)]
     return f"(vector,{','.join(blocks)})"
 
 
-_LONGEST_NAME = 8192  # bytes; MPI_MAX_LIBRARY_VERSION_STRING is not larger in any library
+_MAX_NAME_BYTES = 8192  # bytes; MPI_MAX_LIBRARY_VERSION_STRING is not larger in any library
 _THREAD_MULTIPLE = 3  # in the ABI of MPICH, and in Open MPI
 # Variables of UCX and libfabric, through which MPICH connects hosts. They listen even if all ranks share a host's memory.
-_INTERFACES = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
+_INTERFACE_VARIABLES = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 
 
 def mpi_library() -> str:
     """Returns the MPI library that Horovod was built with, such as "MPICH 4.3.2"; empty if there is none."""
     if not hvd.mpi_built():
         return ""
-    text, length = ctypes.create_string_buffer(_LONGEST_NAME), ctypes.c_int()
-    _functions().MPI_Get_library_version(text, ctypes.byref(length))  # permitted before MPI is initialized
+    text, length = ctypes.create_string_buffer(_MAX_NAME_BYTES), ctypes.c_int()
+    _mpi_library().MPI_Get_library_version(text, ctypes.byref(length))  # permitted before MPI is initialized
     return library_name(text.value.decode(errors="replace"))
 
 
 def library_name(version: str) -> str:
-    """Returns name and version from a library's description of itself, whose first line may say more, as Open MPI's does."""
+    """Returns the name and version from a library's description, whose first line may contain more."""
     first = version.partition("\n")[0].partition(",")[0]
     return " ".join(first.replace("Version:", " ").replace("Open MPI v", "Open MPI ").split())
 
 
 def starts_without_mpirun(name: str) -> bool:
-    """Returns whether `initialize` can start a library, by its name; Open MPI has another interface for it."""
+    """Returns whether `initialize` can start the library with this name, unlike Open MPI."""
     return not name.startswith("Open MPI")
 
 
 def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
-    """Initializes MPI in this process, once, for any number of starts of Horovod.
+    """Initializes MPI in this process once, for any number of starts of Horovod.
 
-    Horovod ends MPI only if it has initialized it. Here MPI ends with the process: it cannot be initialized again, and
-    ending it would wait for ranks that are lost.
+    MPI then ends with the process, not with Horovod: it cannot be initialized again, and ending it would wait for lost ranks.
 
     Args:
       group: the job's group. All members must call this function.
@@ -186,16 +175,16 @@ def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
       InputError: Horovod was not built with MPI, or with a library that only mpirun can start.
     """
     _check_library()
-    is_initialized = ctypes.c_int()
-    _functions().MPI_Initialized(ctypes.byref(is_initialized))
-    if is_initialized.value:
+    flag = ctypes.c_int()
+    _mpi_library().MPI_Initialized(ctypes.byref(flag))
+    if flag.value:
         return
     if all(host == LOOPBACK for host in hosts):
         interface = network_interface(LOOPBACK)
-        for variable in _INTERFACES:
+        for variable in _INTERFACE_VARIABLES:
             os.environ.setdefault(variable, interface)
     with serving(group, hosts, seconds):  # from another thread: ctypes does not hold the interpreter's lock
-        _functions().MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+        _mpi_library().MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
 
 
 def _check_library() -> None:
@@ -213,16 +202,15 @@ def _check_library() -> None:
 
 
 @functools.cache
-def _functions() -> ctypes.CDLL:
-    """Returns the MPI library with which Horovod was linked, by the symbols of Horovod's library."""
+def _mpi_library() -> ctypes.CDLL:
+    """Returns the MPI library with which Horovod was linked."""
     return ctypes.CDLL(str(pathlib.Path(hvd.__file__).with_name(f"mpi_lib{get_ext_suffix()}")))
 
 
-# The library of Horovod's collectives for `--communication=auto`: MPI where each rank has a core for it, else Gloo.
-# Between processes of one host, MPI has a fraction of Gloo's latency, but waits by polling, which takes a core from computing.
-# The decision depends only on facts that are the same in every run of a command on the same machine, not on how busy its cores
-# are or on a measurement at the start: another library may sum in another order, and Horovod cannot replace the library of a
-# process that it has started with.
+# For `--communication=auto`, Horovod's collectives use MPI if each rank has a core for it, else Gloo. Between processes of one
+# host, MPI has a fraction of Gloo's latency, but waits by polling, which takes a core from computing. The decision is the same
+# in every run of a command on a machine, and does not depend on load or measurements: another library may sum in another order,
+# and a process cannot replace the library with which Horovod has started.
 
 ELASTIC_VARIABLES = (ELASTIC_VARIABLE, "HOROVOD_ELASTIC")  # of `launch` and of horovodrun
 CORES = 2  # of each rank, for MPI: one that polls, and one that computes meanwhile
@@ -231,19 +219,14 @@ _HOROVOD_VARIABLES = ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER")
 
 
 class Choice(NamedTuple):
-    """A library and why it was chosen.
-
-    Attributes:
-      library: "gloo" or "mpi".
-      reason: a clause that begins with "because" or "as".
-    """
+    """A library, "gloo" or "mpi", and the reason, a clause that begins with "because" or "as"."""
 
     library: str
     reason: str
 
 
 def choose_library(group: Group, cluster: Cluster) -> Choice:
-    """Chooses the library, the same one on every member: Gloo if any of them has a reason against MPI.
+    """Chooses the library, the same one on every member: Gloo if any member has a reason against MPI.
 
     Args:
       group: the job's group. All members must call this function.
@@ -252,12 +235,12 @@ def choose_library(group: Group, cluster: Cluster) -> Choice:
     cores = cores_per_process(cluster.local_size, assigned=cluster.source in BINDING_LAUNCHERS)
     quota = cpu_quota() / cluster.local_size
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
-    own = own_choice(cluster, min(cores, quota), mpi_library(), has_gpus, os.environ)
-    choices = [Choice(*each) for each in group.gather("horovod/automatic", list(own))]
-    return next((each for each in choices if each.library == "gloo"), own)
+    local_choice = rank_choice(cluster, min(cores, quota), mpi_library(), has_gpus, os.environ)
+    choices = [Choice(*choice) for choice in group.gather("horovod/automatic", list(local_choice))]
+    return next((choice for choice in choices if choice.library == "gloo"), local_choice)
 
 
-def own_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]) -> Choice:
+def rank_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]) -> Choice:
     """Returns the choice of one rank.
 
     Args:
@@ -267,7 +250,7 @@ def own_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environ
       has_gpus: whether it has GPUs.
       environment: its environment variables.
     """
-    against_mpi = (
+    reasons_against_mpi = (
         (cluster.size == 1, "this is one process"),
         (any(environment.get(name) == "1" for name in ELASTIC_VARIABLES), "the job is elastic"),
         ("HOROVOD_RANK" in environment and ADDRESS_VARIABLE not in environment, "horovodrun started the processes"),
@@ -277,14 +260,14 @@ def own_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environ
         (not mpi, "Horovod was built without MPI"),
         (not starts_without_mpirun(mpi), f"only mpirun can start {mpi}"),
     )
-    for applies, reason in against_mpi:
+    for applies, reason in reasons_against_mpi:
         if applies:
             return Choice("gloo", f"because {reason}")
     return Choice("mpi", f"because all ranks are on one host, with {cores:g} cores each")
 
 
 def choice_of_horovod_variables(environment: Mapping[str, str]) -> Choice | None:
-    """Returns the library that the user has named in Horovod's own variables, if any."""
+    """Returns the user's choice in Horovod's own variables, if any."""
     if "HOROVOD_RANK" not in environment:  # otherwise the launcher has set them
         for name in _HOROVOD_VARIABLES:
             if (library := environment.get(name, "").lower()) in ("gloo", "mpi"):
@@ -292,16 +275,16 @@ def choice_of_horovod_variables(environment: Mapping[str, str]) -> Choice | None
     return None
 
 
-COMMUNICATION_VARIABLE = "TFDIST_COMMUNICATION"  # "gloo" or "mpi", where no flag says it
+COMMUNICATION_VARIABLE = "TFDIST_COMMUNICATION"  # "gloo" or "mpi", without a flag
 CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 STALL_SECONDS = 600
-_LONGEST_ADDRESS = 512  # bytes of a host name and port, with room to spare
-_used: dict[str, str] = {}  # the library of this process, and why it was chosen
-# Horovod fuses tensors by arrival, which changes the order of summation between runs; our buckets are fixed.
+_MAX_ADDRESS_BYTES = 512  # bytes of a host name and port, with room to spare
+_library_in_use: dict[str, str] = {}  # of this process, and the reason
+# Horovod fuses tensors by arrival, which changes the order of summation between runs; tfdist's buckets are fixed.
 _FUSION = {"HOROVOD_FUSION_THRESHOLD": "0"}
-# In ms, how often Horovod looks for tensors to send; half of it is added to every message. With Gloo, which sleeps while it
-# waits, 0.1 would keep a third of a core busy. MPI polls while ranks wait for each other in every cycle: with 0.5, a step
-# of a small model takes 1.1 to 1.4 times as long as with 2 if each rank has one core.
+# Horovod's cycle time in ms; half of it is added to every message. With Gloo, which sleeps while it waits, 0.1 would keep a
+# third of a core busy. MPI polls while ranks wait for each other in every cycle: with 0.5, a step of a small model takes 1.1 to
+# 1.4 times as long as with 2 if each rank has one core.
 _CYCLE_MS = {"gloo": "0.5", "mpi": "2"}
 
 
@@ -311,7 +294,7 @@ def start_horovod(
     *,
     communication: str = "",
     stall_seconds: int = STALL_SECONDS,
-    planned_sets: Callable[[Group | None], list[hvd.ProcessSet]] = lambda group: [],
+    make_process_sets: Callable[[Group | None], list[hvd.ProcessSet]] = lambda group: [],
     **options: Any,
 ) -> Group:
     """Initializes Horovod in this process, with tfdist's settings unless the environment overrides them.
@@ -319,11 +302,11 @@ def start_horovod(
     Args:
       cluster: this process in the job.
       join: joins the job's group; called once, when the group's address is known.
-      communication: the library of its collectives, "gloo" or "mpi"; "auto" for the environment's choice, or
-        that of `choose_library`; empty for the environment's choice, or Gloo.
+      communication: library of the collectives, "gloo" or "mpi"; "auto" for the choice in the environment or of
+        `choose_library`; empty for the choice in the environment or Gloo.
       stall_seconds: seconds after which Horovod aborts an operation that a rank does not submit.
-      planned_sets: returns the process sets, which Horovod must know when it starts; called once, with the group unless it
-        is joined through Horovod. Without any, those of `options` are used.
+      make_process_sets: returns the process sets, which Horovod must know when it starts; called once, with the group unless it
+        is joined through Horovod. If empty, those of `options` are used.
       **options: arguments of Horovod's `init`, including `process_sets`.
 
     Returns:
@@ -331,10 +314,10 @@ def start_horovod(
     """
     _set_defaults(stall_seconds)
     _check_mpirun(cluster)
-    communication, _used["reason"] = _requested_choice(communication, cluster)
-    is_placed = "HOROVOD_RANK" in os.environ or cluster.source == "MPI"
-    if is_placed and not _knows_coordinator(cluster):
-        _init(options | _sets_option(planned_sets(None)), communication)
+    communication, _library_in_use["reason"] = _requested_choice(communication, cluster)
+    has_rank = "HOROVOD_RANK" in os.environ or cluster.source == "MPI"
+    if has_rank and not _knows_coordinator(cluster):
+        _init(options | _sets_option(make_process_sets(None)), communication)
         _check_size(cluster, options)
         return join(_with_coordinator(cluster))
     # Joining comes first: it waits for slow ranks as long as configured, whereas Gloo aborts after 30 s.
@@ -342,9 +325,9 @@ def start_horovod(
     if group.size == cluster.size:
         group.agree("horovod/communication", {"communication": communication}, "--")
     if communication == "auto":
-        communication, _used["reason"] = choose_library(group, cluster)
-    options |= _sets_option(planned_sets(group))
-    if is_placed and (communication == "gloo" or cluster.source == "MPI"):
+        communication, _library_in_use["reason"] = choose_library(group, cluster)
+    options |= _sets_option(make_process_sets(group))
+    if has_rank and (communication == "gloo" or cluster.source == "MPI"):
         _init(options, communication)
         _check_size(cluster, options)
     else:
@@ -357,16 +340,16 @@ def _sets_option(sets: list[hvd.ProcessSet]) -> dict[str, Any]:
 
 
 def automatic_choice(group: Group, cluster: Cluster) -> Choice:
-    """Returns the library that "auto" takes, and why, without starting Horovod; all members must call this function."""
+    """Returns the choice for "auto" without starting Horovod; all members must call this function."""
     choice = _requested_choice("auto", cluster)
     return choose_library(group, cluster) if choice.library == "auto" else choice
 
 
 def _check_mpirun(cluster: Cluster) -> None:
-    """Raises `InputError` in processes of Open MPI's mpirun if Horovod has MPICH, which would abort them."""
+    """Raises `InputError` in processes of Open MPI's mpirun if Horovod uses MPICH, which would abort them."""
     library = mpi_library() if cluster.source == "MPI" and "OMPI_COMM_WORLD_RANK" in os.environ else ""
     if library.startswith(("MPICH", "Intel")):
-        raise _other_mpirun(f"Open MPI's, and Horovod with {library}")
+        raise _mpirun_error(f"Open MPI's, and Horovod with {library}")
 
 
 def _check_size(cluster: Cluster, options: Mapping[str, Any]) -> None:
@@ -374,10 +357,10 @@ def _check_size(cluster: Cluster, options: Mapping[str, Any]) -> None:
     if cluster.source == "MPI" and "comm" not in options and hvd.size() != cluster.size:
         library = mpi_library() or "a Horovod without MPI"
         hvd.shutdown()
-        raise _other_mpirun(f"{cluster.size} processes, of which {library} finds only this one")
+        raise _mpirun_error(f"{cluster.size} processes, of which {library} finds only this one")
 
 
-def _other_mpirun(received: str) -> InputError:
+def _mpirun_error(received: str) -> InputError:
     return InputError(
         f"mpirun must be of the MPI library with which Horovod was built. Received: {received}. Use that library's mpirun, "
         "or set MPI_HOME to the directory of this one and run `tfdist install_horovod --mpi --force`."
@@ -389,10 +372,10 @@ def _knows_coordinator(cluster: Cluster) -> bool:
 
 
 def _requested_choice(communication: str, cluster: Cluster) -> Choice:
-    """Returns the library and the reason; "auto" if it is still to be chosen.
+    """Returns the library and the reason; "auto" if `choose_library` must choose.
 
     Raises:
-      InputError: the launcher has decided otherwise.
+      InputError: the launcher does not support the library.
     """
     if cluster.source == "MPI":
         if communication == "gloo":
@@ -404,7 +387,7 @@ def _requested_choice(communication: str, cluster: Cluster) -> Choice:
     if communication in ("gloo", "mpi"):
         choice, origin = Choice(communication, "as --communication says"), "--communication"
     else:
-        choice, origin = _from_environment(communication), COMMUNICATION_VARIABLE
+        choice, origin = _environment_choice(communication), COMMUNICATION_VARIABLE
     if choice.library == "mpi" and "HOROVOD_RANK" in os.environ and not _knows_coordinator(cluster):
         raise InputError(
             f"{origin}=mpi is for jobs whose processes know where rank 0 is before Horovod starts. Received: a job of "
@@ -413,7 +396,7 @@ def _requested_choice(communication: str, cluster: Cluster) -> Choice:
     return choice
 
 
-def _from_environment(communication: str) -> Choice:
+def _environment_choice(communication: str) -> Choice:
     """Returns the choice for "auto", or for a program that does not choose."""
     library = os.environ.get(COMMUNICATION_VARIABLE)
     if library and library not in ("gloo", "mpi"):
@@ -424,38 +407,38 @@ def _from_environment(communication: str) -> Choice:
         return Choice(library, f"as {COMMUNICATION_VARIABLE} says")
     if communication == "auto":
         choice = choice_of_horovod_variables(os.environ)
-        return choice or Choice("auto", "because horovodrun started the processes")  # unless it is replaced later
-    return Choice(_used.get("communication", "gloo"), "because the program does not choose")
+        return choice or Choice("auto", "because horovodrun started the processes")
+    return Choice(_library_in_use.get("communication", "gloo"), "because the program does not choose")
 
 
 def describe_communication() -> str:
-    """Returns which library Horovod uses, and why, as one sentence; after `start_horovod`."""
+    """Returns a sentence with Horovod's library and the reason; call it after `start_horovod`."""
     library = mpi_library() if hvd.mpi_enabled() else "Gloo"
     if hvd.nccl_built() and tf.config.list_physical_devices("GPU"):
         library = f"NCCL and {library}"
-    return f"Horovod uses {library}, {_used['reason']}."
+    return f"Horovod uses {library}, {_library_in_use['reason']}."
 
 
 def start_elastic(**options: Any) -> None:
     """Initializes Horovod in a process of an elastic horovodrun job, for the first time or after a reset.
 
-    There is no other communication between the ranks here: surviving and new processes must make the same calls,
-    whatever the number of ranks was when each of them started.
+    Ranks do not communicate otherwise here: surviving and new processes must make the same calls, whatever the number of ranks
+    was when they started.
 
     Args:
       **options: arguments of Horovod's `init`.
     """
     _set_defaults(STALL_SECONDS)
-    if _from_environment("").library != "gloo":
+    if _environment_choice("").library != "gloo":
         _log.warning("Elastic jobs of horovodrun use Gloo. %s=mpi has no effect.", COMMUNICATION_VARIABLE)
     _init(options)
 
 
 def start_through(group: Group, cluster: Cluster, communication: str = "", **options: Any) -> None:
-    """Initializes Horovod, for the first time or again: MPI's addresses are exchanged over the group, Gloo's elsewhere.
+    """Initializes Horovod, for the first time or again.
 
-    Gloo gets a new rendezvous on rank 0 each time, whose address the group distributes: one that has been used still has
-    the addresses of its initialization, with which the next one would crash.
+    The group exchanges the addresses of MPI. Gloo gets a new rendezvous on rank 0 each time, whose address the group
+    broadcasts: Gloo would crash on the old addresses in an earlier one.
     """
     if cluster.source == "MPI":
         raise InputError(
@@ -463,10 +446,10 @@ def start_through(group: Group, cluster: Cluster, communication: str = "", **opt
             "Keep it running, or use `tfdist launch`."
         )
     communication = _requested_choice(communication, cluster).library
-    if communication != _used.setdefault("communication", communication):
+    if communication != _library_in_use.setdefault("communication", communication):
         raise InputError(
             f"Horovod keeps the library of its first start in a process. Received: {communication} after "
-            f"{_used['communication']}. Use one of them, or another process."
+            f"{_library_in_use['communication']}. Use one of them, or another process."
         )
     if communication == "mpi":
         if group.size != cluster.size:
@@ -483,7 +466,7 @@ def start_through(group: Group, cluster: Cluster, communication: str = "", **opt
 
 
 def _init(options: dict[str, Any], communication: str = "gloo") -> None:
-    """Initializes Horovod; if it rejects its arguments after it has started, shuts it down, to allow another start."""
+    """Initializes Horovod; shuts it down after an error, to allow another start."""
     os.environ.setdefault("HOROVOD_CYCLE_TIME", _CYCLE_MS.get(communication, _CYCLE_MS["gloo"]))
     try:
         hvd.init(**options)
@@ -497,39 +480,38 @@ def _set_defaults(stall_seconds: int) -> None:
         os.environ.setdefault(name, value)
 
 
-def stall_settings(environment: Mapping[str, str], longest: int = STALL_SECONDS) -> dict[str, str]:
-    """Returns Horovod's settings for stalled operations: the seconds to a warning and to a shutdown.
+def stall_settings(environment: Mapping[str, str], max_seconds: int = STALL_SECONDS) -> dict[str, str]:
+    """Returns Horovod's settings for stalled operations: seconds until a warning and until a shutdown.
 
-    The defaults are 60 and `longest`. Horovod requires the second to be larger; if the user sets only one of them, the
-    other is adapted to it.
+    The defaults are 60 and `max_seconds`. The second must be larger; if the user sets only one, the other one is adapted.
     """
-    latest = int(environment.get(SHUTDOWN) or 0) or longest  # 0 means never in Horovod
-    check = int(environment.get(CHECK) or max(1, min(60, latest // 2)))
-    return {CHECK: str(check), SHUTDOWN: environment.get(SHUTDOWN) or str(max(longest, 2 * check))}
+    shutdown_seconds = int(environment.get(SHUTDOWN) or 0) or max_seconds  # 0 means never in Horovod
+    check = int(environment.get(CHECK) or max(1, min(60, shutdown_seconds // 2)))
+    return {CHECK: str(check), SHUTDOWN: environment.get(SHUTDOWN) or str(max(max_seconds, 2 * check))}
 
 
 def _with_coordinator(cluster: Cluster) -> Cluster:
-    """Lets rank 0 choose a port for the group and broadcasts the address through Horovod, which is already running.
+    """Broadcasts an address for the group, with a port that rank 0 chooses, through the initialized Horovod.
 
-    In a session, as programs may have disabled eager execution, or configure TensorFlow's devices after `hvd.init`.
+    It uses a session, as programs may disable eager execution, or configure TensorFlow's devices after `hvd.init`.
     """
     if cluster.size == 1:
         return cluster
     host = LOOPBACK if cluster.local_size == cluster.size else socket.gethostname()
-    address = np.frombuffer(join_address(host, free_port()).encode().ljust(_LONGEST_ADDRESS, b"\0"), np.uint8)
+    address = np.frombuffer(join_address(host, free_port()).encode().ljust(_MAX_ADDRESS_BYTES, b"\0"), np.uint8)
     only_cpus = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.compat.v1.Session(config=only_cpus) as session:
-        sent = session.run(hvd.broadcast(not_constant(tf.constant(address)), 0, name="group_address")).tobytes()
-    return dataclasses.replace(cluster, coordinator=sent.rstrip(b"\0").decode())
+        data = session.run(hvd.broadcast(hide_constant(tf.constant(address)), 0, name="group_address")).tobytes()
+    return dataclasses.replace(cluster, coordinator=data.rstrip(b"\0").decode())
 
 
 def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
-    """Starts the rendezvous on rank 0 and returns the environment with which this process's `hvd.init` finds it.
+    """Starts the rendezvous on rank 0 and returns the environment for this process's `hvd.init`.
 
-    As in Horovod, ranks are numbered by host: the ranks of a host must be consecutive.
+    As in Horovod, the ranks of a host must be consecutive.
     """
     hosts = _host_addresses(cluster, group)
-    slots = _slots(hosts)
+    slots = _slot_assignments(hosts)
     port = None
     if cluster.rank == 0:
         port = horovod_store.serve(hosts[0], slots).server_port
@@ -553,19 +535,21 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
 
 
 def _host_addresses(cluster: Cluster, group: Group) -> list[str]:
-    """Returns for each rank the address at which other ranks reach its host.
+    """Returns the address of each rank's host, for the other ranks.
 
-    Host names do not work: those of containers are not unique, and a host's own name often resolves to its loopback
-    address. A rank that reaches rank 0 over the loopback is on rank 0's host, whose address the other hosts know.
+    Host names of containers are not unique, and a host's own name often resolves to its loopback address. A rank that reaches
+    rank 0 through the loopback is on rank 0's host, whose address the other hosts know.
     """
     if cluster.local_size == cluster.size:
         return [LOOPBACK] * cluster.size
     # The launcher knows rank 0 by this address.
-    served = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
-    address = group.broadcast("horovod/at", cluster.coordinator or join_address(served, 1))
+    launcher_address = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
+    address = group.broadcast("horovod/at", cluster.coordinator or join_address(launcher_address, 1))
     routes = group.gather("horovod/ways", list(_route_from_here(address)))
-    first = next((other for own, other in routes if not is_loopback(own)), LOOPBACK)
-    return [first if is_loopback(own) else own for own, _ in routes]
+    first_host = next(
+        (remote_address for local_address, remote_address in routes if not is_loopback(local_address)), LOOPBACK
+    )
+    return [first_host if is_loopback(local_address) else local_address for local_address, _ in routes]
 
 
 def _route_from_here(address: str) -> Route:
@@ -579,7 +563,7 @@ def _route_from_here(address: str) -> Route:
         ) from error
 
 
-def _slots(hosts: list[str]) -> list:
+def _slot_assignments(hosts: list[str]) -> list:
     names = list(dict.fromkeys(hosts))
     infos = [HostInfo(name, hosts.count(name)) for name in names]
     return get_host_assignments(infos, len(hosts), len(hosts))

@@ -1,4 +1,4 @@
-"""Checks on a mesh: refuses calls of models outside its programs, and operations with which DTensor fails."""
+"""Checks for meshes: rejects calls of models outside of compiled programs, and operations on which DTensor fails."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from tfdist.errors import InputError
 
 @functools.cache
 def refuse_calls_outside() -> None:
-    """Makes calls of layers with weights on a mesh raise `InputError` outside of replica functions, from now on.
+    """Makes calls of layers with weights on a mesh raise `InputError` outside of replica functions.
 
-    Building a model, which computes nothing, is not affected, and neither are the user's own programs of DTensors.
+    Building a model, and the user's own programs with DTensors, are not affected.
     """
-    keras_internals.check_layer_calls(_check)
+    keras_internals.check_layer_calls(_check_call)
 
 
-def _check(layer: keras.Layer, inputs: Sequence[Any]) -> None:
-    if in_replica_function() or any(_may_be_of_a_mesh(x) for x in inputs):
+def _check_call(layer: keras.Layer, inputs: Sequence[Any]) -> None:
+    if in_replica_function() or any(_may_be_on_mesh(x) for x in inputs):
         return
     # A compiled model may not have been built in the scope, where its optimizer was created.
     optimizer = layer.optimizer if isinstance(layer, keras.Model) and layer.compiled else None
@@ -36,18 +36,18 @@ def _check(layer: keras.Layer, inputs: Sequence[Any]) -> None:
         )
 
 
-def _may_be_of_a_mesh(x: Any) -> bool:
-    """Returns True for a DTensor, and for an argument of a user's function that is being traced, which may be one."""
+def _may_be_on_mesh(x: Any) -> bool:
+    """Returns whether an input is a DTensor, or an argument of a traced user function, which may be one."""
     if not isinstance(x, tf.Tensor):
         return False
     if hasattr(x, "numpy"):
         with tf.init_scope():
             return dtensor.is_dtensor(x)
-    return x.op.type == "Placeholder" and not keras_internals.in_keras_function()
+    return x.op.type == "Placeholder" and not keras_internals.is_in_keras_function()
 
 
 class _Rule(NamedTuple):
-    """Operations of these types to which `applies` applies are refused; the message may name them and their inputs' shapes."""
+    """Rejects operations of these types if `applies` returns True; fields of the message are `name` and `shapes`."""
 
     types: tuple[str, ...]
     applies: Callable[[tf.Operation], bool]
@@ -55,7 +55,7 @@ class _Rule(NamedTuple):
 
 
 def refuse_unsafe_operations(graph: tf.Graph) -> None:
-    """Raises `InputError` for an operation of a function, or of one that it calls, that DTensor must not compile."""
+    """Raises `InputError` for an operation of a function, including nested ones, that DTensor cannot compile safely."""
     for operation in keras_internals.operations_of(graph):
         for rule in _RULES:
             if operation.type in rule.types and rule.applies(operation):
@@ -63,31 +63,31 @@ def refuse_unsafe_operations(graph: tf.Graph) -> None:
                 raise InputError(rule.message.format(name=operation.name, shapes=shapes))
 
 
-def _adds_a_dim_to_unnamed_dims(operation: tf.Operation) -> bool:
-    new, ellipsis = operation.get_attr("new_axis_mask"), operation.get_attr("ellipsis_mask")
+def _has_unnamed_dims(operation: tf.Operation) -> bool:
+    new_axes, ellipsis = operation.get_attr("new_axis_mask"), operation.get_attr("ellipsis_mask")
     rank, entries = operation.inputs[0].shape.rank, operation.inputs[1].shape[0]
-    named = (entries or 0) - new.bit_count() - ellipsis.bit_count()
-    is_after_ellipsis = ellipsis and new & -new > ellipsis  # x[..., None] does not crash
-    return bool(new) and (rank is None or named < rank) and not is_after_ellipsis
+    named_dims = (entries or 0) - new_axes.bit_count() - ellipsis.bit_count()
+    is_after_ellipsis = ellipsis and new_axes & -new_axes > ellipsis  # x[..., None] does not crash
+    return bool(new_axes) and (rank is None or named_dims < rank) and not is_after_ellipsis
 
 
-def _has_strides_of_its_own(operation: tf.Operation) -> bool:
+def _has_strides(operation: tf.Operation) -> bool:
     strides = tf.get_static_value(operation.inputs[3])
     return (strides is None or bool((strides != 1).any())) and not keras_internals.is_laid_out(operation)
 
 
-def _has_a_negative_axis(operation: tf.Operation) -> bool:
+def _has_negative_axis(operation: tf.Operation) -> bool:
     *parts, axis = operation.inputs
     dim = tf.get_static_value(axis)  # it is positive in operations that were laid out
     return dim is not None and bool(dim < 0) and not keras_internals.may_be_shapes(parts)
 
 
-def _has_a_scalar_condition(operation: tf.Operation) -> bool:
-    condition, *others = (x.shape.rank for x in operation.inputs)
-    return condition == 0 and all(others)
+def _has_scalar_condition(operation: tf.Operation) -> bool:
+    condition_rank, *other_ranks = (x.shape.rank for x in operation.inputs)
+    return condition_rank == 0 and all(other_ranks)
 
 
-_TRACED = (
+_TRACING_RULE = (
     "must be traced within the step, which lays it out; otherwise, DTensor gives wrong results. Received: {name}. Avoid "
     "tf.raw_ops, and tf.function around code that is also called outside of the model."
 )
@@ -100,15 +100,15 @@ _RULES = (
     ),
     _Rule(
         ("StridedSlice",),
-        _adds_a_dim_to_unnamed_dims,
+        _has_unnamed_dims,
         "On a mesh x[None] must name every dim, as in x[None, :, :]; DTensor ends the process otherwise. Received: {name} of a "
         "tensor {shapes[0]}. Use tf.expand_dims or keras.ops.expand_dims.",
     ),
-    _Rule(("StridedSlice",), _has_strides_of_its_own, f"On a mesh, a slice with strides {_TRACED}"),
-    _Rule(("ConcatV2",), _has_a_negative_axis, f"On a mesh, a concatenation with a negative axis {_TRACED}"),
+    _Rule(("StridedSlice",), _has_strides, f"On a mesh, a slice with strides {_TRACING_RULE}"),
+    _Rule(("ConcatV2",), _has_negative_axis, f"On a mesh, a concatenation with a negative axis {_TRACING_RULE}"),
     _Rule(
         ("SelectV2",),
-        _has_a_scalar_condition,
+        _has_scalar_condition,
         "On a mesh tf.where must not have a scalar condition; DTensor ends the process otherwise. Received: {name} of tensors "
         "{shapes[1]}. Broadcast the condition to their shape.",
     ),

@@ -1,4 +1,4 @@
-"""`ShardedOptimizer`: each replica holds a part of the optimizer's state and updates the corresponding weights.
+"""`ShardedOptimizer`: each replica has a part of the optimizer's state and updates the corresponding weights.
 
 This is stage 1 of ZeRO (Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
 arXiv:1910.02054). With weights w of which replica r owns w_r, slots s_r, and gradients g that are summed over replicas as
@@ -7,10 +7,10 @@ usual:
     w_r, s_r = update(w_r, s_r, g_r)        on replica r
     w = all_gather(w_r)
 
-A part consists of whole variables, as in PyTorch's `ZeroRedundancyOptimizer`, so that updates that are not elementwise
-(LARS, LAMB, Muon, Adafactor) are the same. Everything before the update sees all gradients, so results are bitwise equal to
-those without sharding. Memory: 1/N of the slots, if no variable is larger than that. Cost: P (N - 1) / N
-elements received in a step in addition to the all-reduce of the gradients, for P parameters and N replicas.
+A part consists of whole variables, as in PyTorch's `ZeroRedundancyOptimizer`, so updates that are not elementwise (LARS, LAMB,
+Muon, Adafactor) do not change. Everything before the update sees all gradients, so results are bitwise equal to those without
+sharding. Memory: 1/N of the slots, if no variable is larger than that. Cost: each step receives P (N - 1) / N elements in
+addition to the all-reduce of gradients, for P parameters and N replicas.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _MIN_MESSAGE_BYTES = 2**22  # small variables share a message
 
 
 class ShardedOptimizer(OptimizerShards):
-    """The optimizer's state, divided by trained variable among replicas, one in each process."""
+    """The optimizer's state, divided among replicas by trained variable, with one replica per process."""
 
     _strategy: "Strategy"
 
@@ -55,21 +55,21 @@ class ShardedOptimizer(OptimizerShards):
         self.parts, self._rank = strategy.replicas, strategy.local_replicas.start
         self._owners: dict[int, int] = {}  # by the id of a trained variable, or of a variable of the optimizer
 
-    def built_later(self, model: keras.Model) -> contextlib.AbstractContextManager:
+    def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
         """See base class."""
         return keras_internals.without_optimizer(model)
 
     def build(self, model: keras.Model) -> None:
-        """See base class; every process computes the same division, without communication.
+        """See base class; every process computes the same division without communication.
 
         Raises:
           InputError: there are fewer trained variables than replicas.
         """
         variables = list(model.trainable_variables)
         owners = balanced_owners([keras_internals.bytes_of(variable) for variable in variables], self.parts)
-        own_numbers = {number for number, owner in enumerate(owners) if owner == self._rank}
+        local_numbers = {number for number, owner in enumerate(owners) if owner == self._rank}
         with self._strategy.process_device():
-            slots = keras_internals.build_partially(model.optimizer, variables, own_numbers)
+            slots = keras_internals.build_partially(model.optimizer, variables, local_numbers)
         self._owners = {id(variable): owner for variable, owner in zip(variables, owners, strict=True)}
         self._owners |= {slot: owners[number] for slot, number in slots.items()}
 
@@ -77,30 +77,30 @@ class ShardedOptimizer(OptimizerShards):
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
         """See base class; updates the weights whose optimizer state this replica owns."""
-        own_variables = [variable for variable in variables if self.is_here_only(variable)]
+        local_variables = [variable for variable in variables if self.is_local_only(variable)]
         with (
-            keras_internals.averages_of(optimizer, own_variables),
-            keras_internals.updating_some(optimizer, own_variables),
+            keras_internals.averages_of(optimizer, local_variables),
+            keras_internals.updating_subset(optimizer, local_variables),
         ):
             super().apply(optimizer, gradients, variables)
 
     def exchange(self, variables: Sequence[keras.Variable]) -> None:
-        """See base class; the owner of a variable sends it to all."""
+        """See base class; the owner of a variable sends it to all replicas."""
         values = [tf.identity(keras_internals.value_of(variable)) for variable in variables]
-        updated = self.from_owners(variables, values, "updated")
-        others = [i for i, variable in enumerate(variables) if not self.is_here_only(variable)]
-        with self._strategy.own_copies([variables[i] for i in others]):
-            for i in others:
-                keras_internals.value_of(variables[i]).assign(updated[i])
+        new_values = self.gather_from_owners(variables, values, "updated")
+        remote_indices = [i for i, variable in enumerate(variables) if not self.is_local_only(variable)]
+        with self._strategy.own_copies([variables[i] for i in remote_indices]):
+            for i in remote_indices:
+                keras_internals.value_of(variables[i]).assign(new_values[i])
 
     def state_bytes(self, optimizer: keras.Optimizer) -> list[int]:
-        """See base class; variables that every replica holds are counted in each part."""
-        owned = [
+        """See base class; variables that every replica has count in each part."""
+        bytes_by_owner = [
             (self._owners.get(id(variable)), keras_internals.bytes_of(variable)) for variable in optimizer.variables
         ]
-        return [sum(count for owner, count in owned if owner in (None, part)) for part in range(self.parts)]
+        return [sum(count for owner, count in bytes_by_owner if owner in (None, part)) for part in range(self.parts)]
 
-    def is_here_only(self, variable: keras.Variable) -> bool:
+    def is_local_only(self, variable: keras.Variable) -> bool:
         """See base class; for a trained variable, whether this replica updates it."""
         return self._owners.get(id(variable)) == self._rank
 
@@ -108,7 +108,7 @@ class ShardedOptimizer(OptimizerShards):
         """See base class."""
         return id(variable) not in self._owners
 
-    def from_owners(
+    def gather_from_owners(
         self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor], name: str
     ) -> list[tf.Tensor]:
         """See base class; each message is a vector of several variables per owner."""
@@ -118,47 +118,47 @@ class ShardedOptimizer(OptimizerShards):
             sizes = [values[i].shape.num_elements() for i in numbers]
             owners = [self._owners[id(variables[i])] for i in numbers]
             plan = messages(sizes, owners, self.parts, _MIN_MESSAGE_BYTES // dtype.size)
-            own = [values[i] for i in numbers]
+            same_dtype = [values[i] for i in numbers]
             for message_number, message in enumerate(plan):
-                for number, value in self._exchanged(
-                    message, own, f"optimizer/{name}/{dtype.name}/{message_number}"
+                for number, value in self._exchange_message(
+                    message, same_dtype, f"optimizer/{name}/{dtype.name}/{message_number}"
                 ).items():
                     results[numbers[number]] = value
         return results
 
-    def _exchanged(self, message: Message, values: Sequence[tf.Tensor], name: str) -> dict[int, tf.Tensor]:
-        """Returns the values of the variables in a message that others own, by number."""
+    def _exchange_message(self, message: Message, values: Sequence[tf.Tensor], name: str) -> dict[int, tf.Tensor]:
+        """Returns the values of other replicas' variables in a message, by number."""
         collectives = self._strategy.collectives
-        own_vectors = [tf.reshape(values[piece.number], [-1]) for piece in message.pieces[self._rank]]
+        vectors = [tf.reshape(values[piece.number], [-1]) for piece in message.pieces[self._rank]]
         dtype = values[0].dtype
-        padding = message.length - sum(vector.shape[0] for vector in own_vectors)
-        vector = tf.concat([*own_vectors, tf.zeros([padding], dtype)], 0)
+        padding = message.length - sum(vector.shape[0] for vector in vectors)
+        vector = tf.concat([*vectors, tf.zeros([padding], dtype)], 0)
         [gathered] = collectives.all_gather([to_transferable(vector, collectives)], name=name)
-        received = {}
+        remote_values = {}
         for owner, pieces in enumerate(message.pieces):
             for number, start in pieces if owner != self._rank else ():
                 begin = owner * message.length + start
                 part = gathered[begin : begin + values[number].shape.num_elements()]
-                received[number] = tf.cast(tf.reshape(part, values[number].shape), dtype)
-        return received
+                remote_values[number] = tf.cast(tf.reshape(part, values[number].shape), dtype)
+        return remote_values
 
     @contextlib.contextmanager
     def complete(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
-        """See base class; one variable at a time, so that only the chief has them all."""
+        """See base class; sends one variable at a time, and only the chief keeps them."""
         values: dict[int, tf.Tensor] = {}
         missing: list[keras.Variable] = []
         for variable in variables:
             owner = self._owners.get(id(variable), 0)
             is_slot = not variable.trainable and id(variable) in self._owners
             if is_slot and owner:
-                value = self._sent_by(owner, variable)
+                value = self._broadcast_from(owner, variable)
                 if self._rank == 0:
                     missing.append(variable)
                     values[id(variable)] = value
-        with keras_internals.read_by(missing, lambda variable: values[id(variable)]):
+        with keras_internals.reads_replaced(missing, lambda variable: values[id(variable)]):
             yield
 
-    def _sent_by(self, owner: int, variable: keras.Variable) -> tf.Tensor:
+    def _broadcast_from(self, owner: int, variable: keras.Variable) -> tf.Tensor:
         strategy = self._strategy
 
         def send() -> tf.Tensor:
@@ -167,7 +167,7 @@ class ShardedOptimizer(OptimizerShards):
             message = [to_transferable(value, strategy.collectives)]
             return tf.cast(strategy.collectives.broadcast(message, owner, name="optimizer/complete")[0], value.dtype)
 
-        # As a concrete function, because TensorFlow warns about retracing if one line creates several functions.
+        # TensorFlow would warn about retracing if one line created several functions that are not concrete.
         traced = tf.function(lambda: strategy.run(send), autograph=False).get_concrete_function()
         return strategy.local(traced())[0]
 

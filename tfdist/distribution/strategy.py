@@ -1,7 +1,7 @@
-"""The `Strategy` contract: where and how a step runs; and the interfaces that only some strategies implement otherwise.
+"""The `Strategy` interface, which defines where and how a step runs, and interfaces that only some strategies override.
 
-The trainer composes these methods and knows nothing else about a strategy. Each capability of only some strategies has a
-small interface of its own: `TensorLayouts`, `VariableBlocks`, `VariableAdoption` and `ModelParts`.
+The trainer knows nothing else about a strategy. `TensorLayouts`, `VariableBlocks`, `VariableAdoption`, `OptimizerShards` and
+`ModelParts` are capabilities of some strategies.
 """
 
 import contextlib
@@ -30,11 +30,10 @@ FullVariables = Callable[[Sequence[keras.Variable]], contextlib.AbstractContextM
 
 
 class ModelParts:
-    """The default: each process trains the full model.
+    """The part of a model that each process trains; by default the full model.
 
     Attributes:
-      computes_outputs: whether this process computes the outputs of the model, and with them losses and metrics; otherwise it
-        adds zeros to their sums.
+      computes_outputs: whether this process computes outputs, losses and metrics; otherwise it adds zeros to their sums.
     """
 
     computes_outputs: bool = True
@@ -47,39 +46,39 @@ class ModelParts:
         """
         self._full_variables = full_variables
 
-    def trained(self, model: keras.Model) -> keras.Model:
-        """Returns the part of a model, created in the scope, that this process trains."""
+    def local_part(self, model: keras.Model) -> keras.Model:
+        """Returns the part that this process trains of a model that was created in the scope."""
         return model
 
     def description(self, part: keras.Model) -> str:
-        """Describes the parts of all processes, for a line at the start of a run; empty if each has the full model."""
+        """Describes the parts of all processes, for the start of a run; empty if each process has the full model."""
         return ""
 
     @contextlib.contextmanager
     def full_model(self, part: keras.Model) -> Iterator[keras.Model]:
-        """Context with the model of a part, on the chief with all its values, to save it; every process must enter it.
+        """Context with the full model of a part, for saving; the chief has all values. Every process must enter it.
 
         Args:
-          part: result of `trained`.
+          part: result of `local_part`.
         """
         with self._full_variables([*part.variables, *part.optimizer.variables]):
             yield part
 
     def regularization(self, part: keras.Model) -> float:
-        """Returns the regularization loss of the full model's weights; every process must call it."""
+        """Returns the regularization loss of the full model; every process must call it."""
         return sum(float(tf.reduce_sum(loss)) for loss in keras_internals.weight_losses(part))
 
     def outputs(self, outputs: Any) -> Any:
-        """Returns the outputs of the model for a replica's rows on every process of the replica; in a replica function.
+        """Returns the outputs for a replica's rows in every process of the replica, in a replica function.
 
         Args:
-          outputs: a structure of tensors; only their shapes are used in a process that does not compute outputs.
+          outputs: structure of tensors; only their shapes matter in a process that does not compute outputs.
         """
         return outputs
 
 
 class OptimizerShards:
-    """The default: each replica has the full state of the optimizer, and updates all weights.
+    """The part of the optimizer's state that each replica has; by default the full state.
 
     Attributes:
       parts: number of parts of the state.
@@ -88,27 +87,21 @@ class OptimizerShards:
     parts: int = 1
 
     def __init__(self, strategy: "Strategy"):
-        """Initializes the shards.
-
-        Args:
-          strategy: the strategy.
-        """
         self._strategy = strategy
 
-    def built_later(self, model: keras.Model) -> contextlib.AbstractContextManager:
-        """Context in which a compiled model is built, but not its optimizer, if that is up to `build`."""
+    def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
+        """Context in which a compiled model is built without its optimizer, if `build` builds that."""
         return contextlib.nullcontext()
 
     def build(self, model: keras.Model) -> None:
-        """Creates this process's part of the state of a built model's optimizer; call it outside of the scope."""
+        """Creates this process's part of the optimizer's state for a built model; call it outside of the scope."""
 
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """Updates weights with reduced gradients; in a replica function. `exchange` must follow.
+        """Updates weights with reduced gradients, in a replica function. `exchange` must follow.
 
-        An update without variables, as in a stage of a pipeline that has none to train, counts as one, too: the steps of the
-        optimizer equal those of the run in every process.
+        An update without variables, as in a stage of a pipeline without trainable ones, still counts as a step.
         """
         if variables:
             self._strategy.apply(optimizer, gradients, variables)
@@ -116,45 +109,45 @@ class OptimizerShards:
             optimizer.iterations.assign_add(1)
 
     def exchange(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives all replicas the weights that only some have updated; in a replica function."""
+        """Sends updated weights to the replicas that did not update them, in a replica function."""
 
     def state_bytes(self, optimizer: keras.Optimizer) -> list[int]:
         """Returns the bytes of the optimizer's variables in each part."""
         return [sum(keras_internals.bytes_of(variable) for variable in optimizer.variables)]
 
-    def is_here_only(self, variable: keras.Variable) -> bool:
-        """Returns whether this replica alone has a variable of the optimizer."""
+    def is_local_only(self, variable: keras.Variable) -> bool:
+        """Returns whether only this replica has a variable of the optimizer."""
         return False
 
     def is_of_all(self, variable: keras.Variable) -> bool:
         """Returns whether every replica has a variable of the optimizer."""
         return True
 
-    def from_owners(
+    def gather_from_owners(
         self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor], name: str
     ) -> list[tf.Tensor]:
-        """Returns for each trained variable the value that the replica with its state has; in a replica function.
+        """Returns, for each trained variable, the value of the replica with its state, in a replica function.
 
         Args:
           variables: trained variables.
-          values: this replica's tensors, of their shapes and dtypes.
-          name: names the calls.
+          values: this replica's values, with the shapes and dtypes of the variables.
+          name: name of the collective calls.
         """
         return list(values)
 
     def complete(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Context in which the optimizer's variables among these all have values on the chief; every process enters it."""
+        """Context in which the chief has values of all these variables of the optimizer; every process must enter it."""
         return contextlib.nullcontext()
 
 
 class TensorLayouts:
-    """Layouts of tensors inside a replica function; here those of one device, which has every full tensor.
+    """Layouts of tensors inside a replica function; by default those of one device with full tensors.
 
     Attributes:
       row_shards: number of shards into which the rows of a replica are split.
       devices_per_replica: number of devices over which a replica is spread.
-      shards_tensors: whether results of a model may be sharded, so that it is only called where steps are compiled.
-      holds_variables: whether a step can read all variables of the model where it runs.
+      shards_tensors: whether results of a model may be sharded; the model can then be called only in compiled steps.
+      holds_variables: whether a step can read all variables of the model.
     """
 
     row_shards: int = 1
@@ -163,7 +156,7 @@ class TensorLayouts:
     holds_variables: bool = True
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """Returns a tensor of a model in the layout of its dims; `name` is for messages. See `tfdist.constrain`."""
+        """Returns a tensor of a model in the layout of its dims; `name` is for errors. See `tfdist.constrain`."""
         return x
 
     def by_rows(self, tensors: Any) -> Any:
@@ -171,26 +164,26 @@ class TensorLayouts:
         return tensors
 
     def computing(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Context in which variables are as a forward pass without gradients needs them."""
+        """Context in which variables have the layouts for a forward pass without gradients."""
         return contextlib.nullcontext()
 
     def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        """Returns a value of a variable in the layout in which the variable is stored, to be assigned to it."""
+        """Returns a value in the layout of the stored variable, for an assignment."""
         return value
 
     def computed_from(self, variable: keras.Variable, stored: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the value that a layer computes with, differentiable with respect to the stored one.
+        """Returns the value with which a layer computes, differentiable with respect to the stored value.
 
         Args:
           variable: variable of the layer.
-          stored: its value as it is stored between layers.
-          inputs: inputs of the layer; the result is not needed before they are available.
+          stored: its value in the layout of the stored variable.
+          inputs: inputs of the layer; the result is needed only when they are available.
         """
         return stored
 
 
 class VariableAdoption:
-    """The default, for engines that use plain variables: they may be created anywhere and need no preparation."""
+    """Adoption of variables; by default plain variables, which may be created anywhere."""
 
     def __init__(self, synchronize: Callable[[Sequence[keras.Variable]], None]):
         """Initializes the adoption.
@@ -201,17 +194,17 @@ class VariableAdoption:
         self._synchronize = synchronize
 
     def owns(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable was created in the strategy's scope, if that makes a difference."""
+        """Returns whether a variable was created in the strategy's scope, if that matters."""
         return True
 
     def creation(self) -> contextlib.AbstractContextManager:
-        """Context in which variables of a model must be created that do not exist before its first call."""
+        """Context in which a model must create the variables of its first call."""
         return contextlib.nullcontext()
 
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """Places variables created outside of the scope as if they had been created inside; their values are kept.
+        """Places variables from outside of the scope as if they had been created inside, and keeps their values.
 
-        Every process must call it, with the same variables.
+        Every process must call it with the same variables.
 
         Args:
           variables: variables of models and optimizers.
@@ -222,16 +215,13 @@ class VariableAdoption:
         """
 
     def as_one_device(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Context, outside of replica functions, in which variables behave as on one device.
+        """Context, outside of replica functions, in which variables behave as on one device, for training outside of `fit`.
 
-        For code that trains outside of `fit`: on exit, every replica of this process gets the values of its first one.
-
-        Args:
-          variables: the variables that the code uses.
+        On exit, every replica of this process gets the values of its first replica.
         """
         return contextlib.nullcontext()
 
-    def send_from_first(self, variables: Sequence[keras.Variable]) -> None:
+    def broadcast_values(self, variables: Sequence[keras.Variable]) -> None:
         """Copies the first replica's values of adopted variables to every replica; every process must call it."""
         self._synchronize(variables)
 
@@ -239,51 +229,43 @@ class VariableAdoption:
 Read = Callable[[tuple[int, ...], tuple[int, ...]], np.ndarray]  # (offset, shape) -> that block of a saved value
 
 
-class VariablesOfAll(NamedTuple):
+class JobVariables(NamedTuple):
     """The variables of all processes of a job.
 
     Attributes:
       forms: dtype and shape by name, as JSON.
-      written: names of the variables of which this process writes its blocks.
+      local_names: names of the variables whose local blocks this process writes.
     """
 
     forms: dict[str, Any]
-    written: frozenset[str]
+    local_names: frozenset[str]
 
 
 class VariableBlocks:
-    """The blocks of variables that this process has; here each replica has every full variable.
+    """The local blocks of variables; by default each replica has every full variable.
 
     Attributes:
-      spans_processes: whether processes may have different blocks of a variable; all of them are then needed to read a
-        full value.
+      spans_processes: whether processes may have different blocks of a variable, and all must take part in reading it.
     """
 
     spans_processes: bool = False
 
     def __init__(self, strategy: "Strategy"):
-        """Initializes the blocks.
-
-        Args:
-          strategy: the strategy.
-        """
         self._strategy = strategy
 
-    def written(
+    def saved_blocks(
         self, variable: tf.Variable, per_replica: bool, copied: bool = True
     ) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """Returns the blocks of a variable that this process saves: values on the host, with their offsets in the saved array.
+        """Returns the blocks of a variable that this process saves: offsets in the saved array, and values on the host.
 
         There is no communication. The blocks of all processes cover the variable without overlap.
 
         Args:
           variable: TensorFlow variable of this strategy.
-          per_replica: whether each replica has its own value; the saved array then has an additional first dim over all
-            replicas.
-          copied: whether the values are copies; otherwise they may share the variable's memory, and change when it is
-            assigned.
+          per_replica: whether each replica has its own value; the saved array then has an additional first dim, the replicas.
+          copied: whether the values are copies; otherwise they may share the variable's memory.
         """
-        read = _copied if copied else _shared
+        read = _copy_to_host if copied else _view_on_host
         values = [read(value) for value in self._strategy.local(variable)]
         if per_replica:
             return [
@@ -294,33 +276,33 @@ class VariableBlocks:
 
     @property
     def _writes_same(self) -> bool:
-        """Whether this process writes the variables that all replicas have with the same values."""
+        """Whether this process writes the variables that are equal on all replicas."""
         return self._strategy.is_chief
 
-    def of_all(self, forms: Mapping[str, Any]) -> VariablesOfAll:
-        """Returns the variables of all processes, which may have different ones; every process must call it.
+    def job_variables(self, forms: Mapping[str, Any]) -> JobVariables:
+        """Returns the variables of all processes, which may differ; every process must call it.
 
         Args:
           forms: dtype and shape of this process's variables by name, as JSON.
         """
-        return VariablesOfAll(dict(forms), frozenset(forms))
+        return JobVariables(dict(forms), frozenset(forms))
 
     def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
         """Returns all copies of a variable, or of its blocks, on this process's devices: (owner, offset, values).
 
         If replicas hold the same value, the copies of all processes with the same offset must be equal.
         """
-        zeros = (0,) * len(variable.shape)
-        own = zip(self._strategy.local_replicas, self._strategy.local(variable), strict=True)
-        return [(f"replica {replica}", zeros, np.asarray(value)) for replica, value in own]
+        offset = (0,) * len(variable.shape)
+        local_values = zip(self._strategy.local_replicas, self._strategy.local(variable), strict=True)
+        return [(f"replica {replica}", offset, np.asarray(value)) for replica, value in local_values]
 
     def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
         """Assigns a saved value to a variable on this process's devices.
 
         Args:
           variable: TensorFlow variable of this strategy.
-          per_replica: as for `written`.
-          read: called for the blocks that this process needs.
+          per_replica: see `saved_blocks`.
+          read: returns the blocks that this process needs.
         """
         shape = tuple(variable.shape)
         if not per_replica:
@@ -334,7 +316,7 @@ class VariableBlocks:
 
         Args:
           variable: TensorFlow variable of this strategy.
-          per_replica: as for `written`.
+          per_replica: see `saved_blocks`.
           value: the full value, in any dtype.
         """
         value = value.astype(variable.dtype.as_numpy_dtype)
@@ -343,24 +325,24 @@ class VariableBlocks:
         self.assign(variable, per_replica, functools.partial(_block, value))
 
     def snapshot(self, variables: Sequence[tf.Variable]) -> Callable[[], None]:
-        """Copies variables to the host, without communication; returns a function that restores them, bit for bit.
+        """Copies variables to the host without communication; returns a function that restores them bitwise.
 
-        Each replica gets its own values back, even where replicas should hold the same value.
+        Each replica restores its own values, even of variables that are equal on all replicas.
 
         Args:
           variables: TensorFlow variables of this strategy.
         """
-        copies = [[_copied(value) for value in self._strategy.local(variable)] for variable in variables]
+        copies = [[_copy_to_host(value) for value in self._strategy.local(variable)] for variable in variables]
 
         def restore() -> None:
             for variable, values in zip(variables, copies, strict=True):
-                for own, value in zip(self._strategy.local(variable), values, strict=True):
-                    own.assign(value)
+                for local_variable, value in zip(self._strategy.local(variable), values, strict=True):
+                    local_variable.assign(value)
 
         return restore
 
     def full_variables(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Context in which the chief can read the full variables, to save them; every process must enter it."""
+        """Context in which the chief can read full variables for saving; every process must enter it."""
         return contextlib.nullcontext()
 
 
@@ -368,12 +350,12 @@ def _block(values: np.ndarray, offset: tuple[int, ...], shape: tuple[int, ...]) 
     return values[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))]
 
 
-def _shared(value: Any) -> np.ndarray:
-    """Returns a value on the host, which shares the memory of a variable on the host."""
+def _view_on_host(value: Any) -> np.ndarray:
+    """Returns a value on the host, which may share the memory of the variable."""
     return np.asarray(tf.convert_to_tensor(value))
 
 
-def _copied(value: Any) -> np.ndarray:
+def _copy_to_host(value: Any) -> np.ndarray:
     """Copies a value to the host; TensorFlow copies a variable when it is read, but shares the memory of a tensor."""
     array = np.asarray(value)
     return array if array.flags.owndata else array.copy()
@@ -381,7 +363,7 @@ def _copied(value: Any) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """A variable that a part of the step needs from step to step.
+    """A variable that keeps state of the step from step to step.
 
     Attributes:
       name: unique within a run, and the same in every run.
@@ -408,19 +390,19 @@ class Strategy:
       group: control plane of the job's processes.
       replicas: number of replicas in the job.
       local_replicas: indices of this process's replicas, in order.
-      compiles_replicas: whether replica functions are compiled by XLA: shapes are static, so every replica must get the
-        same number of rows, and there is no clock.
-      compiles_loops: whether a compiled function may loop over steps and take their batches from an iterator; otherwise
-        the host calls each step.
-      trains_whole_model: whether each process trains the full model, and may call it; otherwise it has a part of the
-        layers, and activations are sent between processes.
+      compiles_replicas: whether XLA compiles replica functions: shapes are static, so every replica must get the same number
+        of rows, and there is no clock.
+      compiles_loops: whether a compiled function may loop over steps and take their batches from an iterator; otherwise the
+        host calls each step.
+      trains_whole_model: whether each process trains the full model, and may call it; otherwise it has some of the layers, and
+        processes send activations to each other.
       layouts: layouts of tensors inside replica functions.
-      communication: which library its collectives use, and why, as a sentence; empty if there is no choice.
-      collectives: collectives of the replicas, which communicate through them inside `run`.
-      tuned: collectives of training steps, if their sums do not all use the engine's all-reduce; else None.
-      remote: the `RemoteVariables` of a strategy whose parameter servers make all updates; None for others.
-      sums_gradients: whether the engine sums the gradients of the global batch by itself, so that `gradients` returns
-        the sums: there is nothing left to reduce, to compress or to count, and the engine compiles the whole program.
+      communication: a sentence with the library of its collectives and the reason; empty if there is no choice.
+      collectives: collectives of the replicas, inside `run`.
+      tuned: collectives of training steps if some sums use another all-reduce than the engine's; else None.
+      remote: the `RemoteVariables` of a strategy with parameter servers; else None.
+      sums_gradients: whether the engine itself sums the gradients of the global batch: `gradients` returns the sums, which are
+        neither reduced nor compressed, and the engine compiles the whole program.
     """
 
     declaration: ClassVar[Declaration | None] = None
@@ -446,7 +428,7 @@ class Strategy:
 
     @property
     def adoption(self) -> VariableAdoption:
-        """Adopts variables that were created outside of the scope."""
+        """Adoption of variables that were created outside of the scope."""
         return VariableAdoption(self.synchronize)
 
     def __repr__(self) -> str:
@@ -466,13 +448,13 @@ class Strategy:
         return self.replicas * self.layouts.row_shards
 
     @property
-    def devices_in_total(self) -> int:
+    def total_devices(self) -> int:
         """Number of devices of the job; one per replica, unless a replica is spread over several."""
         return self.replicas * self.layouts.devices_per_replica
 
     @property
     def micro_batches(self) -> int:
-        """Number of parts into which the strategy itself splits a replica's rows; 0 if only micro-steps do."""
+        """Number of parts into which the strategy splits a replica's rows; 0 if only micro-steps split them."""
         return 0
 
     @property
@@ -482,7 +464,7 @@ class Strategy:
 
     @property
     def can_train_locally(self) -> bool:
-        """Whether replicas may update weights of their own between exchanges; not if the engine compiles whole steps."""
+        """Whether replicas can update their own weights between exchanges, which a compiled step does not support."""
         return self.compiles_loops and not self.compiles_replicas and not self.sums_gradients
 
     def check_batch_size(self, batch_size: int, micro_steps: int = 1) -> None:
@@ -492,30 +474,25 @@ class Strategy:
     @property
     def parts(self) -> ModelParts:
         """The part of a model that this process trains."""
-        return ModelParts(self._complete)
+        return ModelParts(self._full_values)
 
     @contextlib.contextmanager
-    def _complete(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+    def _full_values(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         with self.blocks.full_variables(variables), self.optimizer_shards.complete(variables):
             yield
 
     def raise_on_all_members(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Context, entered by every process, that raises on all of them if its body raises on some.
+        """Context, entered by every process, that raises on all processes if its body raises on one.
 
-        By default it does nothing: processes with the same model refuse the same.
+        By default it does nothing, because processes with the same model raise the same errors.
 
         Args:
-          name: name of the action of the body, the same on every process.
+          name: name of the action, equal on every process.
         """
         return contextlib.nullcontext()
 
     def trace_together(self, function: Any, *args: Any) -> None:
-        """Traces a `tf.function` before it is called on every process, if some of them may fail to trace it.
-
-        Args:
-          function: the function.
-          *args: arguments of the call.
-        """
+        """Traces a `tf.function` before every process calls it, if tracing may fail in some of them."""
 
     @property
     def is_chief(self) -> bool:
@@ -524,7 +501,7 @@ class Strategy:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator["Strategy"]:
-        """Context in which variables are placed for this strategy and it is `tfdist.current_strategy()`."""
+        """Context in which this is `tfdist.current_strategy()` and new variables are placed for it."""
         with self.in_use(), self._placement():
             yield self
 
@@ -540,12 +517,12 @@ class Strategy:
         """Runs a replica function on every local replica, in step with the other processes.
 
         Args:
-          function: takes the arguments of one replica and returns a structure of tensors. A batch of which the replica has no
-            row is a `ReplicaRows`, so that code of a user or of Keras always sees at least one.
-          *args: structures; of values returned by `run` or `distribute`, each replica gets its own part.
+          function: takes the arguments of one replica and returns a structure of tensors. A batch without rows for the replica
+            is a `ReplicaRows`, so code of users and of Keras always gets at least one row.
+          *args: structures; each replica gets its own part of values from `run` or `distribute`.
 
         Returns:
-          The structure returned by the function, with tensors in the engine's per-replica form.
+          The result of the function, with tensors in the engine's per-replica form.
         """
         return self.in_replica(function)(*args)
 
@@ -568,7 +545,7 @@ class Strategy:
         return iter(make_dataset(self.local_replicas, self.replicas))
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles a function that calls `run`: once for all numbers of rows, or once for each if shapes are static."""
+        """Compiles a function that calls `run`, once for all numbers of rows or, if shapes are static, once for each."""
         return tf.function(function, autograph=False, reduce_retracing=not self.compiles_replicas)
 
     def gradients(
@@ -577,41 +554,38 @@ class Strategy:
         """Runs the forward and backward pass: the first half of a step, inside a replica function.
 
         Args:
-          loss_fn: called with the replica's batch; returns the scalar to differentiate and anything else.
+          loss_fn: takes the replica's batch; returns the scalar to differentiate and an auxiliary value.
           variables: variables with respect to which to differentiate.
           *batch: arguments of `loss_fn`.
 
         Returns:
-          This replica's gradients, in the order of the variables (None where the loss does not depend on the variable),
-          the loss, and whatever else `loss_fn` returned.
+          This replica's gradients in the order of the variables, with None if the loss does not depend on a variable; the
+          loss; and the auxiliary value.
         """
         with tf.GradientTape() as tape:
-            loss, rest = loss_fn(*batch)
-        return tape.gradient(loss, [variable.value for variable in variables]), loss, rest
+            loss, auxiliary = loss_fn(*batch)
+        return tape.gradient(loss, [variable.value for variable in variables]), loss, auxiliary
 
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """Runs the optimizer's update with reduced gradients: the second half of a step, inside a replica function.
-
-        Disables the optimizer's own sum over replicas, because the gradients are already reduced.
-        """
+        """Runs the optimizer's update with reduced gradients: the second half of a step, inside a replica function."""
         keras_internals.disable_gradient_aggregation(optimizer)
         optimizer.apply(list(gradients), list(variables))
 
     def own_copies(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
         """Context, inside a replica function, in which assignments to variables change only this replica's values.
 
-        Collectives must not be called in it: in one process, replicas take turns there, and share Keras's variables.
+        Collectives must not be called in it: replicas of a process take turns there, and share Keras's variables.
         """
         return contextlib.nullcontext()
 
     def apply_locally(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """Same as `apply`, but only for this replica: variables and the optimizer's state may then differ.
+        """Like `apply`, but only for this replica, whose variables and optimizer state may then differ.
 
-        There is no communication, so that it may be called inside a condition.
+        Without communication, it may be called inside a condition.
         """
         self.apply(optimizer, gradients, variables)
 
@@ -621,21 +595,21 @@ class Strategy:
             return [_variable(state) for state in states]
 
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
-        """Copies the first replica's values to every replica; a no-op where the engine does so on variable creation."""
+        """Copies the first replica's values to every replica; a no-op if the engine does so when it creates variables."""
 
     @functools.cached_property
     def optimizer_shards(self) -> OptimizerShards:
-        """Which part of the optimizer's state each replica has."""
+        """The part of the optimizer's state that each replica has."""
         return OptimizerShards(self)
 
     @property
     def job_collectives(self) -> Collectives:
-        """Collectives of all processes, of which several may compute one replica: for sums of losses and metrics."""
+        """Collectives of all processes, also of several that compute one replica, for sums of losses and metrics."""
         return self.collectives
 
     @property
     def process_collectives(self) -> Collectives:
-        """Collectives of the processes, each with one replica, that do not need `run` around them."""
+        """Collectives of the processes, each with one replica, for use outside of `run`."""
         return self.collectives
 
     def process_device(self) -> contextlib.AbstractContextManager:
@@ -643,9 +617,9 @@ class Strategy:
         return contextlib.nullcontext()
 
     def compiled_for_variables(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles a replica function that reads and assigns variables; outside of functions, it is called like `function`.
+        """Compiles a replica function that reads and assigns variables, for eager calls.
 
-        Its arguments are results of others that were compiled in this way.
+        Its arguments are results of other functions that were compiled in this way.
         """
         return self.compiled(lambda *args: self.run(function, *args))
 
@@ -655,7 +629,7 @@ class Strategy:
         return self.tuned or self.collectives
 
     def in_replica(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a replica function so that layers inside it find the strategy and its collectives."""
+        """Wraps a replica function with the context in which layers find the strategy and its collectives."""
 
         @tf.autograph.experimental.do_not_convert
         def replica_function(*args: Any) -> Any:
@@ -669,19 +643,19 @@ class Strategy:
         return replica_function
 
     def close(self) -> None:
-        """Releases resources outside this process's memory; the code that joined the group leaves it."""
+        """Releases resources outside of this process's memory; does not leave the group."""
 
 
 def _variable(state: State) -> tf.Variable:
-    kind: dict[str, Any] = {}
-    # By default the variable would be mirrored, and its copies would diverge silently.
+    options: dict[str, Any] = {}
+    # The default would be a mirrored variable, whose copies would diverge silently.
     if state.per_replica:
-        kind = {
+        options = {
             "synchronization": tf.VariableSynchronization.ON_READ,
             "aggregation": tf.VariableAggregation.NONE,
         }
     initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
-    return tf.Variable(initial, trainable=False, name=state.name, **kind)
+    return tf.Variable(initial, trainable=False, name=state.name, **options)
 
 
 _in_replica: contextvars.ContextVar[bool] = contextvars.ContextVar("in a replica function", default=False)

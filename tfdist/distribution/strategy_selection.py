@@ -1,10 +1,17 @@
-"""Chooses the strategy: the rules of `--strategy=auto`, and the requirements of explicit strategies on the environment."""
+"""Chooses the strategy: the rules of `--strategy=auto`, and what explicit strategies require of the environment."""
 
 import dataclasses
 
 from tfdist.cluster.environment import Cluster, Environment, describe, detect_cluster, hint
 from tfdist.cluster.tf_config import EXAMPLE
-from tfdist.config.strategy_registry import AUTO, DECLARATIONS, SERVED, Declaration, Processes, declared
+from tfdist.config.strategy_registry import (
+    AUTO,
+    DECLARATIONS,
+    PARAMETER_SERVER,
+    Declaration,
+    Processes,
+    strategy_declaration,
+)
 from tfdist.errors import InputError
 
 
@@ -37,29 +44,29 @@ def detect(
 ) -> Detection:
     """Chooses the strategy and determines this process's place among the job's processes.
 
-    An explicit strategy wins. Otherwise, the first strategy is chosen whose declaration accepts this environment.
+    An explicit strategy has priority. Otherwise, the first declaration that accepts this environment determines it.
 
     Args:
       env: environment of the process.
-      strategy: "auto", or name of a strategy, which may be a third party's `package.module:Class`.
-      local_devices: number of devices that this process would use by default, at least 1.
+      strategy: "auto", or the name of a strategy, such as a third party's `package.module:Class`.
+      local_devices: default number of devices of this process, at least 1.
       declaration: declaration of the strategy; by default, its entry in the registry.
       cluster: this process's place; by default, it is detected from `env`.
 
     Raises:
-      InputError: sources disagree about this process's rank or the job's size, or these do not suit the strategy.
+      InputError: sources disagree about this process's rank or the job's size, or the strategy does not support them.
     """
     cluster = cluster or detect_cluster(env)
     if strategy == AUTO:
         return _automatic(env, cluster, local_devices)
-    _check(strategy, (declaration or declared(strategy)).processes, cluster)
+    _check(strategy, (declaration or strategy_declaration(strategy)).processes, cluster)
     return Detection(cluster, strategy, f"Using strategy {strategy}, set by --strategy; {describe(cluster)}.")
 
 
 def _check(strategy: str, processes: Processes, cluster: Cluster) -> None:
-    if cluster.servers and strategy != SERVED:
+    if cluster.servers and strategy != PARAMETER_SERVER:
         raise InputError(
-            f"Only --strategy={SERVED} has parameter servers. Received: --strategy={strategy} and a TF_CONFIG with "
+            f"Only --strategy={PARAMETER_SERVER} has parameter servers. Received: --strategy={strategy} and a TF_CONFIG with "
             f"{cluster.servers} of them (ps). Use it, or leave them out."
         )
     if processes is Processes.ONE and cluster.size > 1:

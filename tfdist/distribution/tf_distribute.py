@@ -1,4 +1,4 @@
-"""A `Strategy` on top of tf.distribute; mirrored, multiworker and TPU are this class with different engines."""
+"""A `Strategy` on top of tf.distribute, for mirrored, multiworker and TPU."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ from tfdist.errors import InputError
 
 
 class TensorFlowStrategy(Strategy):
-    """Runs replica functions with a tf.distribute engine, which mirrors the variables created in its scope."""
+    """Runs replica functions with a tf.distribute engine, which mirrors variables that are created in its scope."""
 
     def __init__(
         self,
@@ -43,8 +43,7 @@ class TensorFlowStrategy(Strategy):
           cluster: this process in the job.
           group: group of the job's processes.
           options: communication options for the engine's collectives.
-          make_group: creates the collectives of some replicas; None if the engine has none, or all replicas are those of
-            this process.
+          make_group: creates the collectives of some replicas; None if the engine has none, or for a single process.
         """
         keras_internals.enable_float_conversion()
         self.name = name
@@ -65,7 +64,7 @@ class TensorFlowStrategy(Strategy):
         return MirroredVariables(self)
 
     def _make_group(self, ranks: tuple[int, ...], rank: int) -> DeviceGroup:
-        """Returns the collectives of some of this process's replicas; `rank` is the calling one."""
+        """Returns the collectives of some of this process's replicas; `rank` is that of the caller."""
         return DeviceGroup(ranks, ranks.index(rank), self.collectives.wire, self._queues)
 
     def _placement(self) -> contextlib.AbstractContextManager:
@@ -84,12 +83,12 @@ class TensorFlowStrategy(Strategy):
         """See base class."""
         leaves, first = [tf.nest.flatten(value) for value in values], self.local_replicas.start
 
-        def placed(i: int) -> Any:
+        def distribute_leaf(i: int) -> Any:
             return self.engine.experimental_distribute_values_from_function(
                 lambda context: leaves[context.replica_id_in_sync_group - first][i]
             )
 
-        return tf.nest.pack_sequence_as(values[0], [placed(i) for i in range(len(leaves[0]))])
+        return tf.nest.pack_sequence_as(values[0], [distribute_leaf(i) for i in range(len(leaves[0]))])
 
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
@@ -118,7 +117,7 @@ class TensorFlowStrategy(Strategy):
 
 
 class MirroredVariables(VariableAdoption):
-    """Adoption by an engine that mirrors variables: the TensorFlow variable is created again in the engine's scope."""
+    """Adoption by an engine that mirrors variables, which recreates TensorFlow variables in the engine's scope."""
 
     def __init__(self, strategy: TensorFlowStrategy):
         """Initializes the adoption.
@@ -128,35 +127,35 @@ class MirroredVariables(VariableAdoption):
         """
         super().__init__(strategy.synchronize)
         self._strategy = strategy
-        self._adopted: dict[str, str] = {}  # old to new optimizer key of each adopted variable
+        self._new_keys: dict[str, str] = {}  # old to new optimizer key of each adopted variable
 
     def owns(self, variable: keras.Variable) -> bool:
         """See base class."""
         return bool(self._strategy.engine.extended.variable_created_in_scope(variable.value))
 
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """See base class; functions traced before still refer to the old TensorFlow variables.
+        """See base class; earlier traces still refer to the old TensorFlow variables.
 
         Raises:
           InputError: a variable belongs to another strategy.
         """
         strategy = self._strategy
-        of_optimizers = {id(variable) for optimizer in optimizers for variable in optimizer.variables}
+        optimizer_ids = {id(variable) for optimizer in optimizers for variable in optimizer.variables}
         for variable in variables:
             if self.owns(variable):
-                self._set_access(variable, id(variable) in of_optimizers)
+                self._set_access(variable, id(variable) in optimizer_ids)
                 continue
             if isinstance(variable.value, tf.distribute.DistributedValues):
                 raise InputError(
                     "A model must be trained with the strategy in whose scope it was created. Received: "
                     f"{variable.path}, created under another one. Create it again."
                 )
-            former = keras_internals.key_of(variable)
+            old_key = keras_internals.key_of(variable)
             keras_internals.recreate_variable(variable, strategy.scope())
-            self._set_access(variable, id(variable) in of_optimizers)
-            self._adopted[former] = keras_internals.key_of(variable)
+            self._set_access(variable, id(variable) in optimizer_ids)
+            self._new_keys[old_key] = keras_internals.key_of(variable)
         for optimizer in optimizers:
-            keras_internals.rebind_variables(optimizer, strategy.engine, self._adopted)
+            keras_internals.rebind_variables(optimizer, strategy.engine, self._new_keys)
 
     def _set_access(self, variable: keras.Variable, is_of_optimizer: bool) -> None:
         keras_internals.watch_copies(self._strategy.local(variable.value))
@@ -168,29 +167,31 @@ class MirroredVariables(VariableAdoption):
     def as_one_device(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """See base class."""
         mirrored = [v for v in variables if isinstance(v.value, tf.distribute.DistributedValues)]
-        own = [variable for variable in mirrored if self.owns(variable)]
-        with keras_internals.reading_first_copy(own, [self._strategy.local(variable.value) for variable in own]):
+        owned_variables = [variable for variable in mirrored if self.owns(variable)]
+        with keras_internals.reading_first_copy(
+            owned_variables, [self._strategy.local(variable.value) for variable in owned_variables]
+        ):
             yield
 
-    def send_from_first(self, variables: Sequence[keras.Variable]) -> None:
+    def broadcast_values(self, variables: Sequence[keras.Variable]) -> None:
         """See base class."""
         strategy = self._strategy
         if strategy.cluster.size == 1 or not variables:
             return
 
         def replica_function() -> None:
-            own = [tf.identity(variable.value) for variable in variables]
-            for variable, value in zip(variables, broadcast_from_first(own, strategy.collectives), strict=True):
+            values = [tf.identity(variable.value) for variable in variables]
+            for variable, value in zip(variables, broadcast_from_first(values, strategy.collectives), strict=True):
                 variable.assign(value)
 
         tf.function(lambda: strategy.run(replica_function), autograph=False)()
 
 
-_of_engines: dict[tf.distribute.Strategy, TensorFlowStrategy] = {}  # one each: the job's group is joined only once
+_strategies: dict[tf.distribute.Strategy, TensorFlowStrategy] = {}  # by engine; the job's group is joined only once
 
 
 def strategy_of_engine(engine: tf.distribute.Strategy, start_timeout_seconds: float) -> TensorFlowStrategy:
-    """Returns a `Strategy` on a tf.distribute engine that the program has created; the same one on every call.
+    """Returns the `Strategy` for a tf.distribute engine that the program has created; always the same object.
 
     Args:
       engine: a `MirroredStrategy`, `OneDeviceStrategy` or `MultiWorkerMirroredStrategy`.
@@ -199,10 +200,11 @@ def strategy_of_engine(engine: tf.distribute.Strategy, start_timeout_seconds: fl
     Raises:
       InputError: the engine is of another class.
     """
-    if engine in _of_engines:
-        return _of_engines[engine]
+    if engine in _strategies:
+        return _strategies[engine]
     declaration = next(
-        (one for one in DECLARATIONS for name in one.adopts if isinstance(engine, getattr(tf.distribute, name))), None
+        (entry for entry in DECLARATIONS for name in entry.adopts if isinstance(engine, getattr(tf.distribute, name))),
+        None,
     )
     if declaration is None:
         raise InputError(
@@ -211,26 +213,21 @@ def strategy_of_engine(engine: tf.distribute.Strategy, start_timeout_seconds: fl
         )
     cluster = Cluster() if declaration.processes is Processes.ONE else detect_cluster(os.environ)
     group = join(cluster, start_timeout=start_timeout_seconds)
-    _of_engines[engine] = TensorFlowStrategy(declaration.name, engine, cluster=cluster, group=group)
-    return _of_engines[engine]
+    _strategies[engine] = TensorFlowStrategy(declaration.name, engine, cluster=cluster, group=group)
+    return _strategies[engine]
 
 
 class VariableCreation:
-    """Makes all ranks agree on each variable before it is created, for an engine that then broadcasts rank 0's value.
+    """Makes all ranks agree on each variable before the engine creates it and broadcasts rank 0's value.
 
-    Otherwise a broadcast between different shapes would fail without naming the variable, and a rank that creates an
+    Otherwise a broadcast between different shapes would fail without the name of the variable, and a rank that creates an
     additional variable would wait forever. Costs one small message of the group per variable.
     """
 
     def __init__(self, group: Group):
-        """Starts to count variables.
-
-        Args:
-          group: group of all ranks.
-        """
         self._group = group
         self._count = 0
-        self._agreeing = False  # scopes may be nested
+        self._is_agreeing = False  # scopes may be nested
 
     def agree(self, next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
         """Creates a variable after all ranks have agreed on it; for `tf.variable_creator_scope`.
@@ -243,25 +240,25 @@ class VariableCreation:
           InputError: another rank creates a different variable.
           PeerLostError: another rank creates none.
         """
-        if self._agreeing:
+        if self._is_agreeing:
             return next_creator(**arguments)
         value: Any = arguments.get("initial_value")
         if tf.executing_eagerly() and callable(value):
             value = arguments["initial_value"] = value()
         self._count += 1
-        form = f" {tf.as_dtype(value.dtype).name}{list(value.shape)}" if hasattr(value, "dtype") else ""
-        description = f"{without_numbers(str(arguments.get('name')))}{form}"
+        type_text = f" {tf.as_dtype(value.dtype).name}{list(value.shape)}" if hasattr(value, "dtype") else ""
+        description = f"{strip_counters(str(arguments.get('name')))}{type_text}"
         with long_timeout("its data or its weights") as deadline:
             self._group.agree(
                 f"variable/{self._count}", {f"variable number {self._count}": description}, deadline=deadline
             )
-        self._agreeing = True
+        self._is_agreeing = True
         try:
             return next_creator(**arguments)
         finally:
-            self._agreeing = False
+            self._is_agreeing = False
 
 
-def without_numbers(name: str) -> str:
-    """Removes from a name the counters that Keras appends, which may differ between processes."""
+def strip_counters(name: str) -> str:
+    """Removes the counters that Keras appends to names, which may differ between processes."""
     return re.sub(r"_\d+(?=/|_|$)", "", name)

@@ -1,4 +1,4 @@
-"""TensorFlow servers, one per process of the job: their addresses and their start."""
+"""The addresses and the start of TensorFlow servers, one per process of the job."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
-from tfdist.cluster.signals import sigterm_preserved
+from tfdist.cluster.signals import preserve_sigterm
 from tfdist.coordination import Group
 from tfdist.coordination.job_token import free_port
 from tfdist.coordination.peer_failure import LOSS_NOTICE_SECONDS
@@ -18,7 +18,7 @@ from tfdist.errors import InputError, PeerLostError
 
 @contextlib.contextmanager
 def server_start(group: Group, processes: int, seconds: float) -> Iterator[None]:
-    """Context in which this process's server is started, which waits uninterruptibly for the other servers.
+    """Context for the start of this process's server, which waits uninterruptibly for the other servers.
 
     Args:
       group: group of the job's processes.
@@ -30,23 +30,23 @@ def server_start(group: Group, processes: int, seconds: float) -> Iterator[None]
     """
     keras_internals.limit_start_of_workers(processes, seconds)
     try:
-        with sigterm_preserved():
+        with preserve_sigterm():
             yield
     except tf.errors.DeadlineExceededError as error:
         loss = group.lost(LOSS_NOTICE_SECONDS)  # no other thread could run meanwhile
-        late = f"Not every rank's TensorFlow server was up within {seconds:g} s"
-        raise PeerLostError(f"{loss or late}.") from error
+        timeout_text = f"Not every rank's TensorFlow server was up within {seconds:g} s"
+        raise PeerLostError(f"{loss or timeout_text}.") from error
 
 
 def with_addresses(cluster: Cluster, group: Group) -> Cluster:
-    """Returns the cluster; if the environment has no addresses, with those that the processes choose and exchange.
+    """Returns the cluster with the addresses of the environment, or with addresses that the processes choose.
 
     Raises:
-      InputError: the environment has an address for this process, whose port is in use.
+      InputError: the port of this process's address in the environment is in use.
     """
     if cluster.addresses:
         _check_port(cluster.addresses[cluster.rank])
-        group.barrier("servers/ports")  # all know of a port in use before a wait during which no other thread can run
+        group.barrier("servers/ports")  # errors must arrive before a wait during which no other thread can run
         return cluster
     host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
     addresses = group.gather("servers/addresses", f"{host}:{free_port()}")
@@ -54,7 +54,7 @@ def with_addresses(cluster: Cluster, group: Group) -> Cluster:
 
 
 def _check_port(address: str) -> None:
-    with socket.socket() as probe:  # which does not listen: an engine of another process could connect to it
+    with socket.socket() as probe:  # does not listen, because another process could connect
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does
         try:
             probe.bind(("", int(address.rpartition(":")[2])))

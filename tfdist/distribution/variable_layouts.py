@@ -1,4 +1,4 @@
-"""Layouts of a model's variables on a mesh, from the names of their dims and the rules."""
+"""Layouts of a model's variables on a mesh, derived from the names of their dims and from rules."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,8 @@ from tfdist.config.mesh import Mesh
 from tfdist.errors import InputError
 from tfdist.keras_internals import UninitializedVariable, layers_of, layout_of
 
-# Names of the dims of a model's variables, from the types of its layers and from a table in the model's code.
-# The rules of a layout refer to dim names, so only variables whose dims have names can be sharded by rules. Variables of Keras
-# layers get names from the layers' types; `name_dims` overrides them where a dim has a special meaning in a model (the `out`
-# of a perceptron's first layer is its `ffn`).
+# The rules of a layout refer to names of dims. Variables of Keras layers get names from the layers' types; `name_dims`
+# overrides them for dims with a special meaning in a model, such as `ffn`, the `out` of a perceptron's first layer.
 
 Dims = tuple[str | None, ...]  # None for a dim that is replicated in every layout
 
@@ -29,8 +27,10 @@ _ATTENTION = {
 }
 ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 _CONVOLUTIONS = tuple(getattr(keras.layers, f"Conv{n}D{kind}") for n in (1, 2, 3) for kind in ("", "Transpose"))
-_BY_CHANNEL = tuple(getattr(keras.layers, f"{kind}Conv{n}D") for n in (1, 2) for kind in ("Depthwise", "Separable"))
-CONVOLUTIONS = (*_CONVOLUTIONS, *_BY_CHANNEL)
+_SEPARABLE_CONVOLUTIONS = tuple(
+    getattr(keras.layers, f"{kind}Conv{n}D") for n in (1, 2) for kind in ("Depthwise", "Separable")
+)
+CONVOLUTIONS = (*_CONVOLUTIONS, *_SEPARABLE_CONVOLUTIONS)
 _NORMS = (
     keras.layers.BatchNormalization,
     keras.layers.GroupNormalization,
@@ -47,7 +47,7 @@ def parse_dims(text: str) -> Dims:
 def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
     """Names dims of a model's variables, for `--layout`; has no effect without a mesh.
 
-    Must be called inside the strategy's scope, where the model is built: variables are laid out at the end of the
+    Must be called inside the strategy's scope, right after the model is built: variables are laid out at the end of the
     scope.
 
     Args:
@@ -59,22 +59,22 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
       The model.
 
     Raises:
-      InputError: an expression is invalid, matches no variable, or has another number of dims than the variable; or two
-        expressions name the dims of one variable differently.
+      InputError: an expression is invalid, matches no variable, or has another number of dims than a variable; or two
+        expressions give different names to the dims of one variable.
     """
-    named: dict[str, tuple[str, Dims]] = {}
+    names_by_path: dict[str, tuple[str, Dims]] = {}
     for expression, text in table.items():
         dims = parse_dims(text)
-        for variable in _matched(model, expression):
+        for variable in _matching_variables(model, expression):
             if len(dims) != len(variable.shape):
                 raise InputError(
                     f"tfdist.name_dims: {expression!r} gives {len(dims)} dims to {variable.path}, which has "
                     f"{len(variable.shape)}. Received: {text!r}."
                 )
-            other, other_dims = named.setdefault(variable.path, (expression, dims))
-            if other_dims != dims:
+            previous, previous_dims = names_by_path.setdefault(variable.path, (expression, dims))
+            if previous_dims != dims:
                 raise InputError(
-                    f"tfdist.name_dims: {other!r} and {expression!r} disagree about {variable.path}. Keep one of them."
+                    f"tfdist.name_dims: {previous!r} and {expression!r} disagree about {variable.path}. Keep one of them."
                 )
             if keras_internals.layout_of(variable) is not None and getattr(variable, "tfdist_dims", None) != dims:
                 raise InputError(
@@ -87,34 +87,33 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
 
 
 def dims_of(variable: keras.Variable, owners: Sequence[Any] = ()) -> Dims:
-    """Returns the dim names of a variable, one per dim; None for dims named neither by a table nor by the layer's type.
+    """Returns the name of each dim of a variable; None for dims named neither by a table nor by the layer's type.
 
     Args:
-      variable: a variable of a layer, or any other.
+      variable: any variable.
       owners: layers in whose methods it was created, the innermost last.
     """
-    named = getattr(variable, "tfdist_dims", None)
-    dims = named or (_by_type(owners, variable.name, len(variable.shape)) if owners else None)
+    table_dims = getattr(variable, "tfdist_dims", None)
+    dims = table_dims or (_default_dims(owners, variable.name, len(variable.shape)) if owners else None)
     return dims if dims and len(dims) == len(variable.shape) else (None,) * len(variable.shape)
 
 
-def _matched(model: keras.Model, expression: str) -> list[keras.Variable]:
+def _matching_variables(model: keras.Model, expression: str) -> list[keras.Variable]:
     try:
         pattern = re.compile(expression)
     except re.error as error:
         raise InputError(f"tfdist.name_dims: {expression!r} is not a regular expression: {error}.") from error
-    matched = [variable for variable in model.variables if pattern.fullmatch(variable.path)]
-    if not matched:
+    variables = [variable for variable in model.variables if pattern.fullmatch(variable.path)]
+    if not variables:
         paths = ", ".join(variable.path for variable in model.variables[:3])
         raise InputError(
             f"tfdist.name_dims: {expression!r} matches no variable; it must match the whole path. Received: variables "
             f"such as {paths}. Prefix it with .* to match any beginning of a path."
         )
-    return matched
+    return variables
 
 
-def _by_type(owners: Sequence[Any], name: str, rank: int) -> Dims | None:
-    """Returns the dim names of a layer's variable `name`, by the type of the layer."""
+def _default_dims(owners: Sequence[Any], name: str, rank: int) -> Dims | None:
     layer = owners[-1]
     if isinstance(layer, keras.layers.EinsumDense) and any(isinstance(owner, ATTENTIONS) for owner in owners):
         return _ATTENTION.get(layer.name, {}).get(name)
@@ -133,7 +132,7 @@ def _by_type(owners: Sequence[Any], name: str, rank: int) -> Dims | None:
 
 
 def dims_of_uninitialized(uninitialized: UninitializedVariable) -> Dims:
-    """Returns a variable's dim names, from the model's table or the type of the layer that creates it."""
+    """Returns the dim names of a variable that is being created."""
     return dims_of(uninitialized.variable, uninitialized.owners)
 
 
@@ -144,26 +143,25 @@ def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], me
       InputError: the rules cannot be applied to it.
     """
     variable = uninitialized.variable
-    layout_of_model_variable = layout_of(variable)
-    if layout_of_model_variable is not None:
-        return Placement.same(layout_of_model_variable.slots)
+    model_placement = layout_of(variable)
+    if model_placement is not None:
+        return Placement.uniform(model_placement.slots)
     dims = dims_of_uninitialized(uninitialized)
-    split = next((dim for dim in dims if dim and mesh.splits(rules.get(dim))), None)
-    if split and len(dims) > 2 and uninitialized.owners and isinstance(uninitialized.owners[-1], CONVOLUTIONS):
+    split_dim = next((dim for dim in dims if dim and mesh.splits(rules.get(dim))), None)
+    if split_dim and len(dims) > 2 and uninitialized.owners and isinstance(uninitialized.owners[-1], CONVOLUTIONS):
         raise InputError(
-            f"--layout shards {split} of {variable.path} over the axis {rules[split]}; the engine cannot shard kernels "
+            f"--layout shards {split_dim} of {variable.path} over the axis {rules[split_dim]}; the engine cannot shard kernels "
             "of convolutions. Name its dims, and its bias's, * with tfdist.name_dims, or leave out the rule."
         )
-    computed = layout_by_rules(variable.path, dims, variable.shape, rules, mesh)
-    return shard_placement(computed, variable.shape, mesh, shard if variable.trainable else Shard())
+    layout = layout_by_rules(variable.path, dims, variable.shape, rules, mesh)
+    return shard_placement(layout, variable.shape, mesh, shard if variable.trainable else Shard())
 
 
-def is_gathered_in_turn(uninitialized: UninitializedVariable) -> bool:
-    """Returns whether a layer gathers its sharded variable in its own call, forward and backward, and drops it afterwards.
+def is_gathered_per_call(uninitialized: UninitializedVariable) -> bool:
+    """Returns whether a layer gathers its sharded variable in each call, forward and backward, and then frees it.
 
-    Exceptions are cells of recurrent layers, which are called for each token; layers that contain layers, which would be
-    recomputed; and embeddings, whose gradient does not need the table, so that TensorFlow itself drops it after the
-    lookup.
+    The exceptions are cells of recurrent layers, which are called for each token; layers that contain layers, which would
+    be recomputed; and embeddings, whose gradient does not need the table: TensorFlow frees it after the lookup.
     """
     owner = uninitialized.owners[-1] if uninitialized.owners else None
     is_exempt = hasattr(owner, "state_size") or type(owner) is keras.layers.Embedding

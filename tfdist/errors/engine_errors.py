@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tfdist.errors import InputError, OutOfMemoryError
 from tfdist.errors.formatting import byte_size
 
-_ENGINE = frozenset(
+_ENGINE_ERRORS = frozenset(
     ("UnavailableError", "AbortedError", "InternalError", "CancelledError", "DeadlineExceededError")
     + ("HorovodInternalError",)
 )
@@ -26,23 +26,23 @@ _ITEM_BYTES = {
     "bool": 1,
 }
 _OPERATION = re.compile(r"see current operation: [^\n]*?\"tf\.(\w+)\"")  # in DTensor's messages
-_WITHOUT_LAYOUTS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
+_UNSUPPORTED_OPERATION = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
 _INPUT_ERROR = re.compile(r"\bInputError: (.*)\nTraceback")
-_SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines without a cause
-_NODE = re.compile(r"\{\{\w+ \S+\}\} ?")  # names an operation or a function of a graph
-_LONGEST_CAUSE = 300
+_SUMMARY_LINE = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines without a cause
+_NODE = re.compile(r"\{\{\w+ \S+\}\} ?")  # the name of an operation or function in a graph
+_MAX_CAUSE_LENGTH = 300
 
 
 def is_engine_error(error: BaseException) -> bool:
-    """Returns whether an engine raised the error for an external reason, which may be a lost peer."""
-    return not _ENGINE.isdisjoint(_class_names(error))
+    """Returns whether the error was raised by an engine for an external reason, such as a lost peer."""
+    return not _ENGINE_ERRORS.isdisjoint(_class_names(error))
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     """Returns a one-line error about a failed allocation, or None for any other error.
 
     Args:
-      error: the error; its notes (`BaseException.add_note`), such as the step, become part of the line.
+      error: an exception; its notes (`BaseException.add_note`), such as the step, are included in the message.
     """
     allocation_error = _allocation_error(error)
     if allocation_error is None:
@@ -54,7 +54,7 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     out_of_memory_error = OutOfMemoryError(
         f"Out of memory{f' ({notes})' if notes else ''}{f': tried to allocate {size}' if size else ''}. Lower "
         "--batch_size, or spread it over more --devices. "
-        f"{shortened(cause)}"
+        f"{truncate(cause)}"
     )
     out_of_memory_error.__cause__ = error
     return out_of_memory_error
@@ -66,25 +66,25 @@ def layout_refused(
     """Returns a one-line error about a model that DTensor cannot compile in its layout, or None for any other error.
 
     Args:
-      error: the error.
-      operations: returns the names of the operations of a type; one that is the only one of its type is named.
+      error: an exception.
+      operations: returns the names of all operations of a type; if there is only one, the message contains its name.
     """
     text = str(error)
     if "was expecting a DTensor" in text:
         return InputError(
             "On a mesh, a model must be called by tfdist.Trainer, which places its tensors on all devices. Received: "
-            f"{one_line(text)[:_LONGEST_CAUSE]}. Call the trainer's methods, or make the tensor a non-trainable weight."
+            f"{one_line(text)[:_MAX_CAUSE_LENGTH]}. Call the trainer's methods, or make the tensor a non-trainable weight."
         )
     if "tensorflow/dtensor/" not in text:
         return None
     [cause, *_] = text.rpartition(" error: ")[2].strip().splitlines()
-    cause = cause.partition(" Please file")[0][:_LONGEST_CAUSE].strip().rstrip(".")
+    cause = cause.partition(" Please file")[0][:_MAX_CAUSE_LENGTH].strip().rstrip(".")
     match = _OPERATION.search(text)
     names = operations(match[1]) if match else ()
     location = f" ({names[0]})" if len(names) == 1 else ""
-    without_layouts = _WITHOUT_LAYOUTS.search(cause)
-    if without_layouts:
-        operation = without_layouts[1]
+    unsupported = _UNSUPPORTED_OPERATION.search(cause)
+    if unsupported:
+        operation = unsupported[1]
         return InputError(
             f"On a mesh, a model must consist of operations that DTensor supports. Received: tf.{operation}{location}, which "
             "has no layouts. Compute it in the data (Dataset.map, --augment), or rewrite it with other operations "
@@ -97,53 +97,53 @@ def layout_refused(
     )
 
 
-def refusal_inside(error: BaseException) -> InputError | None:
-    """Returns the `InputError` raised by Python code that an operation of TensorFlow has called; None without one."""
+def nested_input_error(error: BaseException) -> InputError | None:
+    """Returns the `InputError` raised in Python code called by a TensorFlow operation, or None if there is none."""
     match = _INPUT_ERROR.search(str(error))
     return InputError(match[1]) if match else None
 
 
-def described(error: BaseException) -> str:
-    """Returns the type of an error and its cause, in one line without a full stop."""
+def error_summary(error: BaseException) -> str:
+    """Returns the type and the cause of an error in one line, without a full stop."""
     text = cause(error)
-    return f"{type(error).__name__}: {shortened(text)}" if text else type(error).__name__
+    return f"{type(error).__name__}: {truncate(text)}" if text else type(error).__name__
 
 
 def cause(error: BaseException) -> str:
-    """Returns an error's message in one line; for one raised while TensorFlow runs a graph, the line with the cause."""
+    """Returns an error's message in one line; for errors raised by a TensorFlow graph, only the line with the cause."""
     try:
         text = str(error)
     except Exception:
         return "<exception str() failed>"  # as in a traceback
     if "OpError" not in _class_names(error):
         return _NODE.sub("", one_line(text)).rstrip(".")
-    lines = [line for line in map(str.strip, text.splitlines()) if not _SUMMARY.search(line)]
+    lines = [line for line in map(str.strip, text.splitlines()) if not _SUMMARY_LINE.search(line)]
     root_causes = [line.split(":", 1)[-1].strip() for line in lines if line.startswith("(0)")]
     return _NODE.sub("", (root_causes or lines[-1:] or [one_line(text)])[0]).partition(" [Op:")[0].rstrip(".")
 
 
-def shortened(text: str) -> str:
-    """Returns the beginning of a text that is too long for a message."""
-    return text if len(text) <= _LONGEST_CAUSE else f"{text[:_LONGEST_CAUSE]}..."
+def truncate(text: str) -> str:
+    """Returns a text, truncated if it is too long for a message."""
+    return text if len(text) <= _MAX_CAUSE_LENGTH else f"{text[:_MAX_CAUSE_LENGTH]}..."
 
 
 def one_line(text: str) -> str:
     """Returns the text with its lines joined, without terminal colors, and with other control characters escaped."""
-    return escaped(re.sub(r"\s*[\r\n\t]\s*", " ", re.sub(r"\x1b\[[0-9;]*m", "", text).strip()))
+    return escape_control_characters(re.sub(r"\s*[\r\n\t]\s*", " ", re.sub(r"\x1b\[[0-9;]*m", "", text).strip()))
 
 
-def escaped(text: str) -> str:
-    """Returns a text with its control characters escaped, because they could alter a terminal."""
+def escape_control_characters(text: str) -> str:
+    """Escapes control characters, which could alter a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _allocation_error(error: BaseException | None) -> BaseException | None:
-    """Returns the out-of-memory error in the chain of causes, or None; Keras wraps errors in building a model."""
-    seen: set[int] = set()  # of `raise error from error`
-    while error is not None and id(error) not in seen:
+    """Returns the out-of-memory error in the chain of causes, or None; Keras wraps errors that occur in `build`."""
+    seen_ids: set[int] = set()  # of `raise error from error`
+    while error is not None and id(error) not in seen_ids:
         if isinstance(error, MemoryError) or "ResourceExhaustedError" in _class_names(error):
             return error
-        seen.add(id(error))
+        seen_ids.add(id(error))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None
 
@@ -153,7 +153,6 @@ def _class_names(error: BaseException) -> set[str]:
 
 
 def _requested_size(text: str) -> str:
-    """Returns the requested size according to an allocator's message, such as `3.7 GiB`; empty if unknown."""
     if match := _FORMATTED_SIZE.search(text):
         return match[1]
     if (match := _TENSOR.search(text)) and match[2] in _ITEM_BYTES:

@@ -1,7 +1,6 @@
 """Errors, their exit codes, and the translation of flags into arguments in messages.
 
-Every error that a user can cause is one of these classes, so that a command prints its message as one line and exits
-with the right code.
+Every error that a user can cause is one of these classes: a command prints its message as one line and exits with its code.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ class ExitCode(enum.IntEnum):
     STALLED = 4
     PEER_LOST = 5
     OUT_OF_MEMORY = 6
-    PREEMPTED = 75  # EX_TEMPFAIL: to be restarted
+    PREEMPTED = 75  # EX_TEMPFAIL: the run should be restarted
 
 
 MEANINGS = {
@@ -45,8 +44,8 @@ MEANINGS = {
 }
 
 
-def is_loss(code: int) -> bool:
-    """Returns whether a process ended for an external reason: a signal, a lack of memory, or a lost peer.
+def is_external_failure(code: int) -> bool:
+    """Returns whether a process failed for an external reason: a signal, lack of memory, or a lost peer.
 
     Args:
       code: an exit code in [0, 255].
@@ -101,7 +100,7 @@ class CheckpointError(TfdistError):
 
 
 class WriteError(TfdistError):
-    """An output file of a run could not be written, because its disk is full or does not answer."""
+    """An output file of a run could not be written, for example because the disk is full."""
 
 
 class CorruptCheckpointError(CheckpointError):
@@ -148,17 +147,17 @@ class TrialError(TfdistError):
 
     def __init__(self, message: str, code: int):
         super().__init__(message)
-        self.exit_code = code  # type: ignore[assignment]  # that of any program
+        self.exit_code = code  # type: ignore[assignment]  # may be that of any program
 
 
 class Preempted(TfdistError):
-    """All ranks have received a request to end, stopped at the same step and saved; the run should be restarted."""
+    """All ranks stopped at the same step on request, and saved a checkpoint; the run should be restarted."""
 
     exit_code = ExitCode.PREEMPTED
 
 
 class Interrupted(Preempted):
-    """Like `Preempted`, by Ctrl-C at the terminal of this process; a command then exits with code 130, as in a shell."""
+    """Like `Preempted`, but requested by Ctrl-C; a command exits with code 130, as in a shell."""
 
 
 def describe_error(error: BaseException) -> str:
@@ -168,23 +167,23 @@ def describe_error(error: BaseException) -> str:
     return MEANINGS[error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED]
 
 
-# Errors of the library name arguments (`batch_size=7`), those of commands the flags (`--batch_size=7`).
-# Messages are written for commands, and translated where a public function of the library raises them.
+# Errors of the library name arguments (`batch_size=7`); errors of commands name flags (`--batch_size=7`).
+# Messages are written with flags; public functions of the library translate them.
 
 
 def naming_flags() -> contextlib.AbstractContextManager[None]:
     """Returns the context of a command, in which errors name flags."""
-    return _naming(True)
+    return _name_flags(True)
 
 
 def naming_arguments() -> contextlib.AbstractContextManager[None]:
     """Returns the context of a user's program that a command runs, in which errors name arguments."""
-    return _naming(False)
+    return _name_flags(False)
 
 
 @contextlib.contextmanager
-def _naming(flags: bool) -> Iterator[None]:
-    token = _in_command.set(flags)
+def _name_flags(uses_flags: bool) -> Iterator[None]:
+    token = _in_command.set(uses_flags)
     try:
         yield
     finally:
@@ -207,10 +206,7 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def with_argument_names(message: str) -> str:
-    """Returns a message that names flags as it is in a command, and with arguments instead outside of commands.
-
-    Quoted commands keep their flags.
-    """
+    """Replaces flags in a message by arguments, unless in a command. Quoted commands keep their flags."""
     if _in_command.get():
         return message
     parts = message.split("`")

@@ -13,7 +13,7 @@ def count_of(number: int, name: str) -> str:
 
 
 def byte_size(count: float) -> str:
-    """Returns a number of bytes in the unit that suits it: `512 bytes`, `38.1 MiB`."""
+    """Formats a number of bytes with a suitable unit: `512 bytes`, `38.1 MiB`."""
     if count < 1024:
         return f"{count:.0f} bytes"
     for unit in ("KiB", "MiB", "GiB"):
@@ -34,32 +34,27 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def as_python(value: Any) -> Any:
-    """Returns an integer or a number as Python's int or float, which files and TensorFlow's constants take alike."""
+    """Converts a number to Python's int or float, which both files and TensorFlow constants accept."""
     return int(value) if is_integer(value) else float(value)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown name, such as ` Did you mean "mirrored"? Known: mirrored, single.`.
-
-    Args:
-      word: the unknown name.
-      known: the known names.
-    """
-    names = sorted(known)
+def nearest(word: str, known_names: Iterable[str]) -> str:
+    """Returns the end of a message about an unknown name, such as ` Did you mean "mirrored"? Known: mirrored, single.`."""
+    names = sorted(known_names)
     return f"{did_you_mean(word, names)} Known: {', '.join(names) or 'none'}."
 
 
-def did_you_mean(word: str, known: Iterable[str], form: str = "{}") -> str:
+def did_you_mean(word: str, known_names: Iterable[str], form: str = "{}") -> str:
     """Returns only the question, such as ` Did you mean "mirrored"?`, or "" if no name is similar.
 
     Args:
       word: the unknown name.
-      known: the known names.
+      known_names: all known names.
       form: format of a suggested name, with `{}` for the name.
     """
-    by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), by_lower)
-    if not close and len(word) > 1:  # such as f1 for f1_score
-        close = [name for name in by_lower if name.startswith(word.lower())][:3]
-    quoted = " or ".join(f'"{form.format(by_lower[name])}"' for name in close)
-    return f" Did you mean {quoted}?" if close else ""
+    by_lower = {name.lower(): name for name in known_names}
+    matches = difflib.get_close_matches(word.lower(), by_lower)
+    if not matches and len(word) > 1:  # such as f1 for f1_score
+        matches = [name for name in by_lower if name.startswith(word.lower())][:3]
+    suggestions = " or ".join(f'"{form.format(by_lower[name])}"' for name in matches)
+    return f" Did you mean {suggestions}?" if matches else ""

@@ -1,14 +1,14 @@
-"""Processing of gradients between backward pass and optimizer: reduction, accumulation, clipping and loss scaling.
+"""Gradient processing between the backward pass and the optimizer: reduction, accumulation, clipping, loss scaling.
 
 A reducer sums tensors over replicas and does not know that they are gradients. Compression methods are in
 `compression/`.
 """
 
-from tfdist.gradients.accumulation import accumulated
+from tfdist.gradients.accumulation import accumulate_gradients
 from tfdist.gradients.bucket import Bucketed, plan
 from tfdist.gradients.clipping import Clip
-from tfdist.gradients.loss_scale import LossScale, LossScaler, parse_loss_scale, unscaled
-from tfdist.gradients.reducer import ErrorFeedback, PartitionedReducer, Reduced, Reducer, Sum
+from tfdist.gradients.loss_scale import LossScale, LossScaler, parse_loss_scale, unscale
+from tfdist.gradients.reducer import ErrorFeedback, PartitionedReducer, Reducer, ReductionResult, Sum
 
 __all__ = [
     "Bucketed",
@@ -16,12 +16,12 @@ __all__ = [
     "ErrorFeedback",
     "LossScale",
     "LossScaler",
-    "Reduced",
+    "ReductionResult",
     "Reducer",
     "PartitionedReducer",
     "Sum",
-    "accumulated",
+    "accumulate_gradients",
     "parse_loss_scale",
     "plan",
-    "unscaled",
+    "unscale",
 ]

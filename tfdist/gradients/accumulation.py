@@ -1,4 +1,4 @@
-"""Gradient accumulation: a replica's rows are split into micro-steps, whose gradients are summed before reduction."""
+"""Gradient accumulation: splits a replica's rows into micro-steps and sums their gradients before reduction."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,46 +11,45 @@ from tfdist.errors import InputError
 Differentiate = Callable[[Any], tuple[list[tf.Tensor], tf.Tensor]]
 
 
-def accumulated(
+def accumulate_gradients(
     differentiate: Differentiate,
     batch: Any,
     micro_steps: int,
     shapes: Sequence[tf.TensorSpec],
     dtype: tf.DType,
-    parts: int = 0,
+    shards: int = 0,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Adds gradients and losses over consecutive micro-steps, so that the activations of only one are in memory.
+    """Sums gradients and losses over consecutive micro-steps. Only one micro-step's activations are in memory at a time.
 
-    Rows are divided among micro-steps as evenly as possible. The compiled graph contains one micro-step in a loop,
-    whatever their number.
+    Rows are divided among micro-steps as evenly as possible. The compiled graph is a loop over one micro-step.
 
     Args:
       differentiate: returns the dense gradients and the loss of some rows; must not communicate.
-      batch: structure of tensors, whose first dim is this replica's rows, at least 1.
+      batch: structure of tensors whose first dim is this replica's rows, at least 1.
       micro_steps: number of micro-steps, at least 2; with fewer rows than that, one per row.
       shapes: shapes and dtypes of the gradients.
       dtype: dtype of the loss.
-      parts: number of devices over which rows are sharded, or 0; each micro-step then takes an equal share of each
-        shard. The micro-steps are then unrolled, because DTensor intermittently mixes up the bodies of loops, and
+      shards: number of devices over which rows are sharded, or 0. If sharded, each micro-step takes an equal share of
+        each shard, and micro-steps are unrolled, because DTensor intermittently mixes up the bodies of loops and
         rejects them.
 
     Returns:
       The sums of the gradients and of the losses.
     """
-    if parts:
-        return _unrolled(differentiate, _shares_of_parts(batch, micro_steps, parts), micro_steps)
+    if shards:
+        return _accumulate_unrolled(differentiate, _shard_slicer(batch, micro_steps, shards), micro_steps)
     rows = tf.shape(tf.nest.flatten(batch)[0])[0]
     # The last batch of a pass may have fewer rows than there are micro-steps.
-    used = tf.minimum(micro_steps, rows)
-    part = _successive_rows(batch, micro_steps, rows, used)
+    step_count = tf.minimum(micro_steps, rows)
+    slice_rows = _row_slicer(batch, micro_steps, rows, step_count)
 
-    def body(number: tf.Tensor, gradients: list[tf.Tensor], loss: tf.Tensor) -> tuple[Any, ...]:
-        part_gradients, part_loss = differentiate(part(number))
-        return number + 1, [a + b for a, b in zip(gradients, part_gradients, strict=True)], loss + part_loss
+    def body(index: tf.Tensor, gradients: list[tf.Tensor], loss: tf.Tensor) -> tuple[Any, ...]:
+        part_gradients, part_loss = differentiate(slice_rows(index))
+        return index + 1, [a + b for a, b in zip(gradients, part_gradients, strict=True)], loss + part_loss
 
     zeros = [tf.zeros(spec.shape, spec.dtype) for spec in shapes]
     _, gradients, loss = tf.while_loop(
-        lambda number, *_: number < used,
+        lambda number, *_: number < step_count,
         body,
         (tf.constant(0), zeros, tf.zeros([], dtype)),
         parallel_iterations=1,
@@ -59,42 +58,42 @@ def accumulated(
     return gradients, loss
 
 
-def _unrolled(
-    differentiate: Differentiate, part: Callable[[int], Any], micro_steps: int
+def _accumulate_unrolled(
+    differentiate: Differentiate, slice_rows: Callable[[int], Any], micro_steps: int
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    gradients, loss = differentiate(part(0))
-    for number in range(1, micro_steps):
-        part_gradients, part_loss = differentiate(part(number))
+    gradients, loss = differentiate(slice_rows(0))
+    for index in range(1, micro_steps):
+        part_gradients, part_loss = differentiate(slice_rows(index))
         gradients, loss = [a + b for a, b in zip(gradients, part_gradients, strict=True)], loss + part_loss
     return gradients, loss
 
 
-def _successive_rows(batch: Any, micro_steps: int, rows: tf.Tensor, used: tf.Tensor) -> Callable[[tf.Tensor], Any]:
-    static = tf.nest.flatten(batch)[0].shape[0]
-    equal = static // micro_steps if static is not None and static % micro_steps == 0 else None
+def _row_slicer(batch: Any, micro_steps: int, rows: tf.Tensor, step_count: tf.Tensor) -> Callable[[tf.Tensor], Any]:
+    static_rows = tf.nest.flatten(batch)[0].shape[0]
+    static_size = static_rows // micro_steps if static_rows is not None and static_rows % micro_steps == 0 else None
 
-    def part(number: tf.Tensor) -> Any:
-        start, end = number * rows // used, (number + 1) * rows // used
-        cut = tf.nest.map_structure(lambda x: x[start:end], batch)
-        return tf.nest.map_structure(lambda x: tf.ensure_shape(x, [equal, *x.shape[1:]]), cut)
+    def slice_rows(index: tf.Tensor) -> Any:
+        start, end = index * rows // step_count, (index + 1) * rows // step_count
+        micro_batch = tf.nest.map_structure(lambda x: x[start:end], batch)
+        return tf.nest.map_structure(lambda x: tf.ensure_shape(x, [static_size, *x.shape[1:]]), micro_batch)
 
-    return part
+    return slice_rows
 
 
-def _shares_of_parts(batch: Any, micro_steps: int, parts: int) -> Callable[[int], Any]:
+def _shard_slicer(batch: Any, micro_steps: int, shards: int) -> Callable[[int], Any]:
     rows = tf.nest.flatten(batch)[0].shape[0]
-    if rows % (parts * micro_steps):
+    if rows % (shards * micro_steps):
         raise InputError(
-            "Every micro-step needs equally many rows of each shard of a batch. Received: a batch of "
-            f"{rows} rows, {parts} shards and {micro_steps} micro-steps. Use a multiple of {parts * micro_steps} rows, or "
+            "Every micro-step needs the same number of rows of each shard of a batch. Received: a batch of "
+            f"{rows} rows, {shards} shards and {micro_steps} micro-steps. Use a multiple of {shards * micro_steps} rows, or "
             "leave out accumulate_steps."
         )
 
     def split(x: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(x, [parts, micro_steps, x.shape[0] // (parts * micro_steps), *x.shape[1:]])
+        return tf.reshape(x, [shards, micro_steps, x.shape[0] // (shards * micro_steps), *x.shape[1:]])
 
-    def joined(x: tf.Tensor, number: int) -> tf.Tensor:
-        return tf.reshape(x[:, number], [x.shape[0] * x.shape[2], *x.shape[3:]])
+    def merge_shards(x: tf.Tensor, index: int) -> tf.Tensor:
+        return tf.reshape(x[:, index], [x.shape[0] * x.shape[2], *x.shape[3:]])
 
     shares = tf.nest.map_structure(split, batch)
-    return lambda number: tf.nest.map_structure(lambda x: joined(x, number), shares)
+    return lambda number: tf.nest.map_structure(lambda x: merge_shards(x, number), shares)

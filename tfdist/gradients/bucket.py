@@ -1,8 +1,8 @@
 """Gradient buckets: small tensors share a message, large ones are sent alone, in the order of the backward pass.
 
-A message costs a fixed time, and a copy costs time per byte. So tensors below `SMALL_BYTES` are copied into one vector
-and sent as one message; larger ones are sent without a copy. The plan depends only on shapes and dtypes, so the order
-of summation is the same in every run.
+A message has a fixed cost, and a copy has a cost per byte. Tensors below `SMALL_BYTES` are therefore copied into one
+vector and sent as one message; larger ones are sent without a copy. The plan depends only on shapes and dtypes, so the
+order of summation is the same in every run.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
-from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
+from tfdist.gradients.reducer import Reducer, ReductionResult, split_at, tensor_specs
 
 # Between processes, the fixed cost of a message, 1 to 2 ms, is about the time to transfer this many bytes.
 SMALL_BYTES = 2 * 1024 * 1024
@@ -41,19 +41,19 @@ def plan(
         if size >= small_bytes:
             buckets.append([i])
             continue
-        members, filled = open_buckets.get(specs[i].dtype, ([], 0))
-        if not members or filled + size > bucket_bytes:
-            members, filled = [], 0
+        members, bucket_size = open_buckets.get(specs[i].dtype, ([], 0))
+        if not members or bucket_size + size > bucket_bytes:
+            members, bucket_size = [], 0
             buckets.append(members)
         members.append(i)
-        open_buckets[specs[i].dtype] = (members, filled + size)
+        open_buckets[specs[i].dtype] = (members, bucket_size + size)
     return buckets
 
 
 class Bucketed(Reducer):
-    """Packs tensors into buckets, each of which another reducer sums in one call, with its own state.
+    """Packs tensors into buckets. An inner reducer sums each bucket in one call, with a separate state.
 
-    A reducer that needs shapes gets the tensors of a bucket unpacked, as one list.
+    A reducer that needs shapes receives the tensors of a bucket unpacked, as one list.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Bucketed(Reducer):
           small_bytes: see `plan`.
           bucket_bytes: see `plan`.
           order: "backward": each bucket is sent when the backward pass has computed it; "smallest": smaller buckets are
-            sent first, so that a large one waits for gradients of layers whose backward pass comes later.
+            sent first, so a large one may wait for layers whose backward pass comes later.
         """
         self._inner = inner
         self._order = order
@@ -84,39 +84,42 @@ class Bucketed(Reducer):
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
+    ) -> ReductionResult:
         """See base class."""
         totals, sent = list(tensors), list(tensors)
-        buckets = self._buckets(specs_of(tensors))
-        states, remaining = [], list(state)
+        buckets = self._buckets(tensor_specs(tensors))
+        bucket_states, remaining = [], list(state)
         for _, bucket in buckets:
             bucket_state, remaining = split_at(remaining, len(self._inner.state(bucket)))
-            states.append(bucket_state)
-        reduced: dict[int, Reduced] = {}
-        before: list[tf.Tensor] = []
+            bucket_states.append(bucket_state)
+        reductions: dict[int, ReductionResult] = {}
+        previous: list[tf.Tensor] = []
         for number in self._sending_order([bucket for _, bucket in buckets]):
             members = [tensors[i] for i in buckets[number][0]]
             packed = members if self.keeps_shapes else [_pack(members)]
             if self._order == SMALLEST:
-                packed = before = _after(before, packed)
-            reduced[number] = self._inner.reduce(packed, states[number], collectives, name=f"{name}/bucket{number}")
+                packed = previous = _with_dependencies(previous, packed)
+            reductions[number] = self._inner.reduce(
+                packed, bucket_states[number], collectives, name=f"{name}/bucket{number}"
+            )
             shapes = [tensor.shape for tensor in members]
-            for results, parts in ((totals, reduced[number].totals), (sent, reduced[number].sent)):
-                unpacked = parts if self.keeps_shapes else _unpack(parts[0], shapes)
+            for results, packed_parts in ((totals, reductions[number].totals), (sent, reductions[number].sent)):
+                unpacked = packed_parts if self.keeps_shapes else _unpack(packed_parts[0], shapes)
                 for i, tensor in zip(buckets[number][0], unpacked, strict=True):
                     results[i] = tensor
-        inner = [reduced[number] for number in range(len(buckets))]
-        new_state = [value for part in inner for value in part.state]
-        return Reduced(totals, sent, new_state, [witness for part in inner for witness in part.witnesses])
+        ordered_reductions = [reductions[number] for number in range(len(buckets))]
+        new_state = [value for reduction in ordered_reductions for value in reduction.state]
+        return ReductionResult(
+            totals, sent, new_state, [witness for reduction in ordered_reductions for witness in reduction.witnesses]
+        )
 
     def _sending_order(self, buckets: Sequence[Sequence[tf.TensorSpec]]) -> list[int]:
-        """Returns the numbers of the buckets in the order in which they are sent."""
         numbers = range(len(buckets))
         is_backward = self._order == BACKWARD
         return sorted(numbers, key=lambda i: i if is_backward else sum(map(tensor_bytes, buckets[i])))
 
     def _buckets(self, specs: Sequence[tf.TensorSpec]) -> list[tuple[list[int], list[tf.TensorSpec]]]:
-        """Returns for each bucket the indices of its tensors, and the specs that the inner reducer gets."""
+        """Returns, for each bucket, the indices of its tensors and the specs that the inner reducer receives."""
         buckets = []
         for members in plan(specs, *self._limits):
             member_specs = [specs[i] for i in members]
@@ -124,9 +127,8 @@ class Bucketed(Reducer):
         return buckets
 
 
-def _after(before: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns tensors that are available once others are."""
-    with tf.control_dependencies(before):
+def _with_dependencies(dependencies: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    with tf.control_dependencies(dependencies):
         return [tf.identity(tensor) for tensor in tensors]
 
 

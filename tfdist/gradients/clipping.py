@@ -1,4 +1,4 @@
-"""Clipping of reduced gradients, so that the result does not depend on the number of replicas."""
+"""Clipping of reduced gradients, whose result does not depend on the number of replicas."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ class Clip:
           gradients: reduced gradients.
           norm: scalar; their global norm.
         """
-        clipped = list(gradients)
+        results = list(gradients)
         if self.norm:
             factor = self.norm / tf.maximum(norm, tf.cast(self.norm, norm.dtype))
-            clipped = [gradient * tf.cast(factor, gradient.dtype) for gradient in clipped]
+            results = [gradient * tf.cast(factor, gradient.dtype) for gradient in results]
         if self.value:
-            clipped = [tf.clip_by_value(gradient, -self.value, self.value) for gradient in clipped]
-        return clipped
+            results = [tf.clip_by_value(gradient, -self.value, self.value) for gradient in results]
+        return results

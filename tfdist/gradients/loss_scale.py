@@ -1,4 +1,4 @@
-"""Loss scaling: multiplies the loss by a power of two, so that small float16 gradients do not underflow.
+"""Loss scaling: multiplies the loss by a power of two to prevent small float16 gradients from underflowing.
 
 The loss is multiplied before the backward pass, and the gradients are divided after it, in float32. If a gradient
 overflows on any replica, all replicas skip the step and the scale is halved; after a number of good steps it is
@@ -36,7 +36,7 @@ class ScaleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossScale:
-    """Initial value and schedule of the loss scale; immutable, its state is stored by the caller.
+    """Initial value and schedule of the loss scale. Immutable: the caller stores the state.
 
     Attributes:
       initial: initial scale.
@@ -67,32 +67,32 @@ class LossScale:
 
     def state(self) -> list[State]:
         """Returns the state to store, in the order of `ScaleState`."""
-        start = ScaleState(self.initial, 0, self.hysteresis, 0)
+        initial_state = ScaleState(self.initial, 0, self.hysteresis, 0)
         dtypes = ScaleState(tf.float32, tf.int32, tf.int32, tf.int32)
         return [
             State(f"loss_scale/{name}", (), dtype, per_replica=False, initial=initial)
-            for name, dtype, initial in zip(ScaleState._fields, dtypes, start, strict=True)
+            for name, dtype, initial in zip(ScaleState._fields, dtypes, initial_state, strict=True)
         ]
 
-    def after(self, state: Sequence[tf.Tensor], finite: tf.Tensor | bool) -> ScaleState:
+    def next_state(self, state: Sequence[tf.Tensor], finite: tf.Tensor | bool) -> ScaleState:
         """Returns the state after a step.
 
         Args:
           state: state before the step.
           finite: scalar bool; whether every gradient of every replica is finite.
         """
-        old, finite = ScaleState(*state), tf.convert_to_tensor(finite)
+        previous, finite = ScaleState(*state), tf.convert_to_tensor(finite)
         if not self.growth_interval:
-            return old._replace(skipped_in_a_row=tf.where(finite, 0, old.skipped_in_a_row + 1))
-        grows = tf.logical_and(finite, old.good_steps + 1 >= self.growth_interval)
-        shrinks = tf.logical_and(tf.logical_not(finite), old.patience <= 1)
-        scale = tf.where(grows, tf.minimum(old.scale * 2, self.cap), old.scale)
-        patience = tf.where(finite, old.patience, tf.maximum(old.patience - 1, 1))
+            return previous._replace(skipped_in_a_row=tf.where(finite, 0, previous.skipped_in_a_row + 1))
+        grows = tf.logical_and(finite, previous.good_steps + 1 >= self.growth_interval)
+        shrinks = tf.logical_and(tf.logical_not(finite), previous.patience <= 1)
+        scale = tf.where(grows, tf.minimum(previous.scale * 2, self.cap), previous.scale)
+        patience = tf.where(finite, previous.patience, tf.maximum(previous.patience - 1, 1))
         return ScaleState(
             scale=tf.where(shrinks, tf.maximum(scale / 2, self.floor), scale),
-            good_steps=tf.where(tf.logical_and(finite, tf.logical_not(grows)), old.good_steps + 1, 0),
+            good_steps=tf.where(tf.logical_and(finite, tf.logical_not(grows)), previous.good_steps + 1, 0),
             patience=tf.where(grows, self.hysteresis, patience),
-            skipped_in_a_row=tf.where(finite, 0, old.skipped_in_a_row + 1),
+            skipped_in_a_row=tf.where(finite, 0, previous.skipped_in_a_row + 1),
         )
 
 
@@ -167,7 +167,7 @@ class LossScaler:
 
     def unscale(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the gradients divided by the scale; in a replica function."""
-        return [unscaled(gradient, tf.convert_to_tensor(self.variables[0])) for gradient in gradients]
+        return [unscale(gradient, tf.convert_to_tensor(self.variables[0])) for gradient in gradients]
 
     def all_finite(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns whether every gradient of every replica is finite, a scalar bool.
@@ -184,17 +184,17 @@ class LossScaler:
         Args:
           finite: scalar bool from `all_finite`, on which all replicas agree.
         """
-        after = self._rule.after([tf.convert_to_tensor(v) for v in self.variables], finite)
+        new_state = self._rule.next_state([tf.convert_to_tensor(v) for v in self.variables], finite)
 
         def assign(*values: tf.Tensor) -> None:
             for variable, value in zip(self.variables, values, strict=True):
                 variable.assign(value)
 
-        self._strategy.run(assign, *after)
+        self._strategy.run(assign, *new_state)
 
 
-def unscaled(gradient: tf.Tensor | tf.IndexedSlices, scale: int | tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+def unscale(gradient: tf.Tensor | tf.IndexedSlices, scale: int | tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
     """Divides a gradient by the scale of its loss."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(unscaled(gradient.values, scale), gradient.indices, gradient.dense_shape)
+        return tf.IndexedSlices(unscale(gradient.values, scale), gradient.indices, gradient.dense_shape)
     return gradient / tf.cast(scale, gradient.dtype)

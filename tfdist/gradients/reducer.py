@@ -1,4 +1,4 @@
-"""The contract `Reducer`: sums each replica's tensors over all replicas; and reducers that wrap others."""
+"""The `Reducer` interface, which sums tensors over replicas, and reducers that wrap others."""
 
 import abc
 import logging
@@ -12,7 +12,7 @@ from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
 
 
-class Reduced(NamedTuple):
+class ReductionResult(NamedTuple):
     """The result of a reduction.
 
     Attributes:
@@ -30,25 +30,25 @@ class Reduced(NamedTuple):
     state: list[tf.Tensor]
     witnesses: list[tf.Tensor]
 
-    def all_finite(self, *others: tf.Tensor) -> tf.Tensor:
+    def all_finite(self, *tensors: tf.Tensor) -> tf.Tensor:
         """Returns whether the tensors of all replicas, and others, are finite: a scalar bool."""
         # A sum is inf or NaN if any element is, in one pass over each tensor.
-        return tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(x)) for x in (*self.witnesses, *others)]))
+        return tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(x)) for x in (*self.witnesses, *tensors)]))
 
 
 class Reducer(abc.ABC):
     """Sums lists of tensors over replicas, exactly or approximately; may have state.
 
-    A reducer does not know what the tensors are. Its state is passed in and returned, so that the caller decides
-    whether a step is applied.
+    A reducer does not know what the tensors are. Its state is passed in and returned, so the caller decides whether a
+    step is applied.
 
     Attributes:
-      biased: whether the expected value of `sent` differs from the tensors, so that the rest must be sent later.
+      biased: whether the expected value of `sent` differs from the tensors, so the difference must be sent later.
       keeps_shapes: whether it needs each tensor in its own shape; otherwise buckets may pass vectors of several
         tensors.
-      packs: whether it packs its own messages and should get all tensors in one call: buckets would only add messages.
-      remembers: whether it stores what it does not send, so that error feedback would count it twice.
-      experimental: whether it has yet to be shown both to train well and to save time on some link.
+      packs: whether it packs its own messages and should receive all tensors in one call, without buckets.
+      remembers: whether it stores what it does not send. Error feedback would count that twice.
+      experimental: whether it has not yet been shown both to train well and to save time on any link.
     """
 
     biased: bool = False
@@ -64,7 +64,7 @@ class Reducer(abc.ABC):
     @abc.abstractmethod
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
+    ) -> ReductionResult:
         """Sums tensors over replicas.
 
         Args:
@@ -80,13 +80,13 @@ class Sum(Reducer):
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
+    ) -> ReductionResult:
         """See base class. An inf or NaN of any replica is visible in the sum, which is therefore its own witness."""
         totals = collectives.all_reduce(tensors, name=name)
-        return Reduced(totals, list(tensors), [], totals)
+        return ReductionResult(totals, list(tensors), [], totals)
 
 
-def specs_of(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
+def tensor_specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
     """Returns the shapes and dtypes of tensors; names contain only their index."""
     return [tf.TensorSpec(tensor.shape, tensor.dtype, f"tensor{i}") for i, tensor in enumerate(tensors)]
 
@@ -115,22 +115,22 @@ class PartitionedReducer(Reducer):
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
+    ) -> ReductionResult:
         """See base class."""
         totals, sent = list(tensors), list(tensors)
         remaining, new_state, witnesses = list(state), [], []
         for number, (indices, reducer) in enumerate(self._partitions):
             members = [tensors[i] for i in indices]
-            own_state, remaining = split_at(remaining, len(reducer.state(specs_of(members))))
-            part = reducer.reduce(members, own_state, collectives, name=f"{name}/partition{number}")
-            for i, total, summand in zip(indices, part.totals, part.sent, strict=True):
+            partition_state, remaining = split_at(remaining, len(reducer.state(tensor_specs(members))))
+            reduction = reducer.reduce(members, partition_state, collectives, name=f"{name}/partition{number}")
+            for i, total, summand in zip(indices, reduction.totals, reduction.sent, strict=True):
                 totals[i], sent[i] = total, summand
-            new_state += part.state
-            witnesses += part.witnesses
-        return Reduced(totals, sent, new_state, witnesses)
+            new_state += reduction.state
+            witnesses += reduction.witnesses
+        return ReductionResult(totals, sent, new_state, witnesses)
 
 
-# Error feedback: what a lossy sum left out of a step is added to the next one.
+# Error feedback: the part that a lossy sum omits from one step is added to the next step.
 #     x = g + e,   total = sum over replicas of sent(x),   e' = x - sent(x)
 #
 # The sums sent and the remaining error add up to the sum of all gradients so far: nothing is lost, only delayed. Each
@@ -141,17 +141,12 @@ class PartitionedReducer(Reducer):
 
 
 class ErrorFeedback(Reducer):
-    """Stores the part that another reducer did not send, and adds it to the next sum.
+    """Stores the part that an inner reducer did not send, and adds it to the next sum.
 
-    Around an exact reducer, it sends the error that an earlier, lossy one has left; afterwards there is none.
+    Around an exact reducer, it sends the error that an earlier lossy reducer left; after that, the error is zero.
     """
 
     def __init__(self, inner: Reducer):
-        """Wraps a reducer.
-
-        Args:
-          inner: a reducer, usually lossy.
-        """
         self.inner = inner
         self.keeps_shapes = inner.keeps_shapes
 
@@ -162,13 +157,13 @@ class ErrorFeedback(Reducer):
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
+    ) -> ReductionResult:
         """See base class."""
-        errors, rest = split_at(state, len(tensors))
-        corrected = [tensor + error for tensor, error in zip(tensors, errors, strict=True)]
-        inner = self.inner.reduce(corrected, rest, collectives, name=name)
-        new_errors = [x - sent for x, sent in zip(corrected, inner.sent, strict=True)]
-        return Reduced(inner.totals, inner.sent, new_errors + inner.state, inner.witnesses)
+        errors, inner_state = split_at(state, len(tensors))
+        inputs = [tensor + error for tensor, error in zip(tensors, errors, strict=True)]
+        reduction = self.inner.reduce(inputs, inner_state, collectives, name=name)
+        new_errors = [x - sent for x, sent in zip(inputs, reduction.sent, strict=True)]
+        return ReductionResult(reduction.totals, reduction.sent, new_errors + reduction.state, reduction.witnesses)
 
 
 SPARSE_MIN_BYTES = 256 * 1024  # smaller tensors are summed faster in a dense bucket
@@ -177,32 +172,26 @@ _log = logging.getLogger(__name__)
 
 
 class SparseRows(Reducer):
-    """Sums `tf.IndexedSlices` as rows where that sends less than an exact dense sum; other tensors by another reducer.
+    """Sums `tf.IndexedSlices` as rows if that sends less than an exact dense sum, and other tensors by an inner reducer.
 
-    Rows with the same index are summed first; then indices and rows are gathered, their number differing between
-    replicas, and summed in the order of ranks, exactly. Cost: r rows of b bytes are r (b + 4) + 4 bytes, received from
-    N - 1 replicas; a dense sum of V rows sends 2 V b (N - 1) / N. Shapes being static, r is assumed to be the number of
-    indices, or V if there are more.
+    Rows with the same index are summed first. Then indices and rows, whose number may differ between replicas, are
+    gathered and summed exactly in the order of ranks. Cost: r rows of b bytes are r (b + 4) + 4 bytes, received from
+    N - 1 replicas; a dense sum of V rows sends 2 V b (N - 1) / N. Because shapes are static, r is assumed to be the
+    number of indices, or V if there are more.
 
-    Which tensors are sparse is known only when a step is traced, after the state has been requested. So the inner
-    reducer has a separate call, and state, for each tensor: the choice for one tensor does not affect the state of
-    others, and its own state stays unused while it is sent as rows. It should therefore wrap only the reducer of
-    variables that may be sparse (`PartitionedReducer` puts them in a partition of their own), and not be inside error feedback,
-    which adds dense tensors.
+    Which tensors are sparse is known only when a step is traced, after the state has been requested. The inner reducer
+    therefore has a separate call and state for each tensor, which stays unused while the tensor is sent as rows. Wrap
+    only the reducer of variables that may be sparse, as `PartitionedReducer` does, and do not use this inside error
+    feedback, which adds dense tensors.
     """
 
     keeps_shapes = True
 
     def __init__(self, inner: Reducer, names: Sequence[str] = ()):
-        """Wraps a reducer.
-
-        Args:
-          inner: reducer that sums lists of one dense tensor.
-          names: names of the tensors in the log, in their order.
-        """
+        """Wraps a reducer of lists of one dense tensor; `names` are the tensors' names in the log."""
         self._inner = inner
         self._names = names
-        self._logged: set[int] = set()
+        self._logged_indices: set[int] = set()
         self.biased = inner.biased
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
@@ -216,29 +205,29 @@ class SparseRows(Reducer):
         collectives: Collectives,
         *,
         name: str,
-    ) -> Reduced:
+    ) -> ReductionResult:
         """See base class; a tensor may be a `tf.IndexedSlices` of static dense shape. `totals` and `sent` are dense."""
-        result = Reduced([], [], [], [])
+        result = ReductionResult([], [], [], [])
         remaining = list(state)
-        for i, (tensor, spec) in enumerate(zip(tensors, specs_of(tensors), strict=True)):
-            own_state, remaining = split_at(remaining, len(self._inner.state([spec])))
-            if isinstance(tensor, tf.IndexedSlices) and self._goes_as_rows(tensor, collectives, i):
+        for i, (tensor, spec) in enumerate(zip(tensors, tensor_specs(tensors), strict=True)):
+            tensor_state, remaining = split_at(remaining, len(self._inner.state([spec])))
+            if isinstance(tensor, tf.IndexedSlices) and self._sends_rows(tensor, collectives, i):
                 total, sent = sum_rows(tensor, collectives, f"{name}/{i}")
-                part = Reduced([total], [sent], own_state, [total])
+                reduction = ReductionResult([total], [sent], tensor_state, [total])
             else:
                 dense = tf.reshape(tf.convert_to_tensor(tensor), spec.shape)
-                part = self._inner.reduce([dense], own_state, collectives, name=f"{name}/{i}")
-            for values, part_values in zip(result, part, strict=True):
+                reduction = self._inner.reduce([dense], tensor_state, collectives, name=f"{name}/{i}")
+            for values, part_values in zip(result, reduction, strict=True):
                 values += part_values
         return result
 
-    def _goes_as_rows(self, slices: tf.IndexedSlices, collectives: Collectives, index: int) -> bool:
-        """Returns whether to send rows; logs the choice once per tensor."""
+    def _sends_rows(self, slices: tf.IndexedSlices, collectives: Collectives, index: int) -> bool:
+        """Returns whether to send rows. Logs the choice once per tensor."""
         if not _has_static_rows(slices):
             return False
         is_sparse = rows_send_less(slices, collectives)
-        if index not in self._logged:
-            self._logged.add(index)
+        if index not in self._logged_indices:
+            self._logged_indices.add(index)
             name = self._names[index] if self._names else f"tensor {index}"
             message = "The gradient of %s is sent %s: its rows are %d bytes, the dense tensor is %d."
             _log.info(message, name, "as rows" if is_sparse else "dense", *_bytes(slices))
@@ -249,8 +238,8 @@ def rows_send_less(slices: tf.IndexedSlices, collectives: Collectives) -> bool:
     """Returns whether gathering rows sends less than an exact dense sum; see `SparseRows` for the cost.
 
     Args:
-      slices: slices of static dense shape; if the number of rows is unknown during tracing, dense is assumed to be
-        less.
+      slices: slices of static dense shape. If the number of rows is unknown during tracing, the dense sum is assumed
+        to send less.
       collectives: collectives of the replica.
     """
     if not _has_static_rows(slices):

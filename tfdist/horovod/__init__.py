@@ -1,17 +1,16 @@
 """Horovod's Python API for Keras 3: import `tfdist.horovod as hvd` instead of Horovod's own and change nothing else.
 
-It replaces `horovod.tensorflow`, `horovod.tensorflow.keras` and `horovod.keras`, whose optimizers reduce nothing under
-Keras 3. Operations are Horovod's; gradients are summed by tfdist's reducers, in buckets, with any of its compression
-methods.
+Replaces `horovod.tensorflow`, `horovod.tensorflow.keras` and `horovod.keras`, whose optimizers do not reduce gradients under
+Keras 3. Operations are Horovod's; tfdist's reducers sum gradients in buckets, with any compression method.
 
-If Horovod is not installed, the same script runs on tf.distribute's collectives, under `tfdist launch` or in
-a single process: `init` must come before any other use of TensorFlow, and gradients, broadcasts, gathers, objects and
-callbacks work. What does not work raises `InputError` and names the alternative: process sets of some ranks, `join`,
-`elastic`, timelines, arguments of `init`, a second `init`, and `steps_per_execution` above 1. `alltoall`,
-`reducescatter`, Min, Max and Product are then composed of gathers: N times the bytes. Every rank must trace the same
-functions in the same order: each traced or eager call is first compared over the job's group.
+If Horovod is not installed, the same script runs on tf.distribute's collectives, under `tfdist launch` or in a single
+process; `init` must then precede any other use of TensorFlow. Gradients, broadcasts, gathers, objects and callbacks work;
+process sets of some ranks, `join`, `elastic`, timelines, arguments of `init`, a second `init`, and `steps_per_execution`
+above 1 raise `InputError` with an alternative. `alltoall`, `reducescatter`, Min, Max and Product are composed of gathers, at
+N times the bytes. Every rank must trace the same functions in the same order: each traced or eager call is first compared
+over the job's group.
 
-Objects (`broadcast_object`, `allgather_object`, elastic states) are sent pickled, and signed with the job's token.
+Objects (`broadcast_object`, `allgather_object`, elastic states) are pickled, and signed with the job's token.
 """
 
 from typing import Any
@@ -166,7 +165,7 @@ __all__ = [
     "vars_to_refs",
 ]
 
-_REFUSED = {
+_ALTERNATIVES = {
     "BroadcastGlobalVariablesHook": "hvd.callbacks.BroadcastGlobalVariablesCallback or hvd.broadcast_variables",
     "LocalGradientAggregationHelper": "backward_passes_per_step of hvd.DistributedOptimizer",
     "is_version_greater_equal_than": "packaging.version",
@@ -177,6 +176,6 @@ add_keras2_names()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _REFUSED:
-        raise UnknownNameError(f"tfdist.horovod has no {name}. Received: hvd.{name}. Use {_REFUSED[name]}.")
+    if name in _ALTERNATIVES:
+        raise UnknownNameError(f"tfdist.horovod has no {name}. Received: hvd.{name}. Use {_ALTERNATIVES[name]}.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Waiting for other ranks, and ranks as tensors."""
+"""Barriers, and ranks and sizes as tensors."""
 
 from typing import Any
 
@@ -12,15 +12,15 @@ from tfdist.horovod.process_sets import global_process_set
 
 
 def barrier(process_set: Any = global_process_set) -> tf.Tensor:
-    """Returns a zero that is available when every rank has made the call; in a graph it must be used."""
-    [done] = reduce_through_engine([tf.zeros([1])], Sum, call_of("barrier", None, process_set))
-    return done[0]
+    """Returns a zero that is available once every rank has made the call; in a graph, it must be used."""
+    [total] = reduce_through_engine([tf.zeros([1])], Sum, call_of("barrier", None, process_set))
+    return total[0]
 
 
 def join() -> tf.Tensor:
-    """Signals that this rank is out of data, and waits for the others, whose all-reduces continue without it.
+    """Signals that this rank is out of data, waits for the other ranks, and returns the last rank that joined.
 
-    Returns the last rank that joined. Gathers do not continue: rows of slices, compression, reduce-scatter.
+    The other ranks' all-reduces continue without this rank. Gathers do not: rows of slices, compression, reduce-scatter.
     """
     return engine().join()
 
@@ -32,7 +32,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Returns whether this rank is in a process set: a scalar int32, 1 or 0, or Horovod's negative error code."""
-    return engine().included_in(process_set_id)
+    return engine().is_included(process_set_id)
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:

@@ -30,26 +30,26 @@ _log = logging.getLogger(__name__)
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Broadcasts the model's and the optimizer's variables of one rank when training begins.
 
-    If the model is built (it has an `Input`, or was called), that is before the first step, which then counts in full.
-    Otherwise it is after the first batch, as in Horovod: the gradients of that step are of different weights. States of
-    random layers are not broadcast.
+    If the model is built (it has an `Input` or was called), they are broadcast before the first step. Otherwise, they are
+    broadcast after the first batch, as in Horovod, whose gradients are then those of different weights. States of random
+    layers are not broadcast.
 
     Args:
       root_rank: rank whose variables are broadcast.
       device: accepted, but has no effect.
-      local_variables: a variable, or several, that are not broadcast.
+      local_variables: a variable, or several variables, to exclude.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None):
         super().__init__()
         self.root_rank = root_rank
         variables = local_variables if isinstance(local_variables, list | tuple | set) else [local_variables]
-        self._local = {key_of(variable) for variable in variables if variable is not None}
+        self._local_keys = {key_of(variable) for variable in variables if variable is not None}
         self.broadcast_done = False
 
     def register_local_var(self, var: Any) -> None:
         """Excludes a variable from the broadcast."""
-        self._local.add(key_of(var))
+        self._local_keys.add(key_of(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """See base class."""
@@ -73,13 +73,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         seeds = {id(state) for state in randomness.seed_states(self.model)}
-        variables = [v for v in self.model.variables if id(v) not in seeds and key_of(v) not in self._local]
+        variables = [v for v in self.model.variables if id(v) not in seeds and key_of(v) not in self._local_keys]
         broadcast_variables([*variables, *optimizer.variables], self.root_rank)
         self.broadcast_done = True
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages the logs of an epoch over the ranks, in one message; must precede callbacks that read them.
+    """Averages the logs of an epoch over the ranks in one message; must precede callbacks that read the logs.
 
     `device` is accepted, but has no effect.
     """
@@ -92,8 +92,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if logs:
             names = sorted(logs)
             values = [np.asarray(logs[name], "float64") for name in names]  # numbers, and vector-valued metrics
-            sent = np.concatenate([np.ravel(value) for value in values])
-            parts = np.split(allreduce(tf.constant(sent), op=Average).numpy(), np.cumsum([v.size for v in values])[:-1])
+            vector = tf.constant(np.concatenate([np.ravel(value) for value in values]))
+            parts = np.split(allreduce(vector, op=Average).numpy(), np.cumsum([v.size for v in values])[:-1])
             for name, value, mean in zip(names, values, parts, strict=True):
                 logs[name] = mean.reshape(value.shape) if value.ndim else float(mean[0])
 
@@ -102,14 +102,14 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Sets the learning rate to `initial_lr * multiplier(epoch)` in the epochs `start_epoch` to `end_epoch - 1`.
 
     Args:
-      initial_lr: the rate that is multiplied.
+      initial_lr: learning rate to multiply.
       multiplier: a function of the epoch, or the base of a power: multiplier ^ (epoch - start_epoch).
-      start_epoch: first epoch in which the rate is set.
-      end_epoch: first epoch in which it is no longer set; None for no end.
-      staircase: whether the rate is set once per epoch, instead of at every batch, with fractional epochs.
-      momentum_correction: whether the momentum variables of SGD and RMSprop are scaled with the rate (Goyal et al.,
+      start_epoch: first epoch in which to set the rate.
+      end_epoch: epoch after the last one in which to set the rate; None for no end.
+      staircase: whether to set the rate once per epoch, instead of at every batch, with fractional epochs.
+      momentum_correction: whether to scale the momentum variables of SGD and RMSprop with the rate (Goyal et al.,
         arXiv:1706.02677), which is equivalent to Horovod's change of the momentum for one batch.
-      steps_per_epoch: by default taken from `fit`.
+      steps_per_epoch: number of steps per epoch; defaults to that of `fit`.
     """
 
     def __init__(
@@ -155,9 +155,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         ):
             return
         if self.staircase and batch == 0:
-            self._set(self.current_epoch)
+            self._set_rate(self.current_epoch)
         elif not self.staircase:
-            self._set(self.current_epoch + batch / (self.steps_per_epoch or 1))
+            self._set_rate(self.current_epoch + batch / (self.steps_per_epoch or 1))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """See base class."""
@@ -167,19 +167,19 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     def _rate(self) -> float:
         return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
-    def _set(self, epoch: float) -> None:
+    def _set_rate(self, epoch: float) -> None:
         optimizer = self.model.optimizer
-        old = self._rate()
+        old_rate = self._rate()
         try:
             optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
         except TypeError as error:
             raise InputError(
                 f"{type(self).__name__} sets the learning rate. Received: an optimizer with a schedule. Give it a number."
             ) from error
-        new = self._rate()  # as stored, in the variable's precision
-        if self.momentum_correction and old and new != old and optimizer.built:
+        new_rate = self._rate()  # in the variable's precision
+        if self.momentum_correction and old_rate and new_rate != old_rate and optimizer.built:
             for slot in keras_internals.velocities_of(getattr(optimizer, "inner_optimizer", optimizer)):
-                slot.assign(slot * (new / old))
+                slot.assign(slot * (new_rate / old_rate))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -191,7 +191,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
       initial_lr: rate at the end of the warmup.
       warmup_epochs: length of the warmup in epochs.
       momentum_correction: see `LearningRateScheduleCallback`.
-      steps_per_epoch: by default taken from `fit`.
+      steps_per_epoch: number of steps per epoch; defaults to that of `fit`.
       verbose: whether rank 0 reports the end of the warmup.
     """
 
@@ -204,13 +204,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ):
         def multiplier(epoch: float) -> float:
-            epoch += 1.0 / (self.steps_per_epoch or 1)  # for round numbers at the ends of epochs
+            epoch += 1.0 / (self.steps_per_epoch or 1)  # for round numbers at the end of each epoch
             return (epoch * (size() - 1) / warmup_epochs + 1) / size()
 
         super().__init__(
             initial_lr,
             multiplier,
-            end_epoch=warmup_epochs,  # type: ignore[arg-type]  # Horovod compares it as it is
+            end_epoch=warmup_epochs,  # type: ignore[arg-type]  # may be fractional, as in Horovod
             staircase=False,
             momentum_correction=momentum_correction,
             steps_per_epoch=steps_per_epoch,
@@ -225,7 +225,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Keras's `ModelCheckpoint` of the best model so far, with its arguments; assign `filepath` before training."""
+    """Keras's `ModelCheckpoint` of the best model; assign `filepath` before training."""
 
     def __init__(
         self,

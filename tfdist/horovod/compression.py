@@ -9,12 +9,12 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
-from tfdist.gradients import Bucketed, Reduced, Reducer
+from tfdist.gradients import Bucketed, Reducer, ReductionResult
 from tfdist.gradients.compression import METHODS, check, create_reducer
 
 
 class Compressor(abc.ABC):
-    """Horovod's interface: converts a tensor to one of a dtype that the engine can sum, and back."""
+    """Horovod's interface of compressors: converts a tensor to a dtype that the engine can sum, and back."""
 
     @staticmethod
     @abc.abstractmethod
@@ -24,7 +24,7 @@ class Compressor(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Returns the tensor that the sum of compressed tensors represents."""
+        """Converts a sum of compressed tensors back."""
 
 
 class NoneCompressor(Compressor):
@@ -42,7 +42,7 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Sends and sums floats as float16: half of the bytes; a sum above 65504 becomes inf."""
+    """Sends and sums floats as float16, at half the bytes; sums above 65504 become inf."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -58,11 +58,11 @@ class FP16Compressor(Compressor):
 class Method:
     """A compression method of tfdist, as in `--compression`; call it to add parameters.
 
-    `hvd.Compression.powersgd(rank=4)` is "powersgd(rank=4)". Methods have state, so they can be used with
-    `DistributedOptimizer` and `DistributedGradientTape`, but not in single operations.
+    `hvd.Compression.powersgd(rank=4)` is "powersgd(rank=4)". Methods have state, so they work with `DistributedOptimizer` and
+    `DistributedGradientTape`, but not in single operations.
 
     Attributes:
-      text: a method, or rules for variables; validated where it is used.
+      text: a method, or rules for variables; validated on use.
     """
 
     def __init__(self, text: str):
@@ -77,7 +77,7 @@ class Method:
 
 
 class _CompressionMeta(type):
-    """Provides an attribute for each method in tfdist's catalog."""
+    """Adds an attribute for each method in tfdist's catalog."""
 
     def __getattr__(cls, name: str) -> Method:
         if name not in METHODS:
@@ -115,8 +115,8 @@ def wire_compressor(compression: Any) -> type[Compressor]:
     return compression
 
 
-def known_compression(compression: Any) -> Any:
-    """Returns a compression of gradients, with a text as a `Method`; raises `InputError` if it is not known."""
+def validate_compression(compression: Any) -> Any:
+    """Returns a valid compression of gradients, converting a text to a `Method`; raises `InputError` for unknown ones."""
     if isinstance(compression, str):
         compression = Method(compression)
     if isinstance(compression, Method):
@@ -126,33 +126,28 @@ def known_compression(compression: Any) -> Any:
 
 
 def reducer_of(compression: Any, specs: Sequence[tf.TensorSpec]) -> Reducer:
-    """Returns the reducer that sums dense gradients with a compression, in tfdist's buckets.
-
-    Args:
-      compression: a `Method`, or a class with Horovod's `compress` and `decompress`.
-      specs: names, shapes and dtypes of the gradients.
-    """
+    """Returns the reducer of dense gradients, which sums them in buckets with a `Method` or a Horovod compressor."""
     if isinstance(compression, Method):
         return create_reducer(specs, compression.text)
     return Bucketed(CompressedSum(wire_compressor(compression)))
 
 
 def is_lossless(compression: Any) -> bool:
-    """Returns whether a compression has no state, and its sum shows an inf or NaN of any rank."""
+    """Returns whether a compression has no state and its sums preserve inf and NaN."""
     return not isinstance(compression, Method)
 
 
 class CompressedSum(Reducer):
-    """The engine's sum of tensors compressed by a Horovod compressor."""
+    """Sums tensors that a Horovod compressor has compressed, by the engine."""
 
     def __init__(self, compressor: type[Compressor]):
         self._compressor = compressor
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
+    ) -> ReductionResult:
         """See base class."""
         pairs = [self._compressor.compress(tensor) for tensor in tensors]
         sums = collectives.all_reduce([tensor for tensor, _ in pairs], name=name)
         totals = [self._compressor.decompress(s, context) for s, (_, context) in zip(sums, pairs, strict=True)]
-        return Reduced(totals, list(tensors), [], totals)
+        return ReductionResult(totals, list(tensors), [], totals)

@@ -1,8 +1,8 @@
 """All-gather, broadcast, all-to-all and reduce-scatter: Horovod's functions, including gradients.
 
-**Gradients.** Horovod's registered gradients are preserved, because scripts rely on them, although they are not all
-gradients of the same loss: with L the sum of the ranks' losses, all-reduce and all-to-all give dL/dx; all-gather and
-broadcast dL/dx divided by the number N of ranks (that of the mean loss); reduce-scatter N dL/dx.
+**Gradients.** The gradients are those that Horovod registers, because scripts rely on them, although they belong to
+different losses: with L the sum of the ranks' losses over N ranks, all-reduce and all-to-all return dL/dx, all-gather and
+broadcast dL/dx / N (the gradient of the mean loss), and reduce-scatter N dL/dx.
 """
 
 import functools
@@ -12,40 +12,40 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import tensorflow as tf
 
-from tfdist.collectives.no_constant_folding import zero_when_run
+from tfdist.collectives.no_constant_folding import runtime_zero
 from tfdist.errors import InputError
 from tfdist.horovod.compression import Compression, wire_compressor
-from tfdist.horovod.engine import CallId, call_of, move_in_supported_dtype, reduce_in_supported_dtype, scaled
+from tfdist.horovod.engine import CallId, call_of, move_in_supported_dtype, reduce_in_supported_dtype, scale_tensor
 from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError, NotSupportedError
-from tfdist.horovod.ops import Adasum, Average, ReduceOp, Sum, check_num_rank_power_of_2, known_op
+from tfdist.horovod.ops import Adasum, Average, ReduceOp, Sum, check_num_rank_power_of_2, to_reduce_op
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_RENAMED = {"value": "tensor"}
+_ARGUMENT_NAMES = {"value": "tensor"}
 
 
 def with_alternative_signature(
-    order: Sequence[str], when: Callable[..., bool] | None = None
+    order: Sequence[str], is_alternative: Callable[..., bool] | None = None
 ) -> Callable[[_Function], _Function]:
-    """Decorates a function so that it can also be called in its other form.
+    """Returns a decorator of a function that adds an alternative signature.
 
     Args:
-      order: names of the other form's arguments, by position; `value` stands for `tensor`.
-      when: whether positional arguments are in the other form; None if both forms have the same order.
+      order: argument names of the alternative signature, in order; `value` stands for `tensor`.
+      is_alternative: returns whether positional arguments match the alternative; None if the order is the same.
     """
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if len(args) <= len(order) and when is not None and when(*args):
+            if len(args) <= len(order) and is_alternative is not None and is_alternative(*args):
                 arguments = dict(zip(order, args, strict=False))
                 for name in arguments.keys() & kwargs.keys():
                     raise TypeError(f"{function.__name__}() got multiple values for argument {name!r}")
                 args, kwargs = (), arguments | kwargs
             if "value" in kwargs and args:
                 raise TypeError(f"{function.__name__}() got multiple values for argument 'value'")
-            return function(*args, **{_RENAMED.get(name, name): value for name, value in kwargs.items()})
+            return function(*args, **{_ARGUMENT_NAMES.get(name, name): value for name, value in kwargs.items()})
 
         return cast(_Function, wrapper)
 
@@ -53,56 +53,57 @@ def with_alternative_signature(
 
 
 def is_device_name(text: str) -> bool:
-    """Returns whether a text is a device, such as "", "/cpu:0" or "GPU:1", rather than the name of a call."""
+    """Returns whether a text is a device, such as "", "/cpu:0" or "GPU:1", instead of the name of a call."""
     return text == "" or text.startswith("/") or text.partition(":")[0].lower() in ("cpu", "gpu")
 
 
-def adasum(gathered: Sequence[tf.Tensor], what: str) -> tf.Tensor:
-    """Combines the ranks' tensors in pairs of neighbors, then pairs of pairs, like Horovod.
+def adasum(rank_tensors: Sequence[tf.Tensor], operation: str) -> tf.Tensor:
+    """Combines the ranks' tensors pairwise in a binary tree, like Horovod.
 
     adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b, with the products in float64: a + b if they are
     orthogonal, and a if they are equal.
 
     Args:
-      gathered: one tensor per rank, all of the same shape and floating dtype.
-      what: name of the call, for errors.
+      rank_tensors: one tensor per rank, of the same shape and floating dtype.
+      operation: name of the call, for errors.
 
     Raises:
       NotSupportedError: the number of ranks is not a power of two.
       InputError: the dtype is not floating.
     """
-    if not check_num_rank_power_of_2(len(gathered)):
+    dtype = rank_tensors[0].dtype
+    if not check_num_rank_power_of_2(len(rank_tensors)):
         raise NotSupportedError(
-            f"op=hvd.Adasum takes 2, 4, 8 ... ranks. Received: {what} of {len(gathered)}. Use op=hvd.Average."
+            f"op=hvd.Adasum takes 2, 4, 8 ... ranks. Received: {operation} of {len(rank_tensors)}. Use op=hvd.Average."
         )
-    if not gathered[0].dtype.is_floating:
-        raise InputError(
-            f"op=hvd.Adasum takes floats. Received: {what} of {gathered[0].dtype.name}. Use op=hvd.Average."
-        )
-    tensors = [tf.cast(tensor, tf.float64) for tensor in gathered]
+    if not dtype.is_floating:
+        raise InputError(f"op=hvd.Adasum takes floats. Received: {operation} of {dtype.name}. Use op=hvd.Average.")
+    tensors = [tf.cast(tensor, tf.float64) for tensor in rank_tensors]
     while len(tensors) > 1:
         tensors = [_combine(a, b) for a, b in zip(tensors[::2], tensors[1::2], strict=True)]
-    return tf.cast(tensors[0], gathered[0].dtype)
+    return tf.cast(tensors[0], dtype)
 
 
 def _combine(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    common = tf.reduce_sum(a * b)
+    dot_product = tf.reduce_sum(a * b)
 
-    def share(x: tf.Tensor) -> tf.Tensor:
-        return 1.0 - tf.math.divide_no_nan(common, 2.0 * tf.reduce_sum(x * x))
+    def coefficient(x: tf.Tensor) -> tf.Tensor:
+        return 1.0 - tf.math.divide_no_nan(dot_product, 2.0 * tf.reduce_sum(x * x))
 
-    return share(a) * a + share(b) * b
+    return coefficient(a) * a + coefficient(b) * b
 
 
 def reduce_linearly(
     tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
 ) -> list[tf.Tensor]:
-    """Reduces tensors by an operation that is its own gradient: Sum, Average and, as defined by Horovod, Adasum."""
+    """Reduces tensors by an operation that also reduces the gradients: Sum, Average or, as in Horovod, Adasum."""
 
     @tf.custom_gradient
     def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
         totals = reduce_through_engine(xs, op, call, prescale, postscale)
-        return totals, lambda *upstream: reduce_linearly(upstream, op, call.then("gradient"), prescale, postscale)
+        return totals, lambda *upstream: reduce_linearly(
+            upstream, op, call.with_suffix("gradient"), prescale, postscale
+        )
 
     return as_list(differentiable(*tensors))
 
@@ -112,21 +113,22 @@ def reduce_through_engine(
 ) -> list[tf.Tensor]:
     """Reduces tensors of any dtype through the engine; not differentiable.
 
-    Adasum is composed of a gather, n (N - 1) bytes received for n sent: Horovod supports it only with MPI and on GPUs.
+    Adasum gathers all tensors, n (N - 1) bytes received for n sent, because Horovod supports it only with MPI and on GPUs.
     """
-    current, inputs = engine(), [tf.stop_gradient(tensor) for tensor in tensors]
+    current_engine, inputs = engine(), [tf.stop_gradient(tensor) for tensor in tensors]
+    operation = f"{op.name} {call.name}"
     if op == Adasum:
-        size, what = call.process_set.size(), f"{op.name} {call.name}"
-        sent = [scaled(tensor, prescale)[None] for tensor in inputs]
-        gathered = move_in_supported_dtype(current, sent, lambda rows: current.gather(rows, call), what)
-        return [scaled(adasum(tf.unstack(tensors_of_ranks, size), what), postscale) for tensors_of_ranks in gathered]
+        size = call.process_set.size()
+        rows = [scale_tensor(tensor, prescale)[None] for tensor in inputs]
+        stacks = move_in_supported_dtype(current_engine, rows, lambda xs: current_engine.gather(xs, call), operation)
+        return [scale_tensor(adasum(tf.unstack(stack, size), operation), postscale) for stack in stacks]
     return reduce_in_supported_dtype(
-        current, inputs, lambda sent: current.reduce(sent, op, call, prescale, postscale), f"{op.name} {call.name}"
+        current_engine, inputs, lambda xs: current_engine.reduce(xs, op, call, prescale, postscale), operation
     )
 
 
 def as_list(results: Any) -> list[tf.Tensor]:
-    """Returns the results of a function with a custom gradient as a list; a single result is a tensor."""
+    """Returns the results of a function with a custom gradient as a list, even a single tensor."""
     return list(results) if isinstance(results, list | tuple) else [results]
 
 
@@ -139,8 +141,7 @@ def allgather(
     Cost: n (N - 1) bytes received for n sent.
 
     Args:
-      tensor: tensor of rank 1 or more and any dtype but string; equal on every rank except for the first dim, which may
-        be 0.
+      tensor: tensor of rank 1 or more and any dtype except string; the first dim may differ between ranks, and be 0.
       name: name of the call; see `allreduce`.
       ignore_name_scope: see `allreduce`.
       process_set: the ranks that make the call.
@@ -164,22 +165,21 @@ def grouped_allgather(
 
 def gather_tensors(tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
     """Gathers tensors of any dtype through the engine; differentiable."""
-    current = engine()
+    current_engine = engine()
 
     @tf.custom_gradient
     def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
         inputs = [tf.stop_gradient(x) for x in xs]
         results = move_in_supported_dtype(
-            current, inputs, lambda sent: current.gather(sent, call), f"allgather {call.name}"
+            current_engine, inputs, lambda tensors: current_engine.gather(tensors, call), f"allgather {call.name}"
         )
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            means = reduce_linearly(upstream, Average, call.then("gradient"))
-            own_rows = tf.stack([tf.shape(x)[0] for x in xs])[None]
-            [rows] = current.gather([own_rows], call.then("rows"))
-            rank = call.process_set.rank()
-            starts = tf.reduce_sum(rows[:rank], axis=0)
-            return [mean[starts[i] : starts[i] + own_rows[0, i]] for i, mean in enumerate(means)]
+            means = reduce_linearly(upstream, Average, call.with_suffix("gradient"))
+            local_counts = tf.stack([tf.shape(x)[0] for x in xs])[None]
+            [counts] = current_engine.gather([local_counts], call.with_suffix("rows"))
+            starts = tf.reduce_sum(counts[: call.process_set.rank()], axis=0)
+            return [mean[starts[i] : starts[i] + local_counts[0, i]] for i, mean in enumerate(means)]
 
         return results, gradient
 
@@ -197,8 +197,8 @@ def broadcast(
     """Returns the tensor of one rank on every rank; differentiable.
 
     Args:
-      tensor: tensor of the same shape and dtype on every rank; any dtype but string.
-      root_rank: a rank of the job that is in `process_set`.
+      tensor: tensor of the same shape and dtype on every rank; any dtype except string.
+      root_rank: a rank of the job, in `process_set`.
       name: name of the call; see `allreduce`.
       ignore_name_scope: see `allreduce`.
       process_set: the ranks that make the call.
@@ -209,7 +209,7 @@ def broadcast(
     Raises:
       InputError: `root_rank` is not in `process_set`, or the dtype is not supported.
     """
-    current, call = engine(), call_of("broadcast", name, process_set, ignore_name_scope)
+    current_engine, call = engine(), call_of("broadcast", name, process_set, ignore_name_scope)
     if root_rank not in process_set.ranks:
         raise InvalidArgumentError(
             f"root_rank must be one of the ranks {process_set.ranks}. Received: {root_rank}. Pass another root_rank."
@@ -217,18 +217,18 @@ def broadcast(
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        def move(sent: list[tf.Tensor]) -> list[tf.Tensor]:
-            return [current.broadcast(sent[0], root_rank, call)]
+        def move(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            return [current_engine.broadcast(tensors[0], root_rank, call)]
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            [mean] = reduce_linearly([upstream], Average, call.then("gradient"))
-            if current.rank == root_rank:
+            [mean] = reduce_linearly([upstream], Average, call.with_suffix("gradient"))
+            if current_engine.rank == root_rank:
                 return mean
-            # Zero, but computed from the mean, which must not be pruned from the graph: the root waits for it.
-            return tf.where(tf.equal(zero_when_run(), 0), tf.zeros_like(mean), mean)
+            # Zero, but depends on the mean, so that the graph does not prune the all-reduce that the root waits for.
+            return tf.where(tf.equal(runtime_zero(), 0), tf.zeros_like(mean), mean)
 
-        [received] = move_in_supported_dtype(current, [tf.stop_gradient(x)], move, f"broadcast {call.name}")
-        return received, gradient
+        [result] = move_in_supported_dtype(current_engine, [tf.stop_gradient(x)], move, f"broadcast {call.name}")
+        return result, gradient
 
     return differentiable(tf.convert_to_tensor(tensor))
 
@@ -240,59 +240,59 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: Any = global_process_set,
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
-    """Sends a part of the first dim to each rank; returns the parts received, in the order of senders; differentiable.
+    """Sends a part of the rows to each rank, and returns the received parts, in the order of senders; differentiable.
 
     Cost: n (N - 1) / N bytes sent; without Horovod all tensors are gathered, n (N - 1) received.
 
     Args:
-      tensor: tensor of rank 1 or more and any dtype but string; equal on every rank except for the first dim.
-      splits: [N] integers, number of rows for each rank; None for equal parts.
+      tensor: tensor of rank 1 or more and any dtype except string; the first dim may differ between ranks.
+      splits: [N] integers, the number of rows for each rank; None for equal parts.
       name: name of the call; see `allreduce`.
       ignore_name_scope: see `allreduce`.
       process_set: the ranks that make the call.
 
     Returns:
-      The rows received; with splits, also the number of rows from each rank.
+      The received rows; with `splits`, also the number of rows from each rank.
     """
     x = _check_rows(tensor, "alltoall")
     call = call_of("alltoall", name, process_set, ignore_name_scope)
     if splits is not None:
         return exchange_rows(x, tf.cast(splits, tf.int32), call)
     size = process_set.size()
-    divisible = tf.debugging.assert_equal(
+    assertion = tf.debugging.assert_equal(
         tf.shape(x)[0] % size, 0, f"alltoall {call.name}: without splits the rows must be divisible by {size} ranks"
     )
-    with tf.control_dependencies([] if divisible is None else [divisible]):
+    with tf.control_dependencies([] if assertion is None else [assertion]):
         parts = tf.fill([size], tf.shape(x)[0] // size)
     return exchange_rows(x, parts, call)[0]
 
 
 def exchange_rows(tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
     """Exchanges rows of any dtype through the engine's all-to-all; differentiable."""
-    current = engine()
+    current_engine = engine()
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., tf.Tensor]]:
         counts: list[tf.Tensor] = []
 
-        def move(sent: list[tf.Tensor]) -> list[tf.Tensor]:
-            rows, received_counts = current.exchange(sent[0], splits, call)
-            counts.append(received_counts)
+        def move(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            rows, row_counts = current_engine.exchange(tensors[0], splits, call)
+            counts.append(row_counts)
             return [rows]
 
-        [received] = move_in_supported_dtype(current, [tf.stop_gradient(x)], move, f"alltoall {call.name}")
-        [received_counts] = counts
+        [rows] = move_in_supported_dtype(current_engine, [tf.stop_gradient(x)], move, f"alltoall {call.name}")
+        [row_counts] = counts
 
         def gradient(upstream: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-            return exchange_rows(upstream, received_counts, call.then("gradient"))[0]
+            return exchange_rows(upstream, row_counts, call.with_suffix("gradient"))[0]
 
-        return (received, received_counts), gradient
+        return (rows, row_counts), gradient
 
     return differentiable(tensor)
 
 
 def _uses_keras_signature(tensor: Any = None, name: Any = "", *more: Any) -> bool:
-    """Detects `reducescatter(value, name, op)`; the other signature has a device and a compression."""
+    """Detects `reducescatter(value, name, op)`; the default signature has a device and a compression."""
     if more and isinstance(more[0], int):
         return True
     return name is None or (isinstance(name, str) and not is_device_name(name))
@@ -312,10 +312,9 @@ def reducescatter(
 ) -> tf.Tensor:
     """Reduces a tensor over the ranks and returns this rank's rows of it; differentiable.
 
-    If the number of rows is not divisible, the first ranks get one more. Composed of an all-to-all and a local sum in
-    the order of ranks (16-bit floats are summed in float32), because Horovod's own makes every later all-reduce many
-    times slower under Gloo. Cost: n (N - 1) / N bytes sent, and before that a small message that compares shape and
-    operation.
+    If the number of rows is not divisible, the first ranks get one more row. Composed of an all-to-all and a local sum in
+    the order of ranks (16-bit floats are summed in float32), because Horovod's reduce-scatter makes all later all-reduces
+    many times slower under Gloo. Cost: n (N - 1) / N bytes sent, after a small message that compares shape and operation.
 
     Args:
       tensor: tensor of rank 1 or more, of the same shape and dtype on every rank.
@@ -332,16 +331,16 @@ def reducescatter(
       InputError: the tensor is a scalar, or the operation is not supported.
       tf.errors.FailedPreconditionError: on every rank, if the ranks' shapes, dtypes, operations or factors differ.
     """
-    if known_op(op) not in (Average, Sum):
+    if to_reduce_op(op) not in (Average, Sum):
         raise InputError(
-            f"reducescatter takes op=Average or Sum. Received: {known_op(op).name}. Use allreduce and take the rows."
+            f"reducescatter takes op=Average or Sum. Received: {to_reduce_op(op).name}. Use allreduce and take the rows."
         )
     compressor = wire_compressor(compression)
     call = call_of("reducescatter", name, process_set, ignore_name_scope)
     with tf.device(device_dense or None):
-        sent, context = compressor.compress(_check_rows(tensor, "reducescatter"))
+        message, context = compressor.compress(_check_rows(tensor, "reducescatter"))
         factors = Factors(ReduceOp(op), prescale_factor, postscale_factor)
-        return compressor.decompress(_reduce_scatter(sent, factors, call), context)
+        return compressor.decompress(_reduce_scatter(message, factors, call), context)
 
 
 def grouped_reducescatter(
@@ -369,67 +368,66 @@ def grouped_reducescatter(
 
 
 class Factors(NamedTuple):
-    """The operation of a reduce-scatter, Average or Sum, and the factors before and after it."""
+    """The operation of a reduce-scatter, Average or Sum, and its factors."""
 
     op: ReduceOp
-    before: float
-    after: float
+    prescale: float
+    postscale: float
 
 
 def _reduce_scatter(tensor: tf.Tensor, factors: Factors, call: CallId) -> tf.Tensor:
     """Returns this rank's rows of the reduced tensor; its gradient is all-gathered and scaled."""
     size, rank = call.process_set.size(), call.process_set.rank()
-    after, gradient_factor = factors.after, factors.before * factors.after
-    after, gradient_factor = (
-        (after / size, gradient_factor) if factors.op == Average else (after, gradient_factor * size)
-    )
+    is_mean = factors.op == Average
+    postscale = factors.postscale / size if is_mean else factors.postscale
+    gradient_factor = factors.prescale * factors.postscale * (1 if is_mean else size)
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        row_count = _agreed_rows(tf.stop_gradient(x), factors, call)
+        row_count = _agree_on_row_count(tf.stop_gradient(x), factors, call)
         rows, remainder = row_count // size, row_count % size
         splits = rows + tf.cast(tf.range(size) < remainder, tf.int32)
-        received, _ = exchange_rows(scaled(tf.stop_gradient(x), factors.before), splits, call)
-        by_sender = tf.reshape(received, tf.concat([[size], splits[rank : rank + 1], tf.shape(x)[1:]], 0))
-        exact = tf.float32 if x.dtype in (tf.float16, tf.bfloat16) else x.dtype
-        total = tf.cast(scaled(tf.reduce_sum(tf.cast(by_sender, exact), axis=0), after), x.dtype)
+        parts, _ = exchange_rows(scale_tensor(tf.stop_gradient(x), factors.prescale), splits, call)
+        by_sender = tf.reshape(parts, tf.concat([[size], splits[rank : rank + 1], tf.shape(x)[1:]], 0))
+        sum_dtype = tf.float32 if x.dtype in (tf.float16, tf.bfloat16) else x.dtype
+        total = tf.cast(scale_tensor(tf.reduce_sum(tf.cast(by_sender, sum_dtype), axis=0), postscale), x.dtype)
         total = tf.ensure_shape(total, tf.TensorShape([None]).concatenate(x.shape[1:]))
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            return gather_tensors([scaled(upstream, gradient_factor)], call.then("gradient"))[0]
+            return gather_tensors([scale_tensor(upstream, gradient_factor)], call.with_suffix("gradient"))[0]
 
         return total, gradient
 
     return differentiable(tensor)
 
 
-def _agreed_rows(tensor: tf.Tensor, factors: Factors, call: CallId) -> tf.Tensor:
-    """Returns the number of rows; checks that all ranks have the same shape, dtype, operation and factors.
+def _agree_on_row_count(tensor: tf.Tensor, factors: Factors, call: CallId) -> tf.Tensor:
+    """Returns the number of rows, after checking that all ranks have the same shape, dtype, operation and factors.
 
-    They are encoded in the shape of a gather without rows, which the engine compares: it raises
+    These are encoded in the shape of an empty tensor, which the engine compares in a gather, raising
     `tf.errors.FailedPreconditionError` on every rank if they differ. No data is sent.
     """
-    factors_hash = zlib.crc32(repr((float(factors.before), float(factors.after))).encode()) % _HASHES
-    row = tf.concat([[1 + int(factors.op), 1 + factors_hash], tf.shape(tensor)], 0)
-    empty = tf.zeros(tf.concat([zero_when_run()[None], row], 0), tensor.dtype)
+    factors_hash = zlib.crc32(repr((float(factors.prescale), float(factors.postscale))).encode()) % _HASHES
+    row_shape = tf.concat([[1 + int(factors.op), 1 + factors_hash], tf.shape(tensor)], 0)
+    empty_tensor = tf.zeros(tf.concat([runtime_zero()[None], row_shape], 0), tensor.dtype)
     try:
-        [gathered] = gather_tensors([empty], call.then("agree"))
+        [result] = gather_tensors([empty_tensor], call.with_suffix("agree"))
     except tf.errors.FailedPreconditionError as error:
         raise FailedPreconditionError(
             f"reducescatter {call.name}: every rank must have the same shape, dtype, operation and factors. Received: "
-            f"{list(tensor.shape)} of {tensor.dtype.name}, {factors.op.name}, {factors.before:g} and {factors.after:g} on "
-            f"this rank ({' '.join(str(error).split())}). Make the same call on every rank."
+            f"{list(tensor.shape)} of {tensor.dtype.name}, {factors.op.name}, {factors.prescale:g} and {factors.postscale:g} "
+            f"on this rank ({' '.join(str(error).split())}). Make the same call on every rank."
         ) from error
-    return tf.shape(tensor)[0] + tf.shape(gathered)[0]  # 0, but must not be pruned
+    return tf.shape(tensor)[0] + tf.shape(result)[0]  # plus 0, so that the gather is not pruned
 
 
-# The hash of factors is a dim of the rows, the product of whose dims must stay far below 2 ^ 63.
+# The hash of the factors is a dim of a row, whose number of elements must stay far below 2 ^ 63.
 _HASHES = 1021
 
 
-def _check_rows(tensor: Any, what: str) -> tf.Tensor:
+def _check_rows(tensor: Any, operation: str) -> tf.Tensor:
     tensor = tf.convert_to_tensor(tensor)
     if tensor.shape.rank == 0:
-        kind = FailedPreconditionError if what.endswith("allgather") else InvalidArgumentError
-        raise kind(f"{what} takes a tensor of rows. Received: a scalar. Pass tf.reshape(x, [1]).")
+        error = FailedPreconditionError if operation.endswith("allgather") else InvalidArgumentError
+        raise error(f"{operation} takes a tensor of rows. Received: a scalar. Pass tf.reshape(x, [1]).")
     return tensor

@@ -1,8 +1,8 @@
 """Elastic jobs: Horovod's states and callbacks, for Keras 3.
 
-They need Horovod and, to change the number of ranks, horovodrun's elastic options. With any other launcher the job has a
-fixed size: `run` synchronizes the state and calls the function, `commit` saves the state in memory, and on an error of
-Horovod the last saved state is restored and Horovod restarted.
+Requires Horovod and, to change the number of ranks, horovodrun's elastic options. With other launchers, the job has a fixed
+size: `run` synchronizes the state and calls the function, `commit` saves the state in memory, and after an error, Horovod is
+restarted from the last saved state.
 """
 
 import functools
@@ -15,9 +15,9 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.errors.engine_errors import described
+from tfdist.errors.engine_errors import error_summary
 from tfdist.horovod import tape
-from tfdist.horovod.engine import horovod_required
+from tfdist.horovod.engine import horovod_required_error
 from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
 from tfdist.horovod.object_exchange import broadcast_object, broadcast_object_fn, broadcast_variables
 from tfdist.horovod.process import init, rank, shutdown
@@ -38,7 +38,7 @@ except ImportError:
         """State of an elastic job; needs Horovod."""
 
         def __init__(self, *args: Any, **kwargs: Any):
-            raise horovod_required("hvd.elastic", "Save checkpoints with Keras's ModelCheckpoint")
+            raise horovod_required_error("hvd.elastic", "Save checkpoints with Keras's ModelCheckpoint")
 
     _ObjectState = State
 
@@ -50,7 +50,7 @@ except ImportError:
 
     def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
         """Raises `InputError`: needs Horovod."""
-        raise horovod_required("hvd.elastic.run", "Call the function")
+        raise horovod_required_error("hvd.elastic.run", "Call the function")
 
 
 __all__ = [
@@ -73,32 +73,31 @@ _log = logging.getLogger(__name__)
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function resume from its state when ranks are lost or join.
+    """Returns a function that resumes from its state when ranks are lost or join.
 
     Args:
-      func: its first argument is a `State`; it must not make collective calls before the state is synchronized.
+      func: a function of a `State` and further arguments, without collective calls before the state is synchronized.
     """
 
     @functools.wraps(func)
-    def translated(state: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return func(state, *args, **kwargs)
-        except tf.errors.UnknownError as error:  # TensorFlow's error for a failure of Horovod
+        except tf.errors.UnknownError as error:  # how TensorFlow reports failures of Horovod
             if "Horovod" not in str(error):
                 raise
-            _log.warning("Horovod failed: %s", described(error))
+            _log.warning("Horovod failed: %s", error_summary(error))
             raise HorovodInternalError(str(error)) from error
 
     if horovod_elastic and os.environ.get("HOROVOD_ELASTIC") != "1":
         horovod_elastic.notification_manager = _NoNotifications()
-    return run_fn(translated, _reset)
+    return run_fn(wrapper, _reset)
 
 
 class _NoNotifications:
     """Replaces Horovod's notification service in jobs whose launcher sends no notifications.
 
-    The service listens on every network interface, unpickles the data it receives, and stores its key where anyone can
-    read it.
+    The service listens on every network interface, unpickles received data, and stores its key where anyone can read it.
     """
 
     def init(self) -> None:
@@ -117,9 +116,9 @@ def _reset() -> None:
 
 
 class ObjectState(_ObjectState):
-    """Values, passed as keywords and stored as attributes, that are sent pickled between the job's own ranks.
+    """Values, passed as keywords and stored as attributes, which are synchronized as pickled objects.
 
-    `bcast_object` and `get_rank` are by default this package's functions.
+    `bcast_object` and `get_rank` default to this package's functions.
     """
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any):
@@ -127,31 +126,31 @@ class ObjectState(_ObjectState):
 
 
 class _VariablesState(ObjectState):
-    """Variables in addition to the values.
+    """Variables and values.
 
-    Per-rank state of gradient compression belongs to the previous ranks: for tapes, it is reset on synchronization.
+    Synchronization resets the tapes' per-rank state of compression, which belongs to the previous ranks.
     """
 
     def __init__(self, variables: Callable[[], Sequence[Any]], **kwargs: Any):
-        self._variables, self._kept = variables, [tf.identity(v) for v in variables()]
+        self._variables, self._saved_values = variables, [tf.identity(v) for v in variables()]
         super().__init__(**kwargs)
 
     def save(self) -> None:
         """Saves the current variables and values in memory."""
-        self._kept = [tf.identity(variable) for variable in self._variables()]
+        self._saved_values = [tf.identity(variable) for variable in self._variables()]
         super().save()
 
     def restore(self) -> None:
-        """Restores the last saved variables and values; variables created since then are not changed."""
-        for variable, value in zip(self._variables(), self._kept, strict=False):
+        """Restores the last saved variables and values; newer variables are not changed."""
+        for variable, value in zip(self._variables(), self._saved_values, strict=False):
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
-        """Makes the variables and values equal to rank 0's, and saves them."""
+        """Sets the variables and values to those of rank 0, and saves them."""
         broadcast_variables(self._variables(), 0)
         tape.reset_state()
-        self._kept = [tf.identity(variable) for variable in self._variables()]
+        self._saved_values = [tf.identity(variable) for variable in self._variables()]
         super().sync()
 
 
@@ -172,12 +171,12 @@ class TensorFlowState(_VariablesState):
 class TensorFlowKerasState(_VariablesState):
     """A model, its optimizer, and values such as `batch` and `epoch`; states of random layers are not synchronized.
 
-    Synchronization sets the state of the optimizer's compression that all ranks share to rank 0's; per-rank state and
-    accumulated, unapplied gradients are discarded.
+    Synchronization sets the shared state of the optimizer's compression to that of rank 0; per-rank state and accumulated,
+    unapplied gradients are discarded.
 
     Args:
       model: a built model.
-      optimizer: by default the optimizer with which the model was compiled; it is built here.
+      optimizer: the optimizer, which is built if necessary; defaults to the compiled model's.
       backend: accepted, but has no effect.
       **kwargs: the values.
     """
@@ -191,9 +190,9 @@ class TensorFlowKerasState(_VariablesState):
         self.model, self.optimizer = model, optimizer or model.optimizer
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
-        own = {id(seed) for seed in randomness.seed_states(model)}
-        shared = [variable for variable in model.variables if id(variable) not in own]
-        super().__init__(lambda: [*shared, *self.optimizer.variables], **kwargs)
+        seed_ids = {id(seed) for seed in randomness.seed_states(model)}
+        variables = [variable for variable in model.variables if id(variable) not in seed_ids]
+        super().__init__(lambda: [*variables, *self.optimizer.variables], **kwargs)
 
     def reset(self) -> None:
         """Makes Keras trace the model's steps again, since the number of ranks may have changed."""
@@ -209,7 +208,7 @@ class TensorFlowKerasState(_VariablesState):
 
 
 class KerasState(TensorFlowKerasState):
-    """`TensorFlowKerasState` under its name for Keras."""
+    """`TensorFlowKerasState`, under Horovod's name for Keras."""
 
     def __init__(self, model: keras.Model, optimizer: keras.Optimizer | None = None, **kwargs: Any):
         super().__init__(model, optimizer, **kwargs)
@@ -221,17 +220,17 @@ class CommitStateCallback(keras.callbacks.Callback):
     def __init__(self, state: Any, batches_per_commit: int = 1):
         super().__init__()
         self.state, self.batches_per_commit = state, batches_per_commit
-        self._left = batches_per_commit
+        self._batches_left = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See base class; every rank counts from here."""
-        self._left = self.batches_per_commit
+        """See base class; all ranks start to count here."""
+        self._batches_left = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """See base class."""
-        self._left -= 1
-        if self._left == 0:
-            self._left = self.batches_per_commit
+        self._batches_left -= 1
+        if self._batches_left == 0:
+            self._batches_left = self.batches_per_commit
             self.state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -261,12 +260,12 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
     def __init__(self, state: Any):
         super().__init__()
         self.state = state
-        self._first = state.epoch
+        self._first_epoch = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
         """See base class; Keras counts from 0 after each reset."""
-        self._first = self.state.epoch
+        self._first_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """See base class."""
-        self.state.epoch = self._first + epoch + 1
+        self.state.epoch = self._first_epoch + epoch + 1

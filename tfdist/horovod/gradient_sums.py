@@ -1,4 +1,4 @@
-"""Reduction of gradients for the distributed optimizer and the distributed tape, by tfdist's reducers."""
+"""Reduces the gradients of the distributed optimizer and the distributed tape by tfdist's reducers."""
 
 import dataclasses
 import hashlib
@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
-from tfdist.gradients import Reducer, unscaled
+from tfdist.gradients import Reducer, unscale
 from tfdist.gradients.reducer import rows_send_less, sum_rows
 from tfdist.horovod.compression import Compression, is_lossless, reducer_of
-from tfdist.horovod.engine import Engine, scaled
+from tfdist.horovod.engine import Engine, scale_tensor
 from tfdist.horovod.object_exchange import broadcast_object
 from tfdist.horovod.ops import Average, ReduceOp, Sum
 from tfdist.horovod.process import engine
@@ -23,21 +23,20 @@ from tfdist.horovod.reductions import allreduce
 
 Gradient = Any  # a tensor, tf.IndexedSlices or None
 _Key = tuple[str, tuple[int, ...]]  # name and shape of a state
-_PLAN_SECONDS = 600.0  # that one rank may take longer than another to build and trace
+_PLAN_SECONDS = 600.0  # maximum delay between ranks that build and trace a model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """How gradients are reduced; Horovod's arguments.
+    """Options of the reduction, as Horovod's arguments.
 
     Attributes:
       name: name of the messages.
       compression: see `reducer_of`.
       sparse_as_dense: whether slices are summed as dense tensors.
-      op: Average, Sum, or another one, which the engine applies tensor by tensor.
-      gradient_predivide_factor: with Average, gradients are divided by it before the sum, and by the rest of the
-        divisor after it.
-      process_set: the ranks that reduce; other ranks keep their own gradients.
+      op: Average, Sum, or another operation, which the engine applies to each tensor separately.
+      gradient_predivide_factor: divisor of gradients before the sum of a mean; the sum is divided by the remaining factor.
+      process_set: the ranks that reduce; other ranks keep their local gradients.
       scale_local_gradients: whether gradients of local variables are divided by the number of ranks.
       device_dense: device on which dense gradients are reduced.
     """
@@ -55,50 +54,47 @@ class Options:
 class GradientSums:
     """Reduces a model's gradients over the ranks, and stores the state of the compression.
 
-    Dense gradients are sent in tfdist's buckets, and slices as rows if that sends less (see `SparseRows` for the cost);
-    results are dense. The choice is made at the first call with a set of gradients, and is then compared over the job's
-    group: ranks whose models differ get an error that names the first difference, instead of waiting for each other.
+    Dense gradients are sent in buckets, and slices as rows if that sends fewer bytes (see `SparseRows` for the cost);
+    results are dense. The first call with a set of gradients compares them over the job's group: ranks with different models
+    raise an error with the first difference, instead of waiting for each other.
     """
 
     def __init__(self, options: Options):
         self.options = options
-        self._plans: dict[str, list[str]] = {}  # names of gradients on the first rank, by what this rank's are
+        self._plans: dict[str, list[str]] = {}  # the first rank's names of gradients, by digest of this rank's plan
         self._rows: dict[str, bool] = {}
         self._variables_by_state: dict[_Key, tf.Variable] = {}
         self._states: dict[_Key, State] = {}
-        self._received_values: dict[_Key, Any] = {}  # initial values of variables to be created
+        self._initial_values: dict[_Key, Any] = {}  # initial values of variables to be created
 
     def __call__(
-        self, gradients: Sequence[Gradient], variables: Sequence[Any], local: Collection[int]
+        self, gradients: Sequence[Gradient], variables: Sequence[Any], local_keys: Collection[int]
     ) -> list[Gradient]:
         """Returns the reduced gradients; None stays None.
 
-        Args:
-          gradients: this rank's gradients, one per variable.
-          variables: their variables, in the same order on every rank.
-          local: variables whose gradients are not reduced, by `key_of`.
+        Variables have the same order on every rank. Those with keys in `local_keys` are not reduced; see `key_of`.
 
         Raises:
-          InputError: on every rank, if the ranks' gradients differ in name, dtype or shape.
+          InputError: the ranks' gradients differ in name, dtype or shape; raised on every rank.
         """
         results = list(gradients)
         names = _names(variables)
-        reduced: dict[str, Gradient] = {}
+        inputs: dict[str, Gradient] = {}
         for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
                 continue
-            if key_of(variable) not in local:
-                reduced[names[i]] = self._with_static_shape(gradient, variable)
+            if key_of(variable) not in local_keys:
+                inputs[names[i]] = self._set_static_shape(gradient, variable)
             elif self.options.scale_local_gradients:
-                results[i] = unscaled(gradient, engine().count(self.options.process_set))
+                results[i] = unscale(gradient, engine().count(self.options.process_set))
         with tf.device(self.options.device_dense or None):
-            totals = self._totals(reduced)
+            totals = self._totals(inputs)
         for i, name in enumerate(names):
             results[i] = totals.get(name, results[i])
         return results
 
-    def _with_static_shape(self, gradient: Gradient, variable: Any) -> Gradient:
-        """Returns a gradient with its variable's static shape, if any; keeps slices only if they may be sent as rows."""
+    def _set_static_shape(self, gradient: Gradient, variable: Any) -> Gradient:
+        """Returns a gradient with the static shape of its variable; converts slices that cannot be sent as rows to dense."""
         shape = tf.TensorShape(variable.shape)
         if not shape.is_fully_defined():
             return tf.convert_to_tensor(gradient)
@@ -108,40 +104,41 @@ class GradientSums:
 
     def _totals(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
         if self.options.process_set.included() is False:
-            return {name: _dense(gradient) for name, gradient in gradients.items()}
-        current = engine()
-        collectives = current.collectives_of(self.options.process_set)
-        summed = self.options.op in (Average, Sum)
-        individual = {n: g for n, g in gradients.items() if not (summed and g.shape.is_fully_defined())}
-        gradients = {n: g for n, g in gradients.items() if n not in individual}
+            return {name: _to_dense(gradient) for name, gradient in gradients.items()}
+        current_engine, process_set = engine(), self.options.process_set
+        collectives = current_engine.collectives_of(process_set)
+        is_linear = self.options.op in (Average, Sum)
+        individual_gradients = {n: g for n, g in gradients.items() if not (is_linear and g.shape.is_fully_defined())}
+        gradients = {n: g for n, g in gradients.items() if n not in individual_gradients}
         for name, gradient in gradients.items():
             if name not in self._rows:
-                self._rows[name] = self._is_sent_as_rows(gradient, current, collectives)
-        rows = [n for n, g in gradients.items() if self._rows[n] and isinstance(g, tf.IndexedSlices)]
-        dense = {n: _dense(g) for n, g in gradients.items() if n not in rows}
-        digest, names = self._agree_on_names(current, gradients | individual, rows)
+                self._rows[name] = self._is_sent_as_rows(gradient, current_engine, collectives)
+        row_names = [n for n, g in gradients.items() if self._rows[n] and isinstance(g, tf.IndexedSlices)]
+        dense_gradients = {n: _to_dense(g) for n, g in gradients.items() if n not in row_names}
+        digest, names = self._agree_on_names(current_engine, gradients | individual_gradients, row_names)
         message = f"{self.options.name}_{digest}"
-        mean = self.options.op == Average
-        before = 1.0 / self.options.gradient_predivide_factor if mean else 1.0
-        after = (
-            _quotient(self.options.gradient_predivide_factor, current.count(self.options.process_set)) if mean else 1.0
-        )
+        prescale: float = 1.0
+        postscale: float | tf.Tensor = 1.0
+        if self.options.op == Average:
+            prescale = 1.0 / self.options.gradient_predivide_factor
+            postscale = _quotient(self.options.gradient_predivide_factor, current_engine.count(process_set))
         totals: dict[str, Gradient] = {}
-        for i, name in enumerate(rows):
-            totals[name] = sum_rows(_scaled_rows(gradients[name], before), collectives, f"{message}/rows{i}")[0]
-        scaled_before = [scaled(g, before) for g in dense.values()]
-        sums = self._dense_sums([names[name] for name in dense], scaled_before, collectives, message)
-        totals |= dict(zip(dense, sums, strict=True))
-        return self._individual_totals(individual) | {name: scaled(total, after) for name, total in totals.items()}
+        for i, name in enumerate(row_names):
+            totals[name] = sum_rows(_scale_rows(gradients[name], prescale), collectives, f"{message}/rows{i}")[0]
+        inputs = [scale_tensor(g, prescale) for g in dense_gradients.values()]
+        sums = self._dense_sums([names[name] for name in dense_gradients], inputs, collectives, message)
+        totals |= dict(zip(dense_gradients, sums, strict=True))
+        totals = {name: scale_tensor(total, postscale) for name, total in totals.items()}
+        return totals | self._individual_totals(individual_gradients)
 
-    def _is_sent_as_rows(self, gradient: Gradient, current: Engine, collectives: Any) -> bool:
-        """Returns whether slices are sent as rows: never if the number of ranks, on which the cost depends, may change."""
-        if current.is_elastic or not isinstance(gradient, tf.IndexedSlices):
+    def _is_sent_as_rows(self, gradient: Gradient, current_engine: Engine, collectives: Any) -> bool:
+        """Returns whether slices are sent as rows; never in elastic jobs, because the cost depends on the number of ranks."""
+        if current_engine.is_elastic or not isinstance(gradient, tf.IndexedSlices):
             return False
         return rows_send_less(gradient, collectives)
 
     def _individual_totals(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
-        """Reduces gradients that buckets and methods do not support tensor by tensor, through the engine."""
+        """Reduces each gradient separately, for operations and shapes that buckets do not support."""
         factor = self.options.gradient_predivide_factor
         for name, gradient in gradients.items():
             if not is_lossless(self.options.compression):
@@ -151,7 +148,7 @@ class GradientSums:
                 )
         return {
             name: allreduce(
-                _dense(gradient),
+                _to_dense(gradient),
                 op=self.options.op,
                 compression=self.options.compression,
                 prescale_factor=1.0 / factor,
@@ -166,22 +163,22 @@ class GradientSums:
     ) -> list[tf.Tensor]:
         if not tensors:
             return []
-        wire = [x.dtype if x.dtype in collectives.wire.reduces else tf.float32 for x in tensors]
-        sent = [tf.cast(x, dtype) for x, dtype in zip(tensors, wire, strict=True)]
-        specs = [tf.TensorSpec(x.shape, x.dtype, name) for x, name in zip(sent, names, strict=True)]
+        dtypes = [x.dtype if x.dtype in collectives.wire.reduces else tf.float32 for x in tensors]
+        inputs = [tf.cast(x, dtype) for x, dtype in zip(tensors, dtypes, strict=True)]
+        specs = [tf.TensorSpec(x.shape, x.dtype, name) for x, name in zip(inputs, names, strict=True)]
         reducer = reducer_of(self.options.compression, specs)
         if engine().is_elastic and not is_lossless(self.options.compression):
-            sent = _assert_same_size(sent, collectives.size, self.options)
-        state = self._variables(reducer, specs)
-        before = [tf.convert_to_tensor(variable) for variable in state]
-        result = reducer.reduce(sent, before, collectives, name=message)
+            inputs = _assert_same_size(inputs, collectives.size, self.options)
+        variables = self._variables(reducer, specs)
+        state = [tf.convert_to_tensor(variable) for variable in variables]
+        result = reducer.reduce(inputs, state, collectives, name=message)
         totals = result.totals
         if not is_lossless(self.options.compression):
-            # Non-finite values of one rank become visible on all, and do not reach the state.
-            finite = result.all_finite()
-            totals = [tf.where(finite, x, tf.constant(float("nan"), x.dtype)) for x in totals]
-            for variable, new, old in zip(state, result.state, before, strict=True):
-                variable.assign(tf.where(finite, new, old))
+            # Non-finite values of one rank become NaN on all ranks, and do not change the state.
+            is_finite = result.all_finite()
+            totals = [tf.where(is_finite, x, tf.constant(float("nan"), x.dtype)) for x in totals]
+            for variable, new_value, old_value in zip(variables, result.state, state, strict=True):
+                variable.assign(tf.where(is_finite, new_value, old_value))
         return [tf.cast(total, x.dtype) for total, x in zip(totals, tensors, strict=True)]
 
     def _variables(self, reducer: Reducer, specs: Sequence[tf.TensorSpec]) -> list[tf.Variable]:
@@ -189,69 +186,72 @@ class GradientSums:
         with tf.init_scope():
             for state in states:
                 if (state.name, state.shape) not in self._variables_by_state:
-                    value = self._received_values.pop((state.name, state.shape), state.initial)
+                    initial_value = self._initial_values.pop((state.name, state.shape), state.initial)
                     self._states[state.name, state.shape] = state
                     self._variables_by_state[state.name, state.shape] = _variable(
-                        dataclasses.replace(state, initial=value)
+                        dataclasses.replace(state, initial=initial_value)
                     )
         return [self._variables_by_state[state.name, state.shape] for state in states]
 
     def reset_state(self) -> None:
         """Resets the state of the compression on this rank."""
-        self._received_values.clear()
+        self._initial_values.clear()
         for key, variable in self._variables_by_state.items():
-            variable.assign(_initial(self._states[key]))
+            variable.assign(_initial_value(self._states[key]))
 
     def synchronize(self) -> None:
-        """Sets the compression's shared state to that of the first rank and resets per-rank state.
+        """Sets the compression's shared state to that of the first rank, and resets per-rank state.
 
-        Every rank must call it; a rank that has not reduced anything yet starts with the others' state.
+        Every rank must call it; a rank that has not reduced any gradients starts with the first rank's state.
         """
-        shared = {k: v.numpy() for k, v in self._variables_by_state.items() if not self._states[k].per_replica}
+        shared_values = {k: v.numpy() for k, v in self._variables_by_state.items() if not self._states[k].per_replica}
         self.reset_state()
-        ranks = self.options.process_set
-        if ranks.included():
-            self._received_values = broadcast_object(shared, ranks.ranks[0], name="compression", process_set=ranks)
-        for key in self._variables_by_state.keys() & self._received_values.keys():
-            self._variables_by_state[key].assign(self._received_values.pop(key))
+        process_set = self.options.process_set
+        if process_set.included():
+            self._initial_values = broadcast_object(
+                shared_values, process_set.ranks[0], name="compression", process_set=process_set
+            )
+        for key in self._variables_by_state.keys() & self._initial_values.keys():
+            self._variables_by_state[key].assign(self._initial_values.pop(key))
 
     def _agree_on_names(
-        self, current: Engine, gradients: dict[str, Gradient], rows: list[str]
+        self, current_engine: Engine, gradients: dict[str, Gradient], row_names: list[str]
     ) -> tuple[str, dict[str, str]]:
-        """Returns a short name for this set of gradients and the name of each, the same on all ranks.
+        """Returns a digest of this set of gradients and the name of each gradient, equal on all ranks.
 
-        Ranks compare a set at its first use. Without a group of these ranks, or once one has joined, the names are those of
-        this rank.
+        The ranks compare a set of gradients on first use. Without a group of these ranks, or if a rank has joined, the names
+        are those of this rank.
         """
-        plan = {name: _describe(gradient) + " as rows" * (name in rows) for name, gradient in gradients.items()}
+        plan = {name: _describe(gradient) + " as rows" * (name in row_names) for name, gradient in gradients.items()}
         key = _digest(list(plan.items()))
         if key not in self._plans:
-            compares = self.options.process_set is global_process_set and current.group.size == current.size
-            self._plans[key] = (
-                _compare_plans(current, plan) if compares and current.has_no_joined_rank() else list(plan)
+            has_group = (
+                self.options.process_set is global_process_set and current_engine.group.size == current_engine.size
             )
+            compares = has_group and current_engine.has_no_joined_rank()
+            self._plans[key] = _compare_plans(current_engine, plan) if compares else list(plan)
         names = dict(zip(plan, self._plans[key], strict=True))
         return _digest([(names[name], kind) for name, kind in plan.items()]), names
 
 
-def _compare_plans(current: Engine, plan: dict[str, str]) -> list[str]:
-    """Returns the first rank's names of the gradients; others may have loaded or numbered their layers differently.
+def _compare_plans(current_engine: Engine, plan: dict[str, str]) -> list[str]:
+    """Returns the first rank's names of the gradients; layers may have different names or numbers on other ranks.
 
     Raises:
-      InputError: on every rank, if dtypes and shapes differ, or if the same names are in another order.
+      InputError: dtypes, shapes or the order of names differ; raised on every rank.
     """
     digests = [_digest(list(plan.items())), _digest(list(plan.values())), _digest(sorted(plan))]
-    same, same_kinds, same_names = (
-        len(set(of_ranks)) == 1
-        for of_ranks in zip(*current.group.gather("horovod/gradients", digests, _PLAN_SECONDS), strict=True)
+    same_plan, same_tensors, same_names = (
+        len(set(rank_digests)) == 1
+        for rank_digests in zip(*current_engine.group.gather("horovod/gradients", digests, _PLAN_SECONDS), strict=True)
     )
-    if same:
+    if same_plan:
         return list(plan)
-    if same_names or not same_kinds:
-        current.group.agree("horovod/gradients/named", plan, "The gradient ", _PLAN_SECONDS)
+    if same_names or not same_tensors:
+        current_engine.group.agree("horovod/gradients/named", plan, "The gradient ", _PLAN_SECONDS)
         order = {f"number {i}": name for i, name in enumerate(plan)}
-        current.group.agree("horovod/gradients/order", order, "The gradient ", _PLAN_SECONDS)
-    return current.group.broadcast("horovod/gradients/names", list(plan), _PLAN_SECONDS)
+        current_engine.group.agree("horovod/gradients/order", order, "The gradient ", _PLAN_SECONDS)
+    return current_engine.group.broadcast("horovod/gradients/names", list(plan), _PLAN_SECONDS)
 
 
 def _digest(value: Any) -> str:
@@ -259,23 +259,21 @@ def _digest(value: Any) -> str:
 
 
 def _assert_same_size(tensors: list[tf.Tensor], size: int, options: Options) -> list[tf.Tensor]:
-    """Adds an assertion to the graph that the number of ranks is the same as when it was traced."""
-    now = engine().count(options.process_set)
-    same = tf.debugging.assert_equal(
-        now,
+    assertion = tf.debugging.assert_equal(
+        engine().count(options.process_set),
         size,
         f"{options.compression} was traced for {size} ranks, but the elastic job has a different number now. Trace the "
         "tf.function again after a reset, or use hvd.Compression.none",
     )
-    with tf.control_dependencies([] if same is None else [same]):
+    with tf.control_dependencies([] if assertion is None else [assertion]):
         return [tf.identity(tensor) for tensor in tensors]
 
 
 def _variable(state: State) -> tf.Variable:
-    return tf.Variable(_initial(state), trainable=False, name=state.name.replace(":", "_"))
+    return tf.Variable(_initial_value(state), trainable=False, name=state.name.replace(":", "_"))
 
 
-def _initial(state: State) -> tf.Tensor:
+def _initial_value(state: State) -> tf.Tensor:
     return tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
 
 
@@ -284,13 +282,13 @@ def _describe(gradient: Gradient) -> str:
     return f"{gradient.dtype.name}{shape if shape.rank is None else list(shape)}"
 
 
-def _dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+def _to_dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     dense = tf.convert_to_tensor(gradient)
     return tf.reshape(dense, gradient.shape) if gradient.shape.is_fully_defined() else dense
 
 
-def _scaled_rows(slices: tf.IndexedSlices, factor: float) -> tf.IndexedSlices:
-    return tf.IndexedSlices(scaled(slices.values, factor), slices.indices, slices.dense_shape)
+def _scale_rows(slices: tf.IndexedSlices, factor: float) -> tf.IndexedSlices:
+    return tf.IndexedSlices(scale_tensor(slices.values, factor), slices.indices, slices.dense_shape)
 
 
 def _quotient(factor: float, size: int | tf.Tensor) -> float | tf.Tensor:
@@ -298,7 +296,6 @@ def _quotient(factor: float, size: int | tf.Tensor) -> float | tf.Tensor:
 
 
 def _names(variables: Sequence[Any]) -> list[str]:
-    """Returns a unique name for each variable: its path or name, with a number appended to repeated ones."""
     names: list[str] = []
     for variable in variables:
         name = str(getattr(variable, "path", None) or getattr(variable, "name", "tensor"))
@@ -307,5 +304,5 @@ def _names(variables: Sequence[Any]) -> list[str]:
 
 
 def key_of(variable: Any) -> int:
-    """Returns the identity of a variable, for sets and dicts: variables of Keras and TensorFlow are not hashable."""
+    """Returns a hashable key of a Keras or TensorFlow variable."""
     return id(variable.value if isinstance(variable, keras.Variable) else variable)

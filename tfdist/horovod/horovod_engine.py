@@ -1,4 +1,4 @@
-"""The engine on Horovod: its operations, with names even for eager calls."""
+"""The engine of Horovod's operations, with names even for eager calls."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.cluster.environment import Cluster, detect_cluster
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.horovod import HorovodCollectives
-from tfdist.collectives.no_constant_folding import not_constant
+from tfdist.collectives.no_constant_folding import hide_constant
 from tfdist.coordination import Group, LocalGroup, PeerFailureHandler, join
 from tfdist.coordination.job_token import LOOPBACK, group_token, job_token, join_address, network_interface
 from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_through
@@ -22,16 +22,16 @@ from tfdist.horovod.engine import CallId, Engine
 from tfdist.horovod.ops import ReduceOp
 from tfdist.horovod.process_sets import ranks_of
 
-_INIT_SECONDS = 120.0  # how long `init` waits for the other ranks
-_EAGER_NAMES = 256  # number of functions cached for named eager calls
+_INIT_SECONDS = 120.0  # time limit for other ranks in `init`
+_EAGER_NAMES = 256  # number of cached functions for named eager calls
 
 
 class HorovodEngine(Engine):
-    """Forwards each operation to Horovod's, except reduce-scatter, which is not used (see `reducescatter`).
+    """Forwards operations to Horovod, except for reduce-scatter (see `reducescatter`).
 
     Args:
-      group: group of which this process is already a member; None to join the job's.
-      joined: called with the job's group as soon as this process is a member, which it remains if Horovod then fails.
+      group: the job's group, if this process is already a member; None to join it.
+      joined: called with the job's group when this process has joined it; it stays a member if Horovod then fails.
       **options: arguments of Horovod's `init`.
     """
 
@@ -40,14 +40,14 @@ class HorovodEngine(Engine):
     reduces = _integers | _floats
     moves = reduces | {tf.uint16, tf.int16, tf.bool}
 
-    def __init__(self, group: Group | None, joined: Callable[[Group], None] = lambda group: None, **options: Any):
+    def __init__(self, group: Group | None, on_join: Callable[[Group], None] = lambda group: None, **options: Any):
         self.is_elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         if self.is_elastic:
             key = _key_without_group(is_local=False)
             start_elastic(**options)
-            self.group = LocalGroup()  # members change with each reset, which no group supports
+            self.group = LocalGroup()  # groups do not support changing members
         else:
-            self.group = self._started(group, joined, options)
+            self.group = self._start(group, on_join, options)
             is_local = hvd.local_size() == hvd.size()
             key = self.group.token_for("objects") if self.group.size == hvd.size() else _key_without_group(is_local)
         self.object_key = key
@@ -59,7 +59,7 @@ class HorovodEngine(Engine):
         self._has_joined = False
 
     @staticmethod
-    def _started(group: Group | None, joined: Callable[[Group], None], options: dict[str, Any]) -> Group:
+    def _start(group: Group | None, on_join: Callable[[Group], None], options: dict[str, Any]) -> Group:
         cluster = detect_cluster(os.environ)
         process_sets = ranks_of(options.get("process_sets"), cluster.size)
         if "comm" in options and cluster.size > 1 and "HOROVOD_RANK" not in os.environ and cluster.source != "MPI":
@@ -70,19 +70,19 @@ class HorovodEngine(Engine):
             )
 
         def join_job(cluster: Cluster) -> Group:
-            if "comm" in options:  # fewer ranks than the job, for which there is no group
+            if "comm" in options:  # a subset of the job's ranks, which has no group
                 return LocalGroup()
-            member = join(cluster, start_timeout=_INIT_SECONDS)
-            joined(member)
-            _check_process_sets(process_sets, member)
-            return member
+            job_group = join(cluster, start_timeout=_INIT_SECONDS)
+            on_join(job_group)
+            _check_process_sets(process_sets, job_group)
+            return job_group
 
         if group is None:
-            joined_group = start_horovod(cluster, join_job, **options)
-            # Gloo raises an error if a rank is lost; MPI would wait for it forever.
-            if joined_group.size > 1 and hvd.mpi_enabled():
-                PeerFailureHandler(joined_group, cluster)
-            return joined_group
+            group = start_horovod(cluster, join_job, **options)
+            # Gloo raises an error if a rank is lost, but MPI waits forever.
+            if group.size > 1 and hvd.mpi_enabled():
+                PeerFailureHandler(group, cluster)
+            return group
         _check_process_sets(process_sets, group)
         start_through(group, cluster, **options)
         return group
@@ -98,8 +98,8 @@ class HorovodEngine(Engine):
     ) -> list[tf.Tensor]:
         """See base class."""
         scales = {"prescale_factor": prescale, "postscale_factor": postscale}
-        reduced = _call_by_dtype(hvd.allreduce, _grouped_allreduce, tensors, call, op=int(op), **scales)
-        return [_with_shape_of(result, tensor) for result, tensor in zip(reduced, tensors, strict=True)]
+        totals = _call_by_dtype(hvd.allreduce, _grouped_allreduce, tensors, call, op=int(op), **scales)
+        return [_restore_shape(total, tensor) for total, tensor in zip(totals, tensors, strict=True)]
 
     def gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
         """See base class."""
@@ -107,7 +107,7 @@ class HorovodEngine(Engine):
 
     def broadcast(self, tensor: tf.Tensor, root: int, call: CallId) -> tf.Tensor:
         """See base class."""
-        return _with_shape_of(_call_horovod(hvd.broadcast, [tensor], call, root_rank=root), tensor)
+        return _restore_shape(_call_horovod(hvd.broadcast, [tensor], call, root_rank=root), tensor)
 
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
         """See base class."""
@@ -115,23 +115,23 @@ class HorovodEngine(Engine):
 
     def join(self) -> tf.Tensor:
         """See base class."""
-        last = hvd.join()
+        last_rank = hvd.join()
         self._has_joined = True
-        return last
+        return last_rank
 
     def has_no_joined_rank(self) -> bool:
-        """See base class; False from the first join on, as ranks may then see the same gradients at different times."""
+        """See base class; False after this rank's first join, when ranks may reach the same gradients at different times."""
         if self._has_joined:
             return False
         with tf.init_scope():
-            [present] = hvd.allreduce(tf.constant([1]), op=hvd.Sum, name="has_no_joined_rank").numpy()
-        return present == self.size
+            [count] = hvd.allreduce(tf.constant([1]), op=hvd.Sum, name="has_no_joined_rank").numpy()
+        return count == self.size
 
     def size_of(self, process_set_id: int) -> tf.Tensor:
         """See base class; evaluated at run time."""
         return hvd.size_op(process_set_id)
 
-    def included_in(self, process_set_id: int) -> tf.Tensor:
+    def is_included(self, process_set_id: int) -> tf.Tensor:
         """See base class; evaluated at run time."""
         return hvd.process_set_included_op(process_set_id)
 
@@ -153,7 +153,7 @@ def _check_process_sets(process_sets: list[list[int]], group: Group) -> None:
     group.agree("horovod/process_sets", {"process_sets": process_sets}, "The hvd.init argument ", _INIT_SECONDS)
 
 
-def _with_shape_of(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+def _restore_shape(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """Restores the static shape of a result, which `not_constant` has changed."""
     return tf.reshape(result, []) if tensor.shape.rank == 0 else tf.ensure_shape(result, tensor.shape)
 
@@ -171,41 +171,42 @@ def _grouped_allgather(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
 
 
 def _key_without_group(is_local: bool) -> str:
-    """Returns the key of objects for ranks that have no group of their own.
+    """Returns the key of objects for ranks without a group.
 
-    Ranks on the host of Horovod's rendezvous use a key of their user, which other hosts do not have: ranks that an elastic
-    job starts there need a token.
-
-    Args:
-      is_local: whether all ranks are on this host.
+    If all ranks are on this host (`is_local`), or it runs Horovod's rendezvous server, this is a key of the user. Other hosts
+    do not have that key, so ranks that an elastic job starts there need a token.
     """
-    served = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
-    host = LOOPBACK if is_local or network_interface(served) else served
+    server = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
+    host = LOOPBACK if is_local or network_interface(server) else server
     address = join_address(host, int(os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT") or 1))
     return group_token(job_token(os.environ, address), "objects", address)
 
 
 def _call_by_dtype(
-    single: Callable[..., Any], grouped: Callable[..., Any], tensors: Sequence[tf.Tensor], call: CallId, **options: Any
+    function: Callable[..., Any],
+    grouped_function: Callable[..., Any],
+    tensors: Sequence[tf.Tensor],
+    call: CallId,
+    **options: Any,
 ) -> list[tf.Tensor]:
-    """Makes one call, or one per dtype if there are several tensors, since grouped calls take a single dtype."""
+    """Makes a call for a single tensor, or a grouped call for each dtype."""
     if len(tensors) == 1:
-        return [_call_horovod(single, tensors, call, **options)]
+        return [_call_horovod(function, tensors, call, **options)]
     results = list(tensors)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
         dtype_call = dataclasses.replace(call, name=f"{call.name}_{dtype.name}")
         for i, result in zip(
-            indices, _call_horovod(grouped, [tensors[i] for i in indices], dtype_call, **options), strict=True
+            indices, _call_horovod(grouped_function, [tensors[i] for i in indices], dtype_call, **options), strict=True
         ):
             results[i] = result
     return results
 
 
 def _call_horovod(function: Callable[..., Any], tensors: Sequence[tf.Tensor], call: CallId, **options: Any) -> Any:
-    """Makes one call; a named eager call runs in a small graph, since TensorFlow does not name eager operations."""
+    """Makes a call; named eager calls run in a small graph, because TensorFlow does not name eager operations."""
     all_options = (("process_set", call.process_set), ("ignore_name_scope", call.ignore_name_scope), *options.items())
-    if call.explicit and tf.executing_eagerly():
+    if call.has_user_name and tf.executing_eagerly():
         specs = tuple(tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype) for tensor in tensors)
         return _in_graph(function, call.name, all_options, specs)(*tensors)
     return _operation(function, call.name, all_options)(*tensors)
@@ -224,6 +225,6 @@ def _in_graph(
 
 def _operation(function: Callable[..., Any], name: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     def operation(*tensors: tf.Tensor) -> Any:
-        return function(*map(not_constant, tensors), name=name, **dict(options))
+        return function(*map(hide_constant, tensors), name=name, **dict(options))
 
     return operation

@@ -1,4 +1,4 @@
-"""`mpi_ops` and `util`: modules with the names of Horovod's, from which scripts import functions."""
+"""`mpi_ops` and `util`: Horovod's modules from which scripts import functions."""
 
 import functools
 import importlib
@@ -26,26 +26,26 @@ class CallableList(list):
 
 @functools.cache
 def add_keras2_names() -> None:
-    """Gives every Keras optimizer `variables()` and `lr` in addition to `variables` and `learning_rate`.
+    """Adds `variables()` and `lr` to every Keras optimizer, in addition to `variables` and `learning_rate`.
 
-    `lr` is the TensorFlow variable of the rate, which `assign` and `tf.keras.backend.set_value` change; for a schedule,
-    it is the current value. The first use of each warns and names the new form.
+    `lr` is the TensorFlow variable of the rate, for `assign` and `tf.keras.backend.set_value`; for a schedule, it is the
+    current value. The first use of each name logs a warning with the new name.
     """
     optimizers = (keras.Optimizer, keras.optimizers.LossScaleOptimizer)
-    owners = dict.fromkeys(kind for each in optimizers for kind in each.__mro__ if "variables" in vars(kind))
-    for kind in owners:
-        _make_callable(kind)
+    classes = {cls for optimizer in optimizers for cls in optimizer.__mro__ if "variables" in vars(cls)}
+    for cls in classes:
+        _make_callable(cls)
     keras.Optimizer.lr = property(_rate, _set_rate, doc="The learning rate, under the name that it had in Keras 2.")
 
 
-def _make_callable(kind: Any) -> None:
-    getter = kind.variables.fget
+def _make_callable(cls: Any) -> None:
+    getter = cls.variables.fget
 
     @functools.wraps(getter)
     def variables(self: Any) -> CallableList:
         return CallableList(getter(self))
 
-    kind.variables = property(variables)
+    cls.variables = property(variables)
 
 
 def _rate(optimizer: keras.Optimizer) -> Any:
@@ -60,11 +60,10 @@ def _set_rate(optimizer: keras.Optimizer, rate: Any) -> None:
 
 
 @functools.cache
-def _warn_once(old: str, new: str, what: str) -> None:
-    """Warns of each older name once per process."""
+def _warn_once(old_name: str, new_name: str, difference: str) -> None:
     warnings.warn(
-        f"optimizer.{old} is optimizer.{new} in Keras 3, where that is {what}. It works only under tfdist.horovod: "
-        f"write optimizer.{new}.",
+        f"optimizer.{old_name} is optimizer.{new_name} in Keras 3, where that is {difference}. It works only under "
+        f"tfdist.horovod: write optimizer.{new_name}.",
         FutureWarning,
         stacklevel=3,
     )
@@ -86,7 +85,7 @@ def refs_to_vars(refs: Any) -> Any:
 
 
 class HorovodModule(types.ModuleType):
-    """A module of this package with these `names` of one of Horovod's modules; other names are forwarded to Horovod."""
+    """A module with `names` of one of Horovod's modules; other names are forwarded to Horovod."""
 
     def __init__(self, name: str, names: Mapping[str, Any]):
         super().__init__(f"tfdist.horovod.{name}", f"The names of Horovod's module `{name}`.")
@@ -103,7 +102,6 @@ class HorovodModule(types.ModuleType):
 
 
 def _names_of(*modules: types.ModuleType) -> dict[str, Any]:
-    """Returns the public functions and classes that modules define, and Horovod's operations and sets."""
     names = {name: value for module in modules for name, value in vars(module).items() if not name.startswith("_")}
     return {
         name: value for name, value in names.items() if getattr(value, "__module__", "").startswith("tfdist.horovod")

@@ -22,7 +22,7 @@ Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> ReduceOp:
-    """Returns the operation from the arguments `op` and the deprecated `average`; by default Average."""
+    """Returns the operation given by `op` or the deprecated `average`; defaults to Average."""
     if average is not None:
         if op is not None:
             raise InputError(
@@ -30,7 +30,7 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
             )
         warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning, stacklevel=3)
         return Average if average else Sum
-    return Average if op is None else known_op(op)
+    return Average if op is None else to_reduce_op(op)
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
@@ -38,10 +38,10 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
-def known_op(op: int) -> ReduceOp:
-    """Returns the operation with a value; raises `InputError` if there is none."""
+def to_reduce_op(value: int) -> ReduceOp:
+    """Returns the operation with this value; raises `InputError` for unknown values."""
     try:
-        return ReduceOp(op)
+        return ReduceOp(value)
     except ValueError:
-        names = ", ".join(f"hvd.{each.name}" for each in ReduceOp)
-        raise InputError(f"op must be one of {names}. Received: {op!r}. Use op=hvd.Average.") from None
+        names = ", ".join(f"hvd.{reduce_op.name}" for reduce_op in ReduceOp)
+        raise InputError(f"op must be one of {names}. Received: {value!r}. Use op=hvd.Average.") from None

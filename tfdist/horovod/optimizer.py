@@ -10,32 +10,32 @@ import tensorflow as tf
 
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer
-from tfdist.horovod.compression import Compression, known_compression
+from tfdist.horovod.compression import Compression, validate_compression
 from tfdist.horovod.data_movement import with_alternative_signature
 from tfdist.horovod.gradient_sums import GradientSums, Options
-from tfdist.horovod.ops import Average, Sum, known_op
+from tfdist.horovod.ops import Average, Sum, to_reduce_op
 from tfdist.horovod.process import engine, horovod_is_installed, is_initialized, on_init
 from tfdist.horovod.process_sets import global_process_set
-from tfdist.horovod.wrapped_optimizer import Accumulation, distributed, is_distributed, pickling_error
+from tfdist.horovod.wrapped_optimizer import Accumulation, is_distributed, pickling_error, wrap_optimizer
 
 
 @functools.cache
 def patch_keras() -> None:
     """Patches `make_train_function`, `make_test_function`, `compile` and the loss scale of Keras, once.
 
-    After `init`, models are trained and evaluated without XLA, which cannot compile communication: a custom step may
-    communicate anywhere. A loss scale around a distributed optimizer checks this rank's gradients: the ranks first agree
-    whether all apply or all skip a step. It cannot be pickled, as it would be restored around an optimizer without
-    reduction. `compile` accepts and ignores `experimental_run_tf_function`, which Horovod's scripts for TensorFlow 2 pass.
+    After `init`, models are trained and evaluated without XLA, which cannot compile communication, because any step may
+    communicate. A loss scale around a distributed optimizer checks the gradients of all ranks, so that all ranks apply or
+    skip a step together; it cannot be pickled, because the restored optimizer would not reduce gradients. `compile` ignores
+    `experimental_run_tf_function`, which Horovod's scripts for TensorFlow 2 pass.
     """
-    make, make_test = keras.Model.make_train_function, keras.Model.make_test_function
+    make_train, make_test = keras.Model.make_train_function, keras.Model.make_test_function
     scale = keras.optimizers.LossScaleOptimizer
-    check, reduce = scale.check_finite, scale.__reduce__
+    check_original, reduce_original = scale.check_finite, scale.__reduce__
     # The class whose `compile` Keras compares with that of each model.
-    trainer: Any = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
+    trainer: Any = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
     compile_model = trainer.compile
 
-    @functools.wraps(make)
+    @functools.wraps(make_train)
     def make_train_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
         if is_initialized() or needs_communication(self):
             self.jit_compile = False
@@ -44,7 +44,7 @@ def patch_keras() -> None:
                 f"Without Horovod steps_per_execution is 1. Received: {self.steps_per_execution}. Leave it out, or run "
                 "`tfdist install_horovod`."
             )
-        return make(self, *args, **kwargs)
+        return make_train(self, *args, **kwargs)
 
     @functools.wraps(make_test)
     def make_test_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
@@ -56,17 +56,17 @@ def patch_keras() -> None:
     def compile(self: keras.Model, *args: Any, experimental_run_tf_function: bool = False, **kwargs: Any) -> None:
         compile_model(self, *args, **kwargs)
 
-    @functools.wraps(check)
+    @functools.wraps(check_original)
     def check_finite(self: keras.optimizers.LossScaleOptimizer, grads: Any) -> tf.Tensor:
-        finite = check(self, grads)
+        finite = check_original(self, grads)
         inner: Any = self.inner_optimizer
         return all_true(finite, inner.reduction.options.process_set) if is_distributed(inner) else finite
 
-    @functools.wraps(reduce)
+    @functools.wraps(reduce_original)
     def __reduce__(self: keras.optimizers.LossScaleOptimizer) -> Any:
         if is_distributed(self.inner_optimizer):
             raise pickling_error(self)
-        return reduce(self)
+        return reduce_original(self)
 
     keras.Model.make_train_function, keras.Model.make_test_function = make_train_function, make_test_function
     trainer.compile = compile
@@ -81,11 +81,11 @@ def needs_communication(model: keras.Model) -> bool:
     return any(getattr(layer, "communicates_across_ranks", False) for layer in model._flatten_layers())
 
 
-def all_true(finite: tf.Tensor, process_set: Any) -> tf.Tensor:
-    """Returns whether a scalar bool is true on every rank of a set that has not joined; one small message."""
+def all_true(condition: tf.Tensor, process_set: Any) -> tf.Tensor:
+    """Returns whether a scalar bool is true on every rank of a set that has not joined; sends one small message."""
     collectives = engine().collectives_of(process_set)
-    failed = tf.cast(tf.logical_not(finite), tf.float32)  # a rank that has joined adds 0
-    [count] = collectives.all_reduce([tf.reshape(failed, [1])], name="finite")
+    false_count = tf.cast(tf.logical_not(condition), tf.float32)  # a rank that has joined adds 0
+    [count] = collectives.all_reduce([tf.reshape(false_count, [1])], name="finite")
     return tf.equal(count[0], 0.0)
 
 
@@ -136,23 +136,21 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> keras.Optimizer:
     """Returns a copy of a Keras 3 optimizer that reduces gradients over the ranks before it applies them.
 
-    It works in `model.fit` (which trains without XLA) and in custom loops, with `apply` or `apply_gradients`. Each step
-    costs an all-reduce of all gradients, 2 n (N - 1) / N bytes sent for n, in buckets of 4 MiB. `iterations` and
-    schedules count updates, even with `backward_passes_per_step`.
+    It works in `model.fit`, which trains without XLA, and in custom loops with `apply` or `apply_gradients`. Each step costs
+    an all-reduce of all gradients in buckets of 4 MiB, 2 n (N - 1) / N bytes sent for n. `iterations` and schedules count
+    updates, even with `backward_passes_per_step`.
 
     Args:
-      optimizer: any Keras 3 optimizer; a `LossScaleOptimizer` may be wrapped, or wrap the result: ranks skip a step
-        together.
-      name: name of the messages; by default "Distributed" and the class's name.
+      optimizer: any Keras 3 optimizer; a `LossScaleOptimizer` may be wrapped or wrap the result. Ranks skip steps together.
+      name: name of the messages; defaults to "Distributed" and the name of the class.
       device_dense: device on which dense gradients are reduced.
       device_sparse: accepted, but has no effect.
-      compression: `Compression.none`, `.fp16`, a method of tfdist such as `Compression.powersgd(rank=4)`, or its text.
+      compression: `Compression.none`, `.fp16`, or a method of tfdist such as `Compression.powersgd(rank=4)` or its text.
       sparse_as_dense: whether `tf.IndexedSlices` are summed as dense tensors.
-      gradient_predivide_factor: divisor before the sum of a mean; the remaining factor is divided by afterwards.
+      gradient_predivide_factor: divisor of gradients before the sum of a mean; the sum is divided by the remaining factor.
       op: Average or Sum.
-      backward_passes_per_step: number of calls whose gradients are summed on each rank before they are sent and
-        applied.
-      average_aggregated_gradients: whether that sum is divided by their number.
+      backward_passes_per_step: number of calls whose gradients each rank sums before they are reduced and applied.
+      average_aggregated_gradients: whether that sum is divided by the number of calls.
       num_groups: deprecated; use `groups`.
       groups: accepted, but has no effect: tfdist forms the buckets.
       process_set: the ranks that reduce.
@@ -160,27 +158,28 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
       use_locking: accepted, but has no effect.
 
     Raises:
-      InputError: the optimizer is not of Keras 3 or already distributed, or an argument is invalid. In the first step:
-        the ranks' gradients differ.
+      InputError: the optimizer is not a Keras 3 optimizer or is already distributed, or an argument is invalid. Raised by
+        the first step if the ranks' gradients differ.
     """
     check_groups(num_groups, groups)
-    if known_op(op) not in (Average, Sum):
+    if to_reduce_op(op) not in (Average, Sum):
         raise InputError(
-            f"DistributedOptimizer takes op=Average or Sum. Received: {known_op(op).name}. Use hvd.DistributedGradientTape."
+            f"DistributedOptimizer takes op=Average or Sum. Received: {to_reduce_op(op).name}. Use "
+            "hvd.DistributedGradientTape."
         )
     options = Options(
         name=name or f"Distributed{type(optimizer).__name__}",
-        compression=known_compression(compression),
+        compression=validate_compression(compression),
         sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=checked_factor(gradient_predivide_factor, op),
-        op=known_op(op),
+        gradient_predivide_factor=validate_factor(gradient_predivide_factor, op),
+        op=to_reduce_op(op),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         device_dense=device_dense,
     )
     accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
     patch_keras()
-    return distributed(optimizer, GradientSums(options), accumulation)
+    return wrap_optimizer(optimizer, GradientSums(options), accumulation)
 
 
 def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name; see DistributedOptimizer for other arguments
@@ -197,7 +196,7 @@ def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name; see Distr
     local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
     scale_local_gradients: bool = True,
 ) -> keras.Optimizer:
-    """Same as `DistributedOptimizer`, without reduction of the gradients of some layers.
+    """Same as `DistributedOptimizer`, but does not reduce the gradients of some layers.
 
     Args:
       local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if
@@ -232,11 +231,11 @@ def local_variables(layers: keras.Layer | Sequence[keras.Layer] | None) -> list[
     return [variable for layer in layer_list for variable in layer.trainable_weights]
 
 
-def checked_factor(factor: float, op: int) -> float:
-    """Returns a valid `gradient_predivide_factor`; raises `InputError` if it is not positive, or not for Average."""
-    if factor != 1.0 and known_op(op) != Average:
+def validate_factor(factor: float, op: int) -> float:
+    """Validates `gradient_predivide_factor`, which must be positive, and is for Average only."""
+    if factor != 1.0 and to_reduce_op(op) != Average:
         raise InputError(
-            f"gradient_predivide_factor is for op=Average. Received: op={known_op(op).name}. Leave it out."
+            f"gradient_predivide_factor is for op=Average. Received: op={to_reduce_op(op).name}. Leave it out."
         )
     if not factor > 0:
         raise InputError(f"gradient_predivide_factor must be above 0. Received: {factor}. Leave it out.")
@@ -244,7 +243,7 @@ def checked_factor(factor: float, op: int) -> float:
 
 
 def check_groups(num_groups: int, groups: int | Sequence[Any] | None) -> None:
-    """Validates the arguments for groups like Horovod, which have no effect, as tfdist forms the buckets."""
+    """Validates Horovod's arguments for groups, which have no effect, because tfdist forms the buckets."""
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
     if groups is not None and not isinstance(groups, list) and not (is_integer(groups) and groups > 0):
@@ -266,13 +265,13 @@ def load_model(
       filepath: a model saved with a distributed or an ordinary optimizer.
       custom_optimizers: classes of optimizers that Keras does not know.
       custom_objects: other classes and functions that Keras does not know, by name.
-      compression: compression of the distributed optimizer, whose state is not saved.
+      compression: compression of the distributed optimizer; its state is not saved with the model.
       legacy_opts: False; Keras 3 has no legacy optimizers.
     """
     if legacy_opts:
         raise InputError("Keras 3 has no legacy optimizers. Received: legacy_opts=True. Leave it out.")
-    known_objects = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
-    model = keras.models.load_model(filepath, custom_objects=known_objects)
+    objects = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=objects)
     if getattr(model, "optimizer", None) is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
     return model

@@ -1,6 +1,6 @@
 """Initialization, shutdown, and Horovod's queries for ranks and build options.
 
-As in Horovod, the engine in use is the only global state: the functions have no handle to it.
+As in Horovod, the engine is global state.
 """
 
 import atexit
@@ -16,25 +16,25 @@ from tfdist.cluster import exit_status
 from tfdist.coordination import Group
 from tfdist.coordination.client import goodbye_of, is_planned
 from tfdist.errors import InputError, TfdistError
-from tfdist.horovod.engine import Engine, horovod_required
+from tfdist.horovod.engine import Engine, horovod_required_error
 
 _engines: list[Engine] = []  # the engine in use, if any
-# The job's group: joined once per process, even if the engine then fails, and left at exit.
+# The job's group, joined once per process, even if the engine then fails, and left at exit.
 _groups: list[Group] = []
-_on_init: list[Callable[[], None]] = []
+_init_callbacks: list[Callable[[], None]] = []
 
-exit_status.watch()  # before the program's `sys.exit(main())` is evaluated, in which `init` is called
+exit_status.watch()  # before the program evaluates `sys.exit(main())`
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
-    """Starts the engine: Horovod or, if it is not installed, tf.distribute's collectives. To be called first.
+    """Starts the engine: Horovod or, if it is not installed, tf.distribute's collectives. Must be called first.
 
-    The processes are those of `tfdist launch` (either launcher), horovodrun, mpirun or srun; otherwise there is only
-    this one. Further calls do nothing.
+    The processes are started by `tfdist launch` (with either launcher), horovodrun, mpirun or srun; otherwise there is a
+    single process. Further calls have no effect.
 
     Args:
-      comm: Horovod's: ranks of the job, or an MPI communicator.
-      process_sets: Horovod's: sets that exist from the start, or "dynamic".
+      comm: Horovod's argument: ranks of the job, or an MPI communicator.
+      process_sets: Horovod's argument: initial process sets, or "dynamic".
 
     Raises:
       InputError: the environment is invalid, or an argument needs Horovod.
@@ -48,15 +48,15 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
         _engines.append(_start_engine(options))
     finally:
         _leave_at_exit()
-    for call in _on_init:
-        call()
+    for callback in _init_callbacks:
+        callback()
 
 
 def _start_engine(options: dict[str, Any]) -> Engine:
     if horovod_is_installed():
         from tfdist.horovod.horovod_engine import HorovodEngine
 
-        return HorovodEngine(_groups[0] if _groups else None, joined=_groups.append, **options)
+        return HorovodEngine(_groups[0] if _groups else None, on_join=_groups.append, **options)
     from tfdist.horovod.tensorflow_engine import TensorFlowEngine
 
     if _groups:
@@ -75,7 +75,7 @@ def _start_engine(options: dict[str, Any]) -> Engine:
 
 
 def horovod_is_installed() -> bool:
-    """Returns whether Horovod is installed; raises if it is but cannot be loaded."""
+    """Returns whether Horovod is installed; raises an error if it cannot be imported."""
     try:
         importlib.import_module("horovod")
     except ModuleNotFoundError as error:
@@ -91,18 +91,18 @@ def _leave_at_exit() -> None:
 
 
 def _leave_groups() -> None:
-    """Leaves the group at the end of the process, with its exit code; a failure does not wait for the other ranks."""
+    """Leaves the group at exit, with the exit code; a failed process does not wait for other ranks."""
     code, reason = goodbye_of(exit_status.cause())
-    with contextlib.suppress(TfdistError):  # a lost rank has reported that itself
+    with contextlib.suppress(TfdistError):  # the lost rank reports the error
         if is_planned(code):
             shutdown()
     for group in _groups:
         group.leave(code, reason)
 
 
-def on_init(call: Callable[[], None]) -> None:
+def on_init(callback: Callable[[], None]) -> None:
     """Registers a function that `init` calls, for modules that import this one."""
-    _on_init.append(call)
+    _init_callbacks.append(callback)
 
 
 def shutdown() -> None:
@@ -124,7 +124,7 @@ def engine() -> Engine:
 
 
 def rank() -> int:
-    """Returns this process's index, from 0 to `size` - 1."""
+    """Returns the index of this process, in [0, size)."""
     return engine().rank
 
 
@@ -134,7 +134,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Returns this process's index among those of its host."""
+    """Returns the index of this process on its host."""
     return engine().local_rank
 
 
@@ -144,12 +144,12 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Returns the index of this host among those with a process of this local rank."""
+    """Returns the index of this host among the hosts with this local rank."""
     return engine().cross_rank
 
 
 def cross_size() -> int:
-    """Returns the number of hosts with a process of this local rank."""
+    """Returns the number of hosts with this local rank."""
     return engine().cross_size
 
 
@@ -182,21 +182,19 @@ def remove_process_set(process_set: Any) -> bool:
 
 def _horovod_function(name: str, alternative: str) -> Any:
     if not horovod_is_installed():
-        raise horovod_required(f"hvd.{name}()", alternative)
+        raise horovod_required_error(f"hvd.{name}()", alternative)
     return getattr(importlib.import_module("horovod.tensorflow"), name)
 
 
 def _build_query(name: str) -> Any:
-    """Returns a query for a build option of Horovod, which is False without Horovod."""
-
-    def answer() -> bool:
+    def query() -> bool:
         if not horovod_is_installed():
             return False
         return getattr(importlib.import_module("horovod.tensorflow"), name)()
 
-    answer.__name__ = answer.__qualname__ = name
-    answer.__doc__ = f"Horovod's `{name}`; False without Horovod."
-    return answer
+    query.__name__ = query.__qualname__ = name
+    query.__doc__ = f"Horovod's `{name}`; False without Horovod."
+    return query
 
 
 mpi_enabled, mpi_built = _build_query("mpi_enabled"), _build_query("mpi_built")
@@ -206,7 +204,7 @@ cuda_built, rocm_built = _build_query("cuda_built"), _build_query("rocm_built")
 
 
 def mpi_threads_supported() -> bool:
-    """Returns whether MPI may be used from several threads; False without MPI, where Horovod's own raises."""
+    """Returns whether MPI supports several threads; False without MPI, for which Horovod raises an error."""
     return bool(mpi_enabled()) and bool(_build_query("mpi_threads_supported")())
 
 
@@ -223,5 +221,5 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
     """Raises `ImportError` if an extension of Horovod was not built, and `InputError` without Horovod."""
     if not horovod_is_installed():
-        raise horovod_required(f"hvd.check_extension({ext_name!r}, ...)", "Leave it out")
+        raise horovod_required_error(f"hvd.check_extension({ext_name!r}, ...)", "Leave it out")
     importlib.import_module("horovod.common.util").check_extension(ext_name, ext_env_var, pkg_path, *args)

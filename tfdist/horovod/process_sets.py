@@ -1,4 +1,4 @@
-"""Process sets, the sets of ranks that make a call: Horovod's own if it is installed."""
+"""Process sets, the sets of ranks that make a call: those of Horovod, if it is installed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ except ImportError:
             self.ranks: list[int] = []
             self._rank: int | None = None
 
-        def settle(self, rank: int, size: int) -> None:
+        def set_ranks(self, rank: int, size: int) -> None:
             """Sets the ranks and this process's rank; called by `init`."""
             self.ranks, self._rank = list(range(size)), rank
 
@@ -37,7 +37,7 @@ except ImportError:
             return len(self.ranks) or None
 
         def rank(self) -> int | None:
-            """Returns this process's index in the set; None before `init`."""
+            """Returns the index of this process in the set; None before `init`."""
             return self._rank
 
         def included(self) -> bool | None:
@@ -48,17 +48,12 @@ except ImportError:
 
 
 def ranks_of(process_sets: Sequence[Any] | str | None, size: int) -> list[list[int]]:
-    """Returns the ranks of the sets passed to `init`; empty for "dynamic", and without those of an MPI communicator.
+    """Validates the process sets passed to `init`, and returns their ranks, except for MPI communicators and "dynamic".
 
-    Horovod detects an invalid set while it starts, and a process in which that failed cannot start it again: so the
-    sets are validated before.
-
-    Args:
-      process_sets: argument of `init`.
-      size: number of ranks of the job.
+    Horovod validates the sets during its start, after which a failed process cannot start it again.
 
     Raises:
-      InputError: an item is not a set, a rank is not in the job, or two sets have the same ranks.
+      InputError: an item is not a process set, a rank is not in the job, or two sets have the same ranks.
     """
     if process_sets is None or str(process_sets).lower() == "dynamic":
         return []

@@ -1,4 +1,4 @@
-"""All-reduce: Horovod's function, including gradients."""
+"""All-reduce: Horovod's functions, including gradients."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from tfdist.horovod.data_movement import (
     reduce_through_engine,
     with_alternative_signature,
 )
-from tfdist.horovod.engine import CallId, call_of, scaled
+from tfdist.horovod.engine import CallId, call_of, scale_tensor
 from tfdist.horovod.errors import NotSupportedError
 from tfdist.horovod.ops import Adasum, Average, Product, ReduceOp, Sum, handle_average_backwards_compatibility
 from tfdist.horovod.process import engine
@@ -47,8 +47,8 @@ def allreduce(
     sum of the ranks' losses. Cost: 2 n (N - 1) / N bytes sent for n; slices n (N - 1).
 
     Args:
-      tensor: tensor of the same shape and dtype on every rank: float16, bfloat16, float32, float64 or an integer type;
-        in the signature of `horovod.tensorflow.keras` its name is `value`, and the name of the call follows.
+      tensor: tensor of the same shape and dtype on every rank: float16, bfloat16, float32, float64 or an integer dtype. In
+        the signature of `horovod.tensorflow.keras`, it is called `value`, and is followed by `name`.
       average: deprecated; use `op`.
       device_dense: device on which dense tensors are reduced.
       device_sparse: device on which slices are gathered.
@@ -56,12 +56,12 @@ def allreduce(
       op: Average (the default), Sum, Min, Max, Product or Adasum; only the first two for slices.
       prescale_factor: factor of the tensor before the reduction.
       postscale_factor: factor of the result.
-      name: name of the call, the same on every rank; by default, calls are numbered as they are traced.
+      name: name of the call, the same on every rank; by default, calls are numbered in the order of tracing.
       process_set: the ranks that make the call.
-      ignore_name_scope: whether TensorFlow's name scopes are left out of the name.
+      ignore_name_scope: whether the name omits TensorFlow's name scopes.
 
     Raises:
-      InputError: an argument is unknown, or not supported by the engine.
+      InputError: an argument is invalid, or not supported by the engine.
       NotImplementedError: not supported for slices, or for Adasum with this number of ranks; also an `InputError`.
     """
     [result] = grouped_allreduce(
@@ -96,54 +96,55 @@ def grouped_allreduce(
     _operation: str = "grouped_allreduce",
 ) -> list[Any]:
     """Reduces several tensors like `allreduce`, in one message per dtype; returns them in order."""
-    chosen = handle_average_backwards_compatibility(op, average)
+    reduce_op = handle_average_backwards_compatibility(op, average)
     compressor = wire_compressor(compression)
     results = list(tensors)
-    slices = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
-    dense = [i for i in range(len(tensors)) if i not in slices]
+    sparse_indices = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    dense_indices = [i for i in range(len(tensors)) if i not in sparse_indices]
     call = call_of(_operation, name, process_set, ignore_name_scope)
-    if slices:
-        if chosen not in (Average, Sum) or (prescale_factor, postscale_factor) != (1.0, 1.0):
+    if sparse_indices:
+        if reduce_op not in (Average, Sum) or (prescale_factor, postscale_factor) != (1.0, 1.0):
             raise NotSupportedError(
-                f"tf.IndexedSlices take op=Average or Sum and no factors. Received: op={chosen.name}, {prescale_factor}, "
+                f"tf.IndexedSlices take op=Average or Sum and no factors. Received: op={reduce_op.name}, {prescale_factor}, "
                 f"{postscale_factor}. Convert them with tf.convert_to_tensor (sparse_as_dense=True)."
             )
         with tf.device(device_sparse or None):
-            for i, rows in zip(slices, _gathered([tensors[i] for i in slices], chosen, call), strict=True):
+            for i, rows in zip(
+                sparse_indices, _gather_slices([tensors[i] for i in sparse_indices], reduce_op, call), strict=True
+            ):
                 results[i] = rows
-    if dense:
+    if dense_indices:
         with tf.device(device_dense or None):
-            pairs = [compressor.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
-            sent = [tensor for tensor, _ in pairs]
-            totals = reduced(sent, chosen, call, prescale_factor, postscale_factor)
-            for i, total, (_, context) in zip(dense, totals, pairs, strict=True):
+            pairs = [compressor.compress(tf.convert_to_tensor(tensors[i])) for i in dense_indices]
+            messages = [message for message, _ in pairs]
+            totals = _reduce(messages, reduce_op, call, prescale_factor, postscale_factor)
+            for i, total, (_, context) in zip(dense_indices, totals, pairs, strict=True):
                 results[i] = compressor.decompress(total, context)
     return results
 
 
-def reduced(
-    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
+def _reduce(
+    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
 ) -> list[tf.Tensor]:
-    """Reduces tensors of any dtype through the engine; differentiable."""
     if op in (Sum, Average, Adasum):
         return reduce_linearly(tensors, op, call, prescale, postscale)
-    before = [scaled(tensor, prescale) for tensor in tensors]
-    return [scaled(total, postscale) for total in _chosen(before, op, call)]
+    inputs = [scale_tensor(tensor, prescale) for tensor in tensors]
+    return [scale_tensor(total, postscale) for total in _reduce_nonlinearly(inputs, op, call)]
 
 
-def _chosen(tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId) -> list[tf.Tensor]:
-    """Returns a product, or a minimum or maximum, whose gradient is divided among the ranks that have it."""
+def _reduce_nonlinearly(tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId) -> list[tf.Tensor]:
+    """Returns products, minimums or maximums; ranks with equal extremes share the gradient."""
 
     @tf.custom_gradient
     def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
         totals = reduce_through_engine(xs, op, call)
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            gradients = reduce_linearly(upstream, Sum, call.then("gradient"))
+            gradients = reduce_linearly(upstream, Sum, call.with_suffix("gradient"))
             if op == Product:
                 return [tf.math.divide_no_nan(g * y, x) for g, y, x in zip(gradients, totals, xs, strict=True)]
             masks = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(xs, totals, strict=True)]
-            counts = reduce_through_engine(masks, Sum, call.then("ties"))
+            counts = reduce_through_engine(masks, Sum, call.with_suffix("ties"))
             return [g * mask / count for g, mask, count in zip(gradients, masks, counts, strict=True)]
 
         return totals, gradient
@@ -151,14 +152,14 @@ def _chosen(tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId) -> list[tf
     return as_list(differentiable(*tensors))
 
 
-def _gathered(slices: Sequence[tf.IndexedSlices], op: ReduceOp, call: CallId) -> list[tf.IndexedSlices]:
-    """Returns the rows of all ranks; for a mean, divides them by the number of ranks, which makes integers float64."""
-    values = gather_tensors([each.values for each in slices], call.then("values"))
-    indices = gather_tensors([each.indices for each in slices], call.then("indices"))
+def _gather_slices(slices: Sequence[tf.IndexedSlices], op: ReduceOp, call: CallId) -> list[tf.IndexedSlices]:
+    """Returns the rows of all ranks; for a mean, divided by the number of ranks, which converts integers to float64."""
+    values = gather_tensors([s.values for s in slices], call.with_suffix("values"))
+    indices = gather_tensors([s.indices for s in slices], call.with_suffix("indices"))
     if op == Average:
         count = engine().count(call.process_set)
         values = [rows / tf.cast(count, rows.dtype) for rows in values]
     return [
-        tf.IndexedSlices(rows, row_indices, each.dense_shape)
-        for rows, row_indices, each in zip(values, indices, slices, strict=True)
+        tf.IndexedSlices(rows, row_indices, s.dense_shape)
+        for rows, row_indices, s in zip(values, indices, slices, strict=True)
     ]

@@ -14,11 +14,11 @@ from tfdist.horovod.process import engine, is_initialized
 
 @keras.saving.register_keras_serializable(package="tfdist.horovod")
 class SyncBatchNormalization(layers.SyncBatchNormalization):
-    """`tfdist.layers.SyncBatchNormalization` with the collectives of all ranks, wherever it is called.
+    """`tfdist.layers.SyncBatchNormalization` over all ranks, wherever it is called.
 
-    Horovod's own layer squares means, which loses precision for inputs that are far from zero; this one merges count,
-    mean and M2. Every rank must call it equally often. Cost: see the base class. `fused` must be False; the other
-    arguments are those of `keras.layers.BatchNormalization`.
+    Horovod's layer squares means, which loses precision for inputs far from zero; this layer merges count, mean and M2.
+    Every rank must call it equally often. Cost: see the base class. `fused` must be False; the other arguments are those of
+    `keras.layers.BatchNormalization`.
     """
 
     communicates_across_ranks = True

@@ -7,18 +7,18 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.horovod.compression import Compression, is_lossless, known_compression
+from tfdist.horovod.compression import Compression, is_lossless, validate_compression
 from tfdist.horovod.gradient_sums import GradientSums, Options, key_of
-from tfdist.horovod.ops import Average, Sum, known_op
-from tfdist.horovod.optimizer import check_groups, checked_factor, local_variables
+from tfdist.horovod.ops import Average, Sum, to_reduce_op
+from tfdist.horovod.optimizer import check_groups, local_variables, validate_factor
 from tfdist.horovod.process_sets import global_process_set
 
 
 class DistributedTape(tf.GradientTape):
-    """Wraps a tape and reduces its gradients over the ranks, except those of `local` variables."""
+    """Wraps a tape and reduces its gradients over the ranks, except for those of `local` variables."""
 
     def __init__(self, tape: tf.GradientTape, reduction: GradientSums, local: Sequence[Any]):
-        self._inner, self._reduction, self._local = tape, reduction, set(map(key_of, local))
+        self._inner, self._reduction, self._local_keys = tape, reduction, set(map(key_of, local))
 
     def __enter__(self) -> "DistributedTape":
         self._inner.__enter__()
@@ -59,10 +59,10 @@ class DistributedTape(tf.GradientTape):
         use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Returns the reduced gradients of a target, in the structure of the sources.
+        """Returns the reduced gradients of a target, with the structure of the sources.
 
         Args:
-          target: tensor, or several, to differentiate.
+          target: tensor, or structure of tensors, to differentiate.
           sources: variables or tensors, in the same order on every rank.
           output_gradients: see base class.
           use_generic_names: accepted, but has no effect.
@@ -71,29 +71,29 @@ class DistributedTape(tf.GradientTape):
         Raises:
           InputError: the ranks' gradients differ in name, dtype or shape.
         """
-        flat = keras.tree.flatten(sources)
-        gradients = self._inner.gradient(target, flat, output_gradients, unconnected_gradients)
-        return keras.tree.pack_sequence_as(sources, self._reduction(gradients, flat, self._local))
+        source_list = keras.tree.flatten(sources)
+        gradients = self._inner.gradient(target, source_list, output_gradients, unconnected_gradients)
+        return keras.tree.pack_sequence_as(sources, self._reduction(gradients, source_list, self._local_keys))
 
     def register_local_source(self, source: Any) -> None:
-        """Excludes a source's gradient from the reduction."""
-        self._local.add(key_of(source))
+        """Excludes the gradient of a source from the reduction."""
+        self._local_keys.add(key_of(source))
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Returns pairs of source and gradient: those of local sources, and the others, which are reduced."""
+        """Returns pairs of source and gradient: the local ones, and the reduced ones."""
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
-        local = [pair for pair in pairs if key_of(pair[0]) in self._local]
-        return local, [pair for pair in pairs if key_of(pair[0]) not in self._local]
+        local_pairs = [pair for pair in pairs if key_of(pair[0]) in self._local_keys]
+        return local_pairs, [pair for pair in pairs if key_of(pair[0]) not in self._local_keys]
 
 
-# A tape is created in each step, but the state of a compression and the results of comparisons persist.
+# Tapes are created in each step, but the state of compressions and the results of comparisons persist.
 _reductions: dict[tuple[Any, ...], GradientSums] = {}
 
 
 def reset_state() -> None:
-    """Resets the state of tapes' compressions on this rank."""
+    """Resets the state of the tapes' compressions on this rank."""
     for reduction in _reductions.values():
         reduction.reset_state()
 
@@ -112,28 +112,29 @@ def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see Distribut
     scale_local_gradients: bool = True,
     local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
 ) -> DistributedTape:
-    """Returns a tape whose `gradient` reduces over the ranks; wraps a tape that has recorded, or is yet to be entered.
+    """Returns a tape whose `gradient` reduces over the ranks.
+
+    All tapes of this process with the same arguments share the state of a compression, by the variables' names.
 
     Args:
-      gradtape: the tape.
-      op: Average, Sum, or any other operation of `allreduce`, which the engine applies tensor by tensor (sparse
-        gradients as dense tensors).
-      local_layers: see `PartialDistributedGradientTape`; the other arguments are those of `DistributedOptimizer`. All
-        tapes of this process with the same arguments share the state of a compression, by the variables' names.
+      gradtape: a tape, before or after recording.
+      op: Average, Sum, or another operation of `allreduce`, which the engine applies to each tensor separately, converting
+        sparse gradients to dense tensors.
+      local_layers: see `PartialDistributedGradientTape`; the other arguments are those of `DistributedOptimizer`.
     """
     check_groups(num_groups, groups)
-    known = known_compression(compression)
-    if known_op(op) not in (Average, Sum) and not is_lossless(known):
+    compression = validate_compression(compression)
+    if to_reduce_op(op) not in (Average, Sum) and not is_lossless(compression):
         raise InputError(
-            f"op=hvd.{known_op(op).name} takes Compression.none or .fp16. Received: {known.text}. Use op=hvd.Average, or "
-            "leave out compression."
+            f"op=hvd.{to_reduce_op(op).name} takes Compression.none or .fp16. Received: {compression.text}. Use "
+            "op=hvd.Average, or leave out compression."
         )
     options = Options(
         name="DistributedGradientTape",
-        compression=known,
+        compression=compression,
         sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=checked_factor(gradient_predivide_factor, op),
-        op=known_op(op),
+        gradient_predivide_factor=validate_factor(gradient_predivide_factor, op),
+        op=to_reduce_op(op),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         device_dense=device_dense,
@@ -158,7 +159,7 @@ def PartialDistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see Di
     local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
     scale_local_gradients: bool = True,
 ) -> DistributedTape:
-    """Same as `DistributedGradientTape`, without reduction of the gradients of some layers.
+    """Same as `DistributedGradientTape`, but does not reduce the gradients of some layers.
 
     Args:
       local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if

@@ -1,4 +1,4 @@
-"""The engine without Horovod: the collectives of a tfdist strategy, for ordinary variables."""
+"""The engine without Horovod, on the collectives of a tfdist strategy."""
 
 import functools
 import operator
@@ -12,13 +12,13 @@ from tfdist.collectives import Collectives, Op
 from tfdist.distribution.factory import load_strategy
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.horovod.engine import Agreement, CallId, Engine, horovod_required, scaled
+from tfdist.horovod.engine import Agreement, CallId, Engine, horovod_required_error, scale_tensor
 from tfdist.horovod.ops import Average, Max, Min, Product, ReduceOp, Sum
 from tfdist.horovod.process_sets import global_process_set
 
 
 class StrategyCollectives(Collectives):
-    """The collectives of a strategy with one replica per process; each call is a separate `strategy.run`."""
+    """The collectives of a strategy with one replica per process; each call runs in its own `strategy.run`."""
 
     def __init__(self, strategy: Strategy):
         self._strategy = strategy
@@ -43,7 +43,7 @@ class StrategyCollectives(Collectives):
         return self._gather(inputs, name)
 
     def _eager_gather(self, dtype: tf.DType, row: tuple[int, ...]) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Returns a function that gathers rows of one kind; cached, since TensorFlow would trace each eager call."""
+        """Returns a cached function that gathers rows of one kind, because TensorFlow would trace each eager call."""
         if (dtype, row) not in self._gathers:
             self._gathers[dtype, row] = tf.function(
                 lambda rows: self._gather([rows], "gather")[0],
@@ -53,13 +53,10 @@ class StrategyCollectives(Collectives):
         return self._gathers[dtype, row]
 
     def _gather(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Gathers flattened tensors, each with one more element, since TensorFlow crashes on empty ones.
-
-        The numbers of rows are gathered as well.
-        """
+        """Gathers flattened tensors with an extra element, because TensorFlow crashes on empty ones, and their row counts."""
         rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
-        padded = [tf.concat([tf.reshape(x, [-1]), tf.zeros([1], x.dtype)], 0) for x in tensors]
-        table, *vectors = self._run(self._strategy.collectives.all_gather, [rows[None], *padded], name=name)
+        inputs = [tf.concat([tf.reshape(x, [-1]), tf.zeros([1], x.dtype)], 0) for x in tensors]
+        table, *vectors = self._run(self._strategy.collectives.all_gather, [rows[None], *inputs], name=name)
         results = []
         for i, (vector, tensor) in enumerate(zip(vectors, tensors, strict=True)):
             row = tf.shape(tensor)[1:]
@@ -70,27 +67,26 @@ class StrategyCollectives(Collectives):
         return results
 
     def _run(
-        self, call: Callable[..., Any], tensors: Sequence[tf.Tensor], *args: Any, **kwargs: Any
+        self, collective: Callable[..., Any], tensors: Sequence[tf.Tensor], *args: Any, **kwargs: Any
     ) -> list[tf.Tensor]:
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        results = self._strategy.run(lambda: tuple(call(inputs, *args, **kwargs)))
+        results = self._strategy.run(lambda: tuple(collective(inputs, *args, **kwargs)))
         return [self._strategy.local(result)[0] for result in results]
 
 
 class TensorFlowEngine(Engine):
     """tf.distribute's collectives under `tfdist launch` (TF_CONFIG), or a single process.
 
-    Missing operations are composed: minimum, maximum, product and all-to-all gather all tensors, n (N - 1) bytes
-    received for n sent. TensorFlow matches calls by order, so every rank must make the same calls in the same order:
-    each eager or traced call is compared first (see `Agreement`). Ranks wait for a missing one for
-    HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, by default 600 s; 0 means forever. `options` are arguments of `init`, none of
-    which is supported.
+    Minimum, maximum, product and all-to-all are composed of gathers, n (N - 1) bytes received for n sent. TensorFlow matches
+    calls by order, so each eager or traced call is first compared between ranks (see `Agreement`). Ranks wait for
+    HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, 600 s by default, for a missing rank; 0 means forever. `options` are arguments of
+    `init`, none of which is supported.
     """
 
     def __init__(self, options: dict[str, Any]):
         for name, value in options.items():
             if value:
-                raise horovod_required(f"hvd.init({name}=...)", f"Leave out {name}")
+                raise horovod_required_error(f"hvd.init({name}=...)", f"Leave out {name}")
         strategy = load_strategy("auto")
         if len(strategy.local_replicas) != 1:
             raise InputError(
@@ -108,12 +104,12 @@ class TensorFlowEngine(Engine):
         self.local_rank, self.local_size = cluster.local_rank, cluster.local_size
         self.cross_rank, self.cross_size = cluster.rank // cluster.local_size, -(-cluster.size // cluster.local_size)
         self.reduces, self.moves = self.collectives.wire.reduces, self.collectives.wire.gathers
-        global_process_set.settle(self.rank, self.size)
+        global_process_set.set_ranks(self.rank, self.size)
 
     def collectives_of(self, process_set: Any) -> Collectives:
         """See base class."""
         if process_set is not global_process_set:
-            raise horovod_required("A process set of some ranks", "Leave out process_set")
+            raise horovod_required_error("A process set of some ranks", "Leave out process_set")
         return self.collectives
 
     def reduce(
@@ -121,53 +117,54 @@ class TensorFlowEngine(Engine):
     ) -> list[tf.Tensor]:
         """See base class."""
         self._agreement.check(call.name, f"{op.name} (times {prescale:g} before, {postscale:g} after)", tensors)
-        inputs = [scaled(tensor, prescale) for tensor in tensors]
+        inputs = [scale_tensor(tensor, prescale) for tensor in tensors]
         if op in (Sum, Average):
             totals = self.collectives_of(call.process_set).all_reduce(inputs, name=call.name)
             postscale /= self.size if op == Average else 1
         else:
-            widened = [tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x for x in inputs]
-            gathered = self._gather([x[None] for x in widened], call)
-            combined = [functools.reduce(_COMBINE[op], tf.unstack(rows, self.size)) for rows in gathered]
-            totals = [tf.cast(total, x.dtype) for total, x in zip(combined, tensors, strict=True)]
-        return [scaled(tf.ensure_shape(total, x.shape), postscale) for total, x in zip(totals, tensors, strict=True)]
+            inputs = [tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x for x in inputs]
+            stacks = self._gather([x[None] for x in inputs], call)
+            results = [functools.reduce(_COMBINE[op], tf.unstack(stack, self.size)) for stack in stacks]
+            totals = [tf.cast(result, x.dtype) for result, x in zip(results, tensors, strict=True)]
+        return [
+            scale_tensor(tf.ensure_shape(total, x.shape), postscale) for total, x in zip(totals, tensors, strict=True)
+        ]
 
     def gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
         """See base class."""
-        self._agreement.check(call.name, "gather", tensors, uneven=True)
+        self._agreement.check(call.name, "gather", tensors, allows_uneven_rows=True)
         return self._gather(tensors, call)
 
     def _gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
         return self.collectives_of(call.process_set).all_gather(tensors, name=call.name)
 
     def broadcast(self, tensor: tf.Tensor, root: int, call: CallId) -> tf.Tensor:
-        """See base class; a sum of bits that are zero except on the root; 2 n (N - 1) / N bytes sent."""
+        """See base class; sums bits that are zero except on the root, 2 n (N - 1) / N bytes sent."""
         self._agreement.check(call.name, f"broadcast from rank {root}", [tensor])
         bits = tf.bitcast(tensor, _BITS[tensor.dtype.size])
-        widened = tf.cast(bits, tf.int32) if tensor.dtype.size == 2 else bits
-        sent = widened if self.rank == root else tf.zeros_like(widened)
-        [total] = self.collectives_of(call.process_set).all_reduce([sent], name=call.name)
+        integers = tf.cast(bits, tf.int32) if tensor.dtype.size == 2 else bits
+        integers = integers if self.rank == root else tf.zeros_like(integers)
+        [total] = self.collectives_of(call.process_set).all_reduce([integers], name=call.name)
         return tf.bitcast(tf.ensure_shape(tf.cast(total, bits.dtype), tensor.shape), tensor.dtype)
 
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
         """See base class."""
-        self._agreement.check(call.name, "exchange", [tensor], uneven=True)
+        self._agreement.check(call.name, "exchange", [tensor], allows_uneven_rows=True)
         rows, table = self._gather([tensor, tf.cast(splits, tf.int32)[None]], call)  # table: [sender, receiver]
-        parts = tf.reshape(table, [-1])
-        own_parts = tf.split(rows, parts, num=self.size * self.size)[self.rank :: self.size]
-        return tf.concat(own_parts, 0), table[:, self.rank]
+        parts = tf.split(rows, tf.reshape(table, [-1]), num=self.size * self.size)[self.rank :: self.size]
+        return tf.concat(parts, 0), table[:, self.rank]
 
     def join(self) -> tf.Tensor:
         """See base class."""
-        raise horovod_required("hvd.join()", "Give every rank the same number of steps (steps_per_epoch)")
+        raise horovod_required_error("hvd.join()", "Give every rank the same number of steps (steps_per_epoch)")
 
     def size_of(self, process_set_id: int) -> tf.Tensor:
         """See base class."""
         if process_set_id:
-            raise horovod_required("A process set of some ranks", "Leave out process_set_id")
+            raise horovod_required_error("A process set of some ranks", "Leave out process_set_id")
         return tf.constant(self.size)
 
-    def included_in(self, process_set_id: int) -> tf.Tensor:
+    def is_included(self, process_set_id: int) -> tf.Tensor:
         """See base class."""
         return self.size_of(process_set_id) * 0 + 1
 
@@ -181,7 +178,7 @@ class TensorFlowEngine(Engine):
         self._strategy.close()
 
 
-_NO_DEADLINE_SECONDS = 1e9  # seconds
+_NO_DEADLINE_SECONDS = 1e9
 _BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes per element
 _COMBINE: dict[ReduceOp, Callable[..., tf.Tensor]] = {
     Min: tf.minimum,

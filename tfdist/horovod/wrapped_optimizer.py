@@ -1,4 +1,4 @@
-"""Wraps an optimizer in a subclass of its class that reduces gradients; accumulates gradients locally."""
+"""Wraps an optimizer in a subclass that reduces gradients, and accumulates gradients locally."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -13,9 +13,9 @@ from tfdist.horovod.gradient_sums import Gradient, GradientSums, key_of
 
 
 class Accumulation:
-    """Sums the gradients of `passes` calls; divides the sum by their number for an `average`.
+    """Sums the gradients of `passes` calls, or takes their mean (`average`).
 
-    Memory: one dense tensor of each variable's size.
+    Memory: one dense tensor of the size of each variable.
     """
 
     def __init__(self, passes: int, average: bool):
@@ -23,9 +23,9 @@ class Accumulation:
             raise InputError(f"backward_passes_per_step must be an integer of at least 1. Received: {passes!r}.")
         self.passes = int(passes)
         self._divisor = self.passes if average else 1
-        self._sums: dict[int, tuple[Any, tf.Variable]] = {}  # of the variables that have had a gradient in any pass
+        self._sums: dict[int, tuple[Any, tf.Variable]] = {}  # variables that have had a gradient, and their sums
         self._count: tf.Variable | None = None
-        self._variables: tf.Variable | None = None  # their current number, which a graph may not know
+        self._variable_count: tf.Variable | None = None  # number of these variables, which may change after tracing
 
     def empty_copy(self) -> "Accumulation":
         """Returns a new, empty accumulation with the same settings."""
@@ -38,7 +38,7 @@ class Accumulation:
         self._reset()
 
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> tf.Tensor:
-        """Adds one pass; returns whether it was the last one of a step, a scalar bool."""
+        """Adds a pass; returns whether it was the last of a step, as a scalar bool."""
         count = self._build(gradients, variables)
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is not None:
@@ -47,14 +47,14 @@ class Accumulation:
         return tf.equal(count.assign((count + 1) % self.passes), 0)
 
     def pop_sums(self, variables: Sequence[Any]) -> tuple[list[Gradient], list[Any]]:
-        """Returns the sums, or means, of a step and their variables; resets them, whatever their values (inf times 0 is not 0).
+        """Returns the sums, or means, of a step and their variables, and resets the sums.
 
-        The variables are those of the last pass, with None for those that have never had a gradient, and then all others
-        that have had one in any pass, with zeros for those without a gradient in this step.
+        The variables are those of the last pass, with None for variables that have never had a gradient, followed by all
+        other variables that have had one in any pass, with zeros for those without a gradient in this step.
         """
         sums = {key: total for key, (_, total) in self._sums.items()}
-        others = sums.keys() - {key_of(variable) for variable in variables}
-        all_variables = [*variables, *(variable for key, (variable, _) in self._sums.items() if key in others)]
+        keys = {key_of(variable) for variable in variables}
+        all_variables = [*variables, *(variable for key, (variable, _) in self._sums.items() if key not in keys)]
         with tf.control_dependencies([self._assert_all_traced()] if tf.inside_function() else []):
             values = {key: total.read_value() / self._divisor for key, total in sums.items()}
         with tf.control_dependencies(list(values.values())):
@@ -63,12 +63,11 @@ class Accumulation:
 
     def _reset(self) -> None:
         for _, total in self._sums.values():
-            total.assign(tf.zeros(total.shape, total.dtype))
+            total.assign(tf.zeros(total.shape, total.dtype))  # not a product with 0, which keeps NaN
 
     def _assert_all_traced(self) -> tf.Operation:
-        """Returns an assertion for a graph: it updates all variables that have had a gradient by the time it runs."""
         return tf.debugging.assert_equal(
-            self._variables,
+            self._variable_count,
             len(self._sums),
             "backward_passes_per_step: a variable had its first gradient after this tf.function was traced, which would not "
             "update it. Pass zeros instead of None, or pass the variable's gradient to apply before the function is called",
@@ -76,27 +75,27 @@ class Accumulation:
 
     def _build(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> tf.Variable:
         with tf.init_scope():
-            if self._count is None or self._variables is None:
+            if self._count is None or self._variable_count is None:
                 self._count = tf.Variable(0, trainable=False, name="backward_passes")
-                self._variables = tf.Variable(0, trainable=False, name="variables_with_gradients")
+                self._variable_count = tf.Variable(0, trainable=False, name="variables_with_gradients")
             for gradient, variable in zip(gradients, variables, strict=True):
                 if gradient is not None and key_of(variable) not in self._sums:
                     total = tf.Variable(tf.zeros(variable.shape, gradient.dtype), trainable=False)
                     self._sums[key_of(variable)] = variable, total
-                    self._variables.assign(len(self._sums))
+                    self._variable_count.assign(len(self._sums))
         return self._count
 
 
 class Distributed:
-    """Mixin for an optimizer's class: gradients are reduced over the ranks before the optimizer processes them.
+    """Mixin for optimizers that reduces gradients over the ranks before the optimizer processes them.
 
-    Clipping, loss scaling and weight decay therefore apply to reduced gradients. For Keras it is an optimizer of the
-    original class: a model saved with it loads without tfdist.
+    Clipping, loss scaling and weight decay therefore apply to reduced gradients. Keras saves the optimizer under its original
+    class, so that the model loads without tfdist.
 
     Attributes:
       reduction: reduces the gradients.
       accumulation: accumulates the gradients of several passes.
-      local: variables whose gradients are not reduced, by `key_of`.
+      local: keys of variables whose gradients are not reduced; see `key_of`.
     """
 
     reduction: GradientSums
@@ -104,7 +103,7 @@ class Distributed:
     local: set[int]
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Reduces, then updates the variables; with `backward_passes_per_step` k, only on every k-th call."""
+        """Reduces the gradients and updates the variables; with `backward_passes_per_step` k, on every k-th call only."""
         variables = (
             keras_internals.trained_variables(self) if trainable_variables is None else list(trainable_variables)
         )
@@ -124,11 +123,11 @@ class Distributed:
         tf.cond(self.accumulation.add(grads, variables), update, lambda: tf.constant(False))
 
     def register_local_var(self, var: Any) -> None:
-        """Excludes a variable's gradient from the reduction."""
+        """Excludes the gradient of a variable from the reduction."""
         self.local.add(key_of(var))
 
     def synchronize(self) -> None:
-        """Equalizes the compression's shared state over ranks and discards unapplied passes; all ranks must call it."""
+        """Sets the compression's shared state to rank 0's and discards unapplied passes; all ranks must call it."""
         self.reduction.synchronize()
         self.accumulation.reset_state()
 
@@ -138,20 +137,15 @@ class Distributed:
         return _wrap(cast(keras.Optimizer, self), reduction, accumulation, set(self.local))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Raises `InputError`: pickled under its original class, it would be restored as an optimizer without reduction."""
+        """Raises `InputError`, because the optimizer would be restored without reduction."""
         raise pickling_error(self)
 
 
-def distributed(optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation) -> keras.Optimizer:
-    """Returns a copy of an optimizer, with its variables if it is built, that reduces gradients.
-
-    Args:
-      optimizer: a Keras 3 optimizer.
-      reduction: reduces the gradients.
-      accumulation: accumulates the gradients of several passes.
+def wrap_optimizer(optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation) -> keras.Optimizer:
+    """Returns a copy of an optimizer that reduces gradients; copies its variables if it is built.
 
     Raises:
-      InputError: it is not a Keras 3 optimizer, or reduces gradients already.
+      InputError: the optimizer is not a Keras 3 optimizer, or already reduces gradients.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise InputError(
@@ -173,7 +167,7 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 def pickling_error(optimizer: Any) -> InputError:
-    """Returns the error for pickling an optimizer that reduces gradients: the restored one would not."""
+    """Returns the error for pickling a distributed optimizer, which would be restored without reduction."""
     return InputError(
         f"A distributed optimizer cannot be pickled. Received: {optimizer.__class__.__name__}. Pickle the optimizer "
         "that it wraps, or save the model and use hvd.load_model."
@@ -183,33 +177,33 @@ def pickling_error(optimizer: Any) -> InputError:
 def _wrap(
     optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation, local: set[int]
 ) -> keras.Optimizer:
-    original_class = optimizer.__class__  # the plain class, even for a distributed optimizer
-    # Keras saves an optimizer under its __class__, which must be a class that can be loaded.
+    original_class = optimizer.__class__  # the original one, even for a distributed optimizer
+    # Keras saves an optimizer under its __class__, which Keras must be able to load.
     subclass = type(
         original_class.__name__,
         (Distributed, original_class),
         {"__class__": property(lambda self: original_class), "__doc__": original_class.__doc__},
     )
     try:
-        wrapped = subclass.from_config(optimizer.get_config())  # type: ignore[attr-defined]
+        new_optimizer = subclass.from_config(optimizer.get_config())  # type: ignore[attr-defined]
     except (NotImplementedError, TypeError, ValueError) as error:
         message = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"An optimizer is wrapped through its get_config() and from_config(). Received: {original_class.__name__}, "
             f"{message[:200]} Define both for it and for its learning-rate schedule, and register them with keras.saving."
         ) from error
-    wrapped.reduction, wrapped.accumulation, wrapped.local = reduction, accumulation, local
+    new_optimizer.reduction, new_optimizer.accumulation, new_optimizer.local = reduction, accumulation, local
     if optimizer.built:
-        wrapped.build(keras_internals.trained_variables(optimizer))
-    for new, old in zip(wrapped.variables, optimizer.variables, strict=True):
-        new.assign(old)
-    _copy_attributes(wrapped, optimizer)
-    return wrapped
+        new_optimizer.build(keras_internals.trained_variables(optimizer))
+    for target, source in zip(new_optimizer.variables, optimizer.variables, strict=True):
+        target.assign(source)
+    _copy_later_attributes(new_optimizer, optimizer)
+    return new_optimizer
 
 
-def _copy_attributes(wrapped: keras.Optimizer, optimizer: keras.Optimizer) -> None:
-    """Copies attributes set by calls after construction, such as `exclude_from_weight_decay`."""
-    for name in vars(optimizer).keys() - vars(wrapped).keys():
-        setattr(wrapped, name, getattr(optimizer, name))
-    if hasattr(wrapped, "inner_optimizer"):
-        _copy_attributes(wrapped.inner_optimizer, optimizer.inner_optimizer)
+def _copy_later_attributes(target: keras.Optimizer, source: keras.Optimizer) -> None:
+    """Copies attributes set after construction, as by `exclude_from_weight_decay`."""
+    for name in vars(source).keys() - vars(target).keys():
+        setattr(target, name, getattr(source, name))
+    if hasattr(target, "inner_optimizer"):
+        _copy_later_attributes(target.inner_optimizer, source.inner_optimizer)

@@ -1,4 +1,4 @@
-"""Readers of Keras's batches, which all processes read in the same order; rows are distributed to replicas."""
+"""Readers of Keras's batches, which distribute rows to replicas; all processes read the same batches."""
 
 import functools
 from collections.abc import Iterator
@@ -14,43 +14,43 @@ from tfdist.errors import InputError
 COMPARE_EVERY = 100  # maximum number of batches between two comparisons
 
 
-def next_comparison(compared: int) -> int:
-    """Returns the number of batches of a pass after which to compare again: 1, 2, 4, ... 128, then every `COMPARE_EVERY`.
+def next_comparison(count: int) -> int:
+    """Returns the number of batches after which to compare again: 1, 2, 4, ... 128, then every `COMPARE_EVERY`.
 
-    Differences in the first batches are reported at once, and long passes are not slowed down: a comparison sends a message.
+    Differences in the first batches are reported at once, without slowing down long passes by messages.
 
     Args:
-      compared: number of batches compared so far.
+      count: number of compared batches.
     """
-    return compared + max(1, min(compared, COMPARE_EVERY))
+    return count + max(1, min(count, COMPARE_EVERY))
 
 
 class BatchComparison:
-    """Compares the batches of one pass by their checksums. All processes must call each method together."""
+    """Compares the batches of one pass by checksum. Every process must call its methods, in the same order."""
 
     def __init__(self, checksums: dict[int, int], strategy: Strategy, name: str, deadline: float):
         """Initializes the comparison.
 
         Args:
-          checksums: by number of batch, for batches that were read; those compared are removed.
-          strategy: strategy whose processes have read them.
+          checksums: checksums of the batches by number; those of compared batches are removed.
+          strategy: strategy of the processes.
           name: name of the pass.
           deadline: seconds to wait for the other processes.
         """
         self._checksums, self._strategy, self._name, self._deadline = checksums, strategy, name, deadline
-        self._compared, self._next = 0, next_comparison(0)
+        self._compared_count, self._next = 0, next_comparison(0)
 
     def advance(self, count: int, is_end: bool) -> None:
-        """Compares the batches since the last comparison if that is due.
+        """Compares the batches since the last comparison if a comparison is due.
 
         Args:
-          count: number of batches taken so far.
+          count: number of batches taken.
           is_end: whether the pass ends here.
 
         Raises:
           InputError: the batches differ.
         """
-        if self._strategy.cluster.size > 1 and self._compared < count and (is_end or count >= self._next):
+        if self._strategy.cluster.size > 1 and self._compared_count < count and (is_end or count >= self._next):
             self._compare(count)
 
     def compare_all(self) -> None:
@@ -62,7 +62,7 @@ class BatchComparison:
         self.advance(max(self._checksums, default=-1) + 1, is_end=True)
 
     def _compare(self, count: int) -> None:
-        first, self._compared, self._next = self._compared, count, next_comparison(count)
+        first, self._compared_count, self._next = self._compared_count, count, next_comparison(count)
         checksums, peers = [self._checksums.pop(number) for number in range(first, count)], self._strategy.peers
         if not peers.all_equal(f"batch/{self._name}/{first}", checksums, self._deadline):
             batches = f"batch {first}" if count == first + 1 else f"batches {first} to {count - 1}"
@@ -81,7 +81,7 @@ class GlobalBatches:
       strategy: strategy that distributes their rows.
       deadline: seconds to wait for the other processes.
       batches_per_pass: batches in a pass; None if unknown until the first pass has ended.
-      spec: structure of `tf.TensorSpec` of a batch, with None for what Keras leaves out.
+      spec: structure of `tf.TensorSpec` of a batch, with None for parts that Keras leaves out.
     """
 
     def __init__(
@@ -93,21 +93,12 @@ class GlobalBatches:
         deadline: float,
         spec: Any,
     ):
-        """Describes the passes without starting one.
-
-        Args:
-          batches: Keras's batches.
-          strategy: see above.
-          name: name of the call that reads them.
-          batches_per_pass: see above.
-          deadline: see above.
-          spec: see above.
-        """
+        """Initializes without starting a pass; `name` is that of the call that reads Keras's `batches`."""
         self.strategy, self.deadline, self.batches_per_pass, self.spec = strategy, deadline, batches_per_pass, spec
         self._batches, self._name, self._passes = batches, name, 0
         self._checksums: dict[int, int] = {}
         self._reader: BatchReader | None = None
-        self._split_batches = functools.cache(self._split)  # traced once and read in each pass
+        self._split_batches = functools.cache(self._split)  # traced once for all passes
 
     def __iter__(self) -> "BatchReader":
         """Starts a pass; only one may be in progress."""
@@ -119,10 +110,10 @@ class GlobalBatches:
         self._reader = BatchReader(self, rows, comparison, name)
         return self._reader
 
-    def compare_rest(self) -> None:
-        """Compares the remaining batches of the current pass, if there is one; see `BatchReader.compare_rest`."""
+    def compare_remaining(self) -> None:
+        """Compares the remaining batches of the current pass, if there is one."""
         if self._reader is not None:
-            self._reader.compare_rest()
+            self._reader.compare_remaining()
 
     def _split(self, replicas: tuple[int, ...], size: int) -> tf.data.Dataset:
         has_peers = self.strategy.cluster.size > 1
@@ -130,10 +121,10 @@ class GlobalBatches:
 
 
 class BatchReader:
-    """An iterator over this process's replicas' rows of each global batch, in the form that `Strategy.run` accepts.
+    """An iterator over the rows of this process's replicas in each global batch, for `Strategy.run`.
 
     Attributes:
-      rows: the engine's own iterator over them.
+      rows: the engine's iterator over the rows.
       spec: see `GlobalBatches`.
     """
 
@@ -147,7 +138,7 @@ class BatchReader:
         return self
 
     def __next__(self) -> Any:
-        """Returns the next batch's rows; if the length of the pass is unknown, processes agree whether there is one."""
+        """Returns the rows of the next batch; with an unknown length, processes agree whether there is one."""
         batch = self._next()
         if batch is None:
             self.compare_all()
@@ -161,31 +152,31 @@ class BatchReader:
         return self._data.batches_per_pass is not None
 
     @property
-    def at_start(self) -> bool:
-        """Whether no batch has been taken yet."""
+    def is_at_start(self) -> bool:
+        """Whether no batch has been taken."""
         return self._position == 0
 
     def next_count(self, limit: int) -> int:
-        """Returns how many batches to take now, up to `limit`, so that a pass ends with a call."""
+        """Returns the number of batches to take now, at most `limit`, such that a pass ends with a call."""
         batches_per_pass = self._data.batches_per_pass
         return 1 if batches_per_pass is None else min(limit, batches_per_pass - self._position % batches_per_pass)
 
     @property
-    def at_end(self) -> bool:
+    def is_at_end(self) -> bool:
         """Whether a pass over the data is complete."""
         return self._data.batches_per_pass is not None and self._position % self._data.batches_per_pass == 0
 
     def advance(self, count: int) -> None:
-        """Counts batches that were taken; compares them over processes when that is due, and when a pass is complete."""
+        """Counts batches that were taken; compares them between processes if that is due, or the pass is complete."""
         self._position += count
-        self._comparison.advance(self._position, self.at_end)
+        self._comparison.advance(self._position, self.is_at_end)
 
-    def compare_rest(self) -> None:
+    def compare_remaining(self) -> None:
         """Compares the remaining batches; every process must have read the same number of them."""
         self._comparison.advance(self._position, is_end=True)
 
     def compare_all(self) -> None:
-        """Compares what was read, after the data has ended."""
+        """Compares the remaining batches after the end of the data."""
         self._comparison.compare_all()
 
     def _next(self) -> Any:
@@ -195,10 +186,12 @@ class BatchReader:
         name = f"more/{self._name}/{self._position}"
         has_batch = self._data.strategy.group.gather(name, batch is not None, self._data.deadline)
         if len(set(has_batch)) > 1:
-            ended = self._data.strategy.group.named(rank for rank, more in enumerate(has_batch) if not more)
+            ended_ranks = self._data.strategy.group.named(
+                rank for rank, has_next in enumerate(has_batch) if not has_next
+            )
             raise InputError(
                 "Every process must read the same batches, so that all passes have the same length. Received: data of "
-                f"{self._position} batches on {ended}, and more on the others. Leave out sharding by rank."
+                f"{self._position} batches on {ended_ranks}, and more on the others. Leave out sharding by rank."
             )
         if batch is None and self._position:
             self._data.batches_per_pass = self._position
@@ -206,7 +199,7 @@ class BatchReader:
 
 
 def batch_spec(spec: Any) -> Any:
-    """Returns the spec of a batch, with None for what Keras leaves out, unless it is at the end."""
+    """Returns the spec of a batch, with None for parts that Keras leaves out, except trailing ones."""
     return without_absent(
         tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None, spec)
     )

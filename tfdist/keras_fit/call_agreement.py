@@ -1,4 +1,4 @@
-"""Calls of Keras's methods: all processes must make the same ones, in the same order, with callbacks that agree."""
+"""Agreement of the processes on calls of Keras's methods, which all must make in the same order."""
 
 import inspect
 import itertools
@@ -18,23 +18,19 @@ from tfdist.trainer.callbacks import callbacks_of_process
 _BATCH_EVENTS = ("on_batch_begin", "on_batch_end")
 _TRAIN_EVENTS = (*_BATCH_EVENTS, "on_train_batch_begin", "on_train_batch_end")
 _TEST_EVENTS = ("on_test_batch_begin", "on_test_batch_end")
-LENGTH_ARGUMENTS = (
-    "epochs",
-    "initial_epoch",
-    "validation_freq",
-)  # arguments; batches in a pass are compared with the data
-INFINITE = 0  # instead of a number of batches
+LENGTH_ARGUMENTS = ("epochs", "initial_epoch", "validation_freq")  # the batches in a pass are compared with the data
+INFINITE = 0  # number of batches of infinite data
 _numbers = itertools.count(1)
 
 
 class Announcement(NamedTuple):
-    """What a process announces about a call.
+    """The announcement of a call by a process.
 
     Attributes:
       name: name of the method.
       inspects_batches: whether its callbacks inspect individual batches.
       seed: TensorFlow's global seed, if one is set.
-      proposed_seed: a seed to use if none is set.
+      proposed_seed: seed to use if none is set.
     """
 
     name: str
@@ -44,26 +40,26 @@ class Announcement(NamedTuple):
 
 
 def announce(group: Group, announcement: Announcement, deadline: float) -> list[Announcement]:
-    """Waits until all processes have made the same call; returns what each of them announced.
+    """Waits until all processes have made the same call; returns their announcements by rank.
 
     Args:
       group: group of the job's processes.
-      announcement: what this process announces.
-      deadline: seconds to wait, from the arrival of this process.
+      announcement: announcement of this process.
+      deadline: seconds to wait for other processes.
 
     Raises:
       InputError: processes have made different calls.
-      PeerLostError: a process did not call in time, or is lost.
+      PeerLostError: a process is late or lost.
     """
     number = next(_numbers)
     try:
         announcements = [
-            Announcement(*received) for received in group.gather(f"call {number} of Keras", announcement, deadline)
+            Announcement(*fields) for fields in group.gather(f"call {number} of Keras", announcement, deadline)
         ]
     except PeerLostError as error:
         raise PeerLostError(f"Every process must call {announcement.name}, but not all did: {error}") from error
-    if len({each.name for each in announcements}) > 1:
-        received = ", ".join(f"rank {rank} {each.name}" for rank, each in enumerate(announcements))
+    if len({call.name for call in announcements}) > 1:
+        received = ", ".join(f"rank {rank} {call.name}" for rank, call in enumerate(announcements))
         raise InputError(
             f"Every process must make the same calls of Keras, in the same order. Received as call {number}: {received}. "
             "Do not make them conditional on the rank."
@@ -81,11 +77,7 @@ def bound_arguments(method: Callable[..., Any], args: Sequence[Any], kwargs: dic
 def batches_per_pass(arguments: dict[str, Any]) -> list[int | None]:
     """Returns the number of batches per pass over the data of a call and, if there is any, over its validation data.
 
-    Args:
-      arguments: arguments of the call.
-
-    Returns:
-      The numbers; None if unknown, `INFINITE` if infinite.
+    A number is None if it is unknown, and `INFINITE` for infinite data.
     """
     x, batch_size = arguments["x"], arguments.get("batch_size")
     steps = _steps(arguments)
@@ -105,14 +97,13 @@ def _steps(arguments: dict[str, Any]) -> int | None:
 
 
 def _size(x: Any) -> int | None:
-    """Returns the rows of arrays; None for anything else."""
+    """Returns the number of rows of arrays; None for other data."""
     if isinstance(x, tf.data.Dataset | keras.utils.PyDataset):
         return None
     return next((leaf.shape[0] for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape") and len(leaf.shape)), None)
 
 
 def _batches(x: Any, size: int | None, steps: int | None, batch_size: int | None) -> int | None:
-    """Returns the number of batches in a pass: the number requested, but no more than there are."""
     cardinality = _cardinality(x, size, steps, batch_size)
     return min(int(steps), cardinality or int(steps)) if steps else cardinality
 
@@ -121,11 +112,11 @@ def _cardinality(x: Any, size: int | None, steps: int | None, batch_size: int | 
     if isinstance(x, keras.utils.PyDataset):
         return x.num_batches
     if isinstance(x, tf.data.Dataset):
-        known = int(x.cardinality())
-        return INFINITE if known == tf.data.INFINITE_CARDINALITY else known if known > 0 else None
+        count = int(x.cardinality())
+        return INFINITE if count == tf.data.INFINITE_CARDINALITY else count if count > 0 else None
     if size is None:
         return None
-    rows = batch_size or (math.ceil(size / steps) if steps else 32)  # as Keras divides arrays
+    rows = batch_size or (math.ceil(size / steps) if steps else 32)  # as in Keras
     return math.ceil(size / rows) if size else 0
 
 
@@ -148,7 +139,7 @@ def steps_per_call(batches: int | None, cardinality: int | None, limit: int) -> 
 
 
 def have_batch_hooks(callbacks: Sequence[keras.callbacks.Callback], training: bool) -> bool:
-    """Returns whether any callback handles events of individual batches."""
+    """Returns whether a callback handles events of individual batches."""
     events = _TRAIN_EVENTS if training else _TEST_EVENTS
     return any(_overrides(callback, event) for callback in callbacks for event in events)
 
@@ -158,30 +149,30 @@ def _overrides(callback: keras.callbacks.Callback, event: str) -> bool:
     return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, event)
 
 
-def synchronized_callbacks(
+def synchronize_callbacks(
     callbacks: Sequence[keras.callbacks.Callback],
     strategy: Strategy,
     average: Callable[[], None],
     each_batch: bool,
     deadline: float,
 ) -> list[keras.callbacks.Callback]:
-    """Returns this process's callbacks for `fit`: the first averages statistics, and the last lets processes agree to stop.
+    """Returns this process's callbacks for `fit`: the first averages statistics, and in the last, processes agree to stop.
 
     Args:
       callbacks: callbacks as passed on every process.
-      strategy: strategy on which the model is trained.
+      strategy: strategy of the model.
       average: averages moving statistics over replicas.
       each_batch: whether a callback may stop training after any batch.
       deadline: seconds to wait for processes whose callbacks take longer.
     """
     first = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: average())
     last = (_StopTogetherAfterBatches if each_batch else _StopTogether)(strategy.group, deadline)
-    restored = [_BroadcastRestored(strategy)] if strategy.cluster.size > 1 else []
-    return [first, *callbacks_of_process(callbacks, strategy, restores=True), *restored, last]
+    broadcast = [_BroadcastRestoredState(strategy)] if strategy.cluster.size > 1 else []
+    return [first, *callbacks_of_process(callbacks, strategy, restores=True), *broadcast, last]
 
 
-class _BroadcastRestored(keras.callbacks.Callback):
-    """Sends what the chief's callbacks have restored, as `BackupAndRestore` does, to every process."""
+class _BroadcastRestoredState(keras.callbacks.Callback):
+    """Broadcasts the state that the chief's callbacks, such as `BackupAndRestore`, have restored."""
 
     def __init__(self, strategy: Strategy):
         super().__init__()
@@ -189,10 +180,10 @@ class _BroadcastRestored(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         epoch = keras_internals.initial_epoch(self.model)
-        epoch = self._strategy.group.broadcast("restored", epoch, float("inf"))  # reading may take long
+        epoch = self._strategy.group.broadcast("restored", epoch, float("inf"))  # reading a file may take long
         if epoch:
             keras_internals.set_initial_epoch(self.model, epoch)
-            self._strategy.adoption.send_from_first([*self.model.variables, *self.model.optimizer.variables])
+            self._strategy.adoption.broadcast_values([*self.model.variables, *self.model.optimizer.variables])
 
 
 class _StopTogether(keras.callbacks.Callback):

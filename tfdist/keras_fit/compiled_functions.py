@@ -1,4 +1,4 @@
-"""The functions of one compilation of a model: training, evaluation and prediction on replicas, and logs."""
+"""The functions of a compiled model: training and evaluation on replicas, and logs."""
 
 import itertools
 from typing import Any
@@ -12,10 +12,10 @@ from tfdist.data.batches import static_rows
 from tfdist.distribution.strategy import Strategy
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.metric_sums import MetricSums
-from tfdist.keras_fit.partitioned_step import communication, log_partitioned
+from tfdist.keras_fit.partitioned_step import communication, log_dependence
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps, per_row_state, reduce_ops
-from tfdist.keras_fit.step_outputs import Returned, inspect_step
+from tfdist.keras_fit.step_outputs import StepOutputs, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, EvaluationSteps, StepsResult, TrainerSteps
 from tfdist.row_semantics.explanation import Communication, Explanation, listener
 from tfdist.step.layer_state import averaged_statistics
@@ -33,32 +33,25 @@ class Functions:
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, placement: Placement):
-        """Creates the state that the functions share.
-
-        Args:
-          model: compiled and built model.
-          strategy: strategy on which it runs.
-          options: options for its gradients and layers.
-          placement: places variables as the strategy requires.
-        """
+        """Creates the state that the functions share."""
         self.model, self._strategy, self._options, self._placement = model, strategy, options, placement
         self.sums = MetricSums(model, strategy)
-        self._failed = False
+        self._has_failed = False
         self._per_row_state = per_row_state(model)
-        # Which steps these are is decided with the first batch.
+        # Determined with the first batch.
         self._training: TrainerSteps | CustomSteps | None = None
         self._tests: EvaluationSteps | None = None
         self._set_statistics()
 
     def _set_statistics(self) -> None:
-        """Finds the model's moving statistics; tracing a custom step may create some."""
+        """Collects the model's moving statistics, which the tracing of a custom step may create."""
         self.average_statistics = averaged_statistics(self.model, self._strategy).assign
 
-    def _add_created_metrics(self) -> None:
-        """Finds metrics that tracing a custom step has created; without any, the sums of the metrics are kept."""
-        if self.sums.add_created():
+    def _add_new_metrics(self) -> None:
+        """Adds metrics that the tracing of a custom step has created, and resets the sums if there are any."""
+        if self.sums.add_new_metrics():
             self._set_statistics()
-            self._failed = False
+            self._has_failed = False
 
     def train(self, batches: Any, spec: Any, max_steps: int, number: int, allows_not_finite: bool) -> StepsResult:
         """Runs training steps.
@@ -66,13 +59,13 @@ class Functions:
         Args:
           batches: a `BatchReader`, or a `ReplicaRows` for `Strategy.run`.
           spec: structure of `tf.TensorSpec` of a batch.
-          max_steps: maximum number of steps; fewer if the pass over the data ends before.
+          max_steps: maximum number of steps; the pass over the data may end earlier.
           number: number of the first step.
-          allows_not_finite: whether to return after a step that is not finite, instead of raising.
+          allows_not_finite: whether to return, rather than raise, after a step that is not finite.
         """
         self.sums.prepare_step()
         if self._training is None:
-            result = self._first_steps(batches, spec, max_steps, number)
+            result = self._run_first_steps(batches, spec, max_steps, number)
         else:
             self.sums.use_all_rows(self._training.needs_all_rows)
             result = self._training.run(batches, max_steps, number)
@@ -80,30 +73,29 @@ class Functions:
             self.sums.add(result.sums)
         if result.failure and not allows_not_finite:
             raise result.failure
-        self._failed = self._failed or result.failure is not None
+        self._has_failed = self._has_failed or result.failure is not None
         return result
 
     def forget_training_steps(self) -> None:
-        """Traces the training steps again at the next step: weights may be frozen now, for example.
+        """Causes the next step to trace the training steps again, for example after weights were frozen.
 
-        Metrics, the optimizer and its loss scale are kept; the error feedback of a compression is not.
+        Keeps metrics, the optimizer and its loss scale, but not the error feedback of a compression.
         """
         self.sums.publish()
         self.keep_loss_scale()
         self._training = None
 
     def forget_tests(self) -> None:
-        """Traces the evaluation of a batch again at the next one."""
+        """Causes the next evaluation to trace its step again."""
         if self._tests is not None:
             self._tests.compile()
 
-    def _first_steps(self, batches: Any, spec: Any, max_steps: int, number: int) -> StepsResult:
-        """Runs the first steps, as the labels of the model's step require."""
+    def _run_first_steps(self, batches: Any, spec: Any, max_steps: int, number: int) -> StepsResult:
         is_custom = any(keras_internals.is_overridden(self.model, name) for name in _STEP_METHODS)
         custom = self._custom_steps(spec) if is_custom else None
         first = next(batches) if custom and isinstance(batches, BatchReader) else None
         needs_all_rows = "" if first is None else self._row_mismatch(first)
-        ops = self._reduce_ops("train_step", custom.returned if custom else None, spec, needs_all_rows)
+        ops = self._reduce_ops("train_step", custom.outputs if custom else None, spec, needs_all_rows)
         if custom is None and ops.are_means:
             self._training = TrainerSteps(self.model, self._strategy, self._options, self.sums.metrics, ops.statistics)
         else:
@@ -113,56 +105,58 @@ class Functions:
         sends_rows = bool(ops.calls) or isinstance(self._training, CustomSteps)
         if not (sends_rows and isinstance(batches, BatchReader)):
             return self._training.run(batches, max_steps, number)
-        # Only tracing the step shows whether it sends rows, whose number may differ in the next step.
+        # The trace of the step shows whether it sends rows, whose number may change from step to step.
         result = self._training.run(next(batches) if first is None else first, 1, number)
-        if max_steps == 1 or result.failure or batches.at_end:
+        if max_steps == 1 or result.failure or batches.is_at_end:
             return result
-        more = self.train(batches, spec, max_steps - 1, number + 1, allows_not_finite=True)
-        return more._replace(steps=result.steps + more.steps)
+        next_result = self.train(batches, spec, max_steps - 1, number + 1, allows_not_finite=True)
+        return next_result._replace(steps=result.steps + next_result.steps)
 
     def _row_mismatch(self, batch: Any) -> str:
-        """Describes tensors of a batch with other numbers of rows, such as labeled and unlabeled ones; empty for none."""
+        """Describes different numbers of rows of a batch's tensors, such as labeled and unlabeled ones; empty for none."""
         lengths = [[int(count) for count in self._strategy.local(counts)] for counts in batch.counts]
         all_lengths = self._strategy.peers.gather(f"rows of tensors/{next(_numbers)}", lengths, TRACING_SECONDS)
-        totals = {sum(count for own in counts for count in own) for counts in zip(*all_lengths, strict=True)}
+        totals = {
+            sum(count for rank_counts in counts for count in rank_counts) for counts in zip(*all_lengths, strict=True)
+        }
         return f"its tensors have {' and '.join(map(str, sorted(totals)))} rows" if len(totals) > 1 else ""
 
-    def _reduce_ops(self, name: str, returned: Returned | None, spec: Any, needs_all_rows: str = "") -> ReduceOps:
-        """Returns how the replicas' values are combined; says so if a step needs all rows of a batch.
+    def _reduce_ops(self, name: str, outputs: StepOutputs | None, spec: Any, needs_all_rows: str = "") -> ReduceOps:
+        """Returns how to combine the values of replicas; logs if a step needs all rows of a batch.
 
         Args:
           name: name of the model's step.
-          returned: description of what the step returns; None for Keras's own step, which returns results of metrics.
+          outputs: outputs of the step; None for Keras's own step, which returns results of metrics.
           spec: structure of `tf.TensorSpec` of a batch.
-          needs_all_rows: why each replica must compute the whole batch, if that is known.
+          needs_all_rows: reason why each replica must compute the whole batch, if it is known.
         """
         has_all_rows = self._strategy.replicas * self._options.accumulate_steps == 1
         if has_all_rows and not listener():  # Keras's own code is correct for all rows
-            return ReduceOps(needs_all_rows="metrics" if returned and returned.computed_from_metrics else "")
+            return ReduceOps(needs_all_rows="metrics" if outputs and outputs.computed_from_metrics else "")
         if needs_all_rows or self._per_row_state:
             ops = ReduceOps(needs_all_rows=needs_all_rows or self._per_row_state)
-        elif returned and returned.computed_from_metrics:
+        elif outputs and outputs.computed_from_metrics:
             # A metric's sum since its reset is available only on a replica that has all rows.
-            reason = f'"{returned.computed_from_metrics[0]}" is computed from a metric\'s result'
+            reason = f'"{outputs.computed_from_metrics[0]}" is computed from a metric\'s result'
             ops = ReduceOps(needs_all_rows=reason)
         else:
-            ops = reduce_ops(self.model, getattr(self.model, name), spec, returned.sources if returned else None)
+            ops = reduce_ops(self.model, getattr(self.model, name), spec, outputs.sources if outputs else None)
         is_refused = needs_all_rows or self._per_row_state
-        communicated = Communication(refused="its rows belong together" if is_refused else "")
-        if ops.needs_all_rows and not communicated.refused:
-            communicated = communication(self.model, getattr(self.model, name), spec)
+        plan = Communication(refused="its rows belong together" if is_refused else "")
+        if ops.needs_all_rows and not plan.refused:
+            plan = communication(self.model, getattr(self.model, name), spec)
         if callback := listener():
-            step, trained = f"{name} of {self.model.name}", self.model.trainable_variables
-            follows = (communicated.otherwise, trained, ops.calls, communicated, ops.without_rule)
-            callback(Explanation(step, ops.values, ops.needs_all_rows, *follows))
+            step, variables = f"{name} of {self.model.name}", self.model.trainable_variables
+            details = (plan.otherwise, variables, ops.calls, plan, ops.without_rule)
+            callback(Explanation(step, ops.values, ops.needs_all_rows, *details))
         if ops.needs_all_rows:
-            log_partitioned(self.model, name, ops.needs_all_rows, communicated, self._strategy, self._options.rows)
-        partitioned = bool(ops.needs_all_rows and not communicated.refused)
-        return ops._replace(partitioned=partitioned, static_rows=static_rows(spec))
+            log_dependence(self.model, name, ops.needs_all_rows, plan, self._strategy, self._options.rows)
+        is_partitioned = bool(ops.needs_all_rows and not plan.refused)
+        return ops._replace(is_partitioned=is_partitioned, static_rows=static_rows(spec))
 
     def _custom_steps(self, spec: Any) -> CustomSteps:
         result = CustomSteps(self.model, self._strategy, self._options, spec, self._placement)
-        self._add_created_metrics()
+        self._add_new_metrics()
         return result
 
     def test(self, batches: Any, spec: Any, max_steps: int) -> StepsResult:
@@ -174,47 +168,46 @@ class Functions:
         return self._tests.run(batches, max_steps)
 
     def _evaluation_steps(self, spec: Any) -> EvaluationSteps:
-        """Traces the test step and derives how values are combined."""
-        returned = None
+        outputs = None
         if any(keras_internals.is_overridden(self.model, name) for name in ("test_step", "compute_metrics")):
-            returned = inspect_step(self.model, self.model.test_step, spec)
+            outputs = inspect_step(self.model, self.model.test_step, spec)
             self._placement.place([*self.model.variables, *KerasMetrics(self.model).variables])
-            self._add_created_metrics()
-        ops = self._reduce_ops("test_step", returned, spec)
-        return EvaluationSteps(self.model, self._strategy, self._options, self.sums, ops, returned or Returned())
+            self._add_new_metrics()
+        ops = self._reduce_ops("test_step", outputs, spec)
+        return EvaluationSteps(self.model, self._strategy, self._options, self.sums, ops, outputs or StepOutputs())
 
     def keep_loss_scale(self) -> None:
-        """Copies the loss scale to where Keras stores and saves it."""
+        """Copies the loss scale to Keras's variable."""
         scale, optimizer = self._training.loss_scale if self._training else None, self.model.optimizer
         if scale is not None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             optimizer.dynamic_scale.assign(scale)
 
     def results(self) -> dict[str, Any]:
-        """Returns the metrics' results since their last reset, which the metrics themselves have until the next step."""
+        """Publishes and returns the metrics' results since their last reset."""
         self.sums.publish()
         return self._results()
 
     def _results(self) -> dict[str, Any]:
         results = self.sums.results()
-        return results | {"loss": float("nan")} if self._failed else results
+        return results | {"loss": float("nan")} if self._has_failed else results
 
-    def logs(self, result: "StepsResult", ends: bool) -> dict[str, Any]:
-        """Returns the logs after steps: the metrics' results, or what a custom step returned.
+    def logs(self, result: "StepsResult", ends_pass: bool) -> dict[str, Any]:
+        """Returns the logs after steps: the metrics' results, or the outputs of a custom step.
 
         Args:
-          result: the steps.
-          ends: whether they end a pass, after which users read results from the metrics themselves.
+          result: result of the steps.
+          ends_pass: whether they end a pass, after which users read results from the metrics.
         """
-        if ends:
+        if ends_pass:
             self.sums.publish()
         if result.failure:
-            return {**self._results(), **result.returned}
-        if not result.returned:
+            return {**self._results(), **result.outputs}
+        if not result.outputs:
             return self._results()
         by_metric = self.sums.by_metric()
-        return {name: by_metric.get(result.sources.get(name, ""), value) for name, value in result.returned.items()}
+        return {name: by_metric.get(result.sources.get(name, ""), value) for name, value in result.outputs.items()}
 
     def reset_metrics(self) -> None:
         """Resets the metrics."""
         self.sums.reset()
-        self._failed = False
+        self._has_failed = False

@@ -1,8 +1,7 @@
-"""A step of a model with a custom `train_step` or `compute_loss`: its code runs unchanged, on each replica's rows.
+"""Runs a custom `train_step` or `compute_loss` unchanged on each replica's rows.
 
-Where it applies gradients, they are first summed over replicas, weighted by rows; see `tfdist.keras_fit.one_device` for
-the assumptions about its losses. It may apply gradients several times, with several optimizers. A step that is not
-finite cannot be undone.
+Gradients are summed over replicas, weighted by rows, where the step applies them, possibly several times; see
+`tfdist.keras_fit.one_device` for the assumptions about losses. A step that is not finite cannot be undone.
 """
 
 import itertools
@@ -19,16 +18,16 @@ from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.gradients import LossScale, Reduced, unscaled
+from tfdist.gradients import LossScale, ReductionResult, unscale
 from tfdist.keras_fit.one_device import Apply, running
-from tfdist.keras_fit.partitioned_step import batch_for_replica, equal_value_weights, partitioned
+from tfdist.keras_fit.partitioned_step import batch_for_replica, equal_value_weights, run_partitioned
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
 from tfdist.step import randomness
 from tfdist.step.compression import Compression
 from tfdist.step.gradient_source import dense
-from tfdist.step.layer_state import assign, average_over_rows, refuse_shared_variables, restore_unless, selected
+from tfdist.step.layer_state import assign, average_over_rows, refuse_shared_variables, restore_unless, select
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.reduction import Reduction, global_norm
@@ -38,8 +37,6 @@ from tfdist.step.validation import check_not_wrapped, check_optimizer, inner_opt
 
 
 class _Application(NamedTuple):
-    """One call of an optimizer's `apply` in a step."""
-
     optimizer: keras.Optimizer
     variables: list[keras.Variable]
     has_gradient: list[bool]
@@ -49,8 +46,8 @@ class CustomTrainStep:
     """The replica function that runs a custom `train_step`, or Keras's own on all rows.
 
     Attributes:
-      returned: description of what the step returns.
-      logs: what the last step returned.
+      outputs: specification of the step's outputs.
+      logs: outputs of the last step.
     """
 
     def __init__(
@@ -67,9 +64,9 @@ class CustomTrainStep:
 
         Args:
           model: compiled and built model.
-          strategy: strategy on which it is trained.
-          settings: options of the step; micro-steps and a loss scale besides the optimizer's are not supported.
-          compression: how gradients are summed over replicas.
+          strategy: strategy of the model.
+          settings: options of the step; micro-steps, and a loss scale other than the optimizer's, are not supported.
+          compression: compression of gradients.
           store: store of the state.
           spec: structure of `tf.TensorSpec` of a batch.
           placement: places the variables that the code creates or updates.
@@ -81,86 +78,90 @@ class CustomTrainStep:
                 f"loss_scale={settings.loss_scale}. Leave them out; wrap the optimizer in a LossScaleOptimizer instead."
             )
         self._model, self._strategy, self._settings = model, strategy, settings
-        self._recorded = Recording(strategy.step_collectives)
+        self._recording = Recording(strategy.step_collectives)
         applications: list[_Application] = []
 
         def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
             applications.append(_Application(optimizer, list(variables), [g is not None for g in gradients]))
 
         def train_step(batch: Any) -> Any:
-            applications.clear()  # a step that fails on variables that its first trace has created is traced again
+            applications.clear()  # a step is traced again if its first trace creates variables
             return model.train_step(batch)
 
-        returned = inspect_step(model, train_step, spec, apply)
+        outputs = inspect_step(model, train_step, spec, apply)
         for optimizer, variables, _ in applications:
             check_not_wrapped(optimizer)
             check_optimizer(inner_optimizer(optimizer), settings.clip)
             if not optimizer.built:
                 with keras_internals.updating_one_device(optimizer):
                     optimizer.build(variables)
-        updated = [variable for application in applications for variable in application.variables]
+        updated_variables = [variable for application in applications for variable in application.variables]
         metrics = KerasMetrics(model).variables
-        placement.place([*model.variables, *metrics, *updated], [application.optimizer for application in applications])
+        placement.place(
+            [*model.variables, *metrics, *updated_variables], [application.optimizer for application in applications]
+        )
         self._seeds = randomness.seed_states(model)
-        synchronized = statistics_of_all_replicas(model)
-        self._statistics = [v for v in keras_internals.moving_statistics(model) if id(v) not in synchronized]
-        self._restored = [*self._statistics, *metrics]
-        self.returned, self._store = returned, store
+        synchronized_ids = statistics_of_all_replicas(model)
+        self._statistics = [v for v in keras_internals.moving_statistics(model) if id(v) not in synchronized_ids]
+        self._pending_values = [*self._statistics, *metrics]
+        self.outputs, self._store = outputs, store
         self._reduce_ops = ReduceOps()
-        self._averaged: list[keras.Variable] = []
-        self._reductions = [_reduction(each, compression, store) for each in applications]
+        self._averaged_statistics: list[keras.Variable] = []
+        self._reductions = [_make_reduction(call, compression, store) for call in applications]
 
     @property
     def sends_rows(self) -> bool:
-        """Whether the traced code sends a number of rows that may change from step to step."""
-        return self._recorded.has_unknown_shapes
+        """Whether the code sends tensors whose number of rows may change from step to step."""
+        return self._recording.has_unknown_shapes
 
     def set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
-        """Sets how the replicas' values are combined; called once, before `run`."""
+        """Sets how to combine the values of replicas; called once, before `run`."""
         self._reduce_ops = reduce_ops
-        averaged = {id(variable) for variable in reduce_ops.statistics}
-        self._averaged = [variable for variable in self._statistics if id(variable) in averaged]
-        self.logs = Logs(self.returned, self._strategy, self._store, "train_step", reduce_ops.logs)
+        averaged_ids = {id(variable) for variable in reduce_ops.statistics}
+        self._averaged_statistics = [variable for variable in self._statistics if id(variable) in averaged_ids]
+        self.logs = Logs(self.outputs, self._strategy, self._store, "train_step", reduce_ops.logs)
 
     def run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
-        """Runs a step. A replica function.
+        """Runs a step; a replica function.
 
         Args:
           own_rows: the replica's rows.
-          number: scalar int64; number of steps done so far.
+          number: scalar int64; number of completed steps.
         """
-        self._recorded = collectives = Recording(self._strategy.step_collectives)  # of the latest trace
-        if self._reduce_ops.partitioned:
+        self._recording = collectives = Recording(self._strategy.step_collectives)
+        if self._reduce_ops.is_partitioned:
             return self._run_partitioned(own_rows, number, collectives)
         ops = self._reduce_ops
         replica_batch = batch_for_replica(own_rows, collectives, bool(ops.needs_all_rows), ops.static_rows)
-        before = [tf.identity(variable) for variable in self._restored]
+        previous_values = [tf.identity(variable) for variable in self._pending_values]
         randomness.reseed(self._seeds, self._settings.seed, number, replica_batch.number)
         replica = replica_batch.replica._replace(apply=self._make_apply(replica_batch.weights, collectives))
-        draws = randomness.own(self._seeds, self._settings.seed, number, replica_batch.number, collectives.size)
+        draws = randomness.replica_draws(
+            self._seeds, self._settings.seed, number, replica_batch.number, collectives.size
+        )
         with using(replica.collectives), running(replica), draws, keras_internals.functions_inlined():
-            with losses_weighted(None if replica.has_all_rows else replica_batch.weights[ops.of_gradients]):
+            with losses_weighted(None if replica.has_all_rows else replica_batch.weights[ops.gradient_op]):
                 operations = keras_internals.count_operations()
                 logs = self._model.train_step(replica_batch.batch)
                 refuse_shared_variables(self._model, self._strategy, operations)
-        restore_unless(replica.rows > 0, self._restored, before)
-        average_over_rows(self._averaged, replica_batch.weights["mean"], collectives)
+        restore_unless(replica.rows > 0, self._pending_values, previous_values)
+        average_over_rows(self._averaged_statistics, replica_batch.weights["mean"], collectives)
         self.logs.store(logs, replica_batch.weights)
         return None
 
     def _run_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, collectives: Collectives) -> None:
         randomness.reseed(self._seeds, self._settings.seed, number, collectives.rank)
-        with randomness.own(self._seeds, self._settings.seed, number, collectives.rank, collectives.size):
-            result, application = partitioned(self._model, self._model.train_step, own_rows, collectives)
+        with randomness.replica_draws(self._seeds, self._settings.seed, number, collectives.rank, collectives.size):
+            result, application = run_partitioned(self._model, self._model.train_step, own_rows, collectives)
         result.assign()
         if application:
             apply = self._make_apply({"mean": floating(1)}, collectives, result.totals)
             apply(application.optimizer, application.gradients, application.variables)
         self.logs.store(result.values, equal_value_weights(collectives))
 
-    def traced(self) -> None:
-        """Compares the traced collective calls with other processes; called when `run` has first been traced."""
-        agree_on_plan(self._strategy.peers, self._recorded.calls)
+    def check_trace(self) -> None:
+        """Compares the traced collective calls between processes, after the first trace of `run`."""
+        agree_on_plan(self._strategy.peers, self._recording.calls)
 
     def _make_apply(
         self,
@@ -168,7 +169,7 @@ class CustomTrainStep:
         collectives: Collectives,
         totals: Sequence[tf.Tensor] | None = None,
     ) -> Apply:
-        """Returns what replaces an optimizer's `apply`: sums gradients first, unless those of the batch are given."""
+        """Returns the replacement of an optimizer's `apply`, which sums gradients over replicas unless `totals` are given."""
         counter = itertools.count()
 
         def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
@@ -176,21 +177,21 @@ class CustomTrainStep:
             reduction = self._reductions[index]
             pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
             weight = weights[self._reduce_ops.gradients[index] if self._reduce_ops.gradients else "mean"]
-            weighted = [tf.math.multiply_no_nan(dense(g, v), tf.cast(weight, g.dtype)) for g, v in pairs]
+            weighted_gradients = [tf.math.multiply_no_nan(dense(g, v), tf.cast(weight, g.dtype)) for g, v in pairs]
             state = reduction.state()
             if totals is not None:
-                reduced = Reduced(list(totals), list(totals), state, list(totals))
+                reduction_result = ReductionResult(list(totals), list(totals), state, list(totals))
             else:
-                reduced = reduction.reduce(weighted, collectives, name=f"gradients/{index}")
-            updated = [variable for _, variable in pairs]
-            with running(None):  # from here on, not the model's code
+                reduction_result = reduction.reduce(weighted_gradients, collectives, name=f"gradients/{index}")
+            updated_variables = [variable for _, variable in pairs]
+            with running(None):  # the model's code ends here
                 if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-                    finite = reduced.all_finite()
-                    self._apply_scaled(optimizer, reduced.totals, updated, finite)
-                    reduced = reduced._replace(state=selected(finite, reduced.state, state))
+                    finite = reduction_result.all_finite()
+                    self._apply_scaled(optimizer, reduction_result.totals, updated_variables, finite)
+                    reduction_result = reduction_result._replace(state=select(finite, reduction_result.state, state))
                 else:
-                    self._apply(optimizer, reduced.totals, updated)
-            reduction.assign(reduced.state)
+                    self._apply(optimizer, reduction_result.totals, updated_variables)
+            reduction.assign(reduction_result.state)
 
         return apply
 
@@ -206,24 +207,24 @@ class CustomTrainStep:
         variables: Sequence[keras.Variable],
         finite: tf.Tensor,
     ) -> None:
-        """Applies gradients of a scaled loss, or nothing if they are not finite, and adjusts the scale, as Keras does.
+        """Applies gradients of a scaled loss if they are finite, and adjusts the scale, as Keras does.
 
-        The update is always made, and restored if it must not count, since neither DTensor nor tf.distribute allows it in a
-        condition: this takes the memory of another copy of the weights and the optimizer's state.
+        Neither DTensor nor tf.distribute allows a conditional update, so variables are restored if gradients are not finite.
+        This takes the memory of another copy of the weights and the optimizer's state.
         """
-        inner, own = optimizer.inner_optimizer, [optimizer.dynamic_scale, optimizer.step_counter]
-        scale, steps = [tf.convert_to_tensor(variable) for variable in own]
-        changed = [*variables, *inner.variables]
-        before = [tf.identity(variable) for variable in changed]
-        self._apply(inner, [unscaled(gradient, scale) for gradient in gradients], variables)
+        inner, scale_variables = optimizer.inner_optimizer, [optimizer.dynamic_scale, optimizer.step_counter]
+        scale, steps = [tf.convert_to_tensor(variable) for variable in scale_variables]
+        updated_variables = [*variables, *inner.variables]
+        previous_values = [tf.identity(variable) for variable in updated_variables]
+        self._apply(inner, [unscale(gradient, scale) for gradient in gradients], variables)
         rule = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
-        after = rule.after([scale, steps, tf.constant(1), tf.constant(0)], finite)
-        with self._strategy.own_copies([*changed, *own]):
-            restore_unless(finite, changed, before)
-            assign(own, [after.scale, after.good_steps])
+        new_state = rule.next_state([scale, steps, tf.constant(1), tf.constant(0)], finite)
+        with self._strategy.own_copies([*updated_variables, *scale_variables]):
+            restore_unless(finite, updated_variables, previous_values)
+            assign(scale_variables, [new_state.scale, new_state.good_steps])
 
 
-def _reduction(application: _Application, compression: Compression, store: StateStore) -> Reduction:
-    with_gradient = itertools.compress(application.variables, application.has_gradient)
-    specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in with_gradient]
+def _make_reduction(application: _Application, compression: Compression, store: StateStore) -> Reduction:
+    variables = itertools.compress(application.variables, application.has_gradient)
+    specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in variables]
     return Reduction(compression.reducer(specs, {}, frozenset()), specs, store)

@@ -1,7 +1,7 @@
 """A Keras model whose `fit`, `evaluate` and `predict` run on a strategy's replicas.
 
-Keras's own methods handle callbacks, validation, epochs, history and the progress bar. The functions that they
-call to read batches and run steps are patched, and replaced by the trainer's.
+Keras's own methods handle callbacks, validation, epochs, history and the progress bar. The functions that read batches and
+run steps are replaced.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ from tfdist.errors import InputError
 from tfdist.keras_fit import call_agreement
 from tfdist.keras_fit.batch_readers import BatchReader, GlobalBatches, batch_spec
 from tfdist.keras_fit.compiled_functions import Functions
-from tfdist.keras_fit.partitioned_step import communication, gathered_batch, log_partitioned
-from tfdist.keras_fit.patches import on_one_device
+from tfdist.keras_fit.partitioned_step import communication, gather_batch, log_dependence
+from tfdist.keras_fit.patches import one_device_context
 from tfdist.keras_fit.placement import Placement, create_variables
 from tfdist.keras_fit.step_labels import output_dependence, per_row_state
 from tfdist.keras_fit.training_steps import StepsResult
@@ -39,7 +39,7 @@ from tfdist.layers.sync_batch_norm import synchronize_layers
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step import data_check
-from tfdist.step.data_check import must_fit
+from tfdist.step.data_check import explain_mismatch
 from tfdist.step.metrics import KerasMetrics, Totals
 from tfdist.step.prediction import BatchPrediction
 from tfdist.step.validation import check_not_wrapped
@@ -49,51 +49,43 @@ Predict = Callable[[Any, Any], Any]  # (rows, structure of `tf.TensorSpec` of a 
 
 
 def make_predict(model: keras.Model, strategy: Strategy, options: RunConfig) -> Predict:
-    """Returns a function that maps a `ReplicaRows`, in the form that `Strategy.run` accepts, to the outputs for all rows.
-
-    Args:
-      model: built model.
-      strategy: strategy on which it runs.
-      options: options of the run.
-    """
+    """Returns a function that maps a `ReplicaRows`, in the form for `Strategy.run`, to the outputs for all rows."""
     metrics = KerasMetrics(model).variables if model.compiled else []
     prediction = BatchPrediction(model, strategy, options.seed, model.predict_step, metrics)
-    compiled: list[Callable[..., Any]] = []
+    functions: list[Callable[..., Any]] = []
     numbers = itertools.count()
 
     def predict(own_rows: Any, spec: Any) -> Any:
-        if not compiled:
-            compiled.append(_compiled(prediction, model, strategy, options.rows, spec))
-        outputs = compiled[0](own_rows, tf.constant(next(numbers), tf.uint64), static_rows(spec))
+        if not functions:
+            functions.append(_compile(prediction, model, strategy, options.rows, spec))
+        outputs = functions[0](own_rows, tf.constant(next(numbers), tf.uint64), static_rows(spec))
         return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
 
     return predict
 
 
-def _compiled(
+def _compile(
     prediction: BatchPrediction, model: keras.Model, strategy: Strategy, rows: str, spec: Any
 ) -> Callable[..., Any]:
-    """Returns a function (rows, number of the batch, static rows); warns if outputs for rows depend on other rows."""
+    """Returns a function of (rows, number of the batch, static rows); warns if outputs for rows depend on other rows."""
     if strategy.replicas == 1:
-        return prediction.compiled(prediction.from_own_rows)
+        return prediction.compile(prediction.predict_rows)
     reason = per_row_state(model) or output_dependence(model, prediction.outputs, spec)
     if not reason:
-        return prediction.compiled(prediction.from_own_rows)
-    communicated = Communication(refused="its rows belong together" if per_row_state(model) else "")
-    if not communicated.refused:
-        communicated = communication(
-            model, lambda batch: dict(enumerate(tf.nest.flatten(prediction.outputs(batch)))), spec
-        )
-    log_partitioned(model, "predict", reason, communicated, strategy, rows)
-    if not communicated.refused:
-        return prediction.compiled(prediction.partitioned)
+        return prediction.compile(prediction.predict_rows)
+    plan = Communication(refused="its rows belong together" if per_row_state(model) else "")
+    if not plan.refused:
+        plan = communication(model, lambda batch: dict(enumerate(tf.nest.flatten(prediction.outputs(batch)))), spec)
+    log_dependence(model, "predict", reason, plan, strategy, rows)
+    if not plan.refused:
+        return prediction.compile(prediction.predict_partitioned)
 
-    def from_gathered_batch(own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
-        batch, _, seed_replica, replica = gathered_batch(own_rows, strategy.collectives, static_rows)
+    def predict_all_rows(own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
+        batch, _, seed_replica, replica = gather_batch(own_rows, strategy.collectives, static_rows)
         with using(replica.collectives), prediction.random_numbers(number, seed_replica):
             return prediction.outputs(batch)
 
-    return prediction.compiled(from_gathered_batch)
+    return prediction.compile(predict_all_rows)
 
 
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -103,7 +95,7 @@ def check_strategy(strategy: Strategy, options: RunConfig) -> Strategy:
     """Returns the strategy.
 
     Raises:
-      InputError: Keras's methods do not run on it, or not with these options.
+      InputError: Keras's methods do not support the strategy with these options.
     """
     if not strategy.trains_whole_model:
         raise InputError(
@@ -123,12 +115,12 @@ def check_strategy(strategy: Strategy, options: RunConfig) -> Strategy:
 
 
 def check_steps(model: keras.Model, strategy: Strategy) -> None:
-    """Raises `InputError` for a custom step on a mesh: where it computes losses and gradients, nothing is laid out."""
-    own = [name for name in _STEPS if keras_internals.is_overridden(model, name)]
-    if strategy.sums_gradients and own:
+    """Raises `InputError` for a custom step on a mesh, as its losses and gradients have no layouts."""
+    overridden_names = [name for name in _STEPS if keras_internals.is_overridden(model, name)]
+    if strategy.sums_gradients and overridden_names:
         raise InputError(
             f"On a mesh, models are trained and evaluated by Keras's own steps. Received: {type(model).__name__}, which "
-            f"overrides {own[0]}. Use compile(loss=..., metrics=...) and add_loss, or another strategy."
+            f"overrides {overridden_names[0]}. Use compile(loss=..., metrics=...) and add_loss, or another strategy."
         )
 
 
@@ -145,7 +137,7 @@ _MIN_SAMPLE_ROWS = 64
 
 
 def sample_arrays(arguments: Mapping[str, Any]) -> Any:
-    """Returns rows of the arrays among the arguments of `fit`, (x, y) or (x, y, sample_weight); None without arrays."""
+    """Returns some rows of the arrays passed to `fit`, (x, y) or (x, y, sample_weight); None without arrays."""
     parts = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
     parts = parts[:2] if parts[2] is None else parts
     leaves = keras.tree.flatten(parts)
@@ -159,15 +151,15 @@ def sample_arrays(arguments: Mapping[str, Any]) -> Any:
 
 
 def check_arrays(strategy: Strategy, model: keras.Model, arrays: Any) -> None:
-    """Checks rows of arrays against the built model and its losses; logs what is suspicious on the chief.
+    """Checks rows of arrays against the built model and its losses; logs warnings on the chief.
 
     Args:
-      strategy: strategy on which it runs.
-      model: compiled and built model. One with a step of its own may use labels in any way, and is not checked.
+      strategy: strategy of the model.
+      model: compiled and built model. A custom step may use labels in any way, and is not checked.
       arrays: the result of `sample_arrays`, the same on every process.
 
     Raises:
-      InputError: labels with which training is certainly wrong.
+      InputError: the labels do not fit the loss.
     """
     if arrays is None or keras_internals.is_overridden(model, "train_step"):
         return
@@ -186,20 +178,14 @@ _EAGER = (
     "run_eagerly=True is for debugging: every process computes whole batches, as one device would. Leave it out to split "
     "the work."
 )
-_LOGGED_EVERY = 10  # steps between updates of the logs, if no callback inspects batches
+_LOG_INTERVAL = 10  # steps between updates of the logs unless a callback inspects batches
 
 
 class Distributed:
-    """One model on one strategy. Its methods replace the model's; their first argument is the original method."""
+    """A model on a strategy. The methods replace those of the model, which are their first arguments."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig):
-        """Distributes a model.
-
-        Args:
-          model: model created under the strategy's scope.
-          strategy: strategy on which it runs.
-          options: options for its gradients and layers.
-        """
+        """Distributes a model, created under the strategy's scope."""
         self.strategy = check_strategy(strategy, options)
         per_process = field_names(options, "per_process")
         shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in per_process}
@@ -209,12 +195,12 @@ class Distributed:
         recompute(model, options.recompute)
         self.model, self._options = model, options
         self._call = _Call("", 0, [], [])
-        self._compilation: Any = None  # that of the functions
+        self._compilation: Any = None
         self._functions: Functions | None = None
         self._predict: Predict | None = None
         self._placement = Placement(self.strategy)
         self._was_eager = False
-        self._step = self._since_logged = 0
+        self._step = self._steps_since_logs = 0
         self._logs: dict[str, Any] = {}
         self._previous: tuple[Totals, dict[str, Any]] = Totals(), {}
 
@@ -224,11 +210,9 @@ class Distributed:
         """`keras.Model.fit`."""
         bound = call_agreement.bound_arguments(original, args, kwargs)
         callbacks = list(keras.tree.flatten(bound.arguments["callbacks"] or []))
-        with self._calling("fit", bound.arguments, callbacks) as call:
-            synchronized = self._average_statistics, call.needs_current_logs, self._options.stall_shutdown_seconds
-            bound.arguments["callbacks"] = call_agreement.synchronized_callbacks(
-                callbacks, self.strategy, *synchronized
-            )
+        with self._call_context("fit", bound.arguments, callbacks) as call:
+            agreement = self._average_statistics, call.needs_current_logs, self._options.stall_shutdown_seconds
+            bound.arguments["callbacks"] = call_agreement.synchronize_callbacks(callbacks, self.strategy, *agreement)
             history = original(*bound.args, **bound.kwargs)
             self._average_statistics()
             if self._functions is not None:
@@ -238,51 +222,51 @@ class Distributed:
     def evaluate(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """`keras.Model.evaluate`."""
         bound = call_agreement.bound_arguments(original, args, kwargs)
-        with self._calling("evaluate", bound.arguments, bound.arguments["callbacks"]):
+        with self._call_context("evaluate", bound.arguments, bound.arguments["callbacks"]):
             self._average_statistics()
             return original(*bound.args, **bound.kwargs)
 
     def predict(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """`keras.Model.predict`; every process gets all predictions."""
         bound = call_agreement.bound_arguments(original, args, kwargs)
-        with self._calling("predict", bound.arguments, bound.arguments["callbacks"]):
+        with self._call_context("predict", bound.arguments, bound.arguments["callbacks"]):
             self._average_statistics()
             return original(*bound.args, **bound.kwargs)
 
     def train_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """`keras.Model.train_on_batch`, with a global batch that is the same on every process."""
-        return self._on_batch("train_on_batch", original, *args, **kwargs)
+        return self._call_on_batch("train_on_batch", original, *args, **kwargs)
 
     def test_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """`keras.Model.test_on_batch`, with a global batch that is the same on every process."""
         self._average_statistics()
-        return self._on_batch("test_on_batch", original, *args, **kwargs)
+        return self._call_on_batch("test_on_batch", original, *args, **kwargs)
 
     def predict_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """`keras.Model.predict_on_batch`, with a global batch that is the same on every process."""
         self._average_statistics()
-        return self._on_batch("predict_on_batch", original, *args, **kwargs)
+        return self._call_on_batch("predict_on_batch", original, *args, **kwargs)
 
-    def eagerly(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """Any of these with `run_eagerly=True`: every process computes full batches, starting with the same values."""
+    def call_eagerly(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """Calls a method with `run_eagerly=True`: every process computes full batches, from equal initial values."""
         check_not_eager(self.strategy)
         bound = call_agreement.bound_arguments(original, args, kwargs)
         self._announce(name)
         self._placement.equalize(self.model)
         warn_once(_EAGER)
-        keras_internals.clear_functions(self.model)  # these may be compiled
+        keras_internals.clear_functions(self.model)  # existing ones may be compiled
         if not self.strategy.is_chief and "verbose" in bound.arguments:
             bound.arguments["verbose"] = 0
         if name == "fit":
             callbacks = list(keras.tree.flatten(bound.arguments["callbacks"] or []))
             agreement = self.strategy, lambda: None, True, self._options.stall_shutdown_seconds
-            bound.arguments["callbacks"] = call_agreement.synchronized_callbacks(callbacks, *agreement)
+            bound.arguments["callbacks"] = call_agreement.synchronize_callbacks(callbacks, *agreement)
         self._average_statistics()
         optimizer = self.model.optimizer if self.model.compiled else None
         self._place_all([optimizer] if optimizer is not None and optimizer.built else [])
         self._was_eager = True
         try:
-            with on_one_device(self.model):
+            with one_device_context(self.model):
                 return original(*bound.args, **bound.kwargs)
         finally:
             keras_internals.clear_functions(self.model)
@@ -290,7 +274,7 @@ class Distributed:
     # Methods called by Keras's own methods.
 
     def make_train_function(self, original: Original, force: bool = False) -> None:
-        """Sets the function with which Keras runs training steps; traces again with `force`, or if it was set to None."""
+        """Sets Keras's function for training steps; traces again with `force`, or if the function was set to None."""
         if self._functions is not None and (force or self.model.train_function is None):
             self._functions.forget_training_steps()
         self.model.train_function = self._train
@@ -302,14 +286,14 @@ class Distributed:
         self.model.test_function = self._test
 
     def make_predict_function(self, original: Original, force: bool = False) -> None:
-        """Sets the function with which Keras predicts; traces it again if Keras has dropped it, as `compile` does."""
+        """Sets Keras's function for predictions; traces again if Keras has dropped it, as in `compile`."""
         if force or self._predict is None or self.model.predict_function is None:
             self._predict = make_predict(self.model, self.strategy, self._options)
-        self.model.predict_function = self._predicted
+        self.model.predict_function = self._predict_batches
 
     def reset_metrics(self, original: Original) -> None:
-        """Resets the metrics, on this process's replicas."""
-        self._since_logged, self._logs = 0, {}
+        """Resets the metrics on this process's replicas."""
+        self._steps_since_logs, self._logs = 0, {}
         original() if self._functions is None else self._functions.reset_metrics()
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
@@ -336,13 +320,13 @@ class Distributed:
     # Internal methods.
 
     @contextlib.contextmanager
-    def _calling(self, name: str, arguments: dict[str, Any], callbacks: Any) -> Iterator["_Call"]:
-        """Context of a Keras method: silent except on the chief, with as many steps per call as callbacks allow."""
-        listed = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
-        inspects_batches = self._announce(name, call_agreement.have_batch_hooks(listed, training=name == "fit"))
+    def _call_context(self, name: str, arguments: dict[str, Any], callbacks: Any) -> Iterator["_Call"]:
+        """Context of a Keras method, which prints only on the chief; sets the number of steps per call that callbacks allow."""
+        callback_list = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
+        inspects_batches = self._announce(name, call_agreement.have_batch_hooks(callback_list, training=name == "fit"))
         length = {key: str(arguments[key]) for key in call_agreement.LENGTH_ARGUMENTS if key in arguments}
         self.strategy.group.agree("call/length", length, deadline=self._options.stall_shutdown_seconds)
-        if not self._call.name:  # a nested call has the same weights
+        if not self._call.name:  # nested calls have equal weights
             self._placement.equalize(self.model)
         is_cached = arguments.get("kwargs", {}).get("_use_cached_eval_dataset")
         batches_per_pass = [] if is_cached else call_agreement.batches_per_pass(arguments)
@@ -353,48 +337,47 @@ class Distributed:
             )
         if not self.strategy.is_chief:
             arguments["verbose"] = 0
-        allows_not_finite = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in listed)
+        allows_not_finite = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callback_list)
         steps_per_execution = self.model.steps_per_execution if self.model.compiled else 1
         arrays = sample_arrays(arguments) if name == "fit" else None
-        outer = self._call
+        outer_call = self._call
         self._call = _Call(name, next(_numbers), [*batches_per_pass], [], inspects_batches, allows_not_finite, arrays)
         if name == "fit" and steps_per_execution == 1 and not inspects_batches:
-            most_steps = self._options.steps_per_call
+            max_steps = self._options.steps_per_call
             self.model.steps_per_execution = call_agreement.steps_per_call(
-                batches_per_pass[0], call_agreement.cardinality(arguments), most_steps
+                batches_per_pass[0], call_agreement.cardinality(arguments), max_steps
             )
         try:
             yield self._call
             for data in self._call.data:
-                data.compare_rest()  # a callback may have ended a pass before its last comparison
+                data.compare_remaining()  # a callback may end a pass before its last comparison
         finally:
-            self._call = outer
+            self._call = outer_call
             if self.model.compiled:
                 self.model.steps_per_execution = steps_per_execution
 
     def _announce(self, name: str, inspects_batches: bool = False) -> bool:
         """Announces a call to the other processes; returns whether callbacks of any process inspect batches.
 
-        From then on all processes have the same seed, by which Keras shuffles arrays.
+        Sets the same seed, by which Keras shuffles arrays, on all processes.
         """
         seed = keras_internals.global_seed()
         announcement = call_agreement.Announcement(name, inspects_batches, seed, secrets.randbelow(2**31))
         announcements = call_agreement.announce(self.strategy.group, announcement, self._options.stall_shutdown_seconds)
-        chosen = announcements[0].proposed_seed if announcements[0].seed is None else announcements[0].seed
-        if self.strategy.cluster.size > 1 and seed != chosen:
-            tf.random.set_seed(chosen)
-        return any(each.inspects_batches for each in announcements)
+        common_seed = announcements[0].proposed_seed if announcements[0].seed is None else announcements[0].seed
+        if self.strategy.cluster.size > 1 and seed != common_seed:
+            tf.random.set_seed(common_seed)
+        return any(call.inspects_batches for call in announcements)
 
-    def _on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def _call_on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         self._announce(name)
-        outer, self._call = self._call, _Call(name, next(_numbers), [], [])
+        outer_call, self._call = self._call, _Call(name, next(_numbers), [], [])
         try:
             return original(*args, **kwargs)
         finally:
-            self._call = outer
+            self._call = outer_call
 
     def _prepare(self, spec: Any) -> None:
-        """Creates what the call needs if it is missing: variables, and the functions of a compilation."""
         if self._call.name.startswith("predict"):
             if not self.model.built:
                 x, *_ = keras.utils.unpack_x_y_sample_weight(spec)
@@ -418,7 +401,7 @@ class Distributed:
         check_arrays(self.strategy, self.model, self._call.arrays)
         if self._was_eager:
             self._was_eager = False
-            with on_one_device(self.model):
+            with one_device_context(self.model):
                 self.model.reset_metrics()
         self._place_all([optimizer] if optimizer is not None else [])
         self._compilation = compilation
@@ -430,7 +413,6 @@ class Distributed:
         self._placement.place([*self.model.variables, *metrics], optimizers)
 
     def _normalize(self) -> None:
-        """Applies `--batch_norm` to the model's batch normalization layers."""
         synchronize_layers(keras_internals.layers_of(self.model), every=self._options.batch_norm == "synchronized")
 
     def _average_statistics(self) -> None:
@@ -440,22 +422,22 @@ class Distributed:
     def _train(self, batches: Any) -> dict[str, Any]:
         """Keras's `train_function`."""
         batches, functions, spec = self._read_batches(batches)
-        with self._restored_at_end(batches), _must_fit(spec):
+        with self._restore_at_end(batches), _must_fit(spec):
             result = functions.train(
                 batches, spec, self.model.steps_per_execution, self._step, self._call.allows_not_finite
             )
         self._step += result.steps
-        return self._updated_logs(functions, batches, result)
+        return self._update_logs(functions, batches, result)
 
     def _test(self, batches: Any) -> dict[str, Any]:
         """Keras's `test_function`."""
         batches, functions, spec = self._read_batches(batches)
-        with self._restored_at_end(batches), _must_fit(spec):
+        with self._restore_at_end(batches), _must_fit(spec):
             result = functions.test(batches, spec, self.model.steps_per_execution)
-        return self._updated_logs(functions, batches, result)
+        return self._update_logs(functions, batches, result)
 
     def _read_batches(self, batches: Any) -> tuple[Any, Functions, Any]:
-        """Returns Keras's data as a `BatchReader` or `ReplicaRows`, with functions and spec; resets metrics when a pass begins.
+        """Returns a `BatchReader` or `ReplicaRows`, the functions and the spec; resets metrics at the begin of a pass.
 
         The metrics are reset even if the model overrides `reset_metrics`.
         """
@@ -465,18 +447,18 @@ class Distributed:
             rows, spec = self._place_batch(next(iter(batches)))
         assert self._functions is not None  # created with the data
         if isinstance(rows, BatchReader) and not rows.has_known_length:
-            starts_pass, rows = rows.at_start, next(rows)
+            starts_pass, rows = rows.is_at_start, next(rows)
         else:
-            starts_pass = not isinstance(rows, BatchReader) or rows.at_end
-        self._previous = self._functions.sums.so_far(), self._logs
+            starts_pass = not isinstance(rows, BatchReader) or rows.is_at_end
+        self._previous = self._functions.sums.saved_totals(), self._logs
         if starts_pass:
             self._functions.reset_metrics()
-            self._since_logged, self._logs = 0, {}
+            self._steps_since_logs, self._logs = 0, {}
         return rows, self._functions, spec
 
     @contextlib.contextmanager
-    def _restored_at_end(self, batches: Any) -> Iterator[None]:
-        """Restores the state at the end of data: Keras requests one more batch, with which no new pass begins."""
+    def _restore_at_end(self, batches: Any) -> Iterator[None]:
+        """Restores the state at the end of data, when Keras requests another batch without beginning a pass."""
         assert self._functions is not None
         try:
             yield
@@ -487,26 +469,26 @@ class Distributed:
                 batches.compare_all()
             raise
 
-    def _updated_logs(self, functions: Functions, batches: Any, result: StepsResult) -> dict[str, Any]:
-        """Returns the logs; the previous ones if no callback inspects them, since an update involves all replicas."""
-        self._since_logged += result.steps
-        ends_pass = not isinstance(batches, BatchReader) or batches.at_end
-        if self._call.needs_current_logs or ends_pass or not self._logs or self._since_logged >= _LOGGED_EVERY:
-            self._logs, self._since_logged = functions.logs(result, ends_pass), 0
+    def _update_logs(self, functions: Functions, batches: Any, result: StepsResult) -> dict[str, Any]:
+        """Returns the logs, or previous ones unless a callback inspects them, since an update involves all replicas."""
+        self._steps_since_logs += result.steps
+        ends_pass = not isinstance(batches, BatchReader) or batches.is_at_end
+        if self._call.needs_current_logs or ends_pass or not self._logs or self._steps_since_logs >= _LOG_INTERVAL:
+            self._logs, self._steps_since_logs = functions.logs(result, ends_pass), 0
         return self._logs
 
-    def _predicted(self, data: Any) -> Any:
+    def _predict_batches(self, data: Any) -> Any:
         """Keras's `predict_function`."""
         assert self._predict is not None  # set by make_predict_function
         spec = self._call.data[-1].spec if self._call.data else None
-        placed = [(each, spec) if isinstance(each, ReplicaRows) else self._place_batch(each) for each in data]
-        outputs = [self._predict(*each) for each in placed]
+        batches = [(batch, spec) if isinstance(batch, ReplicaRows) else self._place_batch(batch) for batch in data]
+        outputs = [self._predict(*batch) for batch in batches]
         return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
     def _place_batch(self, batch: Any) -> tuple[Any, Any]:
-        """Returns a batch in memory, the same on every process, in the form for `Strategy.run`, and its spec."""
+        """Returns a batch in memory, which must be the same on every process, for `Strategy.run`, and its spec."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        parts = tuple(each for each in (x, y, weight) if each is not None)
+        parts = tuple(value for value in (x, y, weight) if value is not None)
         tensors = tf.nest.map_structure(tf.convert_to_tensor, parts)
         if self.strategy.cluster.size > 1:
             self.strategy.peers.agree("batch", {"batch": checksum(tensors)}, f"{self._call.name}: the bytes of the ")
@@ -522,10 +504,10 @@ class _Call(NamedTuple):
     Attributes:
       name: name of the method.
       number: number of the call in this process.
-      batches_per_pass: batches in a pass over each data set that Keras will request, in this order.
-      data: the data that Keras has requested.
+      batches_per_pass: batches in a pass over each data set that Keras will request, in order.
+      data: the data sets that Keras has requested.
       needs_current_logs: whether logs must be up to date after each batch.
-      allows_not_finite: whether a loss that is not finite is only logged.
+      allows_not_finite: whether to log a loss that is not finite instead of raising.
       arrays: the result of `sample_arrays`.
     """
 
@@ -542,4 +524,6 @@ def _must_fit(batch: Any) -> contextlib.AbstractContextManager:
     """Same as `must_fit`; does nothing for data without labels."""
     if not (isinstance(batch, tuple) and len(batch) > 1):
         return contextlib.nullcontext()
-    return must_fit(tf.nest.map_structure(lambda spec: spec and tf.TensorSpec(spec.shape[1:], spec.dtype), batch))
+    return explain_mismatch(
+        tf.nest.map_structure(lambda spec: spec and tf.TensorSpec(spec.shape[1:], spec.dtype), batch)
+    )

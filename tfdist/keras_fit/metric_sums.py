@@ -1,4 +1,4 @@
-"""The sums of metrics' variables over replicas since their last reset."""
+"""Sums of metrics' variables over replicas since their last reset."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_drain
 class MetricSums:
     """Collects the sums from the devices, and publishes them in the metrics' variables after a pass over data.
 
-    Each replica's variables have the sums of its own rows since they were last drained. Where replicas have all rows, they
+    A replica's variables have the sums of its rows since they were last drained. If replicas have all rows, the variables
     keep all sums, which a custom step may read.
 
     Attributes:
@@ -22,55 +22,51 @@ class MetricSums:
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy):
-        """Finds the metrics.
-
-        Args:
-          model: compiled and built model.
-          strategy: strategy on which it runs.
+        """Collects the metrics of a compiled and built model.
 
         Raises:
           InputError: the variables of a metric cannot be summed over replicas.
         """
         check_sums(keras_internals.metrics_of(model))
         self._model, self._strategy = model, strategy
-        self._by_all_rows = False  # whether replicas have all rows of a batch
+        self._has_all_rows = False  # whether replicas have all rows of a batch
         self._totals = Totals()
-        # The totals have all sums, or all but those since variables were drained; "published" also in the metrics' variables.
+        # Totals have all sums, or those before the last drain while collecting; published sums are also in the variables.
         self._state: Literal["collecting", "drained", "published"] = "collecting"
         self._collect()
 
     def _collect(self) -> None:
         self.metrics = KerasMetrics(self._model)
         self._drain = make_drain(self.metrics, self._strategy)
-        self._assign = _assigning(self.metrics.variables, self._strategy)
+        self._assign = _assign_function(self.metrics.variables, self._strategy)
 
-    def add_created(self) -> bool:
-        """Finds metrics that tracing a custom step has created; resets all and returns True if there are any."""
+    def add_new_metrics(self) -> bool:
+        """Adds metrics that the tracing of a custom step has created; resets all and returns True if there are any."""
         if len(KerasMetrics(self._model).variables) == len(self.metrics.variables):
             return False
         self._collect()
         self.reset()
         return True
 
-    def use_all_rows(self, by_all_rows: bool) -> None:
-        """Switches replicas to all rows or to their own; keeps the sums so far."""
-        if by_all_rows != self._by_all_rows:
-            self._totals.add(self._since_drained())
+    def use_all_rows(self, has_all_rows: bool) -> None:
+        """Switches replicas to all rows or to their own, and keeps the sums."""
+        if has_all_rows != self._has_all_rows:
+            self._totals.add(self._undrained_sums())
             self._assign(self._zeros)
-            self._by_all_rows = by_all_rows
+            self._has_all_rows = has_all_rows
 
     def add(self, values: Sequence[Any]) -> None:
-        """Adds the sums that a step has drained itself."""
+        """Adds sums that a step has drained."""
         self._totals.add([np.asarray(value, np.float64) for value in values])
         self._state = "drained"
 
     def _sums(self) -> list[np.ndarray]:
         if self._state != "collecting":
             return self._totals.sums
-        if not self._by_all_rows:
+        if not self._has_all_rows:
             self._totals.add(self._drain())
             return self._totals.sums
-        return [before + since for before, since in zip(self._totals.sums, self._since_drained(), strict=True)]
+        return [total + undrained for total, undrained in zip(self._totals.sums, self._undrained_sums(), strict=True)]
 
     def by_metric(self) -> dict[str, Any]:
         """Returns each metric's results; see `KerasMetrics.by_metric`."""
@@ -82,7 +78,7 @@ class MetricSums:
         return self.metrics.results(sums) if sums else {}
 
     def publish(self) -> None:
-        """Assigns the sums to the metrics' variables on every replica, from which users get results after a pass."""
+        """Assigns the sums to the metrics' variables on every replica, where users read results after a pass."""
         if self._state != "published":
             sums = self._sums()
             self._totals = Totals(sums)
@@ -91,7 +87,7 @@ class MetricSums:
 
     def prepare_step(self) -> None:
         """Prepares the metrics' variables for a step after `publish`; replicas with all rows keep the sums."""
-        if self._state == "published" and self._by_all_rows:
+        if self._state == "published" and self._has_all_rows:
             self._totals = Totals(self._zeros)
         elif self._state == "published":
             self._assign(self._zeros)
@@ -102,16 +98,16 @@ class MetricSums:
         self._assign(self._zeros)
         self._state, self._totals = "collecting", Totals(self._zeros)
 
-    def so_far(self) -> Totals:
-        """Returns what `restore` takes to restore the sums after a reset."""
-        return Totals(self._sums()) if self._by_all_rows else self._totals
+    def saved_totals(self) -> Totals:
+        """Returns the totals with which `restore` restores the sums after a reset."""
+        return Totals(self._sums()) if self._has_all_rows else self._totals
 
     def restore(self, totals: Totals) -> None:
-        """Restores the sums that `so_far` has returned, after a reset."""
+        """Restores the result of `saved_totals` after a reset."""
         self._totals = totals
 
-    def _since_drained(self) -> list[np.ndarray]:
-        if not self._by_all_rows:
+    def _undrained_sums(self) -> list[np.ndarray]:
+        if not self._has_all_rows:
             return self._drain()
         return [np.asarray(self._strategy.local(v.value)[0], np.float64) for v in self.metrics.variables]
 
@@ -120,9 +116,7 @@ class MetricSums:
         return [np.zeros(variable.shape) for variable in self.metrics.variables]
 
 
-def _assigning(variables: Sequence[keras.Variable], strategy: Strategy) -> Callable[[Sequence[np.ndarray]], None]:
-    """Returns a function that assigns values to variables, the same on every replica."""
-
+def _assign_function(variables: Sequence[keras.Variable], strategy: Strategy) -> Callable[[Sequence[np.ndarray]], None]:
     def assign(values: Sequence[np.ndarray]) -> None:
         for variable, value in zip(variables, values, strict=True):
             strategy.blocks.assign_value(keras_internals.value_of(variable), per_replica=True, value=np.asarray(value))

@@ -1,8 +1,8 @@
 """Keras's methods inside code written for one device: a custom `train_step`, `test_step` or `compute_loss`.
 
-Such code takes a loss to be the mean over its batch's rows. On replicas it is a mean over each one's own rows; weighted
-by rows, these means, and their gradients, add up to those of the whole batch. Losses with other denominators (weights,
-masks) come from `compute_loss`, which returns them as if they were such means.
+Such code assumes that a loss is the mean over the rows of its batch. The means over the rows of replicas, and their
+gradients, weighted by rows, add up to those of the global batch. `compute_loss` scales losses with other denominators
+(weights, masks) accordingly.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import strategy_in_use
 from tfdist.step import loss as losses
-from tfdist.step.metrics import scalars_weighted, track_outputs
+from tfdist.step.metrics import track_outputs, weight_scalars
 
 Apply = Callable[[keras.Optimizer, Sequence[Any], Sequence[keras.Variable]], None]
 
@@ -28,12 +28,12 @@ class Replica(NamedTuple):
 
     Attributes:
       collectives: its collectives.
-      rows: scalar int32; its rows of the global batch that count.
+      rows: scalar int32; number of counted rows of the replica.
       batch_size: scalar int32; rows of the global batch.
-      apply: replaces an optimizer's `apply`: called with the optimizer, gradients of the mean over this replica's rows, and
-        the variables; None for no replacement.
-      has_all_rows: whether its rows are the whole batch, in which case Keras's results are right.
-      scales_losses: whether a `LossScaleOptimizer` scales losses: its `apply` is given scaled gradients, then.
+      apply: replacement of an optimizer's `apply`, called with the optimizer, gradients of the mean over the replica's rows,
+        and the variables; None for no replacement.
+      has_all_rows: whether the rows are the global batch, so that Keras's results are correct.
+      scales_losses: whether a `LossScaleOptimizer` scales losses, so that its `apply` gets scaled gradients.
     """
 
     collectives: Collectives
@@ -48,19 +48,19 @@ _current: contextvars.ContextVar[Replica | None] = contextvars.ContextVar("repli
 
 
 def current() -> Replica | None:
-    """Returns the replica whose code is running in this thread, or None."""
+    """Returns the replica whose code is running in this thread; None if there is none."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def running(replica: Replica | None) -> Iterator[None]:
-    """Context in which this replica's code is running; None for unpatched Keras."""
+    """Context in which the replica's code is running; None for unpatched Keras."""
     weight = None
     if replica is not None and not replica.has_all_rows:
         weight = losses.floating(replica.rows) / losses.floating(replica.batch_size)
     token = _current.set(replica)
     try:
-        with scalars_weighted(weight):
+        with weight_scalars(weight):
             yield
     finally:
         _current.reset(token)
@@ -76,15 +76,15 @@ def compute_loss(
     sample_weight: Any = None,
     training: bool = True,
 ) -> tf.Tensor:
-    """Returns the global batch's loss, as if it were a mean over the replica's rows."""
+    """Returns the global batch's loss as if it were a mean over the replica's rows."""
     if replica.has_all_rows:
         return original(x, y, y_pred, sample_weight, training)
     keras_internals.build_losses(model, y, y_pred)
     parts = losses.terms(model, y, y_pred, sample_weight)
     totals = losses.totals(parts, replica.batch_size, replica.collectives)
     output_means = keras_internals.loss_means(model)[1:]
-    recorded = losses.as_recorded(parts, totals, replica.batch_size)
-    track_outputs(output_means, losses.shares_of(*recorded), replica.rows, replica.batch_size)
+    loss_values = losses.recorded_parts(parts, totals, replica.batch_size)
+    track_outputs(output_means, losses.shares_of(*loss_values), replica.rows, replica.batch_size)
     return losses.mean_over_rows(model, parts, totals, replica.rows, replica.batch_size)
 
 
@@ -112,7 +112,7 @@ def test_step(replica: Replica, original: Callable[..., Any], model: keras.Model
 
 
 def scale_loss(replica: Replica, original: Callable[..., Any], optimizer: keras.Optimizer, loss: Any) -> Any:
-    """Returns the loss, scaled against underflow in float16 unless the replica does without."""
+    """Returns the loss, scaled against underflow in float16 if the replica scales losses."""
     return original(loss) if replica.scales_losses else loss
 
 
@@ -123,7 +123,7 @@ def apply(
     grads: Sequence[Any],
     trainable_variables: Sequence[keras.Variable] | None = None,
 ) -> Any:
-    """Sums gradients over the replicas, then applies them."""
+    """Sums gradients over replicas and applies them."""
     if replica.apply is None:
         return original(grads, trainable_variables)
     variables = list(trainable_variables or keras_internals.trained_variables(optimizer))
@@ -138,8 +138,8 @@ def _forward(model: keras.Model, x: Any, training: bool) -> Any:
 def _loss(
     replica: Replica, model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> tf.Tensor:
-    """Returns the model's loss and adds it to Keras's mean of losses."""
-    more = {"training": training} if "training" in inspect.signature(model.compute_loss).parameters else {}
-    value = model.compute_loss(x, y, y_pred, sample_weight, **more)  # by position, as by Keras
+    """Returns the model's loss, and adds it to Keras's mean of losses."""
+    kwargs = {"training": training} if "training" in inspect.signature(model.compute_loss).parameters else {}
+    value = model.compute_loss(x, y, y_pred, sample_weight, **kwargs)  # by position, as in Keras
     keras_internals.loss_means(model)[0].update_state(value, sample_weight=replica.rows)
     return value

@@ -1,4 +1,4 @@
-"""One batch on the replicas of a step that needs all rows: whole on each, or partitioned by rows."""
+"""Steps that need all rows of a batch: each replica computes the whole batch, or the step is partitioned by rows."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica
-from tfdist.collectives.rows import counting, gather_structure
+from tfdist.collectives.rows import gather_structure, mask_if_empty
 from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Replica, running
-from tfdist.keras_fit.step_outputs import ReduceOp, flattened
+from tfdist.keras_fit.step_outputs import ReduceOp, flatten_logs
 from tfdist.row_semantics.explanation import Communication
 from tfdist.row_semantics.partitioning import NotPartitionedError
 from tfdist.step import partitioned_step
@@ -27,12 +27,12 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaBatch(NamedTuple):
-    """One replica's part of the work on a global batch.
+    """The input of a replica for a global batch.
 
     Attributes:
       batch: structure of tensors, whose first dim is at least 1.
-      weights: scalar factor of this replica's values in the sum over replicas, by how they are combined.
-      number: index of the replica whose random numbers the code draws.
+      weights: scalar factor of this replica's values in the sum over replicas, by reduce op.
+      number: index of the replica for random numbers.
       replica: the replica for the code, without an `apply`.
     """
 
@@ -45,27 +45,27 @@ class ReplicaBatch(NamedTuple):
 def batch_for_replica(
     own_rows: ReplicaRows, collectives: Collectives, needs_all_rows: bool, static_rows: int | None
 ) -> ReplicaBatch:
-    """Returns the rows that this replica computes: its own, or `gathered_batch`; inside a replica function."""
+    """Returns the batch that a replica computes: its own rows, or all rows; inside a replica function."""
     if needs_all_rows:
-        return gathered_batch(own_rows, collectives, static_rows)
+        return gather_batch(own_rows, collectives, static_rows)
     rows, batch_size = own_rows.rows, own_rows.batch_size
     weights: dict[ReduceOp, tf.Tensor] = {"mean": floating(rows) / floating(batch_size), "sum": floating(rows > 0)}
-    replica = Replica(counting(collectives, rows), rows, batch_size)
+    replica = Replica(mask_if_empty(collectives, rows), rows, batch_size)
     return ReplicaBatch(own_rows.batch, weights, collectives.rank, replica)
 
 
-def gathered_batch(own_rows: ReplicaRows, collectives: Collectives, static_rows: int | None) -> ReplicaBatch:
-    """Returns the rows of all replicas, on each of them: all compute the same.
+def gather_batch(own_rows: ReplicaRows, collectives: Collectives, static_rows: int | None) -> ReplicaBatch:
+    """Returns the rows of all replicas on each replica; inside a replica function.
 
-    Cost: one all-gather of the batch. Gradients are averaged, which keeps the replicas equal even if the order of
-    summation on a device varies. Inside a replica function.
+    Cost: one all-gather of the batch. Gradients are averaged, so replicas remain equal even if the order of summation on a
+    device varies.
 
     Args:
       own_rows: this replica's rows.
       collectives: collectives of all replicas.
-      static_rows: number of rows of each tensor, which code may read from static shapes; None if it is unknown.
+      static_rows: static number of rows of each tensor; None if it is unknown.
     """
-    batch = gather_structure(own_rows.own, collectives)
+    batch = gather_structure(own_rows.counted_rows, collectives)
     if static_rows is not None:
         batch = tf.nest.map_structure(
             lambda x: tf.ensure_shape(x, [static_rows, *x.shape[1:]]) if isinstance(x, tf.Tensor) else x, batch
@@ -76,7 +76,7 @@ def gathered_batch(own_rows: ReplicaRows, collectives: Collectives, static_rows:
 
 
 def equal_value_weights(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:
-    """Returns the weights of values that are the same on all replicas; see `ReplicaBatch`."""
+    """Returns the weights of values that are equal on all replicas; see `ReplicaBatch`."""
     part = floating(tf.constant(1 / collectives.size, tf.float64))
     return {"mean": part, "sum": part}
 
@@ -88,7 +88,7 @@ class Application(NamedTuple):
       optimizer: the optimizer.
       gradients: the gradients.
       variables: the variables.
-      operations: number of operations that were traced before.
+      operations: number of operations traced before the call.
     """
 
     optimizer: keras.Optimizer
@@ -97,10 +97,10 @@ class Application(NamedTuple):
     operations: int
 
 
-def partitioned(
+def run_partitioned(
     model: keras.Model, step: Callable[[Any], Any], own_rows: ReplicaRows, collectives: Collectives
 ) -> tuple[StepResult, Application | None]:
-    """Emits a step for a replica's rows into the current graph.
+    """Adds a partitioned step for a replica's rows to the current graph.
 
     Args:
       model: compiled and built model.
@@ -109,19 +109,19 @@ def partitioned(
       collectives: collectives of all replicas.
 
     Returns:
-      What the step computes, and the application of its gradients, of which the replica has a share; None if there is none.
+      The result of the step, and the application of its gradients; None if it applies none.
 
     Raises:
       NotPartitionedError: the step cannot be partitioned.
     """
     one_device_step = _OneDeviceStep(step)
-    result = partitioned_step.partitioned(model, _metrics(model), one_device_step, own_rows, collectives)
-    applications = [each._replace(gradients=result.gradients) for each in one_device_step.applications]
+    result = partitioned_step.partition_step(model, _metrics(model), one_device_step, own_rows, collectives)
+    applications = [call._replace(gradients=result.gradients) for call in one_device_step.applications]
     return result, applications[0] if applications else None
 
 
 def communication(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> Communication:
-    """Returns what replicas communicate in a partitioned step, besides the sums of its gradients.
+    """Returns the communication of a partitioned step, other than the sums of its gradients.
 
     Args:
       model: built model.
@@ -135,17 +135,17 @@ def _metrics(model: keras.Model) -> list[keras.Variable]:
     return KerasMetrics(model).variables if model.compiled else []
 
 
-def log_partitioned(
-    model: keras.Model, name: str, reason: str, communicated: Communication, strategy: Strategy, rows: str
+def log_dependence(
+    model: keras.Model, name: str, reason: str, plan: Communication, strategy: Strategy, rows: str
 ) -> None:
-    """Says what replicas do with a step that needs all rows, and why.
+    """Logs that a step needs all rows, and how replicas compute it.
 
     Args:
       model: built model.
       name: name of the step.
-      reason: why it needs all rows.
-      communicated: result of `communication`.
-      strategy: strategy on which it runs.
+      reason: reason why it needs all rows.
+      plan: result of `communication`.
+      strategy: strategy of the model.
       rows: value of --rows.
 
     Raises:
@@ -157,21 +157,21 @@ def log_partitioned(
         "tfdist.gather_rows; tfdist explain shows all values of the step."
     )
     if rows == "strict":
-        remedy = f"To do so, {remedy}" if communicated.refused else "Make the value a mean or a sum over rows."
+        remedy = f"To do so, {remedy}" if plan.refused else "Make the value a mean or a sum over rows."
         raise InputError(
             "With --rows=strict, replicas need nothing of each other's rows but means and sums. Received: "
             f"{text} {remedy}"
         )
     if not strategy.is_chief:
         return
-    if communicated.refused:
-        _log.warning("%s Every replica therefore %s. To split the work, %s", text, communicated.whole_batch, remedy)
+    if plan.refused:
+        _log.warning("%s Every replica therefore %s. To split the work, %s", text, plan.whole_batch, remedy)
     else:
-        _log.info("%s Besides gradients, replicas communicate %s in each step.", text, communicated)
+        _log.info("%s Besides gradients, replicas communicate %s in each step.", text, plan)
 
 
 class _OneDeviceStep:
-    """A model's step as one device computes it.
+    """A model's step for one device.
 
     Attributes:
       applications: applications of gradients in the call.
@@ -184,19 +184,21 @@ class _OneDeviceStep:
     def __call__(self, batch: Any) -> tuple[Sequence[tf.Tensor], dict[str, Any]]:
         rows = count_rows(batch)
         with running(Replica(OneReplica(), rows, rows, self._apply, has_all_rows=True)):
-            values = flattened(self._step(batch) or {})
+            values = flatten_logs(self._step(batch) or {})
         if not self.applications:
             return (), values
         if len(self.applications) > 1:
             raise NotPartitionedError("it applies gradients more than once")
         [application] = self.applications
-        later = tf.compat.v1.get_default_graph().get_operations()[application.operations :]
-        # A trace does not update variables.
-        if any(tensor.dtype == tf.resource for operation in later for tensor in operation.inputs):
+        later_operations = tf.compat.v1.get_default_graph().get_operations()[application.operations :]
+        # In a trace, variables are not updated.
+        if any(tensor.dtype == tf.resource for operation in later_operations for tensor in operation.inputs):
             raise NotPartitionedError("it reads variables after it has applied gradients")
         return application.gradients, values
 
     def _apply(self, optimizer: keras.Optimizer, grads: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
         pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(grads, variables, strict=True) if g is not None]
-        gradients, updated = [g for g, _ in pairs], [v for _, v in pairs]
-        self.applications.append(Application(optimizer, gradients, updated, keras_internals.count_operations()))
+        gradients, updated_variables = [g for g, _ in pairs], [v for _, v in pairs]
+        self.applications.append(
+            Application(optimizer, gradients, updated_variables, keras_internals.count_operations())
+        )

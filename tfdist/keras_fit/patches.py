@@ -1,7 +1,6 @@
 """The table of all patched public names of Keras, and the patches for Keras's `fit`.
 
-A patched method tests whether the model is distributed, or a replica's custom code is running. If not, it calls the
-original.
+A patched method calls the original unless the model is distributed, or a replica's custom code is running.
 """
 
 import contextlib
@@ -38,8 +37,8 @@ _MODEL_METHODS = (
     "get_metrics_result",
     "distribute_strategy",
 )
-# Methods called by custom code on a replica, written for one device, by the name of their class in Keras: each is a function
-# of `tfdist.keras_fit.one_device`.
+# Methods called by custom code on a replica, by the name of their class in Keras: each is a function of
+# `tfdist.keras_fit.one_device`.
 _REPLICA_METHODS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("Model", "train_step", one_device.train_step),
     ("Model", "test_step", one_device.test_step),
@@ -54,12 +53,12 @@ _NOT_DISTRIBUTED = (
 )
 _TRAINING_LOOP = "a training loop that applies an optimizer itself. Put its step into a train_step of a keras.Model"
 _SAVES = ("save", "save_weights")
-_SUFFIXES = (".keras", ".h5")  # of formats that are a single file
+_SUFFIXES = (".keras", ".h5")  # of single-file formats
 REPLACED = (
     *(f"keras.Model.{name}" for name in (*_MODEL_METHODS, *_SAVES)),
     *(f"keras.{kind}.{name}" for kind, name, _ in _REPLICA_METHODS),
-    "keras.metrics.Mean.update_state",  # by tfdist.step.metrics, since the trainer needs it, too
-    "keras.Layer.__call__",  # by tfdist.distribution.mesh_checks, when there is a mesh
+    "keras.metrics.Mean.update_state",  # by tfdist.step.metrics, also for the trainer
+    "keras.Layer.__call__",  # by tfdist.distribution.mesh_checks, on a mesh
     # By tfdist.horovod.
     "keras.Model.compile",
     "keras.Optimizer.lr",
@@ -71,34 +70,34 @@ REPLACED = (
 _ATTRIBUTE = "_tfdist_distributed"
 _factories: list[Callable[[keras.Model], Distributed]] = []
 _strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()  # strategies of distributed models
-_on_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("Keras's own methods", default=False)
+_uses_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("Keras's own methods", default=False)
 _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def on_one_device(model: keras.Model) -> Iterator[None]:
-    """Context in which a model's methods are the originals, and its variables those of one device."""
+def one_device_context(model: keras.Model) -> Iterator[None]:
+    """Context in which a model has its original methods, and variables as on one device."""
     optimizers = [model.optimizer] if model.compiled and model.optimizer is not None else []
     metrics = KerasMetrics(model).variables
-    token = _on_one_device.set(True)
+    token = _uses_one_device.set(True)
     try:
-        with _updating_one_device([*model.variables, *metrics], optimizers):
+        with _one_device_updates([*model.variables, *metrics], optimizers):
             yield
     finally:
-        _on_one_device.reset(token)
+        _uses_one_device.reset(token)
 
 
 def attach(model: keras.Model, distributed: Distributed) -> None:
     """Replaces the model's patched methods by those of `distributed`."""
     install()
-    _patch_own_optimizers(keras.optimizers.Optimizer)
+    _patch_custom_optimizers(keras.optimizers.Optimizer)
     model.__dict__[_ATTRIBUTE] = distributed  # bypasses Keras's attribute tracking
     _strategies.add(distributed.strategy)
 
 
 @contextlib.contextmanager
 def attach_all(factory: Callable[[keras.Model], Distributed], strategy: Strategy) -> Iterator[None]:
-    """Context in which every model is distributed on a strategy, by `factory`, on its first call of `fit` or the like."""
+    """Context in which `factory` distributes every model on its first call of `fit` or a similar method."""
     install()
     _strategies.add(strategy)
     _factories.append(factory)
@@ -108,8 +107,8 @@ def attach_all(factory: Callable[[keras.Model], Distributed], strategy: Strategy
         _factories.pop()
 
 
-def attached(model: keras.Model) -> Distributed | None:
-    """Returns the object to which a model is distributed; None if it is not."""
+def distribution_of(model: keras.Model) -> Distributed | None:
+    """Returns the object that distributes a model; None if it is not distributed."""
     return model.__dict__.get(_ATTRIBUTE)
 
 
@@ -122,29 +121,29 @@ def install() -> None:
         setattr(keras.Model, name, replacement)
     for path, name, replacement in _REPLICA_METHODS:
         kind = operator.attrgetter(path)(keras)
-        setattr(kind, name, _inside_a_replica(getattr(kind, name), replacement))
+        setattr(kind, name, _replica_method(getattr(kind, name), replacement))
     for name in _SAVES:
-        setattr(keras.Model, name, _saved_by_rename(getattr(keras.Model, name)))
-    keras.optimizers.Optimizer.apply = _outside_replicas(keras.optimizers.Optimizer.apply)
+        setattr(keras.Model, name, _atomic_save(getattr(keras.Model, name)))
+    keras.optimizers.Optimizer.apply = _guarded_apply(keras.optimizers.Optimizer.apply)
 
 
-def _patch_own_optimizers(kind: type[keras.Optimizer]) -> None:
-    """Patches `apply` of the program's optimizers that have their own: it gets gradients that are already summed."""
-    for own in keras_internals.classes_overriding_apply(kind):
-        if not hasattr(own.apply, "__wrapped__"):
-            own.apply = _inside_a_replica(own.apply, one_device.apply)
-    for derived in kind.__subclasses__():
-        _patch_own_optimizers(derived)
+def _patch_custom_optimizers(kind: type[keras.Optimizer]) -> None:
+    """Patches `apply` of optimizers of the program that override it, which gets summed gradients."""
+    for custom in keras_internals.classes_overriding_apply(kind):
+        if not hasattr(custom.apply, "__wrapped__"):
+            custom.apply = _replica_method(custom.apply, one_device.apply)
+    for subclass in kind.__subclasses__():
+        _patch_custom_optimizers(subclass)
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        inside = one_device.current() is not None or _on_one_device.get()
-        if attached(self) is None and name in _USER_METHODS and _factories and not inside:
+        is_undistributed = one_device.current() is not None or _uses_one_device.get()
+        if distribution_of(self) is None and name in _USER_METHODS and _factories and not is_undistributed:
             attach(self, _factories[-1](self))
-        distributed = attached(self)
-        if distributed is None or inside:
+        distributed = distribution_of(self)
+        if distributed is None or is_undistributed:
             return original(self, *args, **kwargs)
         # Code of a single process, such as saving in a callback, must not wait for other processes; collective code opens
         # the scope.
@@ -155,7 +154,7 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
                     "Steps are explained from their traced operations. Received: run_eagerly=True, with which every process "
                     "computes whole batches. Leave it out."
                 )
-            call = functools.partial(distributed.eagerly, name) if is_eager else getattr(distributed, name)
+            call = functools.partial(distributed.call_eagerly, name) if is_eager else getattr(distributed, name)
             return call(functools.partial(original, self), *args, **kwargs)
 
     return method
@@ -163,13 +162,13 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _property(name: str, original: property) -> property:
     def value(self: keras.Model) -> Any:
-        distributed = None if _on_one_device.get() else attached(self)
+        distributed = None if _uses_one_device.get() else distribution_of(self)
         return original.fget(self) if distributed is None else getattr(distributed, name)  # type: ignore[misc]
 
     return property(value, original.fset, doc=original.__doc__)
 
 
-def _inside_a_replica(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+def _replica_method(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         replica = one_device.current()
@@ -180,19 +179,19 @@ def _inside_a_replica(original: Callable[..., Any], replacement: Callable[..., A
     return method
 
 
-def _outside_replicas(apply: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded_apply(apply: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(apply)
     def method(self: keras.Optimizer, grads: Any, trainable_variables: Any = None, **kwargs: Any) -> Any:
-        with _outside_application(self, list(trainable_variables or keras_internals.trained_variables(self))):
+        with _application_context(self, list(trainable_variables or keras_internals.trained_variables(self))):
             return apply(self, grads, trainable_variables, **kwargs)
 
     return method
 
 
-def _saved_by_rename(save: Callable[..., Any]) -> Callable[..., Any]:
+def _atomic_save(save: Callable[..., Any]) -> Callable[..., Any]:
     """Patches a save method for programs in which every process saves to the same path.
 
-    Each process writes a complete file and moves it there, without waiting for others.
+    Each process writes a complete file and renames it, without waiting for other processes.
     """
 
     @functools.wraps(save)
@@ -213,26 +212,26 @@ def _saved_by_rename(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _outside_application(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Context in which an optimizer is applied; if not in a replica function, it is by the program's own code."""
-    in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-    in_replica = in_replica or in_replica_function() or one_device.current() is not None
-    if in_replica or not (_factories or _strategies):
+def _application_context(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Context of an application of an optimizer; outside a replica function, it is in the program's own code."""
+    is_in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+    is_in_replica = is_in_replica or in_replica_function() or one_device.current() is not None
+    if is_in_replica or not (_factories or _strategies):
         yield
         return
     if listener():
         raise InputError(
             f"Only steps of fit, evaluate and train_on_batch can be explained. Received: {_TRAINING_LOOP}."
         )
-    if not _on_one_device.get():
+    if not _uses_one_device.get():
         _warn_once()
-    with _updating_one_device(variables, [optimizer]):
+    with _one_device_updates(variables, [optimizer]):
         yield
 
 
 @contextlib.contextmanager
-def _updating_one_device(variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer]) -> Iterator[None]:
-    """Context in which optimizers update variables as on one device; on exit, every replica has the new values."""
+def _one_device_updates(variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer]) -> Iterator[None]:
+    """Context in which optimizers update variables as on one device; then every replica has the new values."""
     all_variables = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(keras_internals.updating_one_device(*optimizers))

@@ -1,4 +1,4 @@
-"""Creation and placement of a model's variables: on all replicas from the first call that needs them."""
+"""Creates a model's variables and places them on all replicas."""
 
 import contextlib
 import logging
@@ -14,32 +14,32 @@ from tfdist.config.spec import unique_names
 from tfdist.coordination.group import long_timeout
 from tfdist.data.batches import checksum
 from tfdist.distribution.strategy import Strategy
-from tfdist.distribution.tf_distribute import without_numbers
+from tfdist.distribution.tf_distribute import strip_counters
 from tfdist.keras_fit.step_outputs import inspect_step
 from tfdist.step.validation import inner_optimizer
 
 
 def create_variables(model: keras.Model, spec: Any, trains: bool) -> None:
-    """Creates every variable, as Keras does; for a model with a custom step, in the order in which the step needs them.
+    """Creates every variable, as Keras does; for a model with a custom step, in the order of their use in the step.
 
     Args:
       model: compiled model.
       spec: structure of `tf.TensorSpec` of a batch.
-      trains: whether the model is about to be trained.
+      trains: whether the model will be trained.
     """
-    own = keras_internals.is_overridden(model, "train_step")
-    if own and type(model).call is keras.Model.call:
-        model.built = True  # the step calls layers, and nothing calls the model
-    if own and trains:
-        # In the order, and with the shapes, of its step; those of its `call` may differ.
-        with contextlib.suppress(AttributeError, TypeError, ValueError):  # raised again when the step is created
+    has_custom_step = keras_internals.is_overridden(model, "train_step")
+    if has_custom_step and type(model).call is keras.Model.call:
+        model.built = True  # the step calls layers rather than the model
+    if has_custom_step and trains:
+        # In the order and with the shapes of the step, which may differ from those of `call`.
+        with contextlib.suppress(AttributeError, TypeError, ValueError):  # raised when the step is created
             inspect_step(model, model.train_step, spec, lambda *_: None)
     try:
-        with keras_internals.without_optimizer(model) if own else contextlib.nullcontext():
+        with keras_internals.without_optimizer(model) if has_custom_step else contextlib.nullcontext():
             keras_internals.build(model, spec)
     except (ValueError, NotImplementedError):
         # A custom step may create its labels, and its variables when it is traced.
-        if not own:
+        if not has_custom_step:
             raise
 
 
@@ -47,62 +47,63 @@ _log = logging.getLogger(__name__)
 
 
 class Placement:
-    """Keeps track of the variables of a model, its metrics and its optimizers that have been placed on replicas."""
+    """Places the variables of a model, its metrics and its optimizers on replicas, and keeps track of them."""
 
     def __init__(self, strategy: Strategy):
-        """Starts without variables.
-
-        Args:
-          strategy: strategy on which variables are placed.
-        """
+        """Initializes without variables."""
         self._strategy = strategy
-        self._placed: dict[int, weakref.ref[keras.Variable]] = {}
+        self._placed_variables: dict[int, weakref.ref[keras.Variable]] = {}
 
     def place(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """Places variables as the strategy requires; all peers must have the same, whose values become equal."""
+        """Places variables as the strategy requires and makes them equal; all peers must have the same ones."""
         candidates = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
-        new = [variable for variable in candidates if not self._has(variable)]
-        new = list({id(variable): variable for variable in new}.values())
-        if not new and not optimizers:
+        new_variables = [variable for variable in candidates if not self._is_placed(variable)]
+        new_variables = list({id(variable): variable for variable in new_variables}.values())
+        if not new_variables and not optimizers:
             return
-        # Keras numbers names, and one process may have created more models than another.
-        descriptions = [(without_numbers(v.path), f"{v.dtype}{list(v.shape)}") for v in new]
+        # Keras numbers names, and processes may have created different numbers of models.
+        descriptions = [(strip_counters(v.path), f"{v.dtype}{list(v.shape)}") for v in new_variables]
         with long_timeout("its model") as deadline:
             self._strategy.peers.agree("variables", unique_names(descriptions, mark=" #"), "variable ", deadline)
-        self._strategy.adoption.adopt(new, include_inner(optimizers))
-        self._strategy.synchronize(new)
-        self._placed |= {id(variable): weakref.ref(variable) for variable in new}
+        self._strategy.adoption.adopt(new_variables, include_inner(optimizers))
+        self._strategy.synchronize(new_variables)
+        self._placed_variables |= {id(variable): weakref.ref(variable) for variable in new_variables}
 
-    def _has(self, variable: keras.Variable) -> bool:
-        placed = self._placed.get(id(variable))
-        return placed is not None and placed() is variable
+    def _is_placed(self, variable: keras.Variable) -> bool:
+        reference = self._placed_variables.get(id(variable))
+        return reference is not None and reference() is variable
 
     def equalize(self, model: keras.Model) -> None:
-        """Sets trainable variables and the optimizer's to rank 0's values if those of any process differ.
+        """Assigns rank 0's values to trainable variables and the optimizer's if those of a process differ.
 
         A process may have loaded or assigned weights, or trained them in a custom loop.
         """
         if self._strategy.cluster.size == 1 or self._strategy.blocks.spans_processes:
-            return  # one process, or each has other parts of the same variables
+            return  # a single process, or variables that span processes
         optimizer = model.optimizer if model.compiled else None
         variables = [*model.trainable_variables, *(optimizer.variables if optimizer is not None else [])]
-        placed = [variable for variable in variables if self._has(variable)]
-        checksums = [checksum([np.asarray(self._strategy.local(variable.value)[0])]) for variable in placed]
+        placed_variables = [variable for variable in variables if self._is_placed(variable)]
+        checksums = [checksum([np.asarray(self._strategy.local(variable.value)[0])]) for variable in placed_variables]
         with long_timeout("its weights") as deadline:
             all_checksums = self._strategy.peers.gather("weights", checksums, deadline)
-        if any(len(others) != len(checksums) for others in all_checksums):
-            return  # models differ: reported in `place`
-        differs = next(
-            (i for i in range(len(checksums)) if any(others[i] != checksums[i] for others in all_checksums)), None
+        if any(len(peer_checksums) != len(checksums) for peer_checksums in all_checksums):
+            return  # different models are reported in `place`
+        index = next(
+            (
+                i
+                for i in range(len(checksums))
+                if any(peer_checksums[i] != checksums[i] for peer_checksums in all_checksums)
+            ),
+            None,
         )
-        if differs is not None:
+        if index is not None:
             _log.warning(
                 "Weights differ between processes, first in %s: all processes use those of rank 0.",
-                placed[differs].path,
+                placed_variables[index].path,
             )
-            self._strategy.adoption.send_from_first(placed)
+            self._strategy.adoption.broadcast_values(placed_variables)
 
 
 def include_inner(optimizers: Sequence[keras.Optimizer]) -> list[keras.Optimizer]:
     """Returns the optimizers, including those wrapped by a `LossScaleOptimizer`."""
-    return list({id(one): one for optimizer in optimizers for one in (optimizer, inner_optimizer(optimizer))}.values())
+    return list({id(o): o for optimizer in optimizers for o in (optimizer, inner_optimizer(optimizer))}.values())

@@ -1,8 +1,7 @@
-"""Combination of the values that replicas compute in a model's step, derived from the operations of the step.
+"""Derives how to combine the values of replicas from the operations of a model's step; see `tfdist.row_semantics`.
 
-A replica computes with its own rows only. Whether a custom step takes their mean for the loss, or their sum, or something
-that needs all rows at once (pairs in a batch, a mean over weights) is read from the traced step; see
-`tfdist.row_semantics`. What needs all rows is partitioned or, if it cannot be, computed from all of them by each replica.
+A replica computes its own rows only. A value of a custom step may be their mean, their sum, or need all rows at once (pairs in
+a batch, a mean over weights). A step that needs all rows is partitioned or, failing that, computed by each replica.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,11 +14,11 @@ from tfdist import keras_internals
 from tfdist.collectives import RecordedCall
 from tfdist.collectives.differentiable import losses_weighted
 from tfdist.data.batches import count_rows, has_static_rows
-from tfdist.errors.engine_errors import described
+from tfdist.errors.engine_errors import error_summary
 from tfdist.keras_fit.one_device import Replica, running
-from tfdist.keras_fit.step_outputs import ReduceOp, flattened
+from tfdist.keras_fit.step_outputs import ReduceOp, flatten_logs
 from tfdist.row_semantics import keras_parts
-from tfdist.row_semantics.explanation import Labelled, noting_static_rows
+from tfdist.row_semantics.explanation import LabelledValue, record_static_row_reads
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
 from tfdist.row_semantics.values import REPLICATED, ZEROS, Label, Rows, is_zero, sum_power
@@ -31,19 +30,18 @@ _OPS: dict[int | None, ReduceOp] = {-1: "mean", 0: "sum"}  # by the power of a s
 
 
 class ReduceOps(NamedTuple):
-    """How the replicas' values are combined into the value of the whole batch.
+    """How the values of replicas are combined into the values of the global batch.
 
     Attributes:
-      gradients: for each call of an optimizer's `apply` in a step, in order.
-      logs: by name, for numbers that a step returns; missing ones are means.
-      statistics: variables that a step assigns from its rows, which are means over replicas after each step: a later step
-        may compute with them.
-      needs_all_rows: why neither means nor sums are right; empty if they are.
-      static_rows: number of rows of a batch that TensorFlow knows when code is traced; None if it is unknown.
-      partitioned: whether a step that needs all rows is partitioned; otherwise each replica computes the whole batch.
-      values: the values, with their labels.
-      calls: what the step's code communicates, as by `tfdist.gather_rows`.
-      without_rule: types of its operations that have no rule.
+      gradients: op for each call of an optimizer's `apply` in a step, in order.
+      logs: op by name for numbers that a step returns; by default means.
+      statistics: variables that a step assigns from its rows, which are averaged over replicas after each step.
+      needs_all_rows: reason why neither means nor sums are correct; empty if they are.
+      static_rows: static number of rows of a batch; None if it is unknown.
+      is_partitioned: whether a step that needs all rows is partitioned; otherwise each replica computes the whole batch.
+      values: the values with their labels.
+      calls: collective calls of the step's code, such as those of `tfdist.gather_rows`.
+      without_rule: types of operations without a rule.
     """
 
     gradients: Sequence[ReduceOp] = ()
@@ -51,24 +49,24 @@ class ReduceOps(NamedTuple):
     statistics: Sequence[keras.Variable] = ()
     needs_all_rows: str = ""
     static_rows: int | None = None
-    partitioned: bool = False
-    values: Sequence[Labelled] = ()
+    is_partitioned: bool = False
+    values: Sequence[LabelledValue] = ()
     calls: Sequence[RecordedCall] = ()
     without_rule: Collection[str] = ()
 
     @property
-    def of_gradients(self) -> ReduceOp:
-        """How gradients of a step are combined; "mean" if its applications differ."""
+    def gradient_op(self) -> ReduceOp:
+        """The op for the gradients of a step; "mean" if it differs between applications."""
         return "sum" if self.gradients and set(self.gradients) == {"sum"} else "mean"
 
     @property
     def are_means(self) -> bool:
-        """Whether each value of the whole batch is a mean over rows."""
+        """Whether each value of the global batch is a mean over rows."""
         return not self.needs_all_rows and {*self.gradients, *self.logs.values()} <= {"mean"}
 
 
 def per_row_state(model: keras.Model) -> str:
-    """Describes the state that a model keeps for each row of a batch, which replicas cannot split; empty for none."""
+    """Describes state that a model keeps for each row of a batch, which replicas cannot share; empty for none."""
     stateful = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "stateful", False)]
     return f"{stateful[0].name} is stateful: it has a state for each row of a batch" if stateful else ""
 
@@ -76,24 +74,24 @@ def per_row_state(model: keras.Model) -> str:
 def reduce_ops(
     model: keras.Model, step: Callable[[Any], Any], spec: Any, results_of_metrics: Collection[str] | None
 ) -> ReduceOps:
-    """Returns how the values of a step are combined.
+    """Returns how to combine the values of a step.
 
     Args:
       model: compiled and built model.
       step: its `train_step` or `test_step`.
       spec: structure of `tf.TensorSpec` of a batch.
-      results_of_metrics: names of the returned values that are results of metrics; None if all are.
+      results_of_metrics: names of the outputs that are results of metrics; None if all are.
     """
     arguments = model, step, spec, results_of_metrics
-    ops = _combined(*arguments, "mean")
-    if ops.needs_all_rows and ops.calls:  # in which gradients of sums have other weights
-        of_sums = _combined(*arguments, "sum")
-        return ops if of_sums.needs_all_rows else of_sums
+    ops = _combine(*arguments, "mean")
+    if ops.needs_all_rows and ops.calls:  # in calls, gradients of sums have other weights
+        sum_ops = _combine(*arguments, "sum")
+        return ops if sum_ops.needs_all_rows else sum_ops
     return ops
 
 
 def output_dependence(model: keras.Model, function: Callable[[Any], Any], spec: Any) -> str:
-    """Returns why the outputs for rows depend on other rows; empty if they do not.
+    """Returns the reason why the outputs for rows depend on other rows; empty if they do not.
 
     Args:
       model: built model.
@@ -101,40 +99,42 @@ def output_dependence(model: keras.Model, function: Callable[[Any], Any], spec: 
       spec: structure of `tf.TensorSpec` of a batch.
     """
 
-    def called(batch: Any, size: tf.Tensor) -> Any:
+    def call(batch: Any, size: tf.Tensor) -> Any:
         collectives = LabelledCollectives(None)
         with in_replica(model, collectives), running(Replica(collectives, count_rows(batch), size)):
             return function(batch)
 
     try:
-        with noting_static_rows() as notes:
-            labels = labels_of(called, spec, [], model.non_trainable_variables)
+        with record_static_row_reads() as notes:
+            labels = labels_of(call, spec, [], model.non_trainable_variables)
     except FAILURES as error:
-        return described(error)
+        return error_summary(error)
     if notes and has_static_rows(spec):
         return notes[0]
     output_labels = (label for label in tf.nest.flatten(labels.results) if label is not None)
-    return next((Labelled("output", "", each, "").sentence for each in output_labels if each != Rows(0, COUNT)), "")
+    return next(
+        (LabelledValue("output", "", output, "").sentence for output in output_labels if output != Rows(0, COUNT)), ""
+    )
 
 
-def _combined(
+def _combine(
     model: keras.Model,
     step: Callable[[Any], Any],
     spec: Any,
     results_of_metrics: Collection[str] | None,
     op: ReduceOp,
 ) -> ReduceOps:
-    """Returns how the values of a step are combined, if losses are means or sums over rows; see `reduce_ops`."""
+    """Returns how to combine the values of a step whose losses are means or sums over rows; see `reduce_ops`."""
     metrics, state = KerasMetrics(model).variables, model.non_trainable_variables
     variables = [*metrics, *model.trainable_variables, *state]
-    paths: list[list[str]] = []  # of the variables of each application
+    paths: list[list[str]] = []  # of each application's variables
     calls: list[RecordedCall] = []
 
-    def called(batch: Any, size: tf.Tensor) -> tuple[list[list[tf.Tensor]], dict[str, tf.Tensor]]:
+    def call(batch: Any, size: tf.Tensor) -> tuple[list[list[tf.Tensor]], dict[str, tf.Tensor]]:
         gradients: list[list[tf.Tensor]] = []
 
-        def apply(optimizer: Any, grads: Sequence[Any], updated: Sequence[keras.Variable]) -> None:
-            pairs = [(tf.convert_to_tensor(g), v.path) for g, v in zip(grads, updated, strict=True) if g is not None]
+        def apply(optimizer: Any, grads: Sequence[Any], targets: Sequence[keras.Variable]) -> None:
+            pairs = [(tf.convert_to_tensor(g), v.path) for g, v in zip(grads, targets, strict=True) if g is not None]
             gradients.append([gradient for gradient, _ in pairs])
             paths.append([path for _, path in pairs])
 
@@ -143,60 +143,62 @@ def _combined(
         collectives = LabelledCollectives(weight)
         replica = Replica(collectives, rows, size, apply, scales_losses=False)
         with in_replica(model, collectives), running(replica), losses_weighted(weight):
-            returned = flattened(step(batch) or {})
+            outputs = flatten_logs(step(batch) or {})
         calls.extend(collectives.calls)
-        own = {} if results_of_metrics is None else {k: v for k, v in returned.items() if k not in results_of_metrics}
-        logs = {key: tf.convert_to_tensor(value) for key, value in own.items()}
+        metric_names = outputs if results_of_metrics is None else results_of_metrics
+        logs = {key: tf.convert_to_tensor(value) for key, value in outputs.items() if key not in metric_names}
         return gradients, {key: value for key, value in logs.items() if value.shape.is_fully_defined()}
 
     try:
-        with noting_static_rows() as notes:
-            labels = labels_of(called, spec, variables, variables_of_state(metrics, state))
+        with record_static_row_reads() as notes:
+            labels = labels_of(call, spec, variables, variables_of_state(metrics, state))
     except FAILURES as error:
-        return ReduceOps(needs_all_rows=described(error))
+        return ReduceOps(needs_all_rows=error_summary(error))
     if notes and has_static_rows(spec):
         return ReduceOps(needs_all_rows=notes[0])
     gradients, logs = labels.results
-    ops = [{_op(label) for label in each if not is_zero(label)} or {"mean"} for each in gradients]
-    named = [pair for application in zip(paths, gradients, strict=True) for pair in zip(*application, strict=True)]
-    assigned = list(_assigned(model, metrics, variables, labels))
+    ops = [{_op(label) for label in application if not is_zero(label)} or {"mean"} for application in gradients]
+    labels_by_path = [
+        pair for application in zip(paths, gradients, strict=True) for pair in zip(*application, strict=True)
+    ]
+    assignments = list(_assignments(model, metrics, variables, labels))
     values = [
-        *(Labelled("gradient", path, label, _op(label)) for path, label in named),
-        *(Labelled("result", key, label, _op(label)) for key, label in logs.items()),
-        *(value for _, value in assigned),
+        *(LabelledValue("gradient", path, label, _op(label)) for path, label in labels_by_path),
+        *(LabelledValue("result", key, label, _op(label)) for key, label in logs.items()),
+        *(value for _, value in assignments),
     ]
     reason = next((value.sentence for value in values if not value.op), "")
-    if not reason and any(len(each) > 1 for each in ops):
+    if not reason and any(len(application_ops) > 1 for application_ops in ops):
         reason = "some gradients of an optimizer are sums over rows and some means"
-    elif not reason and calls and any(each != {op} for each in ops):
+    elif not reason and calls and any(application_ops != {op} for application_ops in ops):
         reason = "gradients are sums over rows and means, in layers that communicate"
     result = ReduceOps(needs_all_rows=reason, values=values, calls=calls, without_rule=labels.without_rule)
     if reason:
         return result
     return result._replace(
-        gradients=[reduce_op for each in ops for reduce_op in each if reduce_op],
+        gradients=[reduce_op for application_ops in ops for reduce_op in application_ops if reduce_op],
         logs={key: reduce_op for key, label in logs.items() if (reduce_op := _op(label))},
-        statistics=[variable for variable, value in assigned if value.op == "mean"],
+        statistics=[variable for variable, value in assignments if value.op == "mean"],
     )
 
 
-def _assigned(
+def _assignments(
     model: keras.Model, metrics: Sequence[keras.Variable], variables: Sequence[keras.Variable], labels: Labels
-) -> Iterator[tuple[Any, Labelled]]:
-    """Yields the variables that a step assigns: sums of metrics, means over rows, and what is the same everywhere."""
-    documented = {id(variable) for layer in keras_parts.normalizations(model) for variable in layer.variables}
-    of_metrics = {id(variable) for variable in metrics}
+) -> Iterator[tuple[Any, LabelledValue]]:
+    """Yields the variables that a step assigns, with labels: sums of metrics, means over rows, and replicated values."""
+    normalization_ids = {id(variable) for layer in keras_parts.normalizations(model) for variable in layer.variables}
+    metric_ids = {id(variable) for variable in metrics}
     for variable, label in zip(variables, labels.variables, strict=True):
-        if label is None or id(variable) in documented:
+        if label is None or id(variable) in normalization_ids:
             continue
-        if id(variable) in of_metrics:
-            yield variable, Labelled("metric", variable.path, label, "sum" if adds_up(label) else "")
+        if id(variable) in metric_ids:
+            yield variable, LabelledValue("metric", variable.path, label, "sum" if adds_up(label) else "")
         else:
             yield variable, labelled_state(variable, label, sum_power(label) == -1)
     for label in labels.others:
-        yield None, Labelled("variable", "a tf.Variable", label, "same" if label in (REPLICATED, ZEROS) else "")
+        yield None, LabelledValue("variable", "a tf.Variable", label, "same" if label in (REPLICATED, ZEROS) else "")
 
 
 def _op(label: Label) -> ReduceOp | Literal[""]:
-    """Returns how values with a label are combined; "" for all rows."""
+    """Returns how to combine values with a label; "" if they need all rows."""
     return _OPS.get(-1 if is_zero(label) else sum_power(label), "")

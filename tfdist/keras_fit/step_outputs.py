@@ -1,4 +1,4 @@
-"""Outputs of a custom `train_step` or `test_step`, besides the metrics that it updates."""
+"""Outputs of a custom `train_step` or `test_step`, other than metrics."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,16 +18,16 @@ from tfdist.step.layer_state import assign
 from tfdist.step.loss import floating
 from tfdist.step.state_store import StateStore
 
-ReduceOp = Literal["mean", "sum"]  # how replicas' values are combined
+ReduceOp = Literal["mean", "sum"]  # over the values of replicas
 
 
-class Returned(NamedTuple):
-    """Description of what a step returns.
+class StepOutputs(NamedTuple):
+    """Specification of the outputs of a step.
 
     Attributes:
-      shapes: shapes by name of value.
-      sources: for values that are results of metrics, the metric, named as by `KerasMetrics.by_metric`.
-      computed_from_metrics: names of values that are computed from results of metrics.
+      shapes: shapes by name.
+      sources: metrics, named as in `KerasMetrics.by_metric`, by the names of outputs that are their results.
+      computed_from_metrics: names of outputs that are computed from results of metrics.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = {}
@@ -36,15 +36,15 @@ class Returned(NamedTuple):
 
 
 class Logs:
-    """The values returned by the last step: weighted means or sums over replicas.
+    """The outputs of the last step: weighted means or sums over replicas.
 
     Attributes:
-      sources: see `Returned`.
+      sources: see `StepOutputs`.
     """
 
     def __init__(
         self,
-        returned: Returned,
+        outputs: StepOutputs,
         strategy: Strategy,
         store: StateStore,
         name: str,
@@ -53,24 +53,24 @@ class Logs:
         """Creates variables for the values.
 
         Args:
-          returned: description of what the step returns.
-          strategy: strategy on which it runs.
+          outputs: specification of the outputs.
+          strategy: strategy of the model.
           store: store of the values.
           name: name of the step.
-          reduce_ops: how values are combined, by name; by default means.
+          reduce_ops: ops that combine the values, by name; by default means.
         """
-        self._strategy, self._name, self.sources, self._reduce_ops = strategy, name, returned.sources, reduce_ops or {}
+        self._strategy, self._name, self.sources, self._reduce_ops = strategy, name, outputs.sources, reduce_ops or {}
         states = [
             State(f"{name}/{key}", shape, tf.as_dtype(keras.config.floatx()), True)
-            for key, shape in returned.shapes.items()
+            for key, shape in outputs.shapes.items()
         ]
-        self._variables = dict(zip(returned.shapes, store.variables(states), strict=True))
+        self._variables = dict(zip(outputs.shapes, store.variables(states), strict=True))
 
     def store(self, outputs: Mapping[str, Any], weights: Mapping[ReduceOp, tf.Tensor]) -> None:
-        """Stores what a replica's step returned, weighted by how each value is combined; inside a replica function."""
-        returned = flattened(outputs)
+        """Stores a replica's outputs, weighted by op; inside a replica function."""
+        values_by_name = flatten_logs(outputs)
         values = [
-            tf.math.multiply_no_nan(floating(returned[key]), weights[self._reduce_ops.get(key, "mean")])
+            tf.math.multiply_no_nan(floating(values_by_name[key]), weights[self._reduce_ops.get(key, "mean")])
             for key in self._variables
         ]
         if values:
@@ -78,7 +78,7 @@ class Logs:
             assign(list(self._variables.values()), totals)
 
     def read(self) -> dict[str, np.ndarray]:
-        """Returns the values, on the host."""
+        """Returns the values in host memory."""
         return {key: np.asarray(self._strategy.local(variable)[0]) for key, variable in self._variables.items()}
 
 
@@ -87,42 +87,42 @@ def inspect_step(
     step: Callable[[Any], Any],
     batch: Any,
     apply: Apply | None = None,
-) -> Returned:
-    """Traces a custom step with symbolic tensors; no variable changes, and new ones keep their initial values.
+) -> StepOutputs:
+    """Traces a custom step with symbolic tensors, without changing variables; new variables have their initial values.
 
     Args:
-      model: model to which the step belongs.
+      model: model of the step.
       step: function of a batch.
       batch: structure of `tf.TensorSpec`.
-      apply: called where the step applies gradients.
+      apply: called when the step applies gradients.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     sources: dict[str, str] = {}
-    computed: list[str] = []
+    computed_names: list[str] = []
 
-    def inspected(data: Any) -> Any:
+    def inspect(data: Any) -> Any:
         shapes.clear()
         sources.clear()
-        computed.clear()
+        computed_names.clear()
         rows = count_rows(data)
-        replica = Replica(OneReplica(), rows, rows, apply and _outside_conditions(apply, model.name))
-        with running(replica), keras_internals.functions_inlined(), _recorded_results(model) as results:
-            returned = step(data) or {}
+        replica = Replica(OneReplica(), rows, rows, apply and _unconditional_apply(apply, model.name))
+        with running(replica), keras_internals.functions_inlined(), _record_results(model) as results:
+            outputs = step(data) or {}
         metric_results = {id(result) for _, result in results.values()}
-        for key, value in flattened(returned).items():
+        for key, value in flatten_logs(outputs).items():
             shapes[key] = tuple(tf.convert_to_tensor(value).shape)
             if id(value) in results:
                 sources[key] = results[id(value)][0]
             elif keras_internals.is_computed_from(value, metric_results):
-                computed.append(key)
-        return returned
+                computed_names.append(key)
+        return outputs
 
-    keras_internals.trace_symbolically(inspected, batch)
-    return Returned(shapes, sources, computed)
+    keras_internals.trace_symbolically(inspect, batch)
+    return StepOutputs(shapes, sources, computed_names)
 
 
-def _outside_conditions(apply: Apply, name: str) -> Apply:
-    """Rejects steps that apply gradients inside a condition or a loop, where tf.distribute cannot communicate."""
+def _unconditional_apply(apply: Apply, name: str) -> Apply:
+    """Rejects gradients that are applied inside a condition or a loop, where tf.distribute cannot communicate."""
     graph = tf.compat.v1.get_default_graph()
 
     def checked_apply(*arguments: Any) -> None:
@@ -137,35 +137,35 @@ def _outside_conditions(apply: Apply, name: str) -> Apply:
     return checked_apply
 
 
-def flattened(returned: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens what a step returned as in Keras's logs: the results of compiled metrics are a nested dictionary."""
+def flatten_logs(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Flattens the outputs of a step as in Keras's logs: the results of compiled metrics are a nested dictionary."""
     logs: dict[str, Any] = {}
-    for key, value in returned.items():
-        logs |= flattened(value) if isinstance(value, Mapping) else {key: value}
+    for key, value in outputs.items():
+        logs |= flatten_logs(value) if isinstance(value, Mapping) else {key: value}
     return logs
 
 
 @contextlib.contextmanager
-def _recorded_results(model: keras.Model) -> Iterator[dict[int, tuple[str, Any]]]:
-    """Context in which results of the model's metrics are recorded, by id: (metric, result), which keeps it alive."""
-    recorded: dict[int, tuple[str, Any]] = {}
+def _record_results(model: keras.Model) -> Iterator[dict[int, tuple[str, Any]]]:
+    """Context that records the results of the model's metrics, (metric, result) by id."""
+    results: dict[int, tuple[str, Any]] = {}  # keeps the values alive, as ids must be unique
 
-    def recording(number: int, metric: keras.Metric) -> Callable[..., Any]:
+    def make_recorder(number: int, metric: keras.Metric) -> Callable[..., Any]:
         result = metric.result
 
-        def recorded_result() -> Any:
+        def record_result() -> Any:
             metric_result = result()
             for name, value in keras_internals.by_name(metric.name, metric_result).items():
-                recorded[id(value)] = f"{number}/{name}", value
+                results[id(value)] = f"{number}/{name}", value
             return metric_result
 
-        return recorded_result
+        return record_result
 
     metrics = list(model.metrics)
     for number, metric in enumerate(metrics):
-        metric.__dict__["result"] = recording(number, metric)
+        metric.__dict__["result"] = make_recorder(number, metric)
     try:
-        yield recorded
+        yield results
     finally:
         for metric in metrics:
             metric.__dict__.pop("result", None)

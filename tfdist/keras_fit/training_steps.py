@@ -1,4 +1,4 @@
-"""Steps of Keras's methods on replicas, and the loops that run them."""
+"""Training and evaluation steps of Keras's methods on replicas, and their loops."""
 
 import dataclasses
 import functools
@@ -23,13 +23,13 @@ from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import CustomTrainStep
 from tfdist.keras_fit.metric_sums import MetricSums
 from tfdist.keras_fit.one_device import running
-from tfdist.keras_fit.partitioned_step import batch_for_replica, equal_value_weights, partitioned
+from tfdist.keras_fit.partitioned_step import batch_for_replica, equal_value_weights, run_partitioned
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
-from tfdist.keras_fit.step_outputs import Logs, Returned
+from tfdist.keras_fit.step_outputs import Logs, StepOutputs
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import randomness
-from tfdist.step.compiled_loop import compile_loop, compile_one_step, loop_on_the_host, not_finite
+from tfdist.step.compiled_loop import compile_loop, compile_single_step, make_host_loop, not_finite
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
 from tfdist.step.layer_state import refuse_shared_variables, restore_unless
@@ -44,26 +44,26 @@ ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of 
 class ReplicaLoops:
     """Runs a replica function for batches."""
 
-    def __init__(self, strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]):
-        """Initializes the loops; compiles nothing yet.
+    def __init__(self, strategy: Strategy, function: ReplicaFunction, on_trace: Callable[[], None]):
+        """Initializes the loops without compiling.
 
         Args:
-          strategy: strategy on which it runs.
-          function: runs on each replica.
-          traced: called once the function is first traced, by all processes together, before it runs.
+          strategy: strategy of the function.
+          function: replica function.
+          on_trace: called by all processes after the first trace of the function, before it runs.
         """
-        self._call = _compiled_call(strategy, function, traced)
-        self._loop = _compiled_loop(strategy, function, traced) if strategy.compiles_loops else None
+        self._call = _compile_call(strategy, function, on_trace)
+        self._loop = _compile_loop(strategy, function, on_trace) if strategy.compiles_loops else None
 
-    def run(self, batches: Any, max_steps: int, first_step: int, *, in_separate_calls: bool) -> int:
+    def run(self, batches: Any, max_steps: int, first_step: int, *, separate_calls: bool) -> int:
         """Runs the function for one batch, or for up to `max_steps` batches of a `BatchReader`; returns the number of batches.
 
         Args:
           batches: a `BatchReader`, or a `ReplicaRows` for `Strategy.run`.
           max_steps: maximum number of batches.
           first_step: number of the first step.
-          in_separate_calls: whether each batch gets a call of its own, as communicated tensors may differ in shape between
-            batches, which TensorFlow's collectives between processes do not support within one call of a compiled function.
+          separate_calls: whether to make a call for each batch, because shapes of communicated tensors may differ between
+            batches: TensorFlow's collectives between processes do not support this within one call of a compiled function.
 
         Raises:
           StopIteration: there are fewer batches.
@@ -72,7 +72,7 @@ class ReplicaLoops:
             self._call(batches, first_step)
             return 1
         steps = batches.next_count(max_steps)
-        if self._loop is None or in_separate_calls:
+        if self._loop is None or separate_calls:
             for number in range(first_step, first_step + steps):
                 self._call(next(batches), number)
         else:
@@ -81,13 +81,13 @@ class ReplicaLoops:
         return steps
 
 
-def _compiled_loop(
-    strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]
+def _compile_loop(
+    strategy: Strategy, function: ReplicaFunction, on_trace: Callable[[], None]
 ) -> Callable[[Iterator[Any], int, int], None]:
-    on_first_trace = functools.cache(traced)
+    on_first_trace = functools.cache(on_trace)
 
-    def with_its_batch(batch: Any, step: tf.Tensor) -> None:
-        # If the data ends unexpectedly, no part of the step may have run, not even parts that do not depend on data.
+    def run_step(batch: Any, step: tf.Tensor) -> None:
+        # If the data ends unexpectedly, no part of the step may run, not even parts that do not depend on the data.
         with tf.control_dependencies(
             [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if leaf is not None]
         ):
@@ -95,43 +95,43 @@ def _compiled_loop(
 
     @tf.function(autograph=False, reduce_retracing=True)
     def loop(rows: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor) -> None:
-        def body(done: tf.Tensor) -> tf.Tensor:
-            strategy.run(with_its_batch, next(rows), first_step + tf.cast(done, tf.int64))
+        def body(index: tf.Tensor) -> tf.Tensor:
+            strategy.run(run_step, next(rows), first_step + tf.cast(index, tf.int64))
             on_first_trace()
-            return done + 1
+            return index + 1
 
-        tf.while_loop(lambda done: done < steps, body, (tf.constant(0),), parallel_iterations=1)
+        tf.while_loop(lambda index: index < steps, body, (tf.constant(0),), parallel_iterations=1)
 
     return lambda rows, first_step, steps: loop(rows, tf.constant(first_step, tf.int64), tf.constant(steps))
 
 
-def _compiled_call(
-    strategy: Strategy, function: ReplicaFunction, traced: Callable[[], None]
+def _compile_call(
+    strategy: Strategy, function: ReplicaFunction, on_trace: Callable[[], None]
 ) -> Callable[[Any, int], None]:
-    on_first_trace = functools.cache(traced)
+    on_first_trace = functools.cache(on_trace)
 
     def run(batch: Any, step: tf.Tensor) -> None:
         strategy.run(function, batch, tf.cast(step, tf.int64))
         on_first_trace()
 
-    compiled = strategy.compiled(run)
-    # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
-    return lambda batch, step: compiled(batch, tf.constant(step, tf.uint64))
+    step_function = strategy.compiled(run)
+    # DTensor treats a small int64 as a compile-time constant, and recompiles the program when it changes.
+    return lambda batch, step: step_function(batch, tf.constant(step, tf.uint64))
 
 
 class StepsResult(NamedTuple):
     """The result of several steps.
 
     Attributes:
-      steps: number of steps done.
-      returned: what a custom step returned last; empty for Keras's own step.
-      sources: by name of a returned value that is a metric's result, the metric; see `KerasMetrics.by_metric`.
+      steps: number of completed steps.
+      outputs: outputs of the last step, if it is a custom one.
+      sources: metrics, see `KerasMetrics.by_metric`, by the names of outputs that are their results.
       failure: error to raise if the last step was not finite.
       sums: sums of the metrics' variables over replicas, if the call has drained them.
     """
 
     steps: int
-    returned: Mapping[str, Any] = {}
+    outputs: Mapping[str, Any] = {}
     sources: Mapping[str, str] = {}
     failure: NotFiniteError | None = None
     sums: Sequence[tf.Tensor] = ()
@@ -148,18 +148,20 @@ class TrainerSteps:
         strategy: Strategy,
         options: RunConfig,
         metrics: KerasMetrics,
-        averaged: Sequence[keras.Variable] = (),
+        averaged_variables: Sequence[keras.Variable] = (),
     ):
-        settings = dataclasses.replace(_settings(model, strategy, options), averaged=tuple(averaged))
+        settings = dataclasses.replace(
+            _settings(model, strategy, options), averaged_statistics=tuple(averaged_variables)
+        )
         if not model.trainable_variables:
-            warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # Keras's own words
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # as in Keras
         self._store = StateStore(strategy)
         if settings.loss_scale:
             self._store.variables(settings.loss_scale.state())
-        self._scaled = settings.loss_scale is not None
+        self._has_loss_scale = settings.loss_scale is not None
         self._model = model
         self._steps = Steps(model, strategy, settings, _compression(options), self._store, metrics)
-        self._compile_one_step = functools.partial(compile_one_step, metrics)
+        self._compile_one_step = functools.partial(compile_single_step, metrics)
         if strategy.is_chief and (text := self._steps.idle_compression):
             warn_once(with_argument_names(text))
 
@@ -167,9 +169,9 @@ class TrainerSteps:
         """Runs up to `max_steps` steps of a `BatchReader`, or one of a `ReplicaRows`; `number` is that of the first step."""
         is_reader = isinstance(batches, BatchReader)
         if is_reader and self._steps.sends_rows:
-            return self._one_at_a_time(batches, batches.next_count(max_steps), number)
+            return self._run_separately(batches, batches.next_count(max_steps), number)
         steps = batches.next_count(max_steps) if is_reader else 1
-        compile_for = (self._compile_one_step if max_steps == 1 else compile_loop) if is_reader else loop_on_the_host
+        compile_for = (self._compile_one_step if max_steps == 1 else compile_loop) if is_reader else make_host_loop
         loop = self._steps.loop(None, compile_for)
         rows = batches.rows if is_reader else iter([batches])
         result = loop(rows, tf.constant(number, tf.int64), tf.constant(steps), tf.constant(False))
@@ -181,25 +183,24 @@ class TrainerSteps:
         last_step, variables = number + len(losses) - 1, self._model.trainable_variables
         return StepsResult(len(losses), failure=not_finite(last_step, losses[-1], result, variables, self.loss_scale))
 
-    def _one_at_a_time(self, batches: BatchReader, steps: int, number: int) -> StepsResult:
-        """Runs steps one by one; see `ReplicaLoops.run`."""
-        for done in range(steps):
-            result = self.run(next(batches), 1, number + done)
+    def _run_separately(self, batches: BatchReader, steps: int, number: int) -> StepsResult:
+        for index in range(steps):
+            result = self.run(next(batches), 1, number + index)
             if result.failure:
-                return result._replace(steps=done + 1)
+                return result._replace(steps=index + 1)
         return StepsResult(steps)
 
     @property
     def loss_scale(self) -> float | None:
         """The current loss scale; None without loss scaling."""
-        return float(self._store.array("loss_scale/scale").values) if self._scaled else None
+        return float(self._store.array("loss_scale/scale").values) if self._has_loss_scale else None
 
 
 class CustomSteps:
     """A custom step, or Keras's own for a loss that is not a mean over rows.
 
     Attributes:
-      returned: description of what the step returns.
+      outputs: specification of the step's outputs.
       needs_all_rows: whether replicas compute the values of whole batches.
     """
 
@@ -213,17 +214,17 @@ class CustomSteps:
         self._step = CustomTrainStep(
             model, strategy, settings, _compression(options), StateStore(strategy), spec, placement
         )
-        self.returned = self._step.returned
-        self._loops = ReplicaLoops(strategy, self._step.run, self._step.traced)
+        self.outputs = self._step.outputs
+        self._loops = ReplicaLoops(strategy, self._step.run, self._step.check_trace)
 
     def set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
-        """Sets how the replicas' values are combined."""
+        """Sets how to combine the values of replicas."""
         self.needs_all_rows = bool(reduce_ops.needs_all_rows)
         self._step.set_reduce_ops(reduce_ops)
 
     def run(self, batches: Any, max_steps: int, number: int) -> StepsResult:
         """Same as `TrainerSteps.run`."""
-        steps = self._loops.run(batches, max_steps, number, in_separate_calls=self._step.sends_rows)
+        steps = self._loops.run(batches, max_steps, number, separate_calls=self._step.sends_rows)
         logs = self._step.logs.read()
         name = next((name for name, value in logs.items() if not np.all(np.isfinite(value))), None)
         if name is None:
@@ -252,65 +253,64 @@ class EvaluationSteps:
         options: RunConfig,
         sums: MetricSums,
         reduce_ops: ReduceOps,
-        returned: Returned,
+        outputs: StepOutputs,
     ):
         self._model, self._strategy, self._options, self._sums = model, strategy, options, sums
         self._reduce_ops, self.needs_all_rows = reduce_ops, bool(reduce_ops.needs_all_rows)
-        self._logs = Logs(returned, strategy, StateStore(strategy), "test_step", reduce_ops.logs)
-        self._recorded = Recording(strategy.collectives)
-        self._number = 0  # of the next batch; seeds random layers
+        self._logs = Logs(outputs, strategy, StateStore(strategy), "test_step", reduce_ops.logs)
+        self._recording = Recording(strategy.collectives)
+        self._number = 0  # number of the next batch, for the seeds of random layers
         self.compile()
 
     def compile(self) -> None:
-        """Traces the step again at the next batch."""
-        self._loops = ReplicaLoops(self._strategy, self._run, self._traced)
+        """Causes the next batch to trace the step again."""
+        self._loops = ReplicaLoops(self._strategy, self._run, self._check_trace)
 
     def run(self, batches: Any, max_steps: int) -> StepsResult:
         """Evaluates up to `max_steps` batches of a `BatchReader`, or one `ReplicaRows`."""
         steps = 0
         if not self._number and isinstance(batches, BatchReader):
-            # Only tracing a step shows whether it sends rows, whose number may differ in the next step.
+            # The trace of a step shows whether it sends rows, whose number may change from step to step.
             steps = self._run_batches(next(batches), 1)
-        if not steps or not (max_steps == 1 or batches.at_end):
+        if not steps or not (max_steps == 1 or batches.is_at_end):
             steps += self._run_batches(batches, max_steps - steps)
         return StepsResult(steps, self._logs.read(), self._logs.sources)
 
     def _run_batches(self, batches: Any, max_steps: int) -> int:
-        steps = self._loops.run(batches, max_steps, self._number, in_separate_calls=self._recorded.has_unknown_shapes)
+        steps = self._loops.run(batches, max_steps, self._number, separate_calls=self._recording.has_unknown_shapes)
         self._number += steps
         return steps
 
     def _run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
-        """Runs the model's `test_step` on one replica's rows."""
         variables, seeds = self._sums.metrics.variables, randomness.seed_states(self._model)
-        before = [tf.identity(variable) for variable in variables]
-        self._recorded = collectives = Recording(self._strategy.collectives)  # of the latest trace
-        random_numbers = functools.partial(randomness.not_training, seeds, self._options.seed, "evaluate", number)
-        computing = self._strategy.layouts.computing(self._model.trainable_variables)
-        if self._reduce_ops.partitioned:
-            with computing, random_numbers(collectives.rank, collectives.size):
-                result, _ = partitioned(self._model, self._model.test_step, own_rows, collectives)
+        previous_values = [tf.identity(variable) for variable in variables]
+        self._recording = collectives = Recording(self._strategy.collectives)
+        random_numbers = functools.partial(randomness.inference_draws, seeds, self._options.seed, "evaluate", number)
+        layout_context = self._strategy.layouts.computing(self._model.trainable_variables)
+        if self._reduce_ops.is_partitioned:
+            with layout_context, random_numbers(collectives.rank, collectives.size):
+                result, _ = run_partitioned(self._model, self._model.test_step, own_rows, collectives)
             result.assign()
             self._logs.store(result.values, equal_value_weights(collectives))
             return
         batch, weights, seed_replica, replica = batch_for_replica(
             own_rows, collectives, self.needs_all_rows, self._reduce_ops.static_rows
         )
-        with computing, random_numbers(seed_replica, self._strategy.replicas), using(replica.collectives):
+        with layout_context, random_numbers(seed_replica, self._strategy.replicas), using(replica.collectives):
             with running(replica), keras_internals.functions_inlined():
                 operations = keras_internals.count_operations()
-                returned = self._model.test_step(batch)
+                outputs = self._model.test_step(batch)
                 refuse_shared_variables(self._model, self._strategy, operations)
-        restore_unless(replica.rows > 0, variables, before)
-        self._logs.store(returned, weights)
+        restore_unless(replica.rows > 0, variables, previous_values)
+        self._logs.store(outputs, weights)
 
-    def _traced(self) -> None:
-        agree_on_plan(self._strategy.peers, self._recorded.calls)
+    def _check_trace(self) -> None:
+        agree_on_plan(self._strategy.peers, self._recording.calls)
 
 
 def _settings(model: keras.Model, strategy: Strategy, options: RunConfig) -> Settings:
     clip = Clip(norm=options.clip_norm, value=options.clip_value)
-    optimizer, own_loss_scale = without_loss_scale(model.optimizer)
+    optimizer, optimizer_loss_scale = without_loss_scale(model.optimizer)
     check_optimizer(optimizer, clip)
     check_micro_steps(model, strategy, options.accumulate_steps)
     return Settings(
@@ -320,7 +320,7 @@ def _settings(model: keras.Model, strategy: Strategy, options: RunConfig) -> Set
         or (strategy.replicas == 1 and not strategy.sums_gradients and bool(model.jit_compile)),
         micro_steps=options.accumulate_steps,
         clip=clip,
-        loss_scale=parse_loss_scale(options.loss_scale) or own_loss_scale or default_loss_scale(model),
+        loss_scale=parse_loss_scale(options.loss_scale) or optimizer_loss_scale or default_loss_scale(model),
         max_skipped_steps=options.max_skipped_steps,
     )
 

@@ -18,20 +18,20 @@ from tfdist.errors import InputError
 from tfdist.keras_internals.patching import patched
 
 # Names of TensorFlow's classes, which it does not export.
-_BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset")
-_SINGLES = ("_UnbatchDataset", "_TensorSliceDataset", "_RangeDataset")
-_SAME_ELEMENTS = ("_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset", "CacheDataset")
-_ANY_ELEMENTS = ("_FlatMapDataset", "_InterleaveDataset", "_ParallelInterleaveDataset", "_GroupByWindowDataset")
+_BATCH_TYPES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset")
+_ELEMENT_TYPES = ("_UnbatchDataset", "_TensorSliceDataset", "_RangeDataset")
+_ELEMENTWISE_TYPES = ("_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset", "CacheDataset")
+_FLAT_MAP_TYPES = ("_FlatMapDataset", "_InterleaveDataset", "_ParallelInterleaveDataset", "_GroupByWindowDataset")
 
 
-class Adapted(NamedTuple):
+class AdaptedData(NamedTuple):
     """Data that Keras's `fit` takes, as a data set of batches.
 
     Attributes:
       batches: one epoch of batches.
       first: the first batch, as arrays.
       length: number of batches in an epoch; None if there is no end.
-      can_be_read_again: whether each iterator reads from the beginning.
+      can_be_read_again: whether every iterator starts at the beginning.
     """
 
     batches: tf.data.Dataset
@@ -41,9 +41,9 @@ class Adapted(NamedTuple):
 
 
 def array_of(data: Any) -> np.ndarray:
-    """Returns data of examples as Keras's `fit` converts it: floating-point numbers in floatx, a pandas Series as a column."""
-    is_of_keras = isinstance(data, tf.Tensor) or type(data).__module__.partition(".")[0] == "pandas"
-    data = data if is_of_keras else np.asarray(data)
+    """Converts data as Keras's `fit` does: floating-point numbers to floatx, a pandas Series to a column."""
+    is_convertible = isinstance(data, tf.Tensor) or type(data).__module__.partition(".")[0] == "pandas"
+    data = data if is_convertible else np.asarray(data)
     try:
         sliceable = array_slicing.convert_to_sliceable(data)
     except (ValueError, TypeError):  # text and objects
@@ -52,25 +52,24 @@ def array_of(data: Any) -> np.ndarray:
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
-    """Returns whether the elements of a data set are batches, by the operations that make it; else by their shapes."""
+    """Returns whether the elements of a data set are batches, by its operations or, if these do not tell, its shapes."""
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     if any(shape.rank == 0 for shape in shapes):
         return False
     source = dataset
-    while source._inputs() and type(source).__name__ not in (*_BATCHES, *_SINGLES, *_ANY_ELEMENTS):
+    while source._inputs() and type(source).__name__ not in (*_BATCH_TYPES, *_ELEMENT_TYPES, *_FLAT_MAP_TYPES):
         source = source._inputs()[0]
-    if type(source).__name__ in (*_BATCHES, *_SINGLES):
-        return type(source).__name__ in _BATCHES
+    if type(source).__name__ in (*_BATCH_TYPES, *_ELEMENT_TYPES):
+        return type(source).__name__ in _BATCH_TYPES
     return all(shape.rank is None or shape[0] is None for shape in shapes)
 
 
 def count_rows(dataset: tf.data.Dataset, first_rows: int) -> int | None:
-    """Returns the number of rows of a finite data set of batches, without reading it; None if that is not possible.
+    """Returns the number of rows of a finite data set of batches without reading it; None if unknown.
 
     Args:
       dataset: batches.
-      first_rows: rows of the first batch. If a function that is mapped over batches changes their number, it may change
-        that of any batch.
+      first_rows: rows of the first batch: if a mapped function has changed their number, the total is unknown.
     """
     batches = int(dataset.cardinality())
     if batches < 0:
@@ -79,7 +78,7 @@ def count_rows(dataset: tf.data.Dataset, first_rows: int) -> int | None:
     if static is not None:
         return batches * int(static)
     source = dataset
-    while type(source).__name__ in _SAME_ELEMENTS:
+    while type(source).__name__ in _ELEMENTWISE_TYPES:
         [source] = source._inputs()
     if type(source).__name__ not in ("_BatchDataset", "_ParallelBatchDataset"):
         return None
@@ -91,15 +90,15 @@ def count_rows(dataset: tf.data.Dataset, first_rows: int) -> int | None:
 
 
 def cache_files(data: Any) -> list[str]:
-    """Returns the files in which a data set of `tf.data`, or its sources, cache elements."""
+    """Returns the cache files of a data set of `tf.data` and of its sources."""
     if not isinstance(data, tf.data.Dataset):
         return []
     name = data._filename.numpy().decode() if type(data).__name__ == "CacheDataset" else ""
     return [*([name] if name else []), *(file for source in data._inputs() for file in cache_files(source))]
 
 
-def adapt_data(data: Any) -> Adapted:
-    """Returns batches of a Python generator or a data loader, as Keras's `fit` reads them.
+def adapt_data(data: Any) -> AdaptedData:
+    """Converts a Python generator or a data loader to batches, as Keras's `fit` does.
 
     Raises:
       ValueError: Keras does not accept the data.
@@ -108,19 +107,19 @@ def adapt_data(data: Any) -> Adapted:
     batches = adapter.get_tf_dataset()
     is_generator = isinstance(adapter, data_adapters.GeneratorDataAdapter)
     first = adapter._first_batches[0] if is_generator else next(iter(batches.take(1)))
-    return Adapted(batches, tf.nest.map_structure(np.asarray, first), adapter.num_batches, not is_generator)
+    return AdaptedData(batches, tf.nest.map_structure(np.asarray, first), adapter.num_batches, not is_generator)
 
 
-_SAVING = ("_batches_seen_since_last_saving", "_last_batch_seen", "best")
+_SAVING_STATE = ("_batches_seen_since_last_saving", "_last_batch_seen", "best")
 
-# Keras's other callbacks have none: the attributes of `CSVLogger` and `ProgbarLogger` belong to a file or the terminal, and
-# `LearningRateScheduler` sets a variable of the optimizer. Names of files and directories are not state.
-_STATE: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
+# Attributes that are state. Other callbacks of Keras have none: attributes of `CSVLogger` and `ProgbarLogger` belong to a file
+# or the terminal, and `LearningRateScheduler` sets a variable of the optimizer. File names are not state.
+_STATE_ATTRIBUTES: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
     keras.callbacks.BackupAndRestore: ("_batches_seen_since_last_saving", "_current_epoch", "_last_batch_seen"),
     keras.callbacks.EarlyStopping: ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
     keras.callbacks.History: ("epoch", "history"),
-    keras.callbacks.ModelCheckpoint: _SAVING,
-    keras.callbacks.OrbaxCheckpoint: ("_total_batches_seen", *_SAVING),
+    keras.callbacks.ModelCheckpoint: _SAVING_STATE,
+    keras.callbacks.OrbaxCheckpoint: ("_total_batches_seen", *_SAVING_STATE),
     keras.callbacks.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     keras.callbacks.TensorBoard: ("_global_test_batch", "_global_train_batch"),
@@ -128,15 +127,15 @@ _STATE: dict[type[keras.callbacks.Callback], tuple[str, ...]] = {
 
 
 def callback_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Returns the attributes of one of Keras's callbacks, or of a subclass, that are state; {} if it has none."""
-    names = {name for kind, names in _STATE.items() if isinstance(callback, kind) for name in names}
+    """Returns the attributes of a callback of Keras, or of a subclass, that are state."""
+    names = {name for kind, names in _STATE_ATTRIBUTES.items() if isinstance(callback, kind) for name in names}
     return {name: value for name, value in vars(callback).items() if name in names}
 
 
 def monitored_direction(callback: keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau) -> str:
-    """Returns "min" or "max", the better direction of the metric of a callback, which has its model; "" if unknown.
+    """Returns the better direction, "min" or "max", of the metric of a callback with a model; "" if unknown.
 
-    The callback uses the result from then on; Keras would ask only at the end of the first epoch.
+    The callback keeps the direction, which Keras would determine at the end of the first epoch.
     """
     if callback.monitor_op is None:
         try:
@@ -147,28 +146,25 @@ def monitored_direction(callback: keras.callbacks.EarlyStopping | keras.callback
 
 
 def restore_callback(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
-    """Sets the attributes of `callback_state` that `state` contains, and no others."""
+    """Restores the attributes from `callback_state`."""
     for name in callback_state(callback).keys() & state.keys():
         setattr(callback, name, state[name])
     if state.get("best") is not None and getattr(callback, "monitor_op", True) is None:
-        callback._set_monitor_op()  # Keras does this when an epoch ends, which is too late for a save within the epoch
+        callback._set_monitor_op()  # Keras does this at the end of an epoch, which is too late for saves within it
 
 
 def clear_strategy(model: keras.Model) -> None:
-    """Removes from a model the tf.distribute strategy in whose scope it was created.
-
-    With a strategy, Keras builds the model from the first batch of an additional pass over the data.
-    """
+    """Removes the tf.distribute strategy from a model: with it, Keras would read the data once more to build the model."""
     model._distribute_strategy = None
 
 
 def compilation(model: keras.Model) -> Any:
-    """Returns an object that is a new one after each `compile`; None before the first."""
+    """Returns an object that changes with each `compile`; None before the first."""
     return model._loss_tracker if model.compiled else None
 
 
 def initial_epoch(model: keras.Model) -> int:
-    """Returns the epoch, restored by a callback, at which `fit` resumes; 0 if there is none."""
+    """Returns the epoch at which `fit` resumes, from a callback; 0 by default."""
     return model._initial_epoch or 0
 
 
@@ -178,7 +174,7 @@ def set_initial_epoch(model: keras.Model, epoch: int) -> None:
 
 
 def without_optimizer(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """Context in which a model is built without its optimizer, which is built when it is first applied."""
+    """Context in which a model is built without its optimizer, which its first `apply` builds."""
     return patched((model, "optimizer", None))
 
 
@@ -188,21 +184,20 @@ def clear_functions(model: keras.Model) -> None:
 
 
 def global_seed() -> int | None:
-    """Returns the last argument of `tf.random.set_seed`; None if it was not called."""
+    """Returns the seed from `tf.random.set_seed`; None without one."""
     return context.global_seed()
 
 
 def loss_means(model: keras.Model) -> list[keras.metrics.Mean]:
-    """Returns Keras's means of losses over batches: of the total loss and, if there are several losses, of each."""
+    """Returns Keras's means over batches of the total loss and, if there are several losses, of each."""
     return [model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss is not None else [])]
 
 
 def trace_symbolically(function: Callable[..., Any], batch: Any) -> None:
-    """Calls a function of one batch with symbolic tensors; changes no variable.
+    """Calls a function of one batch with symbolic tensors, without changing variables.
 
     Args:
-      function: function of a batch; called again if the first call fails, e.g. where variables are assigned in a
-        condition.
+      function: function of a batch; called twice if the first call fails, for example for assignments in a condition.
       batch: structure of `tf.TensorSpec`, with None for missing parts.
     """
     symbolic = tf.nest.map_structure(lambda s: None if s is None else keras.KerasTensor(s.shape, s.dtype.name), batch)
@@ -216,15 +211,15 @@ def trace_symbolically(function: Callable[..., Any], batch: Any) -> None:
         )
 
 
-_MODULES = {"convert_binary_labels_to_hinge": losses, "conv": nn, "ctc_loss": nn, "depthwise_conv": nn}
+_FUNCTION_MODULES = {"convert_binary_labels_to_hinge": losses, "conv": nn, "ctc_loss": nn, "depthwise_conv": nn}
 
 
 @contextlib.contextmanager
 def symbolic_graph(name: str) -> Iterator[Any]:
     """Context in which operations are added to a graph that is never run; yields the graph.
 
-    Inside a strategy's scope, but outside of its replica functions, code is called as if there were no strategy: it could
-    not differentiate with respect to mirrored variables.
+    In the scope of a tf.distribute strategy, but outside of replica functions, the strategy is hidden, because code could not
+    differentiate with respect to mirrored variables.
     """
     with tf.__internal__.FuncGraph(name).as_default() as graph, SymbolicScope():
         if tf.distribute.in_cross_replica_context():
@@ -235,6 +230,6 @@ def symbolic_graph(name: str) -> Iterator[Any]:
 def functions_wrapped(
     wrappers: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]],
 ) -> contextlib.AbstractContextManager[None]:
-    """Context in which some of Keras's private functions, by name, are wrapped."""
-    modules = [(_MODULES[name], name, wrap) for name, wrap in wrappers.items()]
+    """Context in which private functions of Keras are wrapped, by name."""
+    modules = [(_FUNCTION_MODULES[name], name, wrap) for name, wrap in wrappers.items()]
     return patched(*((module, name, wrap(getattr(module, name))) for module, name, wrap in modules))

@@ -1,4 +1,4 @@
-"""Internals of functional and sequential models: their graph of operations, and what a traced graph assigns."""
+"""Internals of functional and sequential models: their graphs of operations, and assignments in traced graphs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from tensorflow.python.framework import auto_control_deps_utils, ops
 
 from tfdist.keras_internals.variables import RecordedScope
 
-_CALLS = (Functional.call, keras.Sequential.call)
+_KERAS_CALLS = (Functional.call, keras.Sequential.call)
 
 
 class GraphNode(NamedTuple):
@@ -20,7 +20,7 @@ class GraphNode(NamedTuple):
     Attributes:
       operation: the layer or other operation; a layer that is called twice has two nodes.
       inputs: symbolic tensors among the arguments.
-      outputs: symbolic tensors that it returns, flattened.
+      outputs: symbolic results, flattened.
       kwargs: keyword arguments, with symbolic tensors.
       fill_in: returns the positional and keyword arguments, given tensors by the id of the symbolic tensor.
     """
@@ -35,10 +35,10 @@ class GraphNode(NamedTuple):
 def functional_of(model: Any) -> keras.Model | None:
     """Returns the functional model that a call of a model runs; None if there is none.
 
-    A functional model runs itself. A sequential model has one as soon as it has an input shape. Subclasses that override
-    `call` have none.
+    A functional model runs itself. A sequential model has one when its input shape is known. Subclasses that override `call`
+    have none.
     """
-    if getattr(type(model), "call", None) not in _CALLS or "call" in vars(model):
+    if getattr(type(model), "call", None) not in _KERAS_CALLS or "call" in vars(model):
         return None
     return model._functional if isinstance(model, keras.Sequential) else model
 
@@ -49,7 +49,7 @@ def input_names(functional: keras.Model) -> list[str]:
 
 
 def is_transparent(model: keras.Model) -> bool:
-    """Returns whether a call of a nested model does nothing that its operations do not do when called one by one."""
+    """Returns whether a call of a nested model is equivalent to separate calls of its operations."""
     kind = type(model)
     return (
         functional_of(model) is not None
@@ -76,36 +76,33 @@ def nodes_of(functional: keras.Model) -> Iterator[GraphNode]:
 
 
 def operation_function(operation: keras.Operation, training: bool | None) -> Callable[..., Any]:
-    """Returns a function that calls an operation as a functional model calls its own."""
+    """Returns a function that calls an operation in the same way as a functional model."""
     return operation_fn(operation, training=training)
 
 
 def standardize_inputs(model: keras.Model, inputs: Any, mask: Any = None) -> list[Any]:
-    """Returns the inputs of a functional or sequential model, flattened, as its first layers get them.
+    """Returns the flat inputs of a functional or sequential model with the model's dtypes and ranks, and with masks.
 
     Args:
       model: the model.
       inputs: structure of tensors that a call of the model accepts.
-      mask: its argument `mask`; None for the masks that the inputs have.
-
-    Returns:
-      Tensors with the dtypes and ranks of the model's inputs, and masks.
+      mask: argument `mask` of the call; None for the masks of the inputs.
     """
     masks = keras.tree.flatten(mask)
     if all(x is None for x in masks):
         masks = [get_keras_mask(x) for x in keras.tree.flatten(inputs)]
     if model._convert_input_args:
-        inputs = keras.tree.map_structure(lambda x: _converted(model, x), inputs)
+        inputs = keras.tree.map_structure(lambda x: _convert_input(model, x), inputs)
     functional = functional_of(model)
     assert functional is not None
     standardized_inputs = functional._standardize_inputs(inputs)
-    for x, own_mask in zip(standardized_inputs, masks, strict=False):
-        if own_mask is not None:
-            set_keras_mask(x, own_mask)
+    for x, input_mask in zip(standardized_inputs, masks, strict=False):
+        if input_mask is not None:
+            set_keras_mask(x, input_mask)
     return standardized_inputs
 
 
-def _converted(layer: keras.Layer, x: Any) -> Any:
+def _convert_input(layer: keras.Layer, x: Any) -> Any:
     mask = get_keras_mask(x)
     y = layer.dtype_policy.convert_input(x, layer.autocast, layer.input_dtype)
     if mask is not None:
@@ -119,7 +116,7 @@ def pack_outputs(functional: keras.Model, tensors: Sequence[Any]) -> Any:
 
 
 class Body(keras.Layer):
-    """A part of a model as a layer: calls its operations as one forward pass, which owns the losses that they add."""
+    """A part of a model as a layer: it calls operations in one forward pass, and owns the losses that they add."""
 
     def __init__(self, name: str, model: keras.Model, layers: Sequence[keras.Layer], run: Callable[..., Any]):
         """Creates the layer.
@@ -128,7 +125,7 @@ class Body(keras.Layer):
           name: name of the layer.
           model: the model, whose dtype policy applies.
           layers: layers that are called.
-          run: called with the arguments of a call and `training`; its results are returned.
+          run: computes the results from the arguments of the call and `training`.
         """
         super().__init__(name=name, dtype=model.dtype_policy)
         self._convert_input_args, self._allow_non_tensor_positional_args = False, True
@@ -142,45 +139,45 @@ class Body(keras.Layer):
         return self._run(*args, training=training)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
-        """Returns None: the operations have set the masks of their outputs."""
+        """Returns None: the operations set the masks of their outputs."""
 
 
 def new_trace() -> tf.Graph:
-    """Returns a graph in which operations are only recorded, as those of a function: loops and conditions are its own."""
+    """Returns a graph that only records operations, like that of a function, including its own loops and conditions."""
     return tf.__internal__.FuncGraph("abstract_run")
 
 
 class UsageScope(RecordedScope):
-    """A stateless scope that records which variables are read and assigned; they need no values.
+    """A stateless scope that records which variables are read and assigned; variables need no values.
 
     Attributes:
-      read: variables that were read, by id, in order.
-      written: variables that were assigned, by id, in order.
+      reads: variables that were read, by id, in order.
+      assigns: variables that were assigned, by id, in order.
     """
 
     def __init__(self, placeholder: Callable[[keras.Variable], Any]):
         """Initializes the scope.
 
         Args:
-          placeholder: returns the tensor that a variable is until it is assigned; called once for each.
+          placeholder: returns the value of a variable before assignments; called once per variable.
         """
-        super().__init__([], read=self._first_read)
+        super().__init__([], read=self._read_placeholder)
         self._placeholder = placeholder
         self._placeholders: dict[int, Any] = {}
-        self.read: dict[int, keras.Variable] = {}
-        self.written: dict[int, keras.Variable] = {}
+        self.reads: dict[int, keras.Variable] = {}
+        self.assigns: dict[int, keras.Variable] = {}
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """See base class."""
-        self.read[id(variable)] = variable
+        self.reads[id(variable)] = variable
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """See base class."""
-        self.written[id(update[0])] = update[0]
+        self.assigns[id(update[0])] = update[0]
         super().add_update(update)
 
-    def _first_read(self, variable: keras.Variable) -> Any:
+    def _read_placeholder(self, variable: keras.Variable) -> Any:
         if id(variable) not in self._placeholders:
             self._placeholders[id(variable)] = self._placeholder(variable)
         return self._placeholders[id(variable)]
@@ -192,31 +189,31 @@ def count_operations() -> int:
 
 
 def assigned_since(operations: int, variables: Sequence[keras.Variable | tf.Variable]) -> list[bool]:
-    """Returns which variables may be assigned by the operations of the graph, from one on; eagerly, all may have been.
+    """Returns which variables the latest operations of the graph may assign; all of them in eager mode.
 
     Args:
-      operations: an earlier result of `count_operations`.
-      variables: variables that the graph reads; of a distributed one, the copy of this replica is meant.
+      operations: number of earlier operations, from `count_operations`.
+      variables: variables that the graph reads; for a distributed variable, this replica's copy.
     """
     if tf.executing_eagerly():
         return [True] * len(variables)
     graph = ops.get_default_graph()
-    assigned: set[int] = set()
+    assigned_handles: set[int] = set()
     for operation in graph.get_operations()[operations:]:
-        _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
-        assigned.update(id(handle) for handle in written)
-    return [id(graph.capture(handle)) in assigned for handle in _handles(variables)]
+        _, handles = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        assigned_handles.update(id(handle) for handle in handles)
+    return [id(graph.capture(handle)) in assigned_handles for handle in _handles(variables)]
 
 
 def feeds_back(
     results: Sequence[tf.Tensor], operations: int, variables: Sequence[keras.Variable | tf.Variable]
 ) -> list[bool]:
-    """Returns which variables the operations of the graph, from one on, may assign, and may compute results with later.
+    """Returns which variables the latest operations of the graph may assign and later use for the results.
 
     Args:
       results: tensors of the graph.
       operations: see `assigned_since`.
-      variables: see `assigned_since`; eagerly, none is found.
+      variables: see `assigned_since`; none of them in eager mode.
     """
     if tf.executing_eagerly():
         return [False] * len(variables)
@@ -225,19 +222,19 @@ def feeds_back(
         return assigned
     graph = ops.get_default_graph()
     names = [graph.capture(handle).name for handle in _handles(variables)]
-    needed = {tensor.name for tensor in results}
-    steps = []
+    needed_names = {tensor.name for tensor in results}
+    edges = []
     for operation in reversed(graph.get_operations()[operations:]):
-        _, written = auto_control_deps_utils.get_read_write_resource_inputs(operation)
-        steps.append(({x.name for x in (*operation.outputs, *written)}, [tensor.name for tensor in operation.inputs]))
+        _, handles = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        edges.append(({x.name for x in (*operation.outputs, *handles)}, [tensor.name for tensor in operation.inputs]))
     previous = None
-    while previous != (previous := needed.intersection(names)):  # the next step needs the values of these variables
-        for outputs, inputs in steps:
-            if not needed.isdisjoint(outputs):
-                needed.update(inputs)
-    return [is_assigned and name in needed for is_assigned, name in zip(assigned, names, strict=True)]
+    while previous != (previous := needed_names.intersection(names)):  # the next step reads these
+        for outputs, inputs in edges:
+            if not needed_names.isdisjoint(outputs):
+                needed_names.update(inputs)
+    return [is_assigned and name in needed_names for is_assigned, name in zip(assigned, names, strict=True)]
 
 
 def _handles(variables: Sequence[keras.Variable | tf.Variable]) -> list[tf.Tensor]:
-    """Returns the resources of variables; of distributed ones, of this replica's copies."""
+    """Returns the resource handles of variables; for distributed variables, of this replica's copies."""
     return [(variable._value if isinstance(variable, keras.Variable) else variable).handle for variable in variables]

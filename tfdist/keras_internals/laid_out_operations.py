@@ -1,4 +1,4 @@
-"""The tensors of operations that draw random numbers, or rearrange elements, for strategies that lay them out."""
+"""Layouts for the tensors of operations that draw random numbers or rearrange elements."""
 
 import contextlib
 import threading
@@ -12,7 +12,7 @@ from tensorflow.python.ops import array_ops, gen_array_ops, gen_nn_ops
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_operations
 
 # All functions of `tf.random.stateless_...`, `keras.random` and dropout call one of these.
-_DRAWS = (
+_DRAW_FUNCTIONS = (
     "stateless_random_gamma_v3",
     "stateless_random_normal_v2",
     "stateless_random_uniform_full_int_v2",
@@ -20,67 +20,68 @@ _DRAWS = (
     "stateless_random_uniform_v2",
     "stateless_truncated_normal_v2",
 )
-_DIMS = 9  # more than a tensor of a model has: shorter vectors of integers may be shapes
+_RANK_LIMIT = 9  # above the rank of a model's tensors: a shorter vector of integers may be a shape
 _LAID_OUT = "_tfdist_laid_out"  # attribute of operations
-_TRACING = threading.RLock()  # of two threads, the second would restore the replacements of the first
+_TRACING_LOCK = threading.RLock()  # a second thread would restore the replacements of the first
 _REVERSE = ((tf, "reverse"), (array_ops, "reverse"), (array_ops, "reverse_v2"))  # names of one function
 
 
 def draws_laid_out(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Context in which each tensor that a traced function draws from a seed is replaced by `lay_out` of it."""
-    return _replaced(
-        [(random_operations, name) for name in _DRAWS],
+    """Context in which `lay_out` is applied to each tensor that a traced function draws from a seed."""
+    return _replace_functions(
+        [(random_operations, name) for name in _DRAW_FUNCTIONS],
         lambda draw: lambda *args, **kwargs: lay_out(draw(*args, **kwargs)),
     )
 
 
 def concatenations_laid_out(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Context in which tensors that a traced function concatenates, and the results, are replaced by `lay_out` of them.
+    """Context in which `lay_out` is applied to the inputs and results of concatenations in a traced function.
 
-    Axes become positive. Tensors of more than three dims are replaced only if their rows are concatenated: of others, such
-    as the heads of an attention layer that rotates them, another dim is usually sharded.
+    Axes become positive. Tensors of more than three dims are laid out only if rows are concatenated: for others, such as the
+    heads of an attention layer that rotates them, another dim is usually sharded.
 
     Args:
-      lay_out: also receives whether the rows of the parts are rows of the result.
+      lay_out: takes a tensor, and whether the rows of the inputs are rows of the result.
     """
 
-    def concatenating(concat: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def wrap_concat(concat: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def function(values: Any, axis: Any, name: str | None = None) -> tf.Tensor:
-            dim, parts = _constant_value(axis), _matching(values)
+            dim, parts = _constant_value(axis), _convert_to_common_dtype(values)
             rank = next((part.shape.rank for part in parts if part.shape.rank), None)
             if rank is None or not _is_axis(dim, rank):
                 return concat(values=values, axis=axis, name=name)
             dim = int(dim) % rank
             if may_be_shapes(parts) or (rank > 3 and dim):
                 return concat(values=parts, axis=dim, name=name)
-            laid_out = [lay_out(part, dim > 0) for part in parts]
-            return lay_out(concat(values=laid_out, axis=dim, name=name), dim > 0)
+            parts_laid_out = [lay_out(part, dim > 0) for part in parts]
+            return lay_out(concat(values=parts_laid_out, axis=dim, name=name), dim > 0)
 
         return function
 
-    return _replaced([(gen_array_ops, "concat_v2")], concatenating)
+    return _replace_functions([(gen_array_ops, "concat_v2")], wrap_concat)
 
 
 def top_k_laid_out(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Context in which tensors whose largest elements a traced function takes, and these, are replaced by `lay_out` of them."""
+    """Context in which `lay_out` is applied to the inputs and results of `tf.math.top_k` in a traced function."""
 
-    def selecting(top_k: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_top_k(top_k: Callable[..., Any]) -> Callable[..., Any]:
         def function(input: Any, **options: Any) -> Any:  # tf.math.top_k passes the rest by keyword
             results = top_k(lay_out(tf.convert_to_tensor(input)), **options)
             return type(results)(*map(lay_out, results))
 
         return function
 
-    return _replaced([(gen_nn_ops, "top_kv2")], selecting)
+    return _replace_functions([(gen_nn_ops, "top_kv2")], wrap_top_k)
 
 
 def transposed_inputs_copied() -> contextlib.AbstractContextManager[None]:
-    """Context in which a traced function transposes copies, which may be laid out otherwise than the original tensors.
+    """Context in which a traced function transposes copies of tensors, whose layouts may differ from the originals'.
 
-    Of at most three dims: DTensor does not move an axis between inner dims of more (tests/traps/dtensor_test.py).
+    Only tensors of at most three dims are copied: DTensor does not move an axis between inner dims of larger ones
+    (tests/traps/dtensor_test.py).
     """
 
-    def transposing(transpose: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def wrap_transpose(transpose: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def function(x: Any, perm: Any, name: str | None = None) -> tf.Tensor:
             tensor = tf.convert_to_tensor(x)
             is_small = tensor.shape.rank is not None and tensor.shape.rank <= 3
@@ -88,21 +89,21 @@ def transposed_inputs_copied() -> contextlib.AbstractContextManager[None]:
 
         return function
 
-    return _replaced([(gen_array_ops, "transpose"), (gen_array_ops, "conjugate_transpose")], transposing)
+    return _replace_functions([(gen_array_ops, "transpose"), (gen_array_ops, "conjugate_transpose")], wrap_transpose)
 
 
 @contextlib.contextmanager
 def strides_laid_out(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[None]:
-    """Context in which tensors that a traced function slices with a stride, and the slices, are replaced by `lay_out` of them.
+    """Context in which `lay_out` is applied to the inputs and results of strided slices in a traced function.
 
-    `tf.reverse`, which `keras.ops.flip` calls, becomes a slice with strides of -1, and `tf.slice` with constant arguments
-    one with strides of 1, which need not be laid out.
+    `tf.reverse`, which `keras.ops.flip` calls, becomes a slice with strides of -1. `tf.slice` with constant arguments becomes a
+    slice with strides of 1, which needs no layout.
 
     Args:
-      lay_out: also receives whether the slice has the rows in their order, or a range of them.
+      lay_out: takes a tensor, and whether the slice keeps the order of the rows, or of a range of them.
     """
 
-    def sliced(strided_slice: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def wrap_slice(strided_slice: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def function(input: Any, begin: Any, end: Any, strides: Any, **options: Any) -> tf.Tensor:  # called by keyword
             steps = _constant_value(strides)
             if steps is not None and (steps == 1).all():  # as most slices are
@@ -118,46 +119,46 @@ def strides_laid_out(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterato
         return function
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced([(gen_array_ops, "strided_slice")], sliced))
-        stack.enter_context(_replaced([(gen_array_ops, "_slice")], _sliced_by_strides))
-        stack.enter_context(_replaced(_REVERSE, _reversed_by_strides))
+        stack.enter_context(_replace_functions([(gen_array_ops, "strided_slice")], wrap_slice))
+        stack.enter_context(_replace_functions([(gen_array_ops, "_slice")], _slice_by_strides))
+        stack.enter_context(_replace_functions(_REVERSE, _reverse_by_strides))
         yield
 
 
 def is_laid_out(operation: tf.Operation) -> bool:
-    """Returns whether a slice with strides was made by `strides_laid_out`, or is of a constant."""
+    """Returns whether a strided slice is from `strides_laid_out`, or of a constant."""
     return _LAID_OUT in operation.node_def.attr or tf.get_static_value(operation.inputs[0]) is not None
 
 
 @contextlib.contextmanager
-def _replaced(
+def _replace_functions(
     functions: Sequence[tuple[Any, str]], replacement: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Context in which functions of modules are others, in what this thread traces: a thread may read data meanwhile."""
+    """Context in which functions of modules are replaced in functions that this thread traces; others may read data."""
     thread = threading.get_ident()
 
-    def either(original: Callable[..., Any]) -> Callable[..., Any]:
-        other = replacement(original)
+    def dispatch(original: Callable[..., Any]) -> Callable[..., Any]:
+        new_function = replacement(original)
 
         def function(*args: Any, **kwargs: Any) -> Any:
             is_traced = threading.get_ident() == thread and tf.inside_function()
-            return (other if is_traced else original)(*args, **kwargs)
+            return (new_function if is_traced else original)(*args, **kwargs)
 
         return function
 
-    with _TRACING:
+    with _TRACING_LOCK:
         originals = [getattr(module, name) for module, name in functions]
         try:
             for (module, name), original in zip(functions, originals, strict=True):
-                setattr(module, name, either(original))
+                setattr(module, name, dispatch(original))
             yield
         finally:
             for (module, name), original in zip(functions, originals, strict=True):
                 setattr(module, name, original)
 
 
-def _matching(values: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns tensors of one dtype, or none if they cannot be converted, which the operation reports."""
+def _convert_to_common_dtype(values: Sequence[Any]) -> list[tf.Tensor]:
+    """Converts values to tensors of one dtype; returns an empty list if the operation will fail."""
     dtype = next((value.dtype for value in values if tf.is_tensor(value)), None)
     try:
         return [tf.convert_to_tensor(value, dtype) for value in values]
@@ -170,14 +171,14 @@ def _is_axis(dim: Any, rank: int) -> bool:
 
 
 def may_be_shapes(parts: Sequence[tf.Tensor]) -> bool:
-    """Returns whether tracing may need the values of tensors, which it cannot have once they are laid out."""
+    """Returns whether tracing may need the values of tensors, which are unknown after they are laid out."""
     if not parts[0].dtype.is_integer:
         return False
     return all(_is_short_vector(part) for part in parts) or all(_is_constant(part) for part in parts)
 
 
 def _is_short_vector(tensor: tf.Tensor) -> bool:
-    return tensor.shape.rank == 1 and tensor.shape[0] is not None and tensor.shape[0] < _DIMS
+    return tensor.shape.rank == 1 and tensor.shape[0] is not None and tensor.shape[0] < _RANK_LIMIT
 
 
 def _constant_value(value: Any) -> Any:
@@ -188,7 +189,7 @@ def _is_constant(tensor: tf.Tensor) -> bool:
     return not tf.is_symbolic_tensor(tensor) or tensor_util.try_evaluate_constant(tensor) is not None
 
 
-def _sliced_by_strides(cut: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+def _slice_by_strides(cut: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     def function(input: Any, begin: Any, size: Any, name: str | None = None) -> tf.Tensor:
         tensor = tf.convert_to_tensor(input)
         starts, sizes = (_constant_value(argument) for argument in (begin, size))
@@ -204,7 +205,7 @@ def _sliced_by_strides(cut: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor
 
 
 def _is_within(shape: tf.TensorShape, starts: Any, sizes: Any) -> bool:
-    """Returns whether a slice is known to be inside of a tensor: strides would not refuse another one."""
+    """Returns whether a slice is known to be within the tensor, which a strided slice does not check."""
     if shape.rank is None or starts is None or sizes is None or not starts.shape == sizes.shape == (shape.rank,):
         return False
     return all(
@@ -214,7 +215,7 @@ def _is_within(shape: tf.TensorShape, starts: Any, sizes: Any) -> bool:
     )
 
 
-def _reversed_by_strides(reverse: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+def _reverse_by_strides(reverse: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     def function(tensor: Any, axis: Any, name: str | None = None) -> tf.Tensor:
         tensor, axes = tf.convert_to_tensor(tensor), _constant_value(axis)
         rank = tensor.shape.rank
@@ -232,7 +233,7 @@ def _reversed_by_strides(reverse: Callable[..., tf.Tensor]) -> Callable[..., tf.
 def _keeps_rows(
     rank: int | None, steps: Any, ellipsis_mask: int = 0, new_axis_mask: int = 0, shrink_axis_mask: int = 0, **_: Any
 ) -> bool:
-    """Returns whether a slice leaves the first dim first, and takes its rows in order; False if that is not known."""
-    named = len(steps) - 1 - new_axis_mask.bit_count()
-    is_empty = ellipsis_mask & 1 and (rank is None or rank <= named)
+    """Returns whether a slice keeps the first dim first and its rows in order; False if unknown."""
+    named_axes = len(steps) - 1 - new_axis_mask.bit_count()
+    is_empty = ellipsis_mask & 1 and (rank is None or rank <= named_axes)
     return bool(steps[0] == 1) and not (new_axis_mask | shrink_axis_mask) & 1 and not is_empty

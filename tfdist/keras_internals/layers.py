@@ -1,4 +1,4 @@
-"""Internals of Keras's layers: their calls, attributes of their tensors, and random numbers that user code draws."""
+"""Internals of Keras's layers: their calls, attributes of tensors, and random numbers of user code."""
 
 import contextlib
 import contextvars
@@ -22,12 +22,12 @@ from tfdist.keras_internals.patching import patched
 
 
 def path_of(layer: keras.Layer) -> str:
-    """Returns a layer's path, or its name if it has no path, as without weights."""
+    """Returns a layer's path, or its name if it has no path because it has no weights."""
     return layer.path or layer.name
 
 
 def copy_mask_and_logits(tensor: tf.Tensor, other: tf.Tensor, lay_out: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Attaches to a tensor the mask and logits of another one, mapped by `lay_out`."""
+    """Copies mask and logits from `other` to a tensor, through `lay_out`."""
     mask, logits = mask_and_logits(other)
     set_mask_and_logits(tensor, None if mask is None else lay_out(mask), None if logits is None else lay_out(logits))
     return tensor
@@ -50,46 +50,45 @@ def set_mask_and_logits(tensor: Any, mask: tf.Tensor | None, logits: tf.Tensor |
 
 
 def capture_call_context(layer: keras.Layer) -> Callable[[], contextlib.AbstractContextManager]:
-    """Captures the context of a layer's `call` (dtype, training), so that it can be called in it again."""
+    """Captures the context of a layer's `call`, such as dtype and training; the result restores it."""
     context, dtype = global_state.get_global_attribute("current_call_ctx"), layer.compute_dtype
 
     @contextlib.contextmanager
-    def restored_context() -> Iterator[None]:
-        now = global_state.get_global_attribute("current_call_ctx")
+    def restore_context() -> Iterator[None]:
+        outer_context = global_state.get_global_attribute("current_call_ctx")
         global_state.set_global_attribute("current_call_ctx", context)
         try:
             with keras_variables.AutocastScope(dtype if layer.autocast else None):
                 yield
         finally:
-            global_state.set_global_attribute("current_call_ctx", now)
+            global_state.set_global_attribute("current_call_ctx", outer_context)
 
-    return restored_context
+    return restore_context
 
 
 def wrap_call(layer: keras.Layer, wrap: Callable[[keras.Layer, Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replaces a layer's `call` by `wrap(layer, layer.call)`, as Keras does for its own rematerialization."""
+    """Replaces a layer's `call` by `wrap(layer, layer.call)`, by Keras's own mechanism for rematerialization."""
     layer._remat_mode = remat.RematMode("full", 0, [])
     layer.rematerialized_call = lambda call, *_, **__: wrap(layer, call)
 
 
-def adders_of(layer: keras.Layer, losses: Sequence[Any]) -> list[keras.Layer]:
-    """Returns for each loss of a stateless scope the layer, nested in `layer`, that added it."""
+def layers_adding_losses(layer: keras.Layer, losses: Sequence[Any]) -> list[keras.Layer]:
+    """Returns, for each loss of a stateless scope, the sublayer of `layer` that added it."""
     layers = list(layer._flatten_layers())
     return [next((sublayer for sublayer in layers if id(loss) in sublayer._loss_ids), layer) for loss in losses]
 
 
 @functools.cache
 def keep_losses_by_replica() -> None:
-    """Separates the losses added by layers by replica of one process, once per process.
+    """Gives each replica of this process its own losses of layers; once per process.
 
-    Each replica has a thread, and while one communicates in its forward pass another one runs: it would clear the first
-    one's losses, or add to them.
+    Each replica has a thread. While one communicates in its forward pass, another one would otherwise change its losses.
     """
     for name, make in (("_losses", list), ("_loss_ids", set)):
-        setattr(keras.Layer, name, _by_replica(name, make))
+        setattr(keras.Layer, name, _replica_property(name, make))
 
 
-def _by_replica(name: str, make: Callable[[], Any]) -> property:
+def _replica_property(name: str, make: Callable[[], Any]) -> property:
     def attribute(layer: keras.Layer) -> tuple[dict[Any, Any], Any]:
         thread = threading.current_thread()
         if isinstance(thread, mirrored_run._MirroredReplicaThread):
@@ -108,12 +107,12 @@ def _by_replica(name: str, make: Callable[[], Any]) -> property:
 
 
 def is_symbolic_call() -> bool:
-    """Returns whether Keras runs layers for the shapes and dtypes of their results alone."""
+    """Returns whether Keras runs layers only for the shapes and dtypes of their results."""
     return bool(in_symbolic_scope())
 
 
 def check_layer_calls(check: Callable[[keras.Layer, Sequence[Any]], None]) -> None:
-    """Makes every outermost call of a layer that computes something call `check` first, with its inputs, in this process."""
+    """Makes every outermost call of a layer that computes values call `check` first, in this process."""
     original = keras.Layer.__call__
 
     @functools.wraps(original)
@@ -128,27 +127,27 @@ def check_layer_calls(check: Callable[[keras.Layer, Sequence[Any]], None]) -> No
 
 
 def attentions_laid_out(
-    before: Callable[[str, Any], Any],
-    inside: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]],
+    replace_query: Callable[[str, Any], Any],
+    replace_projections: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]],
     replace_output: Callable[[str, Any], Any],
 ) -> contextlib.AbstractContextManager[None]:
-    """Context in which inputs, inner tensors and outputs of Keras's attention layers can be replaced, to lay them out.
+    """Context in which inputs, inner tensors and outputs of Keras's attention layers are replaced, to lay them out.
 
     Args:
-      before: given a layer's path and its query, [batch, sequence, embed], returns the replacement, also for key and
-        value if they are the same tensor.
-      inside: given a layer's path, query, key and value after the projections, [batch, sequence, heads, head_dim], and
-        whether the only mask is a causal one, returns their replacements and the mask, [1, queries, keys] bool, or None
-        for Keras's own. Not called in subclasses that override `_compute_attention`.
-      replace_output: given a layer's path and its output, returns the replacement.
+      replace_query: takes a layer's path and its query, [batch, sequence, embed]; returns the replacement, also for a key
+        and a value that are the same tensor.
+      replace_projections: takes a layer's path, query, key and value after the projections, [batch, sequence, heads,
+        head_dim], and whether there is only a causal mask; returns their replacements and the mask, [1, queries,
+        keys] bool, or None for Keras's own mask. Not called in subclasses that override `_compute_attention`.
+      replace_output: takes a layer's path and its output; returns the replacement.
     """
 
-    def attending(method: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_attention(method: Callable[..., Any]) -> Callable[..., Any]:
         def attend(
             layer: keras.Layer, query: Any, key: Any, value: Any, attention_mask: Any = None, *args: Any, **kwargs: Any
         ) -> Any:
             causal = kwargs.pop("use_causal_mask", False)
-            query, key, value, mask = inside(layer.path, query, key, value, causal)
+            query, key, value, mask = replace_projections(layer.path, query, key, value, causal)
             if mask is not None:
                 attention_mask = mask
             elif causal:
@@ -157,30 +156,30 @@ def attentions_laid_out(
 
         return attend
 
-    def calling(method: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_layer_call(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
             query = args[0] if args else kwargs["query"]
             if tf.is_tensor(query):
-                laid_out = before(layer.path, query)
+                laid_out = replace_query(layer.path, query)
                 args = tuple(laid_out if x is query else x for x in args)
                 kwargs = {name: laid_out if x is query else x for name, x in kwargs.items()}
             outputs = method(layer, *args, **kwargs)
-            if isinstance(outputs, tuple):  # the second element are the scores
+            if isinstance(outputs, tuple):  # the second element has the scores
                 return (replace_output(layer.path, outputs[0]), *outputs[1:])
             return copy_mask_and_logits(replace_output(layer.path, outputs), outputs, tf.identity)
 
         return call
 
     kinds = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
-    wrappers = {"_compute_attention": attending, "call": calling}
+    wrappers = {"_compute_attention": wrap_attention, "call": wrap_layer_call}
     return patched(*((k, name, wrap(getattr(k, name))) for k in kinds for name, wrap in wrappers.items()))
 
 
 def products_keep_dims() -> contextlib.AbstractContextManager[None]:
-    """Context in which Keras does not merge dims for products: DTensor would gather a sharded one.
+    """Context in which Keras does not merge dims for products: DTensor would gather a sharded dim.
 
-    Otherwise Keras's `einsum` becomes one matrix product per row of a batch, and a weight's gradient would be sent for
-    each row, before the sum over rows.
+    Otherwise Keras's `einsum` becomes one matrix product per row of a batch, and the gradient of a weight is sent for each row
+    before the sum over rows.
     """
     matmul, einsum = keras_numpy.matmul, keras_numpy.einsum
 
@@ -188,23 +187,23 @@ def products_keep_dims() -> contextlib.AbstractContextManager[None]:
         if not (tf.is_tensor(x1) and 2 < (x1.shape.rank or 0) < 9 and len(x2.shape) == 2):
             return matmul(x1, x2)
         dtype = keras.backend.result_type(x1.dtype, x2.dtype)
-        others = "abcdefgh"[: x1.shape.rank - 1]
-        return tf.einsum(f"{others}n,nm->{others}m", tf.cast(x1, dtype), tf.cast(x2, dtype))
+        letters = "abcdefgh"[: x1.shape.rank - 1]
+        return tf.einsum(f"{letters}n,nm->{letters}m", tf.cast(x1, dtype), tf.cast(x2, dtype))
 
-    def general(subscripts: str, *operands: Any, **kwargs: Any) -> Any:
+    def general_einsum(subscripts: str, *operands: Any, **kwargs: Any) -> Any:
         values = [tf.convert_to_tensor(x) for x in operands]
         dtypes = {x.dtype for x in values}
-        plain = len(dtypes) == 1 and dtypes.pop().is_floating and "." not in subscripts
-        return (tf.einsum if plain else einsum)(subscripts, *values, **kwargs)
+        is_plain = len(dtypes) == 1 and dtypes.pop().is_floating and "." not in subscripts
+        return (tf.einsum if is_plain else einsum)(subscripts, *values, **kwargs)
 
-    return patched((keras_numpy, "matmul", product), (keras_numpy, "einsum", general))
+    return patched((keras_numpy, "matmul", product), (keras_numpy, "einsum", general_einsum))
 
 
-# Random numbers that user code draws in a replica function, by `keras.random` or `tf.random`.
-# TensorFlow seeds an operation by its graph, so processes with the same seed draw the same numbers, and Keras's generators
-# outside of a model are variables that replicas would share. Inside `keyed`, each replica draws different numbers.
+# Random numbers that user code draws in a replica function, by `keras.random` or `tf.random`. TensorFlow seeds an operation by
+# its graph, so processes with the same seed draw the same numbers, and replicas would share Keras's generators outside of a
+# model, which are variables. Inside `keyed`, each replica draws different numbers.
 
-# Functions that use the graph's seed, and their stateless equivalents. Arguments that both have are passed by name.
+# Functions that use the graph's seed, and their stateless equivalents; common arguments are passed by name.
 _STATELESS = {
     "normal": "stateless_normal",
     "uniform": "stateless_uniform",
@@ -213,29 +212,29 @@ _STATELESS = {
     "gamma": "stateless_gamma",
     "poisson": "stateless_poisson",
 }
-_NAMES = (*_STATELESS, *_STATELESS.values(), "shuffle", "stateless_binomial")
+_DRAW_FUNCTIONS = (*_STATELESS, *_STATELESS.values(), "shuffle", "stateless_binomial")
 
 
-_source: contextvars.ContextVar["_Keyed | None"] = contextvars.ContextVar("random numbers", default=None)
+_source: contextvars.ContextVar["_KeyedSource | None"] = contextvars.ContextVar("random numbers", default=None)
 
 
 @contextlib.contextmanager
 def keyed(key: tf.Tensor, seeded: frozenset[int]) -> Iterator[None]:
-    """Context in which draws depend only on a key and on the number of preceding draws.
+    """Context in which random numbers depend only on a key and on the number of preceding draws.
 
     Args:
       key: [2] int32.
-      seeded: ids of the states of generators that are already seeded.
+      seeded: ids of the states of generators that are already seeded per replica.
     """
-    _install()
-    token = _source.set(_Keyed(key, seeded))
+    _install_wrappers()
+    token = _source.set(_KeyedSource(key, seeded))
     try:
         yield
     finally:
         _source.reset(token)
 
 
-class _Keyed:
+class _KeyedSource:
     def __init__(self, key: tf.Tensor, seeded: frozenset[int]):
         self._key, self._seeded, self._draws = key, seeded, 0
 
@@ -264,12 +263,12 @@ class _Keyed:
 
 
 @functools.cache
-def _install() -> None:
-    """Wraps the functions, once per process; outside of `keyed` they behave as before."""
-    for name in _NAMES:
+def _install_wrappers() -> None:
+    """Wraps the functions, once per process; outside of `keyed` the wrappers have no effect."""
+    for name in _DRAW_FUNCTIONS:
         if getattr(getattr(tf.random, name), "__module__", "").startswith("tensorflow"):  # not replaced by the program
-            setattr(tf.random, name, _watched(name, getattr(tf.random, name)))
-    tf.nn.dropout = _watched("dropout", tf.nn.dropout)
+            setattr(tf.random, name, _wrap_draw(name, getattr(tf.random, name)))
+    tf.nn.dropout = _wrap_draw("dropout", tf.nn.dropout)
     original = keras_random.draw_seed
 
     def draw_seed(seed: Any) -> tf.Tensor:
@@ -279,7 +278,7 @@ def _install() -> None:
     keras_random.draw_seed = draw_seed
 
 
-def _watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_draw(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)

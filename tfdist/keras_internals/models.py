@@ -19,38 +19,37 @@ from tfdist.keras_internals.patching import patched
 
 
 def weights_in_file() -> contextlib.AbstractContextManager[None]:
-    """Context in which Keras writes the weights of a model into a file, one at a time, and then the file into the `.keras`.
+    """Context in which Keras saves weights one at a time, through a temporary file.
 
-    Otherwise it has a copy of all weights in memory, unless that of the host is too small: it does not see a limit of
-    the process.
+    Otherwise it keeps a copy of all weights in memory if the host has enough, whatever the memory limit of the process.
     """
     return patched((saving_lib, "is_memory_sufficient", lambda model: False))
 
 
-_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on one device", default=False)
+_has_one_device_losses: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on one device", default=False)
 
-_KNOWN = ("keras", "tfdist")  # packages whose code is trusted
+_TRUSTED_PACKAGES = ("keras", "tfdist")  # packages whose code is trusted
 
 
 @contextlib.contextmanager
 def one_device_losses() -> Iterator[None]:
     """Context in which losses are not scaled: under tf.distribute, Keras divides means by the number of replicas."""
-    _watch_scaling()
+    _wrap_scaling()
     keep_losses_by_replica()
-    token = _one_device.set(True)
+    token = _has_one_device_losses.set(True)
     try:
         yield
     finally:
-        _one_device.reset(token)
+        _has_one_device_losses.reset(token)
 
 
 @functools.cache
-def _watch_scaling() -> None:
-    def unless_one_device(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda value: value if _one_device.get() else scale(value)
+def _wrap_scaling() -> None:
+    def scale_unless_one_device(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda value: value if _has_one_device_losses.get() else scale(value)
 
     for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
-        setattr(keras_loss, name, unless_one_device(getattr(keras_loss, name)))
+        setattr(keras_loss, name, scale_unless_one_device(getattr(keras_loss, name)))
 
 
 def build(model: keras.Model, batch: Any) -> None:
@@ -69,7 +68,7 @@ def build(model: keras.Model, batch: Any) -> None:
 
 
 def check_fits(model: keras.Model, batch: Any) -> None:
-    """Calls a built model and its losses without computing anything, so that Keras raises an error if the data does not fit.
+    """Calls a built model and its losses symbolically, so Keras raises an error if the data does not fit.
 
     Args:
       model: a compiled model.
@@ -83,7 +82,7 @@ def check_fits(model: keras.Model, batch: Any) -> None:
 
 
 def not_compiled(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """Context in which the model is not compiled: if saved inside, it can be loaded without its optimizer."""
+    """Context in which the model is not compiled, so a model saved inside can be loaded without its optimizer."""
     return patched((model, "compiled", False))
 
 
@@ -91,7 +90,7 @@ class FlatLoss(NamedTuple):
     """A compiled loss.
 
     Attributes:
-      path: path of the loss's output in the structure of outputs.
+      path: path of its output in the structure of outputs.
       loss: the loss function.
       weight: loss weight, or None.
     """
@@ -114,29 +113,29 @@ def is_overridden(model: keras.Model, name: str) -> bool:
 
 
 def is_user_defined(part: Any) -> bool:
-    """Returns whether a layer, a function or an object is not Keras's or of this library, whose code is known to be right."""
+    """Returns whether a layer, function or object belongs to neither Keras nor tfdist."""
     if isinstance(part, keras.layers.Lambda):
         return True  # it calls a user's function
     kind = part if hasattr(part, "__name__") else type(part)
-    return getattr(kind, "__module__", "").partition(".")[0] not in _KNOWN
+    return getattr(kind, "__module__", "").partition(".")[0] not in _TRUSTED_PACKAGES
 
 
 def compiled_metrics(model: keras.Model) -> list[keras.Metric]:
-    """Returns the compiled metrics; none of a model that is not compiled, or not built."""
+    """Returns the compiled metrics; an empty list for a model that is not compiled or not built."""
     return model._compile_metrics.metrics if model._compile_metrics is not None else []
 
 
 def wrapped_function(part: Any) -> Any:
-    """Returns the function that a Keras loss or metric wraps; else the object, whatever its attribute `fn` may be."""
-    wrapped = (getattr(part, name, None) for name in ("fn", "_fn"))
-    return next((function for function in wrapped if hasattr(function, "__name__")), part)
+    """Returns the function that a Keras loss or metric wraps, or any other object unchanged."""
+    candidates = (getattr(part, name, None) for name in ("fn", "_fn"))
+    return next((function for function in candidates if hasattr(function, "__name__")), part)
 
 
 def loss_form(loss: Any) -> tuple[str, dict[str, Any]]:
-    """Returns the name and the given arguments of a loss; "" and none if it is not one of Keras's own.
+    """Returns the name and the explicit arguments of a loss of Keras; an empty name for other losses.
 
     Args:
-      loss: an object, a function, or a name that Keras does not resolve by the shapes of labels.
+      loss: an object, a function, or a name that Keras resolves independently of the shapes of labels.
     """
     function = getattr(keras.losses, loss, None) if isinstance(loss, str) else wrapped_function(loss)
     if not getattr(function, "__module__", "").startswith("keras."):
@@ -145,34 +144,31 @@ def loss_form(loss: Any) -> tuple[str, dict[str, Any]]:
 
 
 def last_activation(output: keras.KerasTensor) -> str | None:
-    """Returns the name of the activation that makes an output of a functional model; None if it is not known."""
+    """Returns the name of the activation of an output of a functional model; None if unknown."""
     operation = output._keras_history.operation
     if isinstance(operation, keras.Model):
-        inside = getattr(operation, "outputs", None) or []
-        return last_activation(inside[0]) if len(inside) == 1 else None
+        inner_outputs = getattr(operation, "outputs", None) or []
+        return last_activation(inner_outputs[0]) if len(inner_outputs) == 1 else None
     if isinstance(operation, keras.layers.Softmax):
         return "softmax"
     return getattr(getattr(operation, "activation", None), "__name__", None)
 
 
 def user_losses(model: keras.Model) -> list[Any]:
-    """Returns the losses that were passed to `compile`, even before they are built.
-
-    An output without a loss is left out, and a name is left as it is: Keras resolves some by the shapes of labels.
-    """
+    """Returns the losses that were passed to `compile`, even before they are built; names are not resolved."""
     if model._compile_loss is None:
         return []
     return [loss for loss in keras.tree.flatten(model._compile_loss._user_loss) if loss is not None]
 
 
 def build_losses(model: keras.Model, y_true: Any, y_pred: Any) -> None:
-    """Builds the compiled losses for the model's outputs, as Keras does on their first use."""
+    """Builds the compiled losses for the model's outputs, as Keras does at their first use."""
     if model._compile_loss is not None and not model._compile_loss.built:
         model._compile_loss.build(y_true, y_pred)
 
 
 def match_structures(model: keras.Model, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
-    """Returns labels and outputs in the structures of the paths in `flat_losses`, as Keras does."""
+    """Converts labels and outputs to the structures of the paths in `flat_losses`, as Keras does."""
     compiled = model._compile_loss
     outputs = keras.tree.flatten(y_pred)
     if (
@@ -191,17 +187,17 @@ def match_structures(model: keras.Model, y_true: Any, y_pred: Any) -> tuple[Any,
 
 
 def loss_values(loss: keras.Loss, y_true: Any, y_pred: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Returns a loss before its reduction, as computed by `Loss.__call__`, and the mask to apply."""
+    """Returns the values of a loss before its reduction, as in `Loss.__call__`, and the mask to apply."""
     if type(loss).__call__ is not keras.Loss.__call__:
         raise InputError(
             f"A loss must define `call`, so that it can be reduced over replicas. Received: {type(loss).__name__}, which "
             "overrides `__call__`. Move its computation to `call` and return one value for each example."
         )
-    in_mask = get_keras_mask(y_pred)
+    prediction_mask = get_keras_mask(y_pred)
     y_pred = keras.tree.map_structure(lambda x: keras.ops.convert_to_tensor(x, dtype=loss.dtype), y_pred)
     y_true = keras.tree.map_structure(lambda x: keras.ops.convert_to_tensor(x, dtype=loss.dtype), y_true)
     values = loss.call(y_true, y_pred)
-    masks = [mask for mask in (in_mask, get_keras_mask(values)) if mask is not None]
+    masks = [mask for mask in (prediction_mask, get_keras_mask(values)) if mask is not None]
     return values, (masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None)
 
 
@@ -221,17 +217,17 @@ def layers_of(model: keras.Model) -> list[keras.Layer]:
 
 
 def has_shapes(layer: keras.Layer) -> bool:
-    """Returns whether a layer's `input` and `output` are defined: it is called exactly once in a symbolic model."""
+    """Returns whether `input` and `output` of a layer are defined: it is called exactly once in a symbolic model."""
     return len(layer._inbound_nodes) == 1
 
 
 def embeddings(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables of which a step may use only some rows, so that gradients may be `tf.IndexedSlices`."""
+    """Returns the embedding tables, whose gradients may be `tf.IndexedSlices`."""
     return [layer._embeddings for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
 
 
 def kernel_of(layer: keras.Layer) -> keras.Variable:
-    """Returns the variable of a dense kernel or embedding table, to which LoRA adds when the property is read."""
+    """Returns the variable of a dense kernel or embedding table, without the LoRA term of the public property."""
     return layer._embeddings if isinstance(layer, keras.layers.Embedding) else layer._kernel
 
 
@@ -241,17 +237,17 @@ def weight_losses(model: keras.Model) -> list[tf.Tensor]:
 
 
 def data_losses(model: keras.Model) -> list[tf.Tensor]:
-    """Returns losses of `add_loss` and activity regularizers in the last forward pass: means over local rows."""
+    """Returns the losses of `add_loss` and activity regularizers in the last forward pass, as means over local rows."""
     return [loss for layer in model._flatten_layers() for loss in layer._get_own_losses()]
 
 
 def losses_by_layer(model: keras.Model) -> dict[str, list[tf.Tensor]]:
-    """Returns the losses of `data_losses` by the paths of the layers that have added any."""
+    """Returns the losses of `data_losses` by the path of the layer that added them."""
     return {layer.path: losses for layer in model._flatten_layers() if (losses := layer._get_own_losses())}
 
 
 def pop_data_losses(layer: keras.Layer) -> list[tf.Tensor]:
-    """Returns the losses of `data_losses` and removes them, as Keras itself does only when an outermost layer is called."""
+    """Returns the losses of `data_losses` and removes them, as Keras does in a call of an outermost layer."""
     losses = data_losses(layer)
     layer._clear_losses()
     return losses

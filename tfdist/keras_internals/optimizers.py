@@ -1,4 +1,4 @@
-"""Internals of Keras's optimizers: their update, their variables, their learning rate."""
+"""Internals of Keras's optimizers: updates, variables and learning rates."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,15 +16,12 @@ from tfdist.keras_internals.variables import UninitializedVariable, deferred_cre
 
 
 def disable_gradient_aggregation(optimizer: keras.Optimizer) -> None:
-    """Disables the optimizer's own sum of gradients over replicas: they are already reduced.
-
-    Keras 3 sums them inside `apply` and has no public option to disable it.
-    """
+    """Disables the sum of gradients over replicas in `apply`, for which Keras 3 has no public option."""
     optimizer._all_reduce_sum_gradients = list
 
 
 def classes_overriding_apply(kind: type[keras.Optimizer]) -> list[Any]:
-    """Returns those classes of the program, among an optimizer's class and its bases, that override `apply`."""
+    """Returns the user-defined classes, among an optimizer's class and its bases, that override `apply`."""
     return [base for base in kind.__mro__ if "apply" in vars(base) and is_user_defined(base)]
 
 
@@ -37,7 +34,7 @@ def last_learning_rate(optimizer: keras.Optimizer) -> float:
 
 
 def constant_learning_rate(optimizer: keras.Optimizer) -> float | None:
-    """Returns the learning rate if it is stored in a variable; None for a schedule or another function."""
+    """Returns the learning rate if it is a number; None for a schedule or another function."""
     rate = optimizer._learning_rate
     return None if callable(rate) else float(tf.convert_to_tensor(rate))
 
@@ -53,28 +50,25 @@ def replaced_learning_rate(
 ) -> contextlib.AbstractContextManager[None]:
     """Context in which updates are traced with another learning rate, a function of `optimizer.iterations`.
 
-    Code outside that reads or sets `optimizer.learning_rate`, such as a callback, uses the optimizer's own rate. Enter it
-    around all replicas: the threads of a mirrored strategy would undo it for each other.
+    `optimizer.learning_rate` itself, which callbacks read and set, does not change. Enter the context once around all
+    replicas: the threads of a mirrored strategy would exit it for each other.
     """
     return patched((optimizer, "_get_current_learning_rate", lambda: rate(optimizer.iterations)))
 
 
 def scaled_learning_rate(optimizer: keras.Optimizer, factor: float) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which updates are traced with the learning rate, a variable's or a schedule's, times a factor.
-
-    Enter it as `replaced_learning_rate`.
-    """
+    """Context in which updates are traced with the learning rate times a factor; see `replaced_learning_rate`."""
     if factor == 1:
         return contextlib.nullcontext()
-    own = optimizer._get_current_learning_rate
-    return replaced_learning_rate(optimizer, lambda iterations: own() * factor)
+    current_rate = optimizer._get_current_learning_rate
+    return replaced_learning_rate(optimizer, lambda iterations: current_rate() * factor)
 
 
 class _ScheduledNumber:
     """A number of an optimizer, such as its momentum, whose value at each update comes from a schedule.
 
-    It is read where the update is computed, on each replica. Keras compares the number with 0 to see whether there is a
-    momentum, which a tensor could not answer while a function is traced.
+    Every replica evaluates it in its update. Keras compares it with 0 to see whether there is a momentum, which is not
+    possible with a symbolic tensor.
     """
 
     def __init__(self, value: Callable[[], tf.Tensor]):
@@ -103,10 +97,10 @@ class _ScheduledNumber:
 def scheduled_momentum(
     optimizer: keras.Optimizer, update: tf.Tensor | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Context in which updates are traced with the momentum of the optimizer's schedule, if that changes the momentum.
+    """Context in which updates are traced with the momentum of the optimizer's schedule, if it changes the momentum.
 
-    It takes the place of `momentum` if the optimizer has one, and else of `beta_1`, as in PyTorch. Enter it around all
-    replicas, like `scaled_learning_rate`. `update` replaces the optimizer's number of updates.
+    It replaces `momentum` if that is not 0, else `beta_1`, as in PyTorch. Enter it once around all replicas. `update` replaces
+    the optimizer's number of updates.
     """
     schedule: Any = scheduled_learning_rate(optimizer)
     name = "momentum" if getattr(optimizer, "momentum", 0) else "beta_1"
@@ -117,7 +111,7 @@ def scheduled_momentum(
 
 
 def trained_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    """Returns the variables for which an optimizer was built, in its order."""
+    """Returns the variables that an optimizer updates, in its order."""
     return list(optimizer._trainable_variables)
 
 
@@ -127,12 +121,12 @@ def key_of(variable: keras.Variable) -> str:
 
 
 def rebind_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy, keys: Mapping[str, str]) -> None:
-    """Updates an optimizer after variables have been created again.
+    """Updates an optimizer after variables have been recreated.
 
     Args:
       optimizer: optimizer that owns or updates such variables.
-      engine: strategy in whose scope they were created again.
-      keys: new keys, by old keys, of the variables.
+      engine: strategy in whose scope they were recreated.
+      keys: new keys of the variables, by old keys.
     """
     optimizer._distribution_strategy = engine
     optimizer._trainable_variables_indices = {
@@ -144,14 +138,14 @@ def rebind_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy,
 
 
 def updating_one_device(*optimizers: keras.Optimizer) -> contextlib.AbstractContextManager[None]:
-    """Context in which optimizers, and those that they wrap, create and update variables as on one device, in any scope."""
+    """Context in which optimizers, and the optimizers they wrap, work as on one device in any scope."""
     optimizers += tuple(o.inner_optimizer for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer))
     engine = tf.distribute.get_strategy()
     return patched(*((optimizer, "_distribution_strategy", engine) for optimizer in optimizers))
 
 
 def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    """Returns a built optimizer's momentum variables that sum rates times gradients; empty for other optimizers."""
+    """Returns a built optimizer's momentum variables that sum learning rates times gradients; empty for others."""
     if isinstance(optimizer, keras.optimizers.RMSprop):
         return [slot for slot in getattr(optimizer, "_momentums", []) if slot is not None]
     if not isinstance(optimizer, keras.optimizers.SGD):
@@ -160,15 +154,15 @@ def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:
 
 
 def weight_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
-    """Returns the variables that a built optimizer averages, each with its moving average; empty without `use_ema`."""
+    """Returns pairs of a variable and its moving average in a built optimizer; empty without `use_ema`."""
     if not optimizer.use_ema:
         return []
-    both = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
-    return [(variable, average) for variable, average in both if average is not None]
+    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
+    return [(variable, average) for variable, average in pairs if average is not None]
 
 
 def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-    """Returns the optimizer's variables for variables without values; nothing is computed."""
+    """Returns the optimizer's variables for abstract variables, without computing anything."""
     abstract_model: list[UninitializedVariable] = []
     with tf.Graph().as_default(), deferred_creation(abstract_model, abstract_model.append):
         tf_optimizer.TFOptimizer._var_key = lambda self, variable: id(variable)  # deferred_creation restores it on exit
@@ -177,10 +171,10 @@ def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) ->
 
 
 def updating_own_copies() -> contextlib.AbstractContextManager[None]:
-    """Context in which optimizers assign to Keras's variables, without an update of the tf.distribute strategy.
+    """Context in which optimizers assign to Keras's variables directly, without tf.distribute.
 
-    Inside a replica function in which variables are the replica's own copies, an update then changes no other replica.
-    The variables have the names of TensorFlow's, in which an optimizer searches those that it treats in another way.
+    In a replica function in which variables are the replica's own copies, an update then changes only this replica. Variables
+    get the names of TensorFlow's, by which optimizers select variables that they treat differently.
     """
     kind, base = tf_optimizer.TFOptimizer, base_optimizer.BaseOptimizer
     names = ("assign", "assign_add", "assign_sub", "_apply_weight_decay", "_backend_update_step")
@@ -190,18 +184,18 @@ def updating_own_copies() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def stateless_updates() -> Iterator[None]:
-    """Context in which optimizers assign only to Keras's variables, so that a `keras.StatelessScope` captures it all."""
-    own_key = (tf_optimizer.TFOptimizer, "_var_key", lambda self, variable: value_of(variable)._unique_id)
-    with patched(own_key), updating_own_copies():
+    """Context in which optimizers assign only to Keras's variables, for `keras.StatelessScope`."""
+    variable_key = (tf_optimizer.TFOptimizer, "_var_key", lambda self, variable: value_of(variable)._unique_id)
+    with patched(variable_key), updating_own_copies():
         yield
 
 
-def updating_some(
+def updating_subset(
     optimizer: keras.Optimizer, variables: Sequence[keras.Variable]
 ) -> contextlib.AbstractContextManager[None]:
     """Context in which an optimizer's `apply` updates only some of its variables.
 
-    Everything before the update uses all: the norm of clipping, and an `apply` that a subclass overrides.
+    Clipping by the global norm, and the `apply` of a subclass, still use all of them.
     """
     ids = {id(variable) for variable in variables}
     update, clip = optimizer._backend_apply_gradients, optimizer._clip_gradients
@@ -214,7 +208,7 @@ def updating_some(
 
 
 def slots(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    """Returns a built optimizer's floating-point state for the variables that it trains, without averages of weights."""
+    """Returns a built optimizer's floating-point state of trained variables, without averages of weights."""
     averages = {id(average) for _, average in weight_averages(optimizer)}
     general = {id(optimizer.iterations), id(optimizer._learning_rate)}
     state = [v for v in optimizer.variables if id(v) not in averages | general]
@@ -222,21 +216,21 @@ def slots(optimizer: keras.Optimizer) -> list[keras.Variable]:
 
 
 def paths_of_state(optimizer: keras.Optimizer) -> list[str]:
-    """Returns a path for each of a built optimizer's variables that names the trained variable to which it belongs.
+    """Returns unique paths of a built optimizer's variables, with the path of the trained variable.
 
-    It is Keras's path if that contains the trained variable's path. Adafactor names its factors after the last part of it
-    only, as `adafactor/kernel`, so that those of different variables have equal paths: here `adafactor/dense_kernel_r`.
+    These are Keras's paths if they contain it. Adafactor's contain only its last part, as in `adafactor/kernel`, and are
+    replaced by paths such as `adafactor/dense_kernel_r`.
     """
-    trained = optimizer._trainable_variables
+    variables = optimizer._trainable_variables
     paths = {}
     for attribute, value in vars(optimizer).items():
         if (
             not isinstance(value, list)
-            or len(value) != len(trained)
+            or len(value) != len(variables)
             or attribute in ("_variables", "_trainable_variables")
         ):
             continue
-        for slot, variable in zip(value, trained, strict=True):
+        for slot, variable in zip(value, variables, strict=True):
             path = variable.path.replace("/", "_")
             if isinstance(slot, keras.Variable) and f"/{path}_" not in slot.path:
                 paths[id(slot)] = f"{optimizer.name}/{path}_{attribute.strip('_')}"
@@ -244,21 +238,20 @@ def paths_of_state(optimizer: keras.Optimizer) -> list[str]:
 
 
 def begins_at_weights(optimizer: keras.Optimizer) -> bool:
-    """Returns whether an optimizer's state begins as a copy of the weights, as that of a schedule-free one."""
+    """Returns whether the initial state of an optimizer is a copy of the weights, as in schedule-free ones."""
     return isinstance(optimizer, getattr(keras.optimizers, "ScheduleFreeAdamW", ()))
 
 
 def initial_slot_values(optimizer: keras.Optimizer) -> list[float] | None:
-    """Returns the number with which each of a built optimizer's `slots` begins.
+    """Returns the constant initial value of each of a built optimizer's `slots`.
 
     Returns:
-      The numbers; None if a slot does not begin at one number, or if this is not known: a program's own optimizer has
-      already made updates.
+      The numbers; None if an initial value is not constant, or unknown because a user-defined optimizer has made updates.
     """
     if begins_at_weights(optimizer):
         return None
     if not type(optimizer).__module__.startswith(("keras.", "tfdist.")):
-        return None if int(tf.convert_to_tensor(optimizer.iterations)) else _constants(slots(optimizer))
+        return None if int(tf.convert_to_tensor(optimizer.iterations)) else _constant_values(slots(optimizer))
     initial = float(getattr(optimizer, "initial_accumulator_value", 0.0))  # of Adagrad and Ftrl
     product = getattr(optimizer, "_u_product", None)  # of Nadam
     return [
@@ -267,81 +260,81 @@ def initial_slot_values(optimizer: keras.Optimizer) -> list[float] | None:
     ]
 
 
-def _constants(variables: Sequence[keras.Variable]) -> list[float] | None:
-    """Returns the number that all elements of a variable have, for each; None if the elements of one differ."""
+def _constant_values(variables: Sequence[keras.Variable]) -> list[float] | None:
+    """Returns the values of constant variables; None if a variable is not constant."""
     tensors = [tf.convert_to_tensor(variable.value) for variable in variables]
-    least = [float(tf.reduce_min(tensor)) for tensor in tensors]
-    return least if least == [float(tf.reduce_max(tensor)) for tensor in tensors] else None
+    minima = [float(tf.reduce_min(tensor)) for tensor in tensors]
+    return minima if minima == [float(tf.reduce_max(tensor)) for tensor in tensors] else None
 
 
 class _ObservedList(list):
-    """A list that reports the index that a loop over it has reached: state created there belongs to that variable."""
+    """A list that reports the index of a loop over it: state that is created there belongs to that variable."""
 
-    def __init__(self, variables: Sequence[keras.Variable], reached: Callable[[int | None], None]):
+    def __init__(self, variables: Sequence[keras.Variable], on_index: Callable[[int | None], None]):
         super().__init__(variables)
-        self._reached = reached
+        self._on_index = on_index
 
     def __iter__(self) -> Iterator[Any]:
         for number, variable in enumerate(super().__iter__()):
-            self._reached(number)
+            self._on_index(number)
             yield variable
-        self._reached(None)
+        self._on_index(None)
 
 
 def build_partially(
-    optimizer: keras.Optimizer, variables: Sequence[keras.Variable], chosen: Collection[int]
+    optimizer: keras.Optimizer, variables: Sequence[keras.Variable], selected: Collection[int]
 ) -> dict[int, int]:
-    """Builds an optimizer with the state of all variables, of which that of some has values.
+    """Builds an optimizer, but gives values only to the state of some of its variables.
 
-    Names, shapes and order of the optimizer's variables are as if all had values. State that belongs to no variable has a
-    value, too. Call it outside of the scope of tf.distribute: its variables are ordinary ones of this process.
+    Names, shapes and order of the optimizer's variables are those of a complete build. State that belongs to no variable gets
+    a value, too. Call it outside of the scope of tf.distribute, because the variables are ordinary ones of this process.
 
     Args:
       optimizer: optimizer that is not built.
       variables: the variables that it trains.
-      chosen: numbers of those whose state gets values.
+      selected: numbers of the variables whose state gets values.
 
     Returns:
-      For each of the optimizer's variables that belongs to a trained one: its `id`, and the number of the trained one.
+      The number of the trained variable, by `id` of the optimizer's variable that belongs to it.
     """
     kind = keras.Variable
     current: list[int | None] = [None]
-    owners: dict[int, int] = {}
+    owner_numbers: dict[int, int] = {}
     initialize = kind._initialize_with_initializer
 
-    def reached(number: int | None) -> None:
+    def on_index(number: int | None) -> None:
         current[0] = number
 
     def initialize_some(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
         if current[0] is not None:
-            owners[id(variable)] = current[0]
-        if current[0] is None or current[0] in chosen:
+            owner_numbers[id(variable)] = current[0]
+        if current[0] is None or current[0] in selected:
             initialize(variable, initializer)
         else:
             variable._value, variable._initializer = None, initializer
 
     with patched((kind, "_initialize_with_initializer", initialize_some)), updating_one_device(optimizer):
-        optimizer.build(_ObservedList(variables, reached))
-    return owners
+        optimizer.build(_ObservedList(variables, on_index))
+    return owner_numbers
 
 
 def variable_at(path: str, value: np.ndarray) -> keras.Variable:
-    """Returns a trainable variable with this path, as a layer at that place of a model would create it."""
+    """Creates a trainable variable with a path like that of a layer's variable in a model."""
     *scopes, name = path.split("/")
-    with contextlib.ExitStack() as entered:
+    with contextlib.ExitStack() as stack:
         for scope in scopes:
-            entered.enter_context(keras.src.backend.name_scope(scope, deduplicate=False))
+            stack.enter_context(keras.src.backend.name_scope(scope, deduplicate=False))
         return keras.Variable(value, dtype=value.dtype.name, name=name)
 
 
 def set_value(variable: keras.Variable, value: Any) -> None:
-    """Replaces the TensorFlow variable that has the value of one that was built without a value."""
+    """Sets the TensorFlow variable of a variable that was built without a value."""
     variable._value = value
 
 
 @contextlib.contextmanager
 def averages_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Context in which an optimizer that averages weights averages some of them: Keras would always average all."""
+    """Context in which an optimizer with `use_ema` averages only some of its variables."""
     if not optimizer.use_ema:
         yield
         return

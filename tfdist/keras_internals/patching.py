@@ -12,8 +12,8 @@ def patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
     """Context in which attributes have other values.
 
     Args:
-      *patches: an object, class or module, the name of its attribute, and the value inside the context. An attribute that
-        it inherits from its class or base class is deleted on exit.
+      *patches: (object, class or module; name of its attribute; value inside the context). On exit, an attribute that was
+        inherited is deleted again.
     """
     originals = [vars(target).get(name, _INHERITED) for target, name, _ in patches]
     try:

@@ -19,15 +19,14 @@ from tensorflow.python.types import core
 
 from tfdist.keras_internals.patching import patched
 
-# Choice of the functions that AutoGraph converts: those of users, but not tfdist's own, which need no conversion.
-# AutoGraph parses and rewrites the source of every function that is called, which took a third of the processor time of a
-# short run.
+# AutoGraph converts functions of users, but not those of tfdist, which do not need it. It parses and rewrites the source of
+# every function that is called, which took a third of the processor time of a short run.
 
 _PACKAGE = __name__.partition(".")[0]
 
 
 def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of tfdist for `tf.data` that AutoGraph does not convert, nor the functions that it calls.
+    """Excludes a function of tfdist for `tf.data`, and functions that it calls, from AutoGraph.
 
     It must call functions of users through `with_autograph`.
     """
@@ -35,28 +34,28 @@ def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a user's function, converted as `tf.data` would do it; returns a function of tfdist unchanged."""
-    if tf.executing_eagerly() or _is_own(function):
+    """Converts a user's function by AutoGraph, as `tf.data` does; returns a function of tfdist unchanged."""
+    if tf.executing_eagerly() or _is_tfdist_function(function):
         return function
-    enabled = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
-    return tf.__internal__.autograph.tf_convert(function, enabled)
+    status = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
+    return tf.__internal__.autograph.tf_convert(function, status)
 
 
-def _is_own(function: Callable[..., Any]) -> bool:
+def _is_tfdist_function(function: Callable[..., Any]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__module__", "")).partition(".")[0] == _PACKAGE
 
 
 def limit_start_of_workers(workers: int, seconds: float) -> None:
-    """Sets a limit on how long TensorFlow servers of a job wait for each other; call it before starting this process's.
+    """Limits how long the TensorFlow servers of a job wait for each other; call it before this process's server starts.
 
-    By default `MultiWorkerMirroredStrategy` waits forever for a process that died before its server was up, in a call
-    that holds the GIL: no thread runs, and no signal is handled. With a limit, it raises `DeadlineExceededError`.
+    By default `MultiWorkerMirroredStrategy` waits forever for a process that died before its server was up, in a call that
+    holds the GIL and handles no signals. With a limit, it raises `DeadlineExceededError`.
 
     Args:
       workers: number of servers; task 0 of the job `worker` coordinates them.
-      seconds: time from the start of this server until all must be up.
+      seconds: time from the start of this server until all servers must be up.
     """
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -67,8 +66,8 @@ def limit_start_of_workers(workers: int, seconds: float) -> None:
     context.context().coordination_service.cluster_register_with_barrier = True
 
 
-# For dtypes that TensorFlow does not broadcast between processes, dtypes that it does and that can hold the same values.
-_WIDE = (
+# For dtypes that TensorFlow cannot broadcast between processes, dtypes that it can and that have all their values.
+_WIDE_DTYPES = (
     {tf.bfloat16: tf.float32}
     | dict.fromkeys((tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32)
     | {tf.uint32: tf.int64}
@@ -76,31 +75,31 @@ _WIDE = (
 
 
 def create_variables_of_any_dtype(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
-    """Broadcasts initial values of variables in another dtype if TensorFlow does not broadcast theirs, such as bfloat16."""
+    """Broadcasts initial values in another dtype if TensorFlow cannot broadcast that of the variable, such as bfloat16."""
     make_initial_value = strategy.extended._get_variable_creator_initial_value
 
-    def in_another_dtype(replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Callable[[], tf.Tensor]:
+    def make_wide_value(replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Callable[[], tf.Tensor]:
         if primary_var is not None:  # the value of this process's first replica
             return make_initial_value(replica_id, device, primary_var, **kwargs)
 
         def initial_value() -> tf.Tensor:
             value = kwargs["initial_value"]
             value = value() if callable(value) else value
-            value = getattr(value, "wrapped_value", value)  # if it is read from a checkpoint
+            value = getattr(value, "wrapped_value", value)  # from a checkpoint
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
-            wide = {"initial_value": tf.cast(value, _WIDE.get(value.dtype, value.dtype)), "dtype": None}
-            return tf.cast(make_initial_value(replica_id, device, None, **{**kwargs, **wide})(), value.dtype)
+            arguments = {"initial_value": tf.cast(value, _WIDE_DTYPES.get(value.dtype, value.dtype)), "dtype": None}
+            return tf.cast(make_initial_value(replica_id, device, None, **{**kwargs, **arguments})(), value.dtype)
 
         return initial_value
 
-    strategy.extended._get_variable_creator_initial_value = in_another_dtype
+    strategy.extended._get_variable_creator_initial_value = make_wide_value
 
 
 def untuned_device_iterators() -> contextlib.AbstractContextManager[None]:
-    """Context in which iterators over distributed data sets are created that can be destroyed without delay.
+    """Context in which new iterators over distributed data sets can be destroyed without delay.
 
-    tf.distribute creates a data set on each device, with a thread that tunes its buffer of one element and sleeps for
-    up to a minute; the iterator's destructor waits until it wakes up. No public option reaches these data sets.
+    tf.distribute creates a data set on each device, with a thread that tunes its buffer of one element and sleeps for up to a
+    minute; the destructor of the iterator waits for it. These data sets have no public options.
     """
     make = multi_device_iterator_ops._create_device_dataset
     options = tf.data.Options()
@@ -110,22 +109,22 @@ def untuned_device_iterators() -> contextlib.AbstractContextManager[None]:
 
 
 def is_computed_from(value: Any, tensors: Collection[int]) -> bool:
-    """Returns whether a graph tensor is computed from a tensor with one of these ids."""
+    """Returns whether a symbolic tensor is computed from a tensor with one of these ids."""
     if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):
         return False
-    stack, seen = [value], {id(value)}
+    stack, visited = [value], {id(value)}
     while stack:
-        inputs = [tensor for tensor in stack.pop().op.inputs if id(tensor) not in seen]
+        inputs = [tensor for tensor in stack.pop().op.inputs if id(tensor) not in visited]
         if any(id(tensor) in tensors for tensor in inputs):
             return True
-        seen |= {id(tensor) for tensor in inputs}
+        visited |= {id(tensor) for tensor in inputs}
         stack += inputs
     return False
 
 
 @contextlib.contextmanager
 def outside_functions() -> Iterator[None]:
-    """Like `tf.init_scope`, but gradient tapes that are entered inside do record."""
+    """Like `tf.init_scope`, but gradient tapes inside record."""
     with tf.init_scope():
         pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
         try:
@@ -134,29 +133,25 @@ def outside_functions() -> Iterator[None]:
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
-def traced_inside(
+def trace_inside(
     function: Callable[..., Any], specs: Sequence[tf.TensorSpec]
 ) -> tuple[Any, list[Any], list[tf.Tensor]]:
     """Traces a function that uses tensors of the graph that is being built, such as a backward pass.
 
-    Args:
-      function: the function.
-      specs: shapes and dtypes of its arguments.
-
     Returns:
       The concrete function, for `call_with_captures`.
-      Its captures: None for a tensor of the graph; otherwise the tensor or resource from outside of the graph.
+      Its captures: None for a tensor of the graph, otherwise a tensor or resource from outside of the graph.
       The captured tensors of the graph, in the same order.
     """
 
-    def with_constants(*arguments: tf.Tensor) -> Any:
-        with _captured(_constant):
+    def call_with_constants(*arguments: tf.Tensor) -> Any:
+        with _replace_captures(_constant):
             return function(*arguments)
 
-    traced = tf.function(with_constants, autograph=False).get_concrete_function(*specs)
+    traced = tf.function(call_with_constants, autograph=False).get_concrete_function(*specs)
     captures = {id(inner): outer for outer, inner in ops.get_default_graph().captures}
-    outside = [captures.get(id(t), None if hasattr(t, "graph") else t) for t in traced.captured_inputs]
-    return traced, outside, [t for t, captured in zip(traced.captured_inputs, outside, strict=True) if captured is None]
+    sources = [captures.get(id(t), None if hasattr(t, "graph") else t) for t in traced.captured_inputs]
+    return traced, sources, [t for t, source in zip(traced.captured_inputs, sources, strict=True) if source is None]
 
 
 def call_with_captures(function: Any, arguments: Sequence[tf.Tensor], captures: Sequence[Any]) -> list[tf.Tensor]:
@@ -164,32 +159,32 @@ def call_with_captures(function: Any, arguments: Sequence[tf.Tensor], captures: 
     return list(function._call_flat(list(arguments), list(captures)))
 
 
-def captured_through(replaced: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Context in which tensors with values that the traced function captures are replaced by `replaced`."""
+def captures_replaced(replace: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Context in which `replace` is applied to eager tensors that the traced function captures."""
 
-    def of_values(tensor: tf.Tensor) -> tf.Tensor:
+    def replace_value(tensor: tf.Tensor) -> tf.Tensor:
         is_value = isinstance(tensor, core.Value) and tensor.dtype in dtypes.TF_VALUE_DTYPES
-        return replaced(tensor) if is_value else tensor
+        return replace(tensor) if is_value else tensor
 
-    return _captured(of_values)
+    return _replace_captures(replace_value)
 
 
 def _constant(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a constant of the graph that is being built if the static value of a tensor of another graph is known."""
+    """Converts a tensor of another graph to a constant if its static value is known."""
     value = tf.get_static_value(tensor) if isinstance(tensor, core.Symbol) else None
     return tensor if value is None else tf.constant(value, tensor.dtype)
 
 
 @contextlib.contextmanager
-def _captured(replaced: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+def _replace_captures(replace: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
     graph = ops.get_default_graph()
     capture = graph.capture
 
-    def capture_replaced(tensor: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
-        replacement = replaced(tensor)
+    def capture_replacement(tensor: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+        replacement = replace(tensor)
         return replacement if getattr(replacement, "graph", None) is graph else capture(replacement, *args, **kwargs)
 
-    graph.capture = capture_replaced  # a graph has no `__dict__`, which `patched` needs
+    graph.capture = capture_replacement  # a graph has no `__dict__`, which `patched` needs
     try:
         yield
     finally:
@@ -198,10 +193,10 @@ def _captured(replaced: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def outside_scopes() -> Iterator[None]:
-    """Context outside of all scopes of tf.distribute and of all variable creators of the caller.
+    """Context outside of all scopes of tf.distribute and of the caller's variable creators.
 
-    Variables that Keras and callbacks create here, such as those of the temporary optimizer in Keras's first save,
-    belong to this process only.
+    Variables that Keras and callbacks create here, such as those of the temporary optimizer in Keras's first save, belong only
+    to this process.
     """
     graph = ops.get_default_graph()
     creators, graph._variable_creator_stack = graph._variable_creator_stack, []
@@ -215,32 +210,32 @@ def outside_scopes() -> Iterator[None]:
 
 @functools.cache
 def enable_float_conversion() -> None:
-    """Lets tf.distribute's variables be converted to numbers like ordinary ones, as in `float(learning_rate)`."""
+    """Enables conversion of tf.distribute's variables to numbers, such as `float(learning_rate)`."""
     for name, kind in (("__int__", int), ("__float__", float)):
         if name not in values.DistributedVariable.__dict__:
             setattr(values.DistributedVariable, name, lambda variable, kind=kind: kind(variable.numpy()))
 
 
-_inlined = [0]  # number of replica threads that are in `functions_inlined`
+_inlining_threads = [0]  # number of replica threads in `functions_inlined`
 
 
 @contextlib.contextmanager
 def functions_inlined() -> Iterator[None]:
-    """Context in which a called `tf.function` is traced as a part of its caller: earlier traces are not reused."""
-    _inlined[0] += 1
+    """Context in which a call of a `tf.function` is traced into its caller, and earlier traces are not reused."""
+    _inlining_threads[0] += 1
     tf.config.run_functions_eagerly(True)
     try:
         yield
     finally:
-        _inlined[0] -= 1
-        if not _inlined[0]:
+        _inlining_threads[0] -= 1
+        if not _inlining_threads[0]:
             tf.config.run_functions_eagerly(False)
 
 
-def in_function_of(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor belongs to the function that is being traced, possibly inside a condition or a loop.
+def is_in_current_function(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor belongs to the function that is being traced, including its conditions and loops.
 
-    A `tf.function` that this function calls does not count: it is not traced again for the next caller, whose tensors differ.
+    A `tf.function` that this function calls is excluded: its trace is reused for other callers, whose tensors differ.
     """
     tensor_graph = getattr(tensor, "graph", None)  # None for eager tensors
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -249,8 +244,8 @@ def in_function_of(tensor: tf.Tensor) -> bool:
     return graph is tensor_graph
 
 
-def in_keras_function() -> bool:
-    """Returns whether a function of Keras's own `fit`, `evaluate` or `predict` is being traced; recognizes them by name."""
+def is_in_keras_function() -> bool:
+    """Returns whether a function of Keras's `fit`, `evaluate` or `predict` is being traced, by its name."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None and "_step_on_" not in getattr(graph, "name", ""):
         graph = getattr(graph, "outer_graph", None)
@@ -264,9 +259,9 @@ def no_gradients_recorded() -> contextlib.AbstractContextManager:
 
 @contextlib.contextmanager
 def without_memory_optimizer() -> Iterator[None]:
-    """Context in which functions that are called are compiled without TensorFlow's memory optimizer.
+    """Context in which functions are compiled without TensorFlow's memory optimizer, which has no public option.
 
-    It estimates costs before it looks at the size of a device's memory. No public option disables only this optimizer.
+    It estimates costs before it looks at the size of a device's memory.
     """
     options = context.context().function_call_options
     context.context().function_call_options = _without_memory_optimizer(
@@ -286,10 +281,7 @@ def _without_memory_optimizer(executor_type: str | None, serialized: bytes) -> c
 
 
 def wait_for_devices() -> None:
-    """Blocks until all devices have finished their work, while other Python threads run.
-
-    Fetching a value from DTensor before it is computed would hold the GIL until then.
-    """
+    """Blocks until all devices have finished, while other Python threads run: fetching from DTensor holds the GIL."""
     context.context().sync_executors()
 
 
@@ -301,9 +293,9 @@ def operations_of(graph: tf.Graph) -> Iterator[tf.Operation]:
 
 
 def add_functions(source: tf.Graph) -> None:
-    """Adds the functions that a graph calls to the function that is being traced, which then keeps them alive.
+    """Adds the functions that a graph calls to the function that is being traced, which keeps them alive.
 
-    `tf.graph_util.import_graph_def` would add copies that exist in the graph only, and not in the runtime.
+    `tf.graph_util.import_graph_def` would add copies that the runtime does not know.
     """
     graph = tf.compat.v1.get_default_graph()
     for function in source._functions.values():
@@ -311,9 +303,9 @@ def add_functions(source: tf.Graph) -> None:
 
 
 def always_run(tensor: tf.Tensor) -> tf.Tensor:
-    """Makes a function always run the operation that computes a tensor, which must have side effects.
+    """Makes a function always run the operation of a tensor.
 
-    TensorFlow does so for most operations that have side effects, but neither for random numbers nor for broadcasts.
+    TensorFlow does so for most operations with side effects, but not for random numbers and broadcasts.
     """
     graph = tf.compat.v1.get_default_graph()
     if not tf.executing_eagerly() and hasattr(graph, "control_outputs"):

@@ -39,28 +39,28 @@ def deferred_creation(
 ) -> contextlib.AbstractContextManager[None]:
     """Context in which variables with initializers are created without a value, for an abstract model.
 
-    The caller initializes them later with `set_tf_variable`. Until then, reading such a variable runs its
-    initializer, and assigning to it sets its initial value.
+    The caller initializes them later with `set_tf_variable`. Until then, reading such a variable runs its initializer, and
+    assigning to it sets its initial value.
 
     Args:
       abstract_model: list to which the variables are appended.
-      create: initializes a variable that Keras created while tracing a model and needs now.
+      create: initializes a variable that Keras created while tracing a model, when its value is needed.
     """
     kind, optimizers = keras.Variable, tf_optimizer.TFOptimizer
     assign, key, register = kind._direct_assign, optimizers._var_key, keras_variables.register_uninitialized_variable
-    traced: dict[int, UninitializedVariable] = {}
+    traced_variables: dict[int, UninitializedVariable] = {}
 
     def defer(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
         variable._initializer = initializer
-        note_name_scope(variable)
-        if id(variable) in traced:
-            create(traced.pop(id(variable)))
+        record_name_scope(variable)
+        if id(variable) in traced_variables:
+            create(traced_variables.pop(id(variable)))
         else:
             variable._value = None
             abstract_model.append(UninitializedVariable(variable, _callers()))
 
     def register_traced(variable: keras.Variable) -> None:
-        traced[id(variable)] = UninitializedVariable(variable, _callers())
+        traced_variables[id(variable)] = UninitializedVariable(variable, _callers())
         register(variable)
 
     def assign_to(variable: keras.Variable, value: Any) -> None:
@@ -71,7 +71,7 @@ def deferred_creation(
             variable._initializer = lambda *_, **__: initial
 
     def key_of(optimizer: keras.Optimizer, variable: keras.Variable) -> Any:
-        for i, uninitialized in enumerate(abstract_model):  # an optimizer built here needs the initialized variable
+        for i, uninitialized in enumerate(abstract_model):  # the optimizer needs the initialized variable
             if uninitialized.variable is variable:
                 create(abstract_model.pop(i))
                 break
@@ -91,32 +91,32 @@ def initial_value(variable: keras.Variable) -> tf.Tensor:
 
 
 def initialize(variable: keras.Variable) -> None:
-    """Creates the value of a variable that was created without one, as Keras would have done."""
-    with noted_name_scope(variable):
+    """Initializes a variable that was created without a value, as Keras would have done."""
+    with recorded_name_scope(variable):
         variable._deferred_initialize()
 
 
-def note_name_scope(variable: keras.Variable) -> None:
-    """Notes the name scope in which Keras would have created the TensorFlow variable: optimizers look it up by its name."""
+def record_name_scope(variable: keras.Variable) -> None:
+    """Records the current name scope for the TensorFlow variable, whose name optimizers use."""
     variable._name_scope = tf.get_current_name_scope()
 
 
-def noted_name_scope(variable: keras.Variable) -> contextlib.AbstractContextManager[Any]:
-    """Returns the noted name scope, in which the TensorFlow variable of a variable is to be created, as on one device."""
+def recorded_name_scope(variable: keras.Variable) -> contextlib.AbstractContextManager[Any]:
+    """Returns the recorded name scope, in which to create the TensorFlow variable."""
     scope = getattr(variable, "_name_scope", "")
-    return tf.name_scope(scope and f"{scope}/")  # the slash at the end makes it absolute
+    return tf.name_scope(scope and f"{scope}/")  # the trailing slash makes it absolute
 
 
 def states_of_generators() -> tuple[Any, ...]:
-    """Returns the states of the global random number generators, in forms that compare equal if the states are."""
+    """Returns the states of the global random number generators, as comparable values."""
     generator = global_state.get_global_attribute("global_seed_generator")
-    of_keras = None if generator is None else tuple(generator.state.numpy().tolist())
-    of_tensorflow = getattr(context.context(), "_rng", None)  # exists with a global seed
+    keras_state = None if generator is None else tuple(generator.state.numpy().tolist())
+    tensorflow_state = getattr(context.context(), "_rng", None)  # exists with a global seed
     return (
         random.getstate(),
         repr(np.random.get_state(legacy=False)["state"]),
-        of_keras,
-        of_tensorflow and of_tensorflow.getstate(),
+        keras_state,
+        tensorflow_state and tensorflow_state.getstate(),
     )
 
 
@@ -128,26 +128,26 @@ def set_tf_variable(variable: keras.Variable, value: tf.Variable) -> None:
 def initialized_by(
     create: Callable[[keras.Variable, Any], tf.Variable],
 ) -> contextlib.AbstractContextManager[None]:
-    """Context in which variables with a layout, and an optimizer's variables for them, are created by `create`."""
+    """Context in which `create` creates variables with a layout, and the optimizer's variables for them."""
     kind = keras.Variable
     initialize = kind._initialize
 
-    def initialized(variable: keras.Variable, value: Any) -> None:
+    def initialize_variable(variable: keras.Variable, value: Any) -> None:
         if layout_of(variable) is None or isinstance(value, tf.Variable):
             initialize(variable, value)
             return
         initial = value() if callable(value) else value
         variable._value = create(variable, tf.cast(initial, variable._dtype))
 
-    return patched((kind, "_initialize", initialized))
+    return patched((kind, "_initialize", initialize_variable))
 
 
 def owners_of_variables(model: keras.Model) -> dict[int, list[keras.Layer]]:
-    """Returns for each variable, by its id, the layers that contain it, innermost last."""
+    """Returns the layers that contain each variable, innermost last, by the variable's id."""
     owners_by_id: dict[int, list[keras.Layer]] = {}
 
-    def visit(layer: keras.Layer, above: list[keras.Layer]) -> None:
-        owners = [*above, layer]
+    def visit(layer: keras.Layer, outer_layers: list[keras.Layer]) -> None:
+        owners = [*outer_layers, layer]
         for variable in layer._trainable_variables:
             owners_by_id.setdefault(id(variable), owners)
         for inner in layer._layers:
@@ -158,20 +158,20 @@ def owners_of_variables(model: keras.Model) -> dict[int, list[keras.Layer]]:
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Returns the floating variables that a forward pass may change, such as the moving mean of BatchNormalization."""
+    """Returns the floating-point variables that a forward pass may change, such as moving means."""
     frozen = {id(variable) for variable in frozen_weights(model)}
-    return [variable for variable in _not_trained(model) if id(variable) not in frozen]
+    return [variable for variable in _untrained_variables(model) if id(variable) not in frozen]
 
 
 def own_state(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables besides weights of user-defined layers, and of the model itself if it is user-defined."""
+    """Returns the variables other than weights of user-defined layers, including a user-defined model itself."""
     user_layers = [layer for layer in model._flatten_layers() if is_user_defined(layer)]
     variables_by_id = {id(v): v for layer in user_layers for v in layer._non_trainable_variables if not v.trainable}
     return list(variables_by_id.values())
 
 
-def spectrally_normalized(model: keras.Model) -> list[keras.Variable]:
-    """Returns the weights that SpectralNormalization divides by their norms in training, and the vectors of its iterations."""
+def spectral_norm_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the weights that SpectralNormalization normalizes in training, and its power iteration vectors."""
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.SpectralNormalization)]
     built = [layer for layer in layers if layer.built]
     variables_by_id = {id(variable): variable for layer in built for variable in (layer.kernel, layer.vector_u)}
@@ -179,12 +179,12 @@ def spectrally_normalized(model: keras.Model) -> list[keras.Variable]:
 
 
 def frozen_weights(model: keras.Model) -> list[keras.Variable]:
-    """Returns the floating variables that belong to the weights of a layer, but are currently not trained."""
+    """Returns the floating-point weights of layers that are currently not trainable."""
     weights = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
-    return [variable for variable in _not_trained(model) if id(variable) in weights]
+    return [variable for variable in _untrained_variables(model) if id(variable) in weights]
 
 
-def _not_trained(model: keras.Model) -> list[keras.Variable]:
+def _untrained_variables(model: keras.Model) -> list[keras.Variable]:
     return [v for v in model.non_trainable_variables if v.trainable is False and tf.as_dtype(v.dtype).is_floating]
 
 
@@ -196,19 +196,15 @@ def recreate_variable(variable: keras.Variable, scope: contextlib.AbstractContex
 
 
 def watch_copies(copies: Sequence[tf.Variable]) -> None:
-    """Makes gradient tapes watch the copies of a variable.
-
-    They do not watch copies of a variable that was frozen when it was created: unfreezing it in Keras does not reach
-    them.
-    """
+    """Makes gradient tapes watch the copies of a variable, even if it was frozen when it was created."""
     for copy in copies:
         copy._trainable = True
 
 
 def read_first_copy_outside(variable: keras.Variable) -> None:
-    """Makes a metric's mirrored variable, outside of replica functions, read as its first copy in this process.
+    """Makes reads of a metric's mirrored variable outside of replica functions return its first local copy.
 
-    tf.distribute would sum the copies of all processes, which waits for those that do not read it.
+    tf.distribute would sum the copies of all processes, and wait for processes that do not read it.
     """
     value = variable._value
     if isinstance(value, values.SyncOnReadVariable):
@@ -216,9 +212,9 @@ def read_first_copy_outside(variable: keras.Variable) -> None:
 
 
 def assign_own_copies(variable: keras.Variable) -> None:
-    """Makes each replica assign its own copy of a mirrored variable, as if the variable had no `aggregation`.
+    """Makes each replica assign its own copy of a mirrored variable, ignoring `aggregation`.
 
-    tf.distribute would assign the sum, the first or an unweighted mean of the replicas' values, whatever their rows.
+    tf.distribute would assign the sum, the first or the unweighted mean of the replicas' values.
     """
     value = variable._value
     if isinstance(value, values.MirroredVariable):
@@ -227,26 +223,26 @@ def assign_own_copies(variable: keras.Variable) -> None:
 
 @contextlib.contextmanager
 def reading_first_copy(variables: Sequence[keras.Variable], copies: Sequence[Sequence[tf.Variable]]) -> Iterator[None]:
-    """Context in which variables are the first of their copies; on exit, the other copies get its value.
+    """Context in which variables are their first copies; on exit, the other copies get its value.
 
     Args:
       variables: Keras variables.
-      copies: for each, the TensorFlow variables on its devices.
+      copies: for each variable, its TensorFlow variables on all devices.
     """
     first_copies = ((variable, "_value", first) for variable, (first, *_) in zip(variables, copies, strict=True))
     with patched(*first_copies):
         try:
             yield
         finally:
-            for first, *others in copies:
-                for other in others:
-                    other.assign(first)
+            for first, *other_copies in copies:
+                for copy in other_copies:
+                    copy.assign(first)
 
 
 def own_copies(variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
-    """Context, inside a replica function, in which variables of tf.distribute are this replica's own copies of them.
+    """Context, inside a replica function, in which variables of tf.distribute are this replica's own copies.
 
-    Replicas of a process share Keras's variables and take turns in collectives, which must not be called in it.
+    Collectives must not be called in it: replicas of a process take turns there, and share Keras's variables.
     """
     distributed = [variable for variable in variables if isinstance(variable._value, values.DistributedVariable)]
     return patched(*((variable, "_value", variable._value._get()) for variable in distributed))
@@ -260,12 +256,11 @@ def value_of(variable: keras.Variable) -> Any:
 class RecordedScope(keras.StatelessScope):
     """A stateless scope that records assignments and collects the losses added by layers.
 
-    Inside another one, a variable without a value of its own has that of the outer scope.
+    In nested scopes, a variable without a value in the inner scope has that of the outer one.
 
     Attributes:
-      assigned: (variable, value) of each variable assigned inside, in the order of first assignment, with the latest
-        value; the scope's initial state is not included.
-      sources: by id of a variable, the tensor from which its value is computed.
+      assigned: (variable, latest value) of each variable assigned inside, in the order of first assignment.
+      sources: tensors from which values are computed, by id of the variable.
     """
 
     def __init__(
@@ -278,8 +273,8 @@ class RecordedScope(keras.StatelessScope):
 
         Args:
           state_mapping: values of variables inside.
-          sources: tensors from which these values are computed, where they differ.
-          read: returns the value of any other variable, or None for its own.
+          sources: tensors from which these values are computed, if they differ.
+          read: returns the value of any other variable; None for its own value.
         """
         super().__init__(state_mapping=list(state_mapping), collect_losses=True)
         self._read = read
@@ -299,7 +294,7 @@ class RecordedScope(keras.StatelessScope):
         """See base class."""
         super().add_update(update)
         self._updates[id(update[0])] = update
-        self.sources.pop(id(update[0]), None)  # its value is now the assigned one
+        self.sources.pop(id(update[0]), None)
 
     @property
     def assigned(self) -> list[tuple[keras.Variable, Any]]:
@@ -308,7 +303,7 @@ class RecordedScope(keras.StatelessScope):
 
 
 def source_value(variable: keras.Variable) -> tf.Tensor:
-    """Returns the tensor from which a variable's value is computed in the innermost `RecordedScope`, else its value."""
+    """Returns the source of a variable's value in the innermost `RecordedScope`, else its value."""
     scope = get_stateless_scope()
     if isinstance(scope, RecordedScope) and id(variable) in scope.sources:
         return scope.sources[id(variable)]
@@ -322,17 +317,17 @@ def uncast_value(variable: keras.Variable) -> tf.Tensor:
 
 
 def bytes_of(variable: keras.Variable) -> int:
-    """Returns the bytes of a variable, of all its shards together."""
+    """Returns the size of a full variable in bytes."""
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def layout_of(variable: keras.Variable) -> Any:
-    """Returns the layout from `set_layout`; an optimizer variable has that of its model variable."""
+    """Returns the layout from `set_layout`; an optimizer's variable has that of its model variable."""
     return variable._layout
 
 
 def set_layout(variable: keras.Variable, layout: Any) -> None:
-    """Attaches a layout to a variable; Keras passes it on to the optimizer's variables."""
+    """Attaches a layout to a variable; Keras copies it to the optimizer's variables."""
     variable._layout = layout
 
 
@@ -342,10 +337,9 @@ def _callers() -> list[Any]:
 
 
 def deferred_weights() -> contextlib.AbstractContextManager[None]:
-    """Context in which the weights of layers get no values; other variables, such as states of random layers, do.
+    """Context in which weights of layers are created without values, unlike variables such as states of random layers.
 
-    Shapes, dtypes and initializers are those of ordinary weights. Assigning to such a weight, inside the context or later, sets
-    its initial value.
+    Assigning to such a weight, inside the context or later, sets its initial value.
     """
     add_weight, register = keras.Layer.add_weight, keras_variables.register_uninitialized_variable
 
@@ -353,19 +347,19 @@ def deferred_weights() -> contextlib.AbstractContextManager[None]:
         variable._value, variable._initializer = None, initializer
         variable._direct_assign = functools.partial(_assign, variable)
         vars(variable).pop("_deferred_initialize", None)
-        note_name_scope(variable)
+        record_name_scope(variable)
 
     def defer_later(variable: keras.Variable) -> None:
-        """Defers a variable of a layer that Keras traces to build it, whose value it would create after the trace."""
+        """Defers a variable that Keras would initialize after it has traced a layer to build it."""
         variable._deferred_initialize = functools.partial(defer, variable, variable._initializer)
         register(variable)
 
-    def deferred(self: keras.Layer, *args: Any, **kwargs: Any) -> keras.Variable:
-        registered_later = (keras_variables, "register_uninitialized_variable", defer_later)
-        with patched((keras.Variable, "_initialize_with_initializer", defer), registered_later):
+    def add_deferred_weight(self: keras.Layer, *args: Any, **kwargs: Any) -> keras.Variable:
+        register_patch = (keras_variables, "register_uninitialized_variable", defer_later)
+        with patched((keras.Variable, "_initialize_with_initializer", defer), register_patch):
             return add_weight(self, *args, **kwargs)
 
-    return patched((keras.Layer, "add_weight", deferred))
+    return patched((keras.Layer, "add_weight", add_deferred_weight))
 
 
 def _is_deferred(variable: keras.Variable) -> bool:
@@ -375,23 +369,23 @@ def _is_deferred(variable: keras.Variable) -> bool:
 def _assign(variable: keras.Variable, value: Any) -> None:
     if variable._value is not None:
         type(variable)._direct_assign(variable, value)
-    elif not isinstance(variable._initializer, _Refused):
+    elif not isinstance(variable._initializer, _RefusingInitializer):
         initial = tf.cast(value, variable.dtype)
         variable._initializer = lambda *_, **__: initial
 
 
 def without_call_context(error: Exception) -> Exception:
-    """Returns an error to which Keras does not add the arguments of the layer in whose call it is raised."""
+    """Prevents Keras from adding the arguments of a layer's call to an error."""
     error._keras_call_info_injected = True  # type: ignore[attr-defined]
     return error
 
 
 @functools.cache
 def refuse_training(message: str) -> None:
-    """Makes Keras's own training raise `InputError` from now on, if a weight from `deferred_weights` has no value.
+    """Makes Keras's own training raise `InputError` if a weight from `deferred_weights` has no value.
 
     Args:
-      message: the message, with `{path}` for the path of such a weight.
+      message: the message, with `{path}` for the path of the weight.
     """
     make = keras.Model.make_train_function
 
@@ -405,7 +399,7 @@ def refuse_training(message: str) -> None:
     keras.Model.make_train_function = checked_make
 
 
-class _Refused(NamedTuple):
+class _RefusingInitializer(NamedTuple):
     """An initializer that raises `InputError`."""
 
     message: str
@@ -415,14 +409,14 @@ class _Refused(NamedTuple):
 
 
 def refuse_values(variables: Sequence[keras.Variable], message: str) -> None:
-    """Makes variables without values raise `InputError` when they are read, and ignore values that are assigned."""
+    """Makes variables without values raise `InputError` when they are read, and ignore assignments."""
     for variable in variables:
         if variable._value is None:
-            variable._initializer = _Refused(message)
+            variable._initializer = _RefusingInitializer(message)
 
 
-def read_by(
+def reads_replaced(
     variables: Sequence[keras.Variable], read: Callable[[keras.Variable], Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """Context in which each read of a variable without a value calls a function and returns its result."""
+    """Context in which a read of a variable without a value returns the result of `read`."""
     return patched(*((v, "_initializer", lambda *_, variable=v, **__: read(variable)) for v in variables))

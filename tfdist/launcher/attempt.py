@@ -1,4 +1,4 @@
-"""One attempt at a job: runs its processes on this host until all have ended."""
+"""An attempt at a job: runs its processes on this host until all have ended."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ from tfdist.launcher.supervision import Stop, Supervisor, SupervisorHooks
 
 StopCheck = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
-LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # name of the job by its start time, used to name its output
+LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # name of the job, with its start time, for the names of its output
 _LAUNCHER_VARIABLES = (
     ADDRESS_VARIABLE,
     TOKEN_VARIABLE,
@@ -43,19 +43,19 @@ _LAUNCHER_VARIABLES = (
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """State that all attempts of a job share on this host.
+    """State shared by all attempts of a job on this host.
 
     Attributes:
-      job: number of processes, and their engine.
+      job: the job.
       command: returns the command of a rank.
-      environment: environment that the processes inherit.
+      environment: environment of the processes.
       start: starts a process.
-      guard: kills the remaining processes if this process is killed.
+      guard: kills the processes if this process is killed.
       logs: directory of the ranks' logs.
       progress_files: the ranks' progress files; None if progress is not needed.
-      stops: polled for a reason to end the processes.
-      received_signals: received signals that request the end.
-      say: called with a line that lists the local ranks.
+      stops: polled for reasons to end the processes.
+      received_signals: received signals that request the end of the job.
+      say: called with messages.
     """
 
     job: Job
@@ -73,17 +73,8 @@ class Host:
 def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool) -> Report:
     """Starts the processes with new ports and a new group, and waits until all have ended.
 
-    Args:
-      host: state that all attempts share.
-      order_source: may order to stop.
-      order: number of processes, and number of the attempt.
-      is_first: whether it is this launcher's first attempt.
-
-    Returns:
-      How the attempt ended.
-
     Raises:
-      InputError: the command or the coordinator's address cannot be used, or there is no free memory.
+      InputError: the command or the coordinator's address is invalid, or there is no free memory.
     """
     with order_source.launchers(order) as launchers, contextlib.ExitStack() as stack:
         placement = place_processes(order.processes, order_source.host, launchers, host.job.servers)
@@ -102,16 +93,16 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
             grace=host.job.grace_seconds,
             collects_failures=host.job.is_elastic,
         )
-        supervised = _supervise(host, tasks, hooks, stack, order.attempt)
-    outcome = supervised.outcome
+        report = _supervise(host, tasks, hooks, stack, order.attempt)
+    outcome = report.outcome
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
     step, final = host.progress_files.read(task.rank for task in tasks) if host.progress_files else (None, False)
     outcome = dataclasses.replace(outcome, log=log)
-    return supervised._replace(outcome=outcome, step=step, final=final, absent=tuple(timeout.absent))
+    return report._replace(outcome=outcome, step=step, final=final, absent=tuple(timeout.absent))
 
 
 def _announce(launchers: Group, failure: Outcome) -> None:
-    """Notifies the other launchers of a failure before the processes are ended; preempted ranks end on all hosts."""
+    """Notifies the other launchers of a failure, except for a preemption, which ends the ranks on all hosts."""
     if failure.code != ExitCode.PREEMPTED:
         launchers.leave(failure.code, failure.reason)
 
@@ -120,7 +111,7 @@ def _announce(launchers: Group, failure: Outcome) -> None:
 def _serve_group(
     job: Job, placement: Placement, launchers: Group
 ) -> Iterator[tuple[Server | None, list[dict[str, str]]]]:
-    """Starts the servers of the ranks on node 0; yields the server of their group, if here, and this node's variables."""
+    """Starts the ranks' servers on node 0; yields the server of their group (None on other nodes) and the ranks' variables."""
     engine = ENGINES[job.launcher]
     with contextlib.ExitStack() as stack:
         server, endpoint = None, None
@@ -141,14 +132,14 @@ def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]]
     job_variables = {RESTART_VARIABLE: str(order.attempt), LAUNCHED_VARIABLE: order.launched}
     if host.job.is_elastic:
         job_variables[ELASTIC_VARIABLE] = "1"
-    inherited = _inherited(host.environment) | job_variables
+    job_environment = _process_environment(host.environment) | job_variables
     tasks = []
     for rank, rank_variables in zip(placement.ranks(), variables, strict=True):
-        environment = inherited | rank_variables
+        environment = job_environment | rank_variables
         if host.progress_files and (path := host.progress_files.blank(rank.rank)):
             environment[progress_file.VARIABLE] = str(path)
         if rank.rank == 0 and (columns := terminal.columns_of(sys.stderr)):
-            width = max(columns - len(prefix(rank.rank)), 1)  # the last state of a bar remains as a line
+            width = max(columns - len(prefix(rank.rank)), 1)  # the last state of a progress bar remains as a line
             environment[terminal.LAUNCHER_VARIABLE] = str(width)
         tasks.append(Task(rank.rank, host.command(rank.rank), environment, host.logs / f"rank-{rank.rank}.log"))
     return tasks
@@ -157,7 +148,7 @@ def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]]
 def _supervise(
     host: Host, tasks: Sequence[Task], hooks: SupervisorHooks, stack: contextlib.ExitStack, attempt_number: int
 ) -> Report:
-    status = terminal.on_terminal(sys.stderr)
+    status = terminal.status_line(sys.stderr)
     screens = (
         Screen(sys.stdout, status if terminal.is_terminal(sys.stdout) else None),
         Screen(sys.stderr, status),
@@ -193,7 +184,7 @@ def _supervise(
 
 
 def stop_requested(host: Host) -> Stop | None:
-    """Returns a `Stop` if this launcher has received a signal to end."""
+    """Returns a `Stop` if this launcher has received a signal."""
     if not host.received_signals:
         return None
     name = signal.Signals(host.received_signals[0]).name
@@ -202,7 +193,7 @@ def stop_requested(host: Host) -> Stop | None:
 
 
 def is_repeated_request(host: Host) -> bool:
-    """Returns whether this launcher has received a second signal to end."""
+    """Returns whether this launcher has received a second signal."""
     return len(host.received_signals) > 1
 
 
@@ -211,15 +202,15 @@ def _check_output(host: Host, screens: Sequence[Screen]) -> Stop | None:
     return Stop(outcome, host.job.grace_seconds) if any(screen.is_broken for screen in screens) else None
 
 
-def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in without_sources(environment).items() if name not in _LAUNCHER_VARIABLES}
-    return {"PYTHONUNBUFFERED": "1"} | kept  # prints lines immediately, including the last ones before a crash
+def _process_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    variables = {name: value for name, value in without_sources(environment).items() if name not in _LAUNCHER_VARIABLES}
+    return {"PYTHONUNBUFFERED": "1"} | variables  # so that the last lines before a crash are printed
 
 
 class _StartTimeout:
-    """Requires all ranks to join the group within a time limit once one has joined.
+    """A check that all ranks join the group within a time limit after the first one.
 
-    A job whose ranks do not use tfdist never joins the group and has no limit.
+    Ranks that do not use tfdist never join the group, and have no time limit.
 
     Attributes:
       absent: ranks that did not join in time.
@@ -246,11 +237,11 @@ class _StartTimeout:
 
 
 def _check_orders(host: Host, order_source: OrderSource) -> StopCheck:
-    """Returns a check for orders to stop, so that the processes save before others join or some leave."""
+    """Returns a check for orders to stop, with which the processes save before the job is resized."""
 
     def check() -> Stop | None:
         order = order_source.order()
-        if order.kind not in (OrderKind.STOP, OrderKind.OVER):  # OVER if the controller has given up this launcher
+        if order.kind not in (OrderKind.STOP, OrderKind.OVER):  # OVER if the controller has abandoned this launcher
             return None
         if order.outcome.code == ExitCode.PEER_LOST:  # the processes cannot save
             return Stop(order.outcome, is_final=False)
@@ -262,14 +253,14 @@ def _check_orders(host: Host, order_source: OrderSource) -> StopCheck:
 def _check_launchers(host: Host, launchers: Group) -> StopCheck:
     """Returns a check for launchers of other hosts that have ended.
 
-    If the end of another launcher was requested, or its output is no longer read, its ranks agree with those of this host on
-    a step at which to end. These then need time to save but no signal, which would kill them after they have saved.
+    If the end of another launcher was requested, or its output was closed, all ranks agree on a step at which to end. The
+    ranks of this host then need time to save, but no signal, which would kill them afterwards.
     """
 
     def check() -> Stop | None:
-        outcome = node_group.lost_launcher(launchers)
-        if outcome and node_group.is_request(outcome.code):
-            return Stop(outcome, is_requested=True, is_final=False, wait=host.job.grace_seconds)
-        return Stop(outcome, is_final=False) if outcome else None
+        loss_outcome = node_group.lost_launcher(launchers)
+        if loss_outcome and node_group.is_request(loss_outcome.code):
+            return Stop(loss_outcome, is_requested=True, is_final=False, wait=host.job.grace_seconds)
+        return Stop(loss_outcome, is_final=False) if loss_outcome else None
 
     return check

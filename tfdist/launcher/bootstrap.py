@@ -1,4 +1,4 @@
-"""Creates a launcher's order source, according to whether the launcher controls the job or another one does."""
+"""Creates the order source of a launcher, which either controls the job or connects to the launcher that does."""
 
 import contextlib
 import errno
@@ -9,16 +9,16 @@ from contextlib import AbstractContextManager
 
 from tfdist.coordination import Group, LocalGroup
 from tfdist.coordination.client import Liveness, connect, send_or_shut
-from tfdist.coordination.group import NO_GOODBYE, silence
+from tfdist.coordination.group import NO_GOODBYE, silence_reason
 from tfdist.coordination.job_token import group_token, listen, split_address
 from tfdist.coordination.messages import LIMIT, VERSION, BadMessage, encode
 from tfdist.errors import ExitCode, InputError
 from tfdist.launcher import node_group, orders
-from tfdist.launcher.hosts import LOOPBACK_NAMES, Hosts, is_named, own_names
+from tfdist.launcher.hosts import LOOPBACK_NAMES, Hosts, local_host_names, matches_host
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.order_sources import FixedNodes, LocalController, OrderSource, attempt_group
-from tfdist.launcher.orders import Order, OrderKind, Report, launched_now
+from tfdist.launcher.orders import Order, OrderKind, Report, new_job_name
 from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.placement import own_host
 from tfdist.launcher.rendezvous_server import BEAT_SECONDS, LOST_AFTER_SECONDS, RendezvousServer
@@ -29,35 +29,31 @@ _CHUNK = 1 << 16
 class RemoteAgent(OrderSource):
     """A launcher's connection to the rendezvous server, with one receiving thread; a context manager.
 
-    Args:
-      job: contains the address of the rendezvous server and the time to wait for it.
-      token: the job's token.
-
     Raises:
-      PeerLostError: the server did not answer in time.
-      InputError: the server refused this launcher.
+      PeerLostError: the server did not respond in time.
+      InputError: the server has refused this launcher.
     """
 
     def __init__(self, job: Job, token: str):
         self._job, self.all_launchers = job, LocalGroup()
-        hello = {"type": "hello", "version": VERSION, "places": own_names()}
+        hello = {"type": "hello", "version": VERSION, "places": local_host_names()}
         server = "the coordinator's launcher"
         connection = connect(job.coordinator, hello, token, LIMIT, job.start_timeout_seconds, server)
         self._token = token
         self._sock, self._lines, self._seal = connection.sock, connection.lines, connection.seal
         self.host = own_host(job.coordinator, serves=False)
         self._order = Order(OrderKind.WAIT)
-        self._reported_attempt: int | None = None  # the last attempt that was reported
+        self._reported_attempt: int | None = None  # the last one
         self._has_left = False
         self._lost: Outcome | None = None
-        self._sending, self._changing = threading.Lock(), threading.Lock()
+        self._send_lock, self._order_lock = threading.Lock(), threading.Lock()
         for message in connection.following:
             self._receive_order(message)
         self._thread = threading.Thread(target=self._listen, name="guest", daemon=True)
         self._thread.start()
 
     def order(self) -> Order:
-        """See base class. Ignores an order for an attempt that has already ended here."""
+        """See base class. Ignores orders for an attempt that has already ended here."""
         order, lost = self._order, self._lost
         runs = order.kind in (OrderKind.RUN, OrderKind.STOP) and order.attempt != self._reported_attempt
         if lost and order.kind != OrderKind.OVER:
@@ -65,7 +61,7 @@ class RemoteAgent(OrderSource):
         return order if runs or order.kind == OrderKind.OVER else Order(OrderKind.WAIT)
 
     def report(self, report: Report) -> None:
-        """See base class. The launcher then leaves if its end was requested."""
+        """See base class. Leaves the job if the end of this launcher was requested."""
         self._reported_attempt = self._order.attempt
         self._send(orders.encode_report(report))
         if report.stopped:
@@ -75,9 +71,9 @@ class RemoteAgent(OrderSource):
         """See base class."""
         return attempt_group(order, self._token, self._job.start_timeout_seconds)
 
-    def end(self, outcome: Outcome, at_once: bool = False) -> None:
+    def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
         """See base class."""
-        with self._changing:
+        with self._order_lock:
             self._has_left = True
             self._order = Order(OrderKind.OVER, outcome=outcome)
         self._send({"type": "goodbye"})
@@ -100,11 +96,11 @@ class RemoteAgent(OrderSource):
             problem = str(error)
         if not self._has_left:
             self._lost = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {problem}")
-        with contextlib.suppress(OSError):  # the rendezvous server does not wait for a main thread that hangs
+        with contextlib.suppress(OSError):  # so that the rendezvous server does not wait if the main thread hangs
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def _follow(self) -> None:
-        """Receives messages until the server closes the connection; raises `OSError` if it is silent."""
+        """Receives messages until the server closes the connection; raises `OSError` if the server is silent."""
         self._sock.settimeout(BEAT_SECONDS)
         liveness = Liveness(self._lines, BEAT_SECONDS)
         while not liveness.is_silent(LOST_AFTER_SECONDS):
@@ -118,16 +114,16 @@ class RemoteAgent(OrderSource):
                 self._receive_order(message)
             if not data:
                 return
-        raise OSError(silence(LOST_AFTER_SECONDS))
+        raise OSError(silence_reason(LOST_AFTER_SECONDS))
 
     def _receive_order(self, message: dict[str, object]) -> None:
         if message["type"] == "order":
-            with self._changing:
-                if not self._has_left:  # the last order is that the job is over
+            with self._order_lock:
+                if not self._has_left:  # otherwise the job is over
                     self._order = orders.decode_order(message)
 
     def _send(self, message: dict[str, object]) -> None:
-        with contextlib.suppress(OSError), self._sending:  # the receiving thread detects the end of the connection
+        with contextlib.suppress(OSError), self._send_lock:  # the receiving thread detects the end of the connection
             send_or_shut(self._sock, self._seal, encode(message))
 
 
@@ -137,15 +133,9 @@ def open_order_source(
 ) -> Iterator[OrderSource]:
     """Yields the order source of this launcher.
 
-    Args:
-      job: the job to launch.
-      environment: contains the token of jobs on several hosts.
-      guard: kills the program of `--hosts` if this process is killed.
-      say: called with messages about the job.
-
     Raises:
-      PeerLostError: another host's launcher did not connect.
-      InputError: the coordinator's address, or `--hosts`, cannot be used.
+      PeerLostError: the launcher of another host did not connect.
+      InputError: the coordinator's address or `--hosts` is invalid.
     """
     with contextlib.ExitStack() as stack:
         if job.nodes > 1:
@@ -156,9 +146,9 @@ def open_order_source(
             yield stack.enter_context(RemoteAgent(job, _token(job, environment)))
             return
         hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
-        controller = JobController(job, say, host_slots=lambda: hosts.slots if hosts else None, launched=launched_now())
+        controller = JobController(job, say, host_slots=lambda: hosts.slots if hosts else None, launched=new_job_name())
         token = _token(job, environment) if listener else ""
-        # Created before remote launchers join, because the first launcher owns the job.
+        # Created before remote launchers join: the first launcher owns the job.
         local_controller = LocalController(job, controller, token)
         if listener:
             host = split_address(job.coordinator)[0]
@@ -180,16 +170,15 @@ def _listener(coordinator: str) -> socket.socket | None:
         return listen(coordinator, "Choose another --coordinator, the same on every host.")
     except InputError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
-            return None  # used by an earlier launcher or by another program, which the connection will show
+            return None  # used by an earlier launcher, or by another program, to which the connection will fail
         raise
 
 
 def is_this_host(host: str) -> bool:
     """Returns whether a host name or address is this host's; False if it cannot be resolved."""
     try:
-        addresses = {
-            str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        }
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return any(is_named(address, [*LOOPBACK_NAMES, *own_names()]) for address in addresses)
+    names = [*LOOPBACK_NAMES, *local_host_names()]
+    return any(matches_host(str(info[4][0]).partition("%")[0], names) for info in infos)

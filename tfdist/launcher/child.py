@@ -1,4 +1,4 @@
-"""The process of one rank: its start, signals to its process group, and how it ended."""
+"""The process of a rank: its start, signals to its process group, and its exit code."""
 
 import contextlib
 import logging
@@ -16,26 +16,27 @@ from tfdist.errors.exceptions import SIGNAL_OFFSET
 
 _ROOT = pathlib.Path("/sys/fs/cgroup")
 _MEMBERSHIP = pathlib.Path("/proc/self/cgroup")
+REAP_SECONDS = 30.0  # time limit after the first SIGKILL; most processes end within milliseconds
+
+_log = logging.getLogger("tfdist.launch")
 
 
 def out_of_memory_kills() -> int:
-    """Returns how many processes of this process's control group the kernel has killed because there was no memory.
+    """Returns the number of processes that the kernel has killed in this process's control group for lack of memory.
 
-    Child processes are in the same group unless they are moved. With version 2 of control groups, nested groups count, too.
-
-    Returns:
-      The number since the group was created; 0 if the system does not count.
+    Child processes are in the same group unless they are moved; cgroup v2 includes nested groups. Returns 0 if the system
+    does not count.
     """
     for counter in _counters():
         try:
             return int(re.search(r"^oom_kill (\d+)$", counter.read_text(), re.MULTILINE)[1])  # type: ignore[index]
-        except (OSError, TypeError):  # no such file, or an older kernel
+        except (OSError, TypeError):  # no file, or an older kernel
             continue
     return 0
 
 
 def _counters() -> list[pathlib.Path]:
-    """Returns the files that may have the number; a container may not see the group's own path."""
+    """Returns files that may contain the number; the group's own path may be invisible in a container."""
     try:
         lines = _MEMBERSHIP.read_text().splitlines()
     except OSError:
@@ -60,14 +61,14 @@ class LocalProcess(Protocol):
         """Id of the process and of its process group."""
 
     def poll(self) -> int | None:
-        """Returns the exit code, -s if signal s ended it, or None while it runs. The id stays reserved."""
+        """Returns the exit code, -s for signal s, or None if the process is running. Does not free the id."""
 
     def reap(self, seconds: float) -> bool:
-        """Waits at most this long for the end, and frees the id; returns whether the process has ended."""
+        """Waits for the end, with a timeout, and frees the id; returns whether the process has ended."""
 
 
 class NewProcess:
-    """A process with a new program; `out` and `err` are the file descriptors of its outputs.
+    """A process of a new program, with file descriptors `out` and `err` for its output.
 
     Attributes:
       pid: see `LocalProcess`.
@@ -101,11 +102,6 @@ class NewProcess:
         return self._process.returncode is not None
 
 
-REAP_SECONDS = 30.0  # after the first SIGKILL; most processes end within a few milliseconds
-
-_log = logging.getLogger("tfdist.launch")
-
-
 class Task(NamedTuple):
     """The command, environment and log of a rank."""
 
@@ -121,18 +117,17 @@ Start = Callable[[Sequence[str], Mapping[str, str], int, int], LocalProcess]  # 
 class Child:
     """The process of a rank, which leads a process group.
 
-    It remains a zombie until `reap`, so that its pid is not reused. `start` starts the process of a task, given file
-    descriptors for its outputs.
+    It remains a zombie until `reap`, so that its pid is not reused.
 
     Attributes:
       rank: rank of the process.
-      log: file that its output is written to.
+      log: file for its output.
       pid: id of the process and of its group.
       out: pipe from its standard output.
       err: pipe from its standard error.
-      code: its exit code, 6 if the kernel killed it for lack of memory, 128 + N if signal N ended it; None while it runs.
-      ended: `time.monotonic()` when the end was detected.
-      signalled: whether the launcher had sent it a signal before.
+      code: exit code, 6 if the kernel killed it for lack of memory, 128 + N for signal N; None while it runs.
+      end_time: `time.monotonic()` when its end was detected.
+      signalled: whether the launcher sent it a signal before its end.
 
     Raises:
       InputError: the program does not exist.
@@ -155,15 +150,15 @@ class Child:
             os.close(child_err)
         self.pid = self._process.pid
         self.code: int | None = None
-        self.ended = 0.0
+        self.end_time = 0.0
         self.signalled = False
-        self._killed: float | None = None  # time of the first SIGKILL
-        self._kills_before = out_of_memory_kills()
+        self._kill_time: float | None = None  # of the first SIGKILL
+        self._initial_kills = out_of_memory_kills()
 
     def poll(self) -> bool:
         """Returns whether the process has ended."""
         if self.code is None and (code := self._process.poll()) is not None:
-            self.ended = time.monotonic()
+            self.end_time = time.monotonic()
             self.code = code if code >= 0 else SIGNAL_OFFSET - code
             if self._is_out_of_memory():
                 self.code = ExitCode.OUT_OF_MEMORY
@@ -176,28 +171,28 @@ class Child:
         return self.code is not None
 
     def _is_out_of_memory(self) -> bool:
-        is_killed = self.code == SIGNAL_OFFSET + signal.SIGKILL and self._killed is None
-        return is_killed and out_of_memory_kills() > self._kills_before
+        is_killed = self.code == SIGNAL_OFFSET + signal.SIGKILL and self._kill_time is None
+        return is_killed and out_of_memory_kills() > self._initial_kills
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process group."""
         if not self.poll():
             self.signalled = True
-        if number == signal.SIGKILL and self._killed is None:
-            self._killed = time.monotonic()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # some systems raise these for a zombie
+        if number == signal.SIGKILL and self._kill_time is None:
+            self._kill_time = time.monotonic()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # some systems raise these errors for a zombie
             os.killpg(self.pid, number)
 
     def reap(self) -> None:
-        """Kills the rest of the process group, and reaps the process.
+        """Kills the process group, and reaps the process.
 
-        A process that survives SIGKILL because it waits in the kernel for a disk or device is abandoned, and counts as
+        A process that does not end after SIGKILL, because it waits in the kernel for a device, is abandoned and counts as
         killed.
         """
         self.signal(signal.SIGKILL)
-        assert self._killed is not None
-        if not self._process.reap(max(0.0, self._killed + REAP_SECONDS - time.monotonic())):
-            self.ended, self.code = time.monotonic(), SIGNAL_OFFSET + signal.SIGKILL
+        assert self._kill_time is not None
+        if not self._process.reap(max(0.0, self._kill_time + REAP_SECONDS - time.monotonic())):
+            self.end_time, self.code = time.monotonic(), SIGNAL_OFFSET + signal.SIGKILL
             _log.warning(
                 "tfdist launch: giving up on rank %d: its process, %d, has not ended %g s after SIGKILL. It is blocked "
                 "in the kernel, for example by a file server that does not answer.",

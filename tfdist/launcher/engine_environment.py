@@ -1,4 +1,4 @@
-"""The environment variables of each engine's processes, and the servers that they need on node 0."""
+"""The environment variables and servers of each engine."""
 
 import contextlib
 import json
@@ -16,9 +16,9 @@ class Engine(NamedTuple):
     """How the processes of an engine find each other.
 
     Attributes:
-      serve: runs the server that node 0 provides, given the placement; yields its port.
-      variables: returns a rank's environment variables, given the placement, that port, and the rank.
-      exposure: warning about the ranks' open ports, as a sentence without its full stop; empty if there are none.
+      serve: runs the engine's server on node 0; takes the placement and yields the port.
+      variables: takes the placement, that port and a rank; returns the environment variables of the rank.
+      exposure: warning about open ports of the ranks, as a sentence without a period; may be empty.
     """
 
     serve: Callable[[Placement], AbstractContextManager[int]]
@@ -32,14 +32,13 @@ def _tf_config(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
     task = (
         {"type": "worker", "index": rank.rank} if rank.rank < workers else {"type": "ps", "index": rank.rank - workers}
     )
-    return {
-        "TF_CONFIG": json.dumps({"cluster": {job: there for job, there in addresses.items() if there}, "task": task})
-    }
+    cluster = {job: values for job, values in addresses.items() if values}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
 @contextlib.contextmanager
 def _serve_rendezvous(placement: Placement) -> Iterator[int]:
-    """Runs Horovod's rendezvous server, which has no authentication: like the engine itself, it needs a trusted network."""
+    """Runs Horovod's rendezvous server; like Horovod itself, it has no authentication and needs a trusted network."""
     try:
         from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
     except ImportError as error:
@@ -66,11 +65,11 @@ def _horovod(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
         "HOROVOD_CROSS_SIZE": str(rank.cross_size),
     }
     interface = os.environ.get("HOROVOD_GLOO_IFACE") or placement.interface
-    return variables | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # otherwise Gloo chooses
+    return variables | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # selected by Gloo by default
 
 
 def _node_name(node: int) -> str:
-    """Returns the name by which Horovod distinguishes hosts; several containers may have the same host name."""
+    """Returns a name for Horovod; containers may have equal host names."""
     return f"node-{node}"
 
 

@@ -1,4 +1,4 @@
-"""The hosts of an elastic job and their numbers of slots, read from a file or from the output of a program."""
+"""The hosts of an elastic job and their slots, read from a file or from the output of a program."""
 
 import contextlib
 import ipaddress
@@ -22,20 +22,15 @@ from tfdist.launcher.orphan_guard import OrphanGuard
 READ_SECONDS = 1.0  # interval between two reads
 PROGRAM_SECONDS = 30.0  # time limit of the program
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")  # names by which a host refers to itself
-_LINE = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[^\s:=\[\]]+)(?::(?P<slots>\d+)|\s+slots=(?P<slots_too>\d+))?")
+_LINE = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[^\s:=\[\]]+)(?::(?P<slots>\d+)|\s+slots=(?P<slots_option>\d+))?")
 
 _log = logging.getLogger("tfdist.launch")
 
 
 def parse(text: str, source: str) -> dict[str, int]:
-    """Parses lines such as `node7:4`, `node7 slots=4` or `node7`, which has one slot; # begins a comment.
+    """Parses lines such as `node7:4`, `node7 slots=4` or `node7` (one slot); # begins a comment.
 
-    Args:
-      text: the lines.
-      source: their origin, for messages.
-
-    Returns:
-      The number of slots by name; duplicate names are added up.
+    Returns the number of slots by host name, summed over duplicate names.
 
     Raises:
       InputError: a line is invalid.
@@ -43,20 +38,17 @@ def parse(text: str, source: str) -> dict[str, int]:
     slots: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition("#")[0].strip()
-        match = _LINE.fullmatch(line)
-        if line and not match:
+        line_match = _LINE.fullmatch(line)
+        if line and not line_match:
             raise InputError(f'Lines of --hosts must be NAME:SLOTS. Received: "{line}" in line {number} of {source}.')
-        if match:
-            name = match["name"].strip("[]")
-            slots[name] = slots.get(name, 0) + int(match["slots"] or match["slots_too"] or 1)
+        if line_match:
+            name = line_match["name"].strip("[]")
+            slots[name] = slots.get(name, 0) + int(line_match["slots"] or line_match["slots_option"] or 1)
     return slots
 
 
 class Programs:
-    """Runs programs one at a time; an optional `guard` kills a running program if this process is killed.
-
-    `end` may be called from another thread, and prevents further runs.
-    """
+    """Runs programs one at a time; `guard` kills a running program if this process is killed."""
 
     def __init__(self, guard: OrphanGuard | None = None):
         self._guard = guard
@@ -65,7 +57,7 @@ class Programs:
         self._ended = False
 
     def output_of(self, path: str) -> str:
-        """Returns a program's output; a program that exceeds its time limit is killed with its process group."""
+        """Runs a program and returns its output; kills its process group after a time limit."""
         program = self._start(path)
         try:
             with program:
@@ -84,7 +76,7 @@ class Programs:
         return out.decode(errors="replace")
 
     def end(self) -> None:
-        """Kills the running program, if any, with its process group."""
+        """Kills the process group of the running program, if any, and prevents further runs."""
         with self._lock:
             self._ended = True
             if self._running and self._running.returncode is None:
@@ -112,14 +104,10 @@ def _kill(program: subprocess.Popen[bytes]) -> None:
 
 
 def read(path: str, programs: Programs) -> dict[str, int]:
-    """Reads the slots from a file, or from the output of an executable one.
-
-    Args:
-      path: path of the file.
-      programs: runs it if it is executable.
+    """Reads the slots from a file, or from the output of an executable file.
 
     Raises:
-      InputError: it cannot be read, fails, or has invalid contents.
+      InputError: the file cannot be read, the program fails, or the contents are invalid.
     """
     try:
         if os.access(path, os.X_OK) and os.path.isfile(path):
@@ -129,7 +117,7 @@ def read(path: str, programs: Programs) -> dict[str, int]:
                 text, source = file.read(), path
         if slots := parse(text, source):
             return slots
-        problem = "it lists no host"  # for example a file that is being written
+        problem = "it lists no host"  # for example, while the file is being written
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines()
         problem = f"code {error.returncode}" + (f" ({lines[-1]})" if lines else "")
@@ -141,18 +129,13 @@ def read(path: str, programs: Programs) -> dict[str, int]:
 
 
 class Hosts:
-    """The current contents of `--hosts`, read periodically in a thread because a program may be slow.
+    """The current contents of `--hosts`, read periodically in a thread, because a program may be slow.
 
-    To be used as a context manager. If a later read fails, a warning is logged and the previous contents stay valid. A
-    decrease of the total number of slots only takes effect when it has been read twice, because a file may be half
-    written.
-
-    Args:
-      path: path of the file or program.
-      guard: see `Programs`.
+    A context manager. If a later read fails, logs a warning and keeps the previous contents. A decrease of the total number
+    of slots takes effect after it has been read twice, because a file may be incomplete while it is being written.
 
     Raises:
-      InputError: the first read fails, see `read`.
+      InputError: the first read fails; see `read`.
     """
 
     def __init__(self, path: str, guard: OrphanGuard | None = None):
@@ -176,47 +159,40 @@ class Hosts:
         self._thread.join(READ_SECONDS)
 
     def _follow(self) -> None:
-        problem, last = "", self._slots
+        problem, last_slots = "", self._slots
         while not self._ended.wait(READ_SECONDS):
             try:
-                now, problem = read(self._path, self._programs), ""
-                if now == last or sum(now.values()) >= sum(self._slots.values()):
-                    self._slots = now
-                last = now
+                slots, problem = read(self._path, self._programs), ""
+                if slots == last_slots or sum(slots.values()) >= sum(self._slots.values()):
+                    self._slots = slots
+                last_slots = slots
             except InputError as error:
                 if str(error) != problem and not self._ended.is_set():
                     problem = str(error)
                     _log.warning("tfdist launch: %s The previous list of hosts stays in use.", problem)
 
 
-def own_names() -> list[str]:
-    """Returns the names that a host list may use for this host: host name, and addresses that others can reach."""
-    all_addresses = itertools.chain.from_iterable(psutil.net_if_addrs().values())
-    addresses = {each.address.partition("%")[0] for each in all_addresses if each.family in (AF_INET, AF_INET6)}
-    return [socket.gethostname(), *sorted(address for address in addresses if _is_for_others(address))]
+def local_host_names() -> list[str]:
+    """Returns the names of this host in a host list: its host name, and the addresses that other hosts can reach."""
+    infos = itertools.chain.from_iterable(psutil.net_if_addrs().values())
+    addresses = {
+        ipaddress.ip_address(info.address.partition("%")[0]) for info in infos if info.family in (AF_INET, AF_INET6)
+    }
+    reachable_addresses = (str(a) for a in addresses if not (a.is_loopback or a.is_link_local))
+    return [socket.gethostname(), *sorted(reachable_addresses)]
 
 
-def _is_for_others(address: str) -> bool:
-    parsed = ipaddress.ip_address(address)
-    return not (parsed.is_loopback or parsed.is_link_local)
-
-
-def is_named(name: str, names: list[str]) -> bool:
-    """Returns whether a name in a host list refers to a host.
+def matches_host(name: str, names: list[str]) -> bool:
+    """Returns whether a name in a host list is one of a host's names and addresses.
 
     Names match with or without their domain, and all IPv4 loopback addresses are equal.
-
-    Args:
-      name: name or address in the list.
-      names: names and addresses of the host.
     """
     if name in names:
         return True
     if re.fullmatch(r"127(\.\d+){3}", name):
         return "127.0.0.1" in names
-    return any(name.partition(".")[0] == own.partition(".")[0] for own in names if not _is_address(own)) and (
-        not _is_address(name)
-    )
+    host_names = [host_name for host_name in names if not _is_address(host_name)]
+    return not _is_address(name) and name.partition(".")[0] in [host_name.partition(".")[0] for host_name in host_names]
 
 
 def _is_address(name: str) -> bool:

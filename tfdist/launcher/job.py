@@ -1,4 +1,4 @@
-"""The description of a job to launch, as given by flags, and its outcome."""
+"""The description of a job, as given by flags, and its outcome."""
 
 import dataclasses
 import pathlib
@@ -19,29 +19,28 @@ class Job:
     """The processes of a job, as seen by the launcher on one of its hosts.
 
     Attributes:
-      processes: number of processes that this launcher starts, at least 1; in an elastic job the maximum over all
-        launchers together.
-      min_processes: in an elastic job, the minimum over all launchers together; 0 for a job that is not elastic.
-      servers: how many of the processes are parameter servers, the last ones.
-      hosts: a file, or a program, that lists how many processes each host of an elastic job may run; see `hosts.parse`.
+      processes: number of processes of this launcher, at least 1; in an elastic job, the maximum number over all launchers.
+      min_processes: minimum number of processes of an elastic job, over all launchers; 0 for a job that is not elastic.
+      servers: number of processes that are parameter servers; they have the last ranks.
+      hosts: a file or program that lists the number of processes of each host of an elastic job; see `hosts.parse`.
       launcher: environment variables of the processes: "tensorflow" (TF_CONFIG) or "horovod".
       nodes: number of launchers, one per host; launchers of an elastic job may join and leave instead.
       node_rank: index of this launcher, in [0, nodes).
-      coordinator: `host:port` of the launcher of node 0, or of the controlling launcher of an elastic job; only needed
-        with several hosts.
-      token_file: file with the token that the launchers share, see `job_token`; empty to take it from the environment.
-      insecure: whether a job over several hosts may do without a token.
+      coordinator: `host:port` of node 0's launcher, or of the controlling launcher of an elastic job; required with several
+        hosts.
+      token_file: file with the launchers' token, see `job_token`; empty to read the token from the environment.
+      insecure: whether a job over several hosts may run without a token.
       isolate: whether the processes run in their own network namespace.
-      start_timeout_seconds: time for all launchers to connect, and for all ranks to join, if they use tfdist.
+      start_timeout_seconds: time for all launchers to connect, and for all ranks to join if they use tfdist.
       log_dir: directory of the ranks' logs; empty for a new one under runs/.
-      grace_seconds: time for the processes to save and end before they are killed, when the end of the job is requested.
-      max_restarts: maximum number of restarts of all processes after failures; see `Restarts`. None for no restart or, in
-        an elastic job, for no limit.
-      max_preemptions: maximum number of restarts after an exit with code 75, or by a SIGTERM, that was not requested from
-        this launcher; None as for `max_restarts`.
+      grace_seconds: time for the processes to save and end after a request to end the job, before they are killed.
+      max_restarts: maximum number of restarts of all processes after failures; see `Restarts`. Defaults to no restart, or to
+        no limit in an elastic job.
+      max_preemptions: maximum number of restarts after exits with code 75 or by SIGTERM that were not requested from this
+        launcher. Defaults as `max_restarts`.
       restart_backoff_seconds: time before the first restart; doubles with each failure, up to 60 s.
-      rejoin_seconds: in an elastic job, time before a failed process is started again; see `Slots`.
-      elastic_timeout_seconds: maximum time that an elastic job waits for its minimum of processes; 0 for no limit.
+      rejoin_seconds: time before a failed process of an elastic job is started again; see `Slots`.
+      elastic_timeout_seconds: maximum time that an elastic job waits for its minimum number of processes; 0 for no limit.
     """
 
     processes: int = 1
@@ -65,19 +64,13 @@ class Job:
     elastic_timeout_seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        """Raises InputError if a value is out of range."""
         if self.launcher not in ENGINES:
             raise InputError(f'--launcher must be known. Received: "{self.launcher}".{nearest(self.launcher, ENGINES)}')
-        for name, lowest in (
-            ("processes", 1),
-            ("servers", 0),
-            ("nodes", 1),
-            ("max_restarts", 0),
-            ("max_preemptions", 0),
-        ):
+        minimums = {"processes": 1, "servers": 0, "nodes": 1, "max_restarts": 0, "max_preemptions": 0}
+        for name, minimum in minimums.items():
             value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise InputError(f"--{name} must be at least {lowest}. Received: {value}.")
+            if value is not None and value < minimum:
+                raise InputError(f"--{name} must be at least {minimum}. Received: {value}.")
         if not 0 <= self.node_rank < self.nodes:
             raise InputError(f"--node_rank must be in [0, --nodes={self.nodes}). Received: {self.node_rank}.")
         if self.start_timeout_seconds <= 0:
@@ -107,12 +100,12 @@ class Job:
 
     @property
     def restart_budget(self) -> float:
-        """Number of failures after which the job is restarted."""
+        """Maximum number of restarts after failures."""
         return self._budget(self.max_restarts)
 
     @property
     def preemption_budget(self) -> float:
-        """Number of preemptions after which the job is restarted."""
+        """Maximum number of restarts after preemptions."""
         return self._budget(self.max_preemptions)
 
     def _budget(self, limit: int | None) -> float:
@@ -154,7 +147,7 @@ class ProcessEnd(Protocol):
 
     rank: int
     code: int | None
-    ended: float
+    end_time: float
     signalled: bool
 
 
@@ -164,8 +157,8 @@ class Outcome:
 
     Attributes:
       code: exit code.
-      reason: description, as a sentence without the final period; empty for success.
-      rank: rank that is the cause; None if none is, or if it is unknown on this node.
+      reason: description, as a sentence without a period; empty for success.
+      rank: rank that caused it; None for no rank, or if it is unknown on this node.
       log: log of that rank, if it ran here.
     """
 
@@ -176,53 +169,52 @@ class Outcome:
 
 
 SUCCESS = Outcome(ExitCode.DONE)
-# Exit codes of a process that a signal has ended, which is a consequence if the launcher sent it.
-_OF_SIGNALS = (exceptions.SIGNAL_OFFSET + signal.SIGINT, exceptions.SIGNAL_OFFSET + signal.SIGTERM)
+# Exit codes of processes ended by a signal; a signal from the launcher is not a cause.
+_SIGNAL_CODES = (exceptions.SIGNAL_OFFSET + signal.SIGINT, exceptions.SIGNAL_OFFSET + signal.SIGTERM)
 
 
 def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Outcome:
-    """Finds the process whose end caused the others'.
+    """Finds the process whose end caused the others to end.
 
-    Processes that the launcher has signalled, or that ended because they lost a peer, are consequences. A preempted
-    process ended as requested, and is the cause only if there is no failure. Of the remaining processes, the first to
-    end is the cause, unless the group's loss names another: an engine's error can end its process before the one that
-    caused it, and a suspended or hanging process does not end at all.
+    Processes that the launcher has signalled, or that ended because they lost a peer, are not causes. A preempted process is
+    the cause only if there is no failure. Of the remaining processes, the first to end is the cause, unless the group's loss
+    names another one: an engine's error can end its process before the one that caused it, and a suspended or hanging process
+    does not end at all.
 
     Args:
-      ends: ends of the processes; those still running have no code.
+      ends: ends of the processes; running processes have no code.
       loss: the first loss in the ranks' group.
 
     Returns:
-      The cause; success if every process that has ended did so with code 0 or after a signal from the launcher.
+      The cause; success if all processes that have ended returned 0 or were signalled by the launcher.
     """
-    if loss and loss.code not in (None, ExitCode.DONE, ExitCode.PEER_LOST, *_OF_SIGNALS):
+    if loss and loss.code not in (None, ExitCode.DONE, ExitCode.PEER_LOST, *_SIGNAL_CODES):
         return _outcome_of_goodbye(loss)
-    failed = sorted((end for end in ends if end.code and not end.signalled), key=lambda end: end.ended)
-    if loss and loss.code is None and _is_gone(loss, ends, failed):
+    failures = sorted((end for end in ends if end.code and not end.signalled), key=lambda end: end.end_time)
+    if loss and loss.code is None and _is_gone(loss, ends, failures):
         return Outcome(ExitCode.PEER_LOST, str(loss), loss.rank)
-    known = [end for end in failed if end.code != ExitCode.PEER_LOST] or failed
-    causes = [end for end in known if end.code != ExitCode.PREEMPTED] or known
+    causes = [end for end in failures if end.code != ExitCode.PEER_LOST] or failures
+    causes = [end for end in causes if end.code != ExitCode.PREEMPTED] or causes
     if not causes:
         return _outcome_of_goodbye(loss) if loss and loss.code == ExitCode.PEER_LOST else SUCCESS
-    first = next((end for end in causes if loss and end.rank == loss.rank), causes[0])
-    assert first.code is not None
-    return Outcome(first.code, f"rank {first.rank} ended with {exceptions.describe(first.code)}", first.rank)
+    cause = next((end for end in causes if loss and end.rank == loss.rank), causes[0])
+    assert cause.code is not None
+    return Outcome(cause.code, f"rank {cause.rank} ended with {exceptions.describe(cause.code)}", cause.rank)
 
 
 def _outcome_of_goodbye(loss: LostMember) -> Outcome:
-    """Returns the outcome if a member that has left with a failure is the cause."""
     assert loss.code is not None
     return Outcome(loss.code, f"{loss.noun} {loss.rank} {loss.reason.rstrip('.')}", loss.rank)
 
 
-def _is_gone(loss: LostMember, ends: Sequence[ProcessEnd], failed: Sequence[ProcessEnd]) -> bool:
-    """Returns whether a member that disappeared without a goodbye is the cause.
+def _is_gone(loss: LostMember, ends: Sequence[ProcessEnd], failures: Sequence[ProcessEnd]) -> bool:
+    """Returns whether the cause is a member that has disappeared without a goodbye.
 
-    Its process is still running, or belongs to another node and all failures here are lost peers. A member whose
-    connection closed may be about to end normally as long as no process has failed.
+    Its process is still running, or belongs to another node and all failures here are lost peers. If no process has failed, a
+    member with a closed connection may be about to end normally.
     """
     end = next((end for end in ends if end.rank == loss.rank), None)
     if end and end.code is not None:
         return False
-    is_first = end is not None or all(other.code == ExitCode.PEER_LOST for other in failed)
-    return is_first and (bool(failed) or loss.reason != NO_GOODBYE)
+    is_first = end is not None or all(failure.code == ExitCode.PEER_LOST for failure in failures)
+    return is_first and (bool(failures) or loss.reason != NO_GOODBYE)

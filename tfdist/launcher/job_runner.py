@@ -1,4 +1,4 @@
-"""Runs a job, and captures its output for callers that use its results."""
+"""Runs a job, and optionally captures its output."""
 
 import contextlib
 import dataclasses
@@ -40,20 +40,20 @@ def run(
     """Runs a job's processes on this host until they have ended, with restarts as configured.
 
     Args:
-      job: number of processes, and how they find each other.
+      job: the job.
       command: returns the command of a rank.
-      environment: environment that the processes inherit; variables that identify a process are replaced.
+      environment: environment of the processes; variables that identify a process are replaced.
       start: starts a process.
-      stops: polled for a reason to end the processes.
-      interrupts: collects the signals that request the end while processes run, see `orphan_guard.collect_signals`; otherwise
-        they have their usual effect. None if the caller handles them.
-      say: called with the location of the logs, and about restarts.
+      stops: polled for reasons to end the processes.
+      interrupts: collects signals that request the end while processes run, see `orphan_guard.collect_signals`. None if the
+        caller handles signals.
+      say: called with messages about logs and restarts.
 
     Returns:
-      How the last attempt ended.
+      The outcome of the last attempt.
 
     Raises:
-      PeerLostError: another host's launcher did not connect.
+      PeerLostError: the launcher of another host did not connect.
       InputError: the command, the log directory, the memory or the coordinator's address cannot be used.
     """
     with contextlib.ExitStack() as stack:
@@ -61,21 +61,20 @@ def run(
         order_source = stack.enter_context(open_order_source(job, environment, guard, say))
         logs = log_directory(job.log_dir, order_source.all_launchers)
         memory = stack.enter_context(_memory(guard))
-        # Show whether a failure repeats, whether training had begun at a preemption, and whether a launcher fits.
+        # Progress shows whether a failure is repeated, and whether training has begun.
         needs_progress = job.restart_budget or job.preemption_budget or job.is_elastic
         progress_files = ProgressFiles(memory) if needs_progress else None
         variables = {**environment, in_memory.VARIABLE: str(memory / "commits"), **guard.variables}
         with interrupts or contextlib.nullcontext([]) as received_signals:
-            outcome = _until_over(
+            outcome = _follow_orders(
                 Host(job, command, variables, start, guard, logs, progress_files, stops, received_signals, say),
                 order_source,
             )
         return order_source.conclude(outcome)
 
 
-def _until_over(host: Host, order_source: OrderSource) -> Outcome:
-    """Follows orders until the job is over."""
-    last, is_first = SUCCESS, True
+def _follow_orders(host: Host, order_source: OrderSource) -> Outcome:
+    last_outcome, is_first = SUCCESS, True
     while (order := order_source.order()).kind != OrderKind.OVER:
         stop = stop_requested(host)
         if order.kind == OrderKind.STOP:  # the order to run was replaced before it was received
@@ -84,13 +83,12 @@ def _until_over(host: Host, order_source: OrderSource) -> Outcome:
             order_source.report(Report(stop.outcome, stopped=True))
         elif order.kind == OrderKind.RUN:
             report = _attempt(host, order_source, order, is_first)
-            is_first, last = False, report.outcome
+            is_first, last_outcome = False, report.outcome
             order_source.report(report)
         else:
             if stop:  # a preempted run stays preempted, because it has saved
-                order_source.end(
-                    last if last.code == ExitCode.PREEMPTED else stop.outcome, at_once=is_repeated_request(host)
-                )
+                is_preempted = last_outcome.code == ExitCode.PREEMPTED
+                order_source.end(last_outcome if is_preempted else stop.outcome, is_immediate=is_repeated_request(host))
             time.sleep(POLL_SECONDS)
     return order.outcome
 
@@ -104,7 +102,7 @@ def _attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool
 
 @contextlib.contextmanager
 def _memory(guard: OrphanGuard) -> Iterator[pathlib.Path]:
-    """Yields a directory, in memory if possible, for data that outlives an attempt's processes but not the job."""
+    """Yields a directory, in memory if possible, for data that outlives the processes of an attempt."""
     parent = MEMORY if os.access(MEMORY, os.W_OK) else None
     with contextlib.ExitStack() as stack:
         try:
@@ -124,7 +122,7 @@ _GRACE_SECONDS = 1.0
 
 
 class CapturedJobs:
-    """Runs jobs, one after the other, with files in a temporary directory; leaves no process and no file behind."""
+    """Runs jobs, one at a time, with files in a temporary directory; leaves no process and no file behind."""
 
     def __init__(self, prefix: str):
         self._prefix = prefix  # of the name of the directory
@@ -155,29 +153,19 @@ class CapturedJobs:
         stops: Sequence[StopCheck],
         start: Start = NewProcess,
     ) -> Outcome:
-        """Runs a job until its end, see `job_runner.run`.
-
-        Args:
-          job: the processes.
-          logs: directory of their output, for `log_dir` of the job.
-          command: returns the command of a rank.
-          environment: environment that the processes inherit.
-          stops: polled for a reason to end the processes.
-          start: starts a process.
-        """
+        """Runs a job like `job_runner.run`, with the output of its processes in the directory `logs`."""
         job = dataclasses.replace(job, log_dir=str(logs), grace_seconds=_GRACE_SECONDS)
-        output = io.StringIO()  # discarded, as the logs contain it
+        output = io.StringIO()  # discarded; the logs contain it
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             return run(job, command, environment, start=start, stops=stops)
 
 
 def last_line(log: str) -> str:
-    """Returns the last line of a process's output, without the name of its command; empty if there is none."""
+    """Returns the last line of a process's output, without the prefix of its command; empty without output."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    last = lines[-1] if lines else ""
-    return re.sub(r"^tfdist \w+( \w+)?: ", "", last)
+    return re.sub(r"^tfdist \w+( \w+)?: ", "", lines[-1]) if lines else ""
 
 
 def read_log(path: pathlib.Path | None) -> str:
-    """Returns the output of a process from its log; empty if there is no such file."""
+    """Returns the output of a process from its log; empty without a log."""
     return path.read_text(encoding="utf-8", errors="replace") if path and path.exists() else ""

@@ -9,7 +9,7 @@ from tfdist.coordination import Group
 from tfdist.coordination.job_token import add_token_flags, job_token
 from tfdist.coordination.join import serve_group, wait_for_members
 from tfdist.errors import ExitCode, PeerLostError, exceptions
-from tfdist.errors.engine_errors import described
+from tfdist.errors.engine_errors import error_summary
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.orphan_guard import END_SIGNALS
 
@@ -19,8 +19,8 @@ def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
     """Yields the group of all launchers of a job, which node 0 serves at the coordinator's address.
 
     Raises:
-      PeerLostError: a launcher did not connect in time; the message names its node.
-      InputError: node 0 cannot listen there, there is no token, or the token, --nodes or --node_rank differ.
+      PeerLostError: a launcher did not connect in time.
+      InputError: node 0 cannot listen at the address, there is no token, or the token, --nodes or --node_rank differ.
     """
     group = serve_group(
         job.coordinator,
@@ -34,39 +34,32 @@ def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
     try:
         yield wait_for_members(group, job.start_timeout_seconds)
     except BaseException as error:
-        group.leave(1, described(error))
+        group.leave(1, error_summary(error))
         raise
     finally:
         group.leave()
 
 
-def conclude(group: Group, own: Outcome, grace: float) -> Outcome:
-    """Returns the outcome of the job, after waiting for the other launchers if the processes of this one have not failed.
-
-    Args:
-      group: group of all launchers.
-      own: outcome of the processes of this launcher.
-      grace: seconds to wait for the others if they were preempted.
-    """
-    if own.code not in (ExitCode.DONE, ExitCode.PREEMPTED) or group.goodbye_code is not None:
-        group.leave(own.code, own.reason)
-        return own
+def conclude(group: Group, local_outcome: Outcome, grace: float) -> Outcome:
+    """Returns the outcome of the job, after waiting for other launchers unless the local processes have failed."""
+    if local_outcome.code not in (ExitCode.DONE, ExitCode.PREEMPTED) or group.goodbye_code is not None:
+        group.leave(local_outcome.code, local_outcome.reason)
+        return local_outcome
     try:
-        codes = group.gather("launch/end", int(own.code), grace if own.code else math.inf)
+        codes = group.gather("launch/end", int(local_outcome.code), grace if local_outcome.code else math.inf)
     except PeerLostError as error:
-        return _without_others(group, own, error, grace)
-    if own.code or ExitCode.PREEMPTED not in codes:
-        return own
+        return _outcome_of_loss(group, local_outcome, error, grace)
+    if local_outcome.code or ExitCode.PREEMPTED not in codes:
+        return local_outcome
     node = codes.index(ExitCode.PREEMPTED)
     return Outcome(ExitCode.PREEMPTED, f"ranks of node {node} ended with {exceptions.describe(ExitCode.PREEMPTED)}")
 
 
-def _without_others(group: Group, own: Outcome, error: PeerLostError, grace: float) -> Outcome:
-    """Returns the outcome of the job if another launcher is lost, has left, or does not end."""
+def _outcome_of_loss(group: Group, local_outcome: Outcome, error: PeerLostError, grace: float) -> Outcome:
     loss, reason = group.lost(), str(error).rstrip(".")
-    if loss and own.code and (loss.code is None or is_request(loss.code)):  # the ranks of this node have saved
-        return own
-    if own.code and not loss:
+    if loss and local_outcome.code and (loss.code is None or is_request(loss.code)):  # this node's ranks have saved
+        return local_outcome
+    if local_outcome.code and not loss:
         reason += f" of the end of this node's ranks, which were preempted (--grace_seconds={grace:g})"
     outcome = lost_launcher(group) or Outcome(error.exit_code, reason)
     group.leave(outcome.code, outcome.reason)
@@ -74,7 +67,7 @@ def _without_others(group: Group, own: Outcome, error: PeerLostError, grace: flo
 
 
 def is_request(code: int) -> bool:
-    """Returns whether a launcher ended with this code because its end was requested, or its output was closed."""
+    """Returns whether an exit code means that the end of a launcher was requested, or its output closed."""
     return code - exceptions.SIGNAL_OFFSET in (*END_SIGNALS, signal.SIGPIPE)
 
 
@@ -88,6 +81,6 @@ def token(job: Job, environment: Mapping[str, str]) -> str:
     """Returns the token of the launchers' group.
 
     Raises:
-      InputError: the coordinator is not on the loopback, and there is no token, or it cannot be used.
+      InputError: the coordinator is not on the loopback, and there is no token or it is invalid.
     """
     return job_token(add_token_flags(environment, job.token_file, job.insecure), job.coordinator)

@@ -1,4 +1,4 @@
-"""Sources of a launcher's orders: a job controller in the same process, or a fixed description of the job."""
+"""Sources of a launcher's orders: a job controller in the same process, or a fixed number of nodes."""
 
 import abc
 import contextlib
@@ -9,23 +9,23 @@ from tfdist.coordination import Group, LocalGroup
 from tfdist.coordination.group import LAUNCHER
 from tfdist.coordination.job_token import LOOPBACK
 from tfdist.coordination.join import RemoteGroup, wait_for_members
-from tfdist.coordination.messages import derived
+from tfdist.coordination.messages import derive_token
 from tfdist.launcher import node_group
-from tfdist.launcher.hosts import LOOPBACK_NAMES, own_names
+from tfdist.launcher.hosts import LOOPBACK_NAMES, local_host_names
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
-from tfdist.launcher.orders import Order, OrderKind, Report, launched_now
+from tfdist.launcher.orders import Order, OrderKind, Report, new_job_name
 from tfdist.launcher.placement import own_host
 
-OWN = "this launcher"  # name of the first launcher
+LOCAL_LAUNCHER = "this launcher"  # name of the first launcher
 
 
 class OrderSource(abc.ABC):
     """The source of a launcher's orders.
 
     Attributes:
-      host: address at which the job's other launchers reach this host.
-      all_launchers: the group of all launchers of the job if their number is fixed, else of this one only.
+      host: address at which the other launchers reach this host.
+      all_launchers: group of all launchers of the job if their number is fixed, else of this launcher only.
     """
 
     host: str = LOOPBACK
@@ -33,62 +33,56 @@ class OrderSource(abc.ABC):
 
     @abc.abstractmethod
     def order(self) -> Order:
-        """Returns the current order for this launcher; polled."""
+        """Returns the current order for this launcher. To be polled."""
 
     @abc.abstractmethod
     def report(self, report: Report) -> None:
-        """Reports how the ordered attempt ended."""
+        """Reports the end of the ordered attempt."""
 
     @abc.abstractmethod
     def launchers(self, order: Order) -> AbstractContextManager[Group]:
         """Returns a context with the group of the attempt's launchers."""
 
-    def end(self, outcome: Outcome, at_once: bool = False) -> None:
-        """Requests the end of this launcher between two attempts, without waiting for other hosts if `at_once`."""
+    def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
+        """Requests the end of this launcher between attempts; with `is_immediate`, without waiting for other hosts."""
 
     def conclude(self, outcome: Outcome) -> Outcome:
-        """Returns how the job ended, after all launchers have ended."""
+        """Returns the outcome of the job, after all launchers have ended."""
         return outcome
 
 
 class LocalController(OrderSource):
-    """Orders of a job controller in the same process: that of the first, and often only, launcher of a job.
-
-    Args:
-      job: the job to run.
-      controller: a controller without launchers.
-      token: the job's token, if other launchers may join.
-    """
+    """Orders of a job controller in the same process, for the first launcher of a job."""
 
     def __init__(self, job: Job, controller: JobController, token: str = ""):
         self._job, self._controller, self._token = job, controller, token
         self.host, self.all_launchers = own_host(job.coordinator if job.is_elastic else "", serves=True), LocalGroup()
-        controller.add_launcher(OWN, [*LOOPBACK_NAMES, *own_names()])
+        controller.add_launcher(LOCAL_LAUNCHER, [*LOOPBACK_NAMES, *local_host_names()])
 
     def order(self) -> Order:
         """See base class."""
-        return self._controller.order(OWN)
+        return self._controller.order(LOCAL_LAUNCHER)
 
     def report(self, report: Report) -> None:
         """See base class."""
-        self._controller.record_report(OWN, report)
+        self._controller.record_report(LOCAL_LAUNCHER, report)
 
     def launchers(self, order: Order) -> AbstractContextManager[Group]:
         """See base class."""
         return attempt_group(order, self._token, self._job.start_timeout_seconds)
 
-    def end(self, outcome: Outcome, at_once: bool = False) -> None:
+    def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
         """See base class."""
-        self._controller.end(outcome, at_once)
+        self._controller.end(outcome, is_immediate)
 
 
 class FixedNodes(OrderSource):
-    """Orders of one of a fixed number of launchers, each of which runs its processes once; `group` is that of all."""
+    """Orders for one of a fixed number of launchers, each of which runs its processes once."""
 
     def __init__(self, job: Job, group: Group):
         self._job, self.all_launchers = job, group
         self._outcome: Outcome | None = None
-        self._launched = launched_now()  # node 0's value is used to name the job's output
+        self._launched = new_job_name()  # node 0's value names the job's output
         self.host = own_host(job.coordinator, serves=group.rank == 0)
 
     def order(self) -> Order:
@@ -114,15 +108,10 @@ class FixedNodes(OrderSource):
 
 @contextlib.contextmanager
 def attempt_group(order: Order, token: str, timeout: float) -> Iterator[Group]:
-    """Yields the group of the launchers of an elastic job's attempt, at the address of the order.
-
-    Args:
-      order: an order to run.
-      token: the job's token.
-      timeout: seconds for all launchers to connect.
+    """Yields the group of the launchers of an elastic job's attempt.
 
     Raises:
-      PeerLostError: a launcher did not connect.
+      PeerLostError: a launcher did not connect within the timeout.
     """
     if order.nodes == 1:
         yield LocalGroup()
@@ -131,7 +120,7 @@ def attempt_group(order: Order, token: str, timeout: float) -> Iterator[Group]:
         order.address,
         rank=order.node,
         size=order.nodes,
-        token=derived(token, order.purpose),
+        token=derive_token(token, order.purpose),
         timeout=timeout,
         noun="node",
         server_rank=LAUNCHER,

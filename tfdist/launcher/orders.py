@@ -1,4 +1,4 @@
-"""Messages between a launcher and the job controller: orders, reports, and failed processes of each launcher."""
+"""Messages between launchers and the job controller: orders and reports."""
 
 import enum
 import secrets
@@ -25,15 +25,15 @@ class Order(NamedTuple):
     """The action of a launcher until the next order.
 
     Attributes:
-      kind: wait; run an attempt, unless it has run; stop it, so that it saves; or end, because the job is over.
-      attempt: number of the attempt, 0 for the first.
-      node: index of this launcher in it.
-      nodes: number of launchers that run it.
-      processes: number of processes that this launcher starts.
+      kind: wait; run an attempt, unless it has already run; stop it, so that it saves; or end, because the job is over.
+      attempt: number of the attempt, beginning with 0.
+      node: index of this launcher in the attempt.
+      nodes: number of launchers of the attempt.
+      processes: number of processes of this launcher.
       address: `host:port` of the launchers' group; empty for a single launcher.
-      purpose: from which, with the job's token, that group's token is derived.
-      outcome: why to stop, or how the job ended.
-      launched: name of the job by its start time, the same in all attempts; see `launched_now`.
+      purpose: purpose with which the group's token is derived from the job's token.
+      outcome: the reason to stop, or the outcome of the job.
+      launched: name of the job, the same in all attempts; see `launched_now`.
     """
 
     kind: OrderKind
@@ -53,10 +53,10 @@ class Report(NamedTuple):
     Attributes:
       outcome: outcome of the attempt.
       stopped: whether the end of this launcher was requested.
-      dead: number of its processes that failed by themselves.
-      step: last step that any of its ranks has recorded; None if none has.
-      final: whether one of them has recorded that the job must not be restarted.
-      absent: ranks that did not join the ranks' group in time, if this launcher serves it.
+      dead: number of its processes with failures of their own.
+      step: last step that one of its ranks has recorded, or None.
+      final: whether one of its ranks has recorded that the job must not be restarted.
+      absent: ranks that did not join the ranks' group in time, if this launcher serves the group.
     """
 
     outcome: Outcome
@@ -67,8 +67,8 @@ class Report(NamedTuple):
     absent: tuple[int, ...] = ()
 
 
-def launched_now() -> str:
-    """Returns the name of a job that begins now: its start time, and random digits in case another begins in that second."""
+def new_job_name() -> str:
+    """Returns a unique name for a new job: its start time and random digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
@@ -94,16 +94,15 @@ def encode_report(report: Report) -> Message:
 
 def decode_report(message: Message) -> Report:
     """Decodes a report; raises `BadMessage` if it is invalid."""
-    outcome, *rest = take(message, outcome=list, stopped=bool, dead=int, step=(int, type(None)), final=bool)
+    outcome, *fields = take(message, outcome=list, stopped=bool, dead=int, step=(int, type(None)), final=bool)
     [absent] = take(message, absent=list)
     if not all(_is_count(number) for number in (message["dead"], message["step"] or 0, *absent)):
         raise BadMessage(f"a report of {message['dead']!r:.80}, {message['step']!r:.80} and {absent!r:.80}")
-    return Report(_decode_outcome(outcome), *rest)._replace(absent=tuple(absent))
+    return Report(_decode_outcome(outcome), *fields)._replace(absent=tuple(absent))
 
 
 def _encode_outcome(outcome: Outcome) -> list[object]:
-    """Encodes an outcome, without its log, which is a local file."""
-    return [int(outcome.code), outcome.reason, outcome.rank]
+    return [int(outcome.code), outcome.reason, outcome.rank]  # without the log, a local file
 
 
 def _decode_outcome(fields: list[object]) -> Outcome:
@@ -119,35 +118,26 @@ def _is_count(number: object) -> bool:
     return type(number) is int and 0 <= number < 1 << 63
 
 
-# Exit codes that do not count as a process's own failure; a stall ends all processes.
-_NOT_OWN_FAILURES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
+# Exit codes that do not count as failures of the process itself; a stall ends all processes.
+_IGNORED_CODES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
 
 
 def count_own_failures(ends: Collection[ProcessEnd], cause: Outcome) -> int:
-    """Returns the number of a launcher's processes that ended because of their own failure.
+    """Returns the number of processes of a launcher that have failed by themselves.
 
-    The process that is the cause may have been signalled after it announced its failure, or because it had become
-    silent.
-
-    Args:
-      ends: the ends of all of the launcher's processes.
-      cause: the cause of the end, as seen by the launcher.
+    The process that is the cause may have been signalled after announcing its failure, or because it was silent.
     """
-    failed = {end.rank for end in ends if not end.signalled and end.code not in _NOT_OWN_FAILURES}
-    signalled = {end.rank for end in ends if end.signalled and cause.code == ExitCode.PEER_LOST}
-    named = {end.rank for end in ends if cause.code not in _NOT_OWN_FAILURES} | signalled
-    return len(failed | ({cause.rank} & named))
+    failed_ranks = {end.rank for end in ends if not end.signalled and end.code not in _IGNORED_CODES}
+    is_failure, is_external_failure = cause.code not in _IGNORED_CODES, cause.code == ExitCode.PEER_LOST
+    possible_causes = {end.rank for end in ends if is_failure or (is_external_failure and end.signalled)}
+    return len(failed_ranks | ({cause.rank} & possible_causes))
 
 
 def failures_by_launcher(processes: Mapping[str, int], reports: Mapping[str, Report]) -> dict[str, int]:
     """Returns the number of failed processes of each launcher that has reported.
 
-    Includes the ranks that the first launcher, which serves the ranks' group, reports as the cause. Their own launcher may
-    have ended them before they ended by themselves: a rank may announce its failure first, become silent, or never join.
-
-    Args:
-      processes: number of processes of each launcher, in the order of ranks.
-      reports: by launcher.
+    Includes ranks that the first launcher, which serves the ranks' group, reports as the cause. Their launcher may have ended
+    them before their end, after they have announced a failure, become silent or failed to join.
     """
     failures = {name: report.dead for name, report in reports.items()}
     owners = [name for name, count in processes.items() for _ in range(count)]
@@ -158,15 +148,14 @@ def failures_by_launcher(processes: Mapping[str, int], reports: Mapping[str, Rep
 
 
 def _failed_owners(report: Report, owners: Sequence[str]) -> list[str]:
-    """Returns the owner of each rank of another launcher that is the cause according to the first launcher.
+    """Returns the launchers of ranks that are the cause according to the first launcher, except for its own ranks.
 
-    The first launcher counts its own ranks itself. With code 5, it names a rank that was lost, not one that lost others. If
-    ranks did not join in time, all of them are returned: otherwise each of them would delay one more attempt by the
-    timeout.
+    With code 5, the first launcher names a lost rank. Returns all ranks that did not join in time; otherwise, each of them
+    would delay another attempt by the timeout.
     """
     cause = report.outcome
     if cause.code == ExitCode.PEER_LOST and cause.rank in report.absent:
         return [owners[rank] for rank in report.absent if 0 <= rank < len(owners)]
     if cause.rank is None or not 0 <= cause.rank < len(owners) or owners[cause.rank] == owners[0]:
         return []
-    return [] if cause.code in _NOT_OWN_FAILURES and cause.code != ExitCode.PEER_LOST else [owners[cause.rank]]
+    return [] if cause.code in _IGNORED_CODES and cause.code != ExitCode.PEER_LOST else [owners[cause.rank]]

@@ -1,4 +1,4 @@
-"""Ensures that a launcher leaves no orphans, even if it is killed by SIGKILL."""
+"""Ensures that a launcher leaves no orphaned processes, even if SIGKILL ends it."""
 
 import contextlib
 import logging
@@ -17,39 +17,35 @@ from typing import IO
 
 from tfdist.cluster.signals import LAUNCHER_VARIABLE, TOGETHER_SECONDS
 
-_WAIT_SECONDS = 5.0  # for killed processes to end: those in an uninterruptible sleep may last longer
+_WAIT_SECONDS = 5.0  # time for killed processes to end; an uninterruptible sleep may take longer
 _POLL_SECONDS = 0.01
 
 
-def kill_marked(variable: str, excluded: Collection[int] = ()) -> None:
-    """Kills every process that had this variable when its program was started, even outside of its process group (Linux).
+def kill_marked(variable: str, excluded_ids: Collection[int] = ()) -> None:
+    """Kills all processes with an environment variable NAME=VALUE, except for excluded ids, on Linux.
 
-    It returns when two successive searches have found none: a process may start another one while it is being killed, and
-    has no variables for a moment while it replaces its program.
-
-    Args:
-      variable: NAME=VALUE.
-      excluded: ids of processes that are not killed.
+    Returns after two successive searches without a result: a process may start another one while it is being killed, and has
+    no variables for a moment while it replaces its program.
     """
     deadline, empty_searches = time.monotonic() + _WAIT_SECONDS, 0
     while empty_searches < 2 and time.monotonic() < deadline:
-        pids = [pid for pid in _marked(variable.encode()) if pid not in excluded]
+        pids = [pid for pid in _find_processes(variable.encode()) if pid not in excluded_ids]
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:  # has ended
+            except ProcessLookupError:  # already ended
                 pass
         empty_searches = 0 if pids else empty_searches + 1
         time.sleep(_POLL_SECONDS)
 
 
-def _marked(variable: bytes) -> list[int]:
+def _find_processes(variable: bytes) -> list[int]:
     pids = []
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         try:
             with open(f"/proc/{int(name)}/environ", "rb") as file:
-                variables = file.read().split(b"\0")  # none, if the process has ended
-        except (ValueError, OSError):  # not a process, or another user's
+                variables = file.read().split(b"\0")  # empty if the process has ended
+        except (ValueError, OSError):  # not a process, or one of another user
             continue
         if variable in variables:
             pids.append(int(name))
@@ -73,7 +69,7 @@ def main() -> None:
     for group in groups:
         try:
             os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:  # no process of it is left
+        except ProcessLookupError:  # already ended
             pass
     if variable:
         kill_marked(variable)
@@ -90,13 +86,13 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def collect_signals(numbers: tuple[signal.Signals, ...] = END_SIGNALS) -> Iterator[list[int]]:
-    """Collects the signals that arrive in the body, in order, instead of their usual effect.
+    """Collects signals in a context, in place of their handlers.
 
-    Signals within a second of the first one are ignored as part of it: a closing terminal sends two, and systemd sends
-    SIGHUP after SIGTERM. If SIGHUP was ignored before, as under nohup, it stays ignored.
+    Signals within a second of the first one count as part of it: a closing terminal sends two, and systemd sends SIGHUP
+    after SIGTERM. If SIGHUP is already ignored, as under nohup, it stays ignored.
 
-    SIGUSR1, which requests a report of a training process, is ignored here and in processes started in the body until
-    they install their handlers: it must not kill a starting process.
+    SIGUSR1, which requests a report of a training process, is ignored here, and in new processes until they install their
+    handlers, so that it cannot kill a starting process.
 
     Args:
       numbers: the signals to collect.
@@ -110,9 +106,11 @@ def collect_signals(numbers: tuple[signal.Signals, ...] = END_SIGNALS) -> Iterat
         if not signals or time.monotonic() - first_time >= TOGETHER_SECONDS:
             signals.append(number)
 
-    # Under nohup a launcher outlives its terminal.
-    ignored = {number for number in numbers if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN}
-    handlers = {number: signal.signal(number, record) for number in numbers if number not in ignored}
+    # Under nohup, a launcher outlives its terminal.
+    ignored_signals = {
+        number for number in numbers if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+    }
+    handlers = {number: signal.signal(number, record) for number in numbers if number not in ignored_signals}
     handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         yield signals
@@ -125,14 +123,14 @@ _log = logging.getLogger("tfdist.launch")
 
 
 class OrphanGuard:
-    """A small process that outlives the launcher just long enough to kill the processes that the launcher has started.
+    """A small process that kills the launcher's processes after the launcher has been killed.
 
-    It is a new interpreter instead of a fork, so that it works in a notebook with threads, and has its own session,
-    so that it does not receive a terminal's signals. On Linux it also finds processes that have left their process group,
-    as daemons do, by a variable in their environment. If the guard itself is killed, the job continues without it.
+    It is a new interpreter instead of a fork, for notebooks with threads, and has its own session, so that it does not receive
+    a terminal's signals. On Linux, it also finds processes that have left their process group, as daemons do, by a variable in
+    their environment. If the guard itself is killed, the job continues without it.
 
     Attributes:
-      variables: environment variables that all processes to be killed must have.
+      variables: environment variables that identify the processes to kill.
     """
 
     def __init__(self) -> None:
@@ -140,9 +138,9 @@ class OrphanGuard:
         self._groups: set[int] = set()
 
     def __enter__(self) -> "OrphanGuard":
-        # A blocked signal stays blocked in the new process from its first instruction on. If a signal is sent to all
-        # processes of a user, the launcher thus has time to write `done`.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+        # Signals stay blocked in the new process. If a signal is sent to all processes of a user, the launcher thus has time to
+        # write `done`.
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", __file__],
@@ -153,31 +151,31 @@ class OrphanGuard:
                 start_new_session=True,
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         self._is_warned = False
         self._send(f"{self._variable}\n")
         return self
 
     def add(self, group: int) -> None:
-        """Adds a process group to be killed."""
+        """Adds a process group to kill."""
         self._groups.add(group)
         self._send(f"{group}\n")
 
     def add_directory(self, path: str) -> None:
-        """Adds a directory to be removed if the launcher is killed, because it may use memory."""
+        """Adds a directory to remove if the launcher is killed."""
         self._send(f"{path}\n")
 
     def forget(self, group: int) -> None:
-        """Removes a process group that has ended, whose id may be reused."""
+        """Removes a process group that has ended; its id may be reused."""
         self._groups.discard(group)
         self._send(f"-{group}\n")
 
     def sweep(self) -> None:
-        """Kills processes of the job that have left the process groups in which they were started, except added ones."""
+        """Kills processes of the job that have left their process group, except for added groups."""
         kill_marked(self._variable, self._groups)
 
     def check(self) -> None:
-        """Warns once if the guard was killed; to be called periodically."""
+        """Warns once if the guard has been killed. To be polled."""
         if not self._is_warned and self._process.poll() is not None:
             self._is_warned = True
             _log.warning(
@@ -203,7 +201,7 @@ class OrphanGuard:
         return self._process.stdin
 
     def _send(self, line: str) -> None:
-        if self._input.closed:  # a thread of the launcher may call this during shutdown
+        if self._input.closed:  # during shutdown, by another thread
             return
         with contextlib.suppress(BrokenPipeError):  # see `check`
             self._input.write(line.encode())

@@ -1,4 +1,4 @@
-"""Forwards the ranks' output to that of the launcher and to log files; reads the ranks' progress files."""
+"""Forwards the ranks' output to the launcher's output and to logs; reads the ranks' progress files."""
 
 import contextlib
 import datetime
@@ -18,22 +18,22 @@ from tfdist.coordination import Group
 from tfdist.errors import InputError
 from tfdist.storage import AppendedFile, storage_of
 
-MAX_LINE_BYTES = 1 << 16  # bytes; a longer line is shown in pieces
-PROGRESS_SECONDS = 1.0  # minimum interval between two shown states of a progress bar
+MAX_LINE_BYTES = 1 << 16  # longer lines are shown in pieces
+PROGRESS_SECONDS = 1.0  # minimum interval between states of a progress bar
 
 
 class LineSplitter:
     """Splits a stream of bytes into lines.
 
-    Text that ends in a carriage return will be overwritten, as by a progress bar: at most one such state per second is
-    yielded, and only the last one of a complete line. Without `yields_states`, only complete lines are yielded.
+    Text that ends in a carriage return, such as a progress bar, is a state that will be overwritten. Yields at most one state
+    per second, or none without `yields_states`, and the last state of each complete line.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, yields_states: bool = True):
         self._clock = clock
         self._yields_states = yields_states
         self._pending = b""
-        self._shown = -PROGRESS_SECONDS
+        self._last_time = -PROGRESS_SECONDS
 
     @property
     def current(self) -> bytes:
@@ -46,24 +46,22 @@ class LineSplitter:
         for line in lines:
             yield _last_state(line)
         text = self._pending.rstrip(b"\r")  # a carriage return at the end may be the first half of \r\n
-        *states, last = text.split(b"\r")
-        self._pending = last + self._pending[len(text) :]
-        yield from self._progress([state for state in states if state])
+        *states, last_state = text.split(b"\r")
+        self._pending = last_state + self._pending[len(text) :]
+        states = [state for state in states if state]
+        now = self._clock()
+        if self._yields_states and states and now - self._last_time >= PROGRESS_SECONDS:
+            self._last_time = now
+            yield states[-1]
         while len(self._pending) > MAX_LINE_BYTES:
             yield self._pending[:MAX_LINE_BYTES]
             self._pending = self._pending[MAX_LINE_BYTES:]
 
     def end(self) -> Iterator[bytes]:
-        """Yields the rest at the end of the stream."""
+        """Yields the remaining text at the end of the stream."""
         if self._pending:
             yield _last_state(self._pending)
             self._pending = b""
-
-    def _progress(self, states: list[bytes]) -> Iterator[bytes]:
-        now = self._clock()
-        if self._yields_states and states and now - self._shown >= PROGRESS_SECONDS:
-            self._shown = now
-            yield states[-1]
 
 
 def _last_state(line: bytes) -> bytes:
@@ -76,12 +74,7 @@ _log = logging.getLogger("tfdist.launch")
 
 
 def log_directory(path: str, launchers: Group) -> pathlib.Path:
-    """Creates the log directory and checks that it is writable.
-
-    Args:
-      path: value of the flag; empty for a new directory under runs/, created by node 0, with the same name on all
-        nodes.
-      launchers: group of the launchers of all nodes.
+    """Creates the log directory and checks that it is writable; by default, a new directory under runs/.
 
     Raises:
       InputError: the directory cannot be written.
@@ -99,13 +92,9 @@ def log_directory(path: str, launchers: Group) -> pathlib.Path:
 
 
 class Log:
-    """A rank's log, unbuffered, appended to the output of earlier attempts or launches.
+    """The unbuffered log of a rank, appended to the output of earlier attempts or launches.
 
-    If it is not a regular file or cannot be written, as on a full disk, it is closed, and the job continues without it.
-
-    Args:
-      path: path of the file.
-      number: number of the attempt, 0 for the first.
+    If it cannot be written, as on a full disk, it is closed, and the job continues without it.
     """
 
     def __init__(self, path: pathlib.Path, number: int):
@@ -121,7 +110,7 @@ class Log:
             self.write(f"--- {title}, {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
 
     def write(self, data: bytes) -> None:
-        """Writes all data, or warns once that it cannot."""
+        """Writes data; logs a warning on the first failure."""
         try:
             if self._file:
                 self._file.write(data)
@@ -172,16 +161,14 @@ def prefix(rank: int) -> str:
 
 
 class Screen:
-    """An output stream for complete lines.
-
-    Output that cannot be stored, as in a file on a full disk, is lost.
+    """An output stream for complete lines; loses output on a full disk.
 
     Args:
-      stream: a console, a file, or a notebook's output, which has no underlying byte stream.
-      status: the last line of the terminal to which the stream writes, if it is one.
+      stream: a console, a file, or the output of a notebook, which has no underlying byte stream.
+      status: status line of the stream's terminal, if any.
 
     Attributes:
-      is_broken: whether it has no reader any more, as with `| head` or a closed terminal.
+      is_broken: whether the stream has lost its reader, as with `| head` or a closed terminal.
     """
 
     def __init__(self, stream: TextIO, status: StatusLine | None = None):
@@ -209,19 +196,19 @@ class Screen:
             else:
                 self._stream.write(line.decode(errors="replace") + "\n")
                 self._stream.flush()
-        # EIO for a closed terminal, which must not end the launcher while ranks are still saving.
+        # A closed terminal (EIO) must not end the launcher while ranks are saving.
         except OSError as error:
             self.is_broken = error.errno not in _STORAGE_ERRORS
 
 
 class Channel:
-    """One output of one rank: copies its pipe to a screen and a log.
+    """An output of a rank: copies a pipe to a screen and a log.
 
     Args:
       rank: rank of the process.
       pipe: read end, owned by the channel.
       screen: receives the lines.
-      log: receives the unmodified bytes or, with `status`, the text that remains visible.
+      log: receives the unmodified bytes or, with `status`, the complete lines.
       status: receives the incomplete line, such as a progress bar.
     """
 
@@ -236,7 +223,7 @@ class Channel:
         return self._pipe.fileno()
 
     def pump(self) -> bool:
-        """Forwards the data that has arrived; returns whether there may be more."""
+        """Forwards available data; returns whether there may be more."""
         try:
             data = os.read(self.fileno(), _CHUNK)
         except BlockingIOError:
@@ -247,7 +234,7 @@ class Channel:
         else:
             for line in self._lines.feed(data):
                 self._status.set(b"")
-                self._write_lines([line.rstrip()])  # without the spaces that erased the bar
+                self._write_lines([line.rstrip()])  # without spaces that erased a progress bar
             self._status.set(self._lines.current)
         return bool(data)
 
@@ -266,10 +253,9 @@ class Channel:
 
 
 class ProgressFiles:
-    """The progress files of the ranks, in a folder of the launcher's directory in memory.
+    """The progress files of the ranks, in the launcher's directory in memory.
 
-    Other programs may delete files in memory: a file that cannot be read counts as empty, and is created again for the
-    next attempt.
+    Other programs may delete files in memory: a missing file counts as empty, and is created again for the next attempt.
     """
 
     def __init__(self, memory: pathlib.Path):
@@ -281,7 +267,7 @@ class ProgressFiles:
         """Creates the file of a rank that is about to start.
 
         Returns:
-          Its path; None if there is no memory left, so that the rank cannot record its progress.
+          The path; None if there is no memory for the file of a restarted rank.
 
         Raises:
           InputError: there is no memory for the first file.
@@ -305,7 +291,7 @@ class ProgressFiles:
         return path
 
     def read(self, ranks: Iterable[int]) -> tuple[int | None, bool]:
-        """Returns the last step that any of the ranks has recorded, or None, and whether one forbids a restart."""
+        """Returns the last step that one of the ranks has recorded, or None, and whether one forbids a restart."""
         steps, final = [], False
         for path in map(self._path, self._created.intersection(ranks)):
             try:
@@ -319,7 +305,6 @@ class ProgressFiles:
         return self._folder / f"rank-{rank}"
 
     def _warn(self, path: pathlib.Path, error: OSError) -> None:
-        """Warns once, because later failures have the same cause."""
         if not self._is_warned:
             _log.warning(
                 "tfdist launch: %s is missing (%s); other files of the launcher in %s, including commits, may be "

@@ -1,4 +1,4 @@
-"""Passes a function call to new processes and its results back, through pickle files.
+"""Passes a function call to new processes, and its results back, as pickle files.
 
 Unpickling can execute code, so the files are in a directory that only this user can access.
 """
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from tfdist.errors import ExitCode, InputError, TfdistError
 from tfdist.errors.engine_errors import out_of_memory
 
-# The standard library's pickle cannot serialize functions that are defined in a notebook or in the main script.
+# The standard library's pickle cannot serialize functions of a notebook or the main script.
 pickler: Any = importlib.import_module("cloudpickle") if importlib.util.find_spec("cloudpickle") else pickle
 
 
 class CallResult(NamedTuple):
-    """Result of a call.
+    """The result of a call.
 
     Attributes:
       value: the return value.
@@ -61,9 +61,9 @@ def make_call(directory: pathlib.Path, rank: int) -> CallResult:
         result = CallResult(error=error, trace=traceback.format_exc())
         data = _dump_error(result)
     path = _result_path(directory, rank)
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_bytes(data)
-    unfinished.rename(path)
+    partial_path = path.with_suffix(".unfinished")
+    partial_path.write_bytes(data)
+    partial_path.rename(path)
     return result
 
 
@@ -100,29 +100,21 @@ def _remedy() -> str:
     )
 
 
-# Sets the parent's search path before anything of tfdist is imported; `-m` would need it in the environment.
-_BOOT = (
+# Sets the parent's search path before importing tfdist; `-m` would need it in the environment.
+_BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from tfdist.launcher import spawn_entry; sys.exit(spawn_entry.main(sys.argv[2], int(sys.argv[3])))"
 )
 
 
 def command(directory: pathlib.Path) -> Callable[[int], list[str]]:
-    """Returns a function from a rank to its command, which makes the call that is stored in a directory."""
+    """Returns a function that maps a rank to the command that makes the call stored in a directory."""
     search_path = json.dumps([os.path.abspath(entry) for entry in sys.path])
-    return lambda rank: [sys.executable, "-c", _BOOT, search_path, str(directory), str(rank)]
+    return lambda rank: [sys.executable, "-c", _BOOTSTRAP, search_path, str(directory), str(rank)]
 
 
 def main(directory: str, rank: int) -> int:
-    """Makes the call that is stored in a directory.
-
-    Args:
-      directory: contains the call, and receives the result.
-      rank: rank of this process.
-
-    Returns:
-      The exit code.
-    """
+    """Makes the call stored in a directory, writes its result there, and returns the exit code."""
     sys.argv = [sys.argv[0]]
     error = make_call(pathlib.Path(directory), rank).error
     if isinstance(error, TfdistError):

@@ -1,4 +1,4 @@
-"""Accepts the launchers of an elastic job; runs in the launcher on the coordinator's host."""
+"""The server for launchers of an elastic job, in the launcher on the coordinator's host."""
 
 import contextlib
 import itertools
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tfdist.coordination import Server
 from tfdist.coordination.client import Liveness, next_message
-from tfdist.coordination.group import NO_GOODBYE, silence
+from tfdist.coordination.group import NO_GOODBYE, silence_reason
 from tfdist.coordination.job_token import NO_RESOURCES, join_address, listen, split_address
 from tfdist.coordination.messages import (
     HELLO_SECONDS,
@@ -25,8 +25,8 @@ from tfdist.coordination.messages import (
     Message,
     MessageReader,
     WrongSealError,
-    challenged,
-    derived,
+    create_challenge,
+    derive_token,
     encode,
     nonce,
     take,
@@ -38,20 +38,15 @@ from tfdist.launcher.job_controller import JobController
 BEAT_SECONDS = 1.0  # interval of the heartbeats, in both directions
 LOST_AFTER_SECONDS = 10.0  # without a heartbeat; no engine blocks a launcher's threads
 _POLL_SECONDS = 0.1  # polling interval for orders
-_PAUSE_SECONDS = 1.0  # without accepting connections, when this process has no resources for them
+_PAUSE_SECONDS = 1.0  # pause of accepting connections if there are no resources for them
 _CHUNK = 1 << 16
 
 
 class RendezvousServer:
     """Connects other launchers to a `JobController`; a context manager.
 
-    One thread accepts connections, and another one serves each launcher. Connections that are not admitted yet are limited
-    in number and in time.
-
-    Args:
-      listener: a listening socket; the server closes it.
-      host: address at which the others reach this host.
-      token: token that launchers must present.
+    A thread accepts connections, and each launcher is served by its own thread. Unauthenticated connections are limited in
+    number and in time.
     """
 
     def __init__(self, listener: socket.socket, host: str, token: str):
@@ -62,19 +57,19 @@ class RendezvousServer:
         self._group: Server | None = None
         self._threads: list[threading.Thread] = []
         self._log = LimitedLog(logging.getLogger("tfdist.launch"))
-        self._unauthenticated: list[socket.socket] = []  # not admitted yet, the oldest first
+        self._unauthenticated: list[socket.socket] = []  # the oldest first
 
     def open(self, controller: JobController) -> None:
-        """Starts to serve the orders of `controller`."""
+        """Starts to serve the controller's orders."""
         self._controller = controller
         self._start(self._accept)
 
     def open_group(self, names: Sequence[str]) -> tuple[str, str]:
-        """Serves a group of these launchers, instead of the last one; returns its address and its token's purpose."""
+        """Serves a group of launchers, in place of the last one; returns its address and the purpose of its token."""
         self.close_group()
         purpose = nonce()
         listener = listen(join_address(self._host, 0), "Choose another --coordinator, the same on every host.")
-        self._group = Server(listener, size=len(names), token=derived(self._token, purpose), noun="node")
+        self._group = Server(listener, size=len(names), token=derive_token(self._token, purpose), noun="node")
         return join_address(self._host, split_address(self._group.address)[1]), purpose
 
     def __enter__(self) -> "RendezvousServer":
@@ -86,14 +81,14 @@ class RendezvousServer:
         for sock in (self._listener, *self._unauthenticated):
             _shut_down(sock)
         end = time.monotonic() + LOST_AFTER_SECONDS
-        for thread in filter(threading.Thread.is_alive, self._threads):  # the last one may not have been started
+        for thread in filter(threading.Thread.is_alive, self._threads):  # the last one may not have started
             thread.join(max(0.0, end - time.monotonic()))
         self._listener.close()
         self.close_group()
-        self._log.summarize(now=True)
+        self._log.summarize(force=True)
 
     def close_group(self) -> None:
-        """Closes the last group, so that launchers stop waiting for others in it; does not affect running processes."""
+        """Closes the last group, so that its launchers stop waiting; does not affect running processes."""
         if self._group:
             self._group.close("the attempt is over")
 
@@ -110,13 +105,13 @@ class RendezvousServer:
                 if error.errno in NO_RESOURCES:
                     self._log.warning(f"No launchers are accepted for {_PAUSE_SECONDS:g} s: {error}")
                     self._ended.wait(_PAUSE_SECONDS)
-                continue  # otherwise the job is over, or the client has disconnected
+                continue  # otherwise, the job is over or the client has disconnected
             if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:  # a launcher sends its hello immediately
                 _shut_down(self._unauthenticated.pop(0))
             self._unauthenticated.append(sock)
             try:
                 self._start(self._serve, sock, str(peer[0]))
-            except Exception as error:  # no thread could be started: it costs this connection
+            except Exception as error:  # no thread could be started
                 self._unauthenticated.remove(sock)
                 self._log.error(f"Dropped a connection from {peer[0]}, which could not be served", error)
                 sock.close()
@@ -124,20 +119,20 @@ class RendezvousServer:
     def _serve(self, sock: socket.socket, peer: str) -> None:
         with sock, contextlib.suppress(OSError, BadMessage):
             try:
-                admitted = self._admit(sock)
+                admission = self._admit(sock)
             finally:
-                with contextlib.suppress(ValueError):  # removed for another one
+                with contextlib.suppress(ValueError):  # already removed
                     self._unauthenticated.remove(sock)
-            if not admitted:
+            if not admission:
                 return
-            connection, host_names = admitted
+            connection, host_names = admission
             connection.send({"type": "welcome"})
             self._serve_launcher(connection, f"launcher {next(self._numbers)} ({peer})", [*map(str, host_names), peer])
             sock.shutdown(socket.SHUT_WR)
-            _wait_for_close(sock, time.monotonic() + HELLO_SECONDS)  # until the last order has been received
+            _wait_for_close(sock, time.monotonic() + HELLO_SECONDS)  # so that the launcher receives the last order
 
     def _admit(self, sock: socket.socket) -> "tuple[_Connection, list[object]] | None":
-        """Returns the connection of a launcher that knows the token, and its names; None after refusing another one."""
+        """Authenticates a launcher; returns its connection and host names, or None after refusing it."""
         end = time.monotonic() + HELLO_SECONDS
         lines = MessageReader(LIMIT_BEFORE_HELLO + OVERHEAD)
         hello = next_message(sock, lines, end)
@@ -145,7 +140,7 @@ class RendezvousServer:
             sock.sendall(encode({"type": "refused", "reason": refusal}))
             return None
         [places] = take(hello, places=list)
-        challenge, session = challenged(self._token, lines.line)
+        challenge, session = create_challenge(self._token, lines.line)
         sock.sendall(encode(challenge))
         lines.unseal = session.unseal
         try:
@@ -157,21 +152,20 @@ class RendezvousServer:
         return _Connection(sock, lines, session.seal), places
 
     def _serve_launcher(self, connection: "_Connection", name: str, host_names: Sequence[str]) -> None:
-        """Exchanges orders and reports with a launcher until it leaves or the job is over."""
         assert self._controller
         self._controller.add_launcher(name, host_names)
         try:
             self._exchange_orders(connection, name)
         except (OSError, BadMessage) as error:
             self._controller.lose_launcher(name, f"is lost: {error}")
-        except Exception as error:  # it costs this launcher, not the job
+        except Exception as error:  # must not end the job
             self._log.error(f"{name} could not be served", error)
             self._controller.lose_launcher(name, f"could not be served ({type(error).__name__}: {error})")
         finally:
             self._controller.remove_launcher(name)
 
     def _exchange_orders(self, connection: "_Connection", name: str) -> None:
-        """Returns when the launcher has left or the job is over; raises `OSError` if it is lost."""
+        """Returns when the launcher has left or the job is over; raises `OSError` if the launcher is lost."""
         assert self._controller
         sock, last_order, last_beat = connection.sock, None, 0.0
         liveness = Liveness(connection.lines, _POLL_SECONDS)
@@ -203,12 +197,10 @@ class RendezvousServer:
                     return
             if not data:
                 raise OSError(NO_GOODBYE)
-        raise OSError(silence(LOST_AFTER_SECONDS))
+        raise OSError(silence_reason(LOST_AFTER_SECONDS))
 
 
 class _Connection(NamedTuple):
-    """A connection to an admitted launcher."""
-
     sock: socket.socket
     lines: MessageReader
     seal: Callable[[bytes], bytes]
@@ -218,15 +210,15 @@ class _Connection(NamedTuple):
 
 
 def _wait_for_close(sock: socket.socket, end: float) -> None:
-    """Reads until the other end closes the connection; raises `TimeoutError` at `end`, whatever arrives."""
-    while (left := end - time.monotonic()) > 0:
-        sock.settimeout(left)
+    """Reads until the other end closes the connection; raises `TimeoutError` at time `end`."""
+    while (timeout := end - time.monotonic()) > 0:
+        sock.settimeout(timeout)
         if not sock.recv(_CHUNK):
             return
     raise TimeoutError
 
 
 def _shut_down(sock: socket.socket) -> None:
-    """Ends what a thread does with a socket; that thread closes it."""
+    """Unblocks the thread that uses a socket, which then closes it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Runs a function in several new processes that train together, from a notebook or a script."""
+"""Runs a function in new processes that train together, from a notebook or a script."""
 
 import dataclasses
 import os
@@ -25,12 +25,12 @@ def spawn(
 ) -> list[Any]:
     """Calls a function in new processes, and returns its return values, ordered by rank.
 
-    The processes are new interpreters with the environment of `tfdist launch`, so that
-    `tfdist.load_strategy("auto")` works in them. Their output is printed here, with the rank as prefix. When one fails,
-    all are ended; none outlives this process.
+    The processes are new interpreters with the environment of `tfdist launch`, so that `tfdist.load_strategy("auto")` works in
+    them. Their output is printed with the rank as a prefix. If a process fails, all of them are ended; none outlives this
+    process.
 
-    A function of a module that can be imported is pickled by name. A function of a notebook, or of the script itself,
-    requires cloudpickle, and is pickled by value.
+    Functions of an importable module are pickled by name. Functions of a notebook or the main script are pickled by value,
+    which requires cloudpickle.
 
     Args:
       fn: the function; it and its arguments are pickled.
@@ -39,16 +39,16 @@ def spawn(
       kwargs: keyword arguments, the same in every process.
       launcher: how the processes find each other: "tensorflow" (TF_CONFIG) or "horovod".
       timeout: seconds for the whole call; None for no limit.
-      log_dir: directory in which each rank's output is written as rank-N.log; empty for no logs.
+      log_dir: directory for the output of each rank, rank-N.log; empty for no logs.
 
     Returns:
       The return values, ordered by rank.
 
     Raises:
-      InputError: an argument is wrong, or cannot be pickled.
+      InputError: an argument is invalid or cannot be pickled.
       TimeoutError: the call took longer than `timeout`.
-      SpawnError: a process ended without an exception: it was killed, or called `sys.exit`.
-      Exception: what the function raised in the process that failed first, with a note of its rank and traceback.
+      SpawnError: a process ended without an exception, because it was killed or called `sys.exit`.
+      Exception: the exception of the process that failed first, with a note of its rank and traceback.
     """
     if not callable(fn):
         raise InputError(f"spawn calls a function in each process. Received: {fn!r:.60}. Give the function itself.")
@@ -66,7 +66,11 @@ def spawn(
         )
         results = [pickled_call.read_result(directory, rank) for rank in range(processes)]
     _raise_failure(outcome, results)
-    return [_value(rank, result) for rank, result in enumerate(results)]
+    for rank, result in enumerate(results):
+        if result is None:
+            code = exceptions.describe(ExitCode.DONE)
+            raise SpawnError(f"spawn: rank {rank} ended with {code} before its function returned.", rank, ExitCode.DONE)
+    return [result.value for result in results if result]
 
 
 def _raise_failure(outcome: Outcome, results: Sequence[pickled_call.CallResult | None]) -> None:
@@ -79,10 +83,3 @@ def _raise_failure(outcome: Outcome, results: Sequence[pickled_call.CallResult |
     if outcome.rank is None and outcome.code == ExitCode.STALLED:
         raise TimeoutError(f"spawn: {outcome.reason}.")
     raise SpawnError(f"spawn: {outcome.reason}.", outcome.rank, outcome.code)
-
-
-def _value(rank: int, result: pickled_call.CallResult | None) -> Any:
-    if result is None:
-        code = exceptions.describe(ExitCode.DONE)
-        raise SpawnError(f"spawn: rank {rank} ended with {code} before its function returned.", rank, ExitCode.DONE)
-    return result.value

@@ -1,4 +1,4 @@
-"""Supervises the processes of one attempt on this host: forwards their output, and ends all of them when one fails."""
+"""Supervises the processes of an attempt on this host: forwards their output, and ends all of them if one fails."""
 
 import selectors
 import signal
@@ -14,20 +14,20 @@ from tfdist.launcher.job import Outcome, root_cause
 from tfdist.launcher.output_forwarding import Channel
 
 POLL_SECONDS = 0.02
-SETTLE_SECONDS = 0.7  # for the cause to appear after a consequence
+SETTLE_SECONDS = 0.7  # time for the cause to appear after its consequences
 FAILURE_SECONDS = 3.0  # between SIGTERM and SIGKILL after a failure
-DRAIN_SECONDS = 0.5  # for the last output to arrive
-_FIRST_RESERVED_CODE = min(ExitCode.PREEMPTED, exceptions.SIGNAL_OFFSET)  # lower ones are a program's own failures
+DRAIN_SECONDS = 0.5  # time for the last output to arrive
+_FIRST_RESERVED_CODE = min(ExitCode.PREEMPTED, exceptions.SIGNAL_OFFSET)  # lower codes are failures of the program
 
 
 class Stop(NamedTuple):
-    """The reason why running processes must end.
+    """A reason to end the running processes.
 
     Attributes:
       outcome: outcome of the job, unless a process of this launcher is the cause.
       seconds: time between SIGTERM and SIGKILL.
-      is_requested: whether the end was requested; if all processes then exit with the same code, it is the job's exit code.
-      is_final: whether the job is over, so that it is not restarted.
+      is_requested: whether the end was requested; an exit code that all processes share is then that of the job.
+      is_final: whether the job is over and must not be restarted.
       wait: seconds for the processes to end by themselves, before SIGTERM.
     """
 
@@ -39,7 +39,7 @@ class Stop(NamedTuple):
 
 
 def deadline(seconds: float) -> Callable[[], Stop | None]:
-    """Returns a check that ends the processes after this many seconds."""
+    """Returns a check that ends the processes after a number of seconds."""
     end = time.monotonic() + seconds
     stop = Stop(Outcome(ExitCode.STALLED, f"the processes did not end within {seconds:g} s"))
     return lambda: stop if time.monotonic() > end else None
@@ -49,13 +49,13 @@ class SupervisorHooks(NamedTuple):
     """Callbacks and settings of a supervisor.
 
     Attributes:
-      stops: polled for a reason to end the processes.
+      stops: polled for reasons to end the processes.
       poll: called periodically.
-      is_repeated: returns whether the user has repeated the request to end.
+      is_repeated: returns whether the user has repeated the request to end the job.
       loss: returns the first loss in the ranks' group.
       on_stop: called with a failure before the processes are ended.
-      grace: seconds to wait for the other processes after the first one has exited with code 75; then they have failed.
-      collects_failures: whether to wait a moment after a failure for other processes that fail for the same reason.
+      grace: seconds to wait for other processes after the first exit with code 75, before they count as failed.
+      collects_failures: whether to wait briefly after a failure for other processes with the same failure.
     """
 
     stops: Sequence[Callable[[], Stop | None]] = ()
@@ -68,12 +68,12 @@ class SupervisorHooks(NamedTuple):
 
 
 class Supervisor:
-    """Supervises started processes, and forwards their outputs through `channels`, until they have ended."""
+    """Supervises running processes, and forwards their output through `channels`, until they have ended."""
 
     def __init__(self, children: Sequence[Child], channels: Sequence[Channel], hooks: SupervisorHooks):
         self._children = children
         self._hooks = hooks
-        self._stopped: Stop | None = None
+        self._stop: Stop | None = None
         self._selector = selectors.DefaultSelector()
         for channel in channels:
             self._selector.register(channel, selectors.EVENT_READ)
@@ -81,16 +81,16 @@ class Supervisor:
     @property
     def stopped(self) -> bool:
         """Whether the end of the job was requested."""
-        return self._stopped is not None and self._stopped.is_final
+        return self._stop is not None and self._stop.is_final
 
     def run(self) -> Outcome:
-        """Waits for all processes to end, and returns the outcome; none is left running, even after an exception."""
+        """Waits for all processes to end, and returns the outcome; ends all processes after an exception."""
         try:
             stop = self._wait_for_stop()
             if stop:
                 self._hooks.on_stop(stop.outcome)
                 self._let_lost_rank_end()
-                if stop.is_requested and self._cause().code == ExitCode.PREEMPTED:  # all already end without a signal
+                if stop.is_requested and self._cause().code == ExitCode.PREEMPTED:  # all are already ending
                     stop = stop._replace(wait=max(stop.wait, stop.seconds), seconds=FAILURE_SECONDS)
                 self._wait_until(lambda: self._all_ended() or self._hooks.is_repeated(), stop.wait)
                 self._terminate(stop.seconds)
@@ -105,11 +105,11 @@ class Supervisor:
 
     def _wait_for_stop(self) -> Stop | None:
         self._wait_until(lambda: self._poll_stops() or self._cause().code or self._all_ended())
-        if self._cause().code == ExitCode.PEER_LOST:  # a consequence, so wait for the cause
+        if self._cause().code == ExitCode.PEER_LOST:  # wait for the cause
             self._wait_until(lambda: self._poll_stops() or self._cause().code != ExitCode.PEER_LOST, SETTLE_SECONDS)
         elif self._hooks.collects_failures and ExitCode.DONE < self._cause().code < _FIRST_RESERVED_CODE:
             self._wait_until(lambda: self._poll_stops() or self._all_ended(), SETTLE_SECONDS)
-        if self._cause().code == ExitCode.PREEMPTED:  # a second signal would keep the processes from saving
+        if self._cause().code == ExitCode.PREEMPTED:  # a second signal would prevent the processes from saving
             self._wait_until(
                 lambda: self._poll_stops() or self._all_ended() or self._cause().code != ExitCode.PREEMPTED,
                 self._hooks.grace,
@@ -117,27 +117,26 @@ class Supervisor:
         cause = self._cause()
         if cause.code == ExitCode.PREEMPTED and not self._all_ended():
             cause = self._hang_outcome(cause)
-        return self._stopped or (Stop(cause) if cause.code else None)
+        return self._stop or (Stop(cause) if cause.code else None)
 
     def _let_lost_rank_end(self) -> None:
-        """Waits for the process that has left the group: its exit handlers may record why it failed."""
+        """Waits for the process that has left the group, whose exit handlers may record its failure."""
         loss = self._hooks.loss()
-        leaving = [child for child in self._children if loss and loss.code and child.rank == loss.rank]
+        leaving_children = [child for child in self._children if loss and loss.code and child.rank == loss.rank]
         self._wait_until(
-            lambda: self._poll_stops() or self._hooks.is_repeated() or all(child.poll() for child in leaving),
+            lambda: self._poll_stops() or self._hooks.is_repeated() or all(child.poll() for child in leaving_children),
             FAILURE_SECONDS,
         )
 
-    def _hang_outcome(self, preempted: Outcome) -> Outcome:
-        """Returns the failure of processes that run long after another one was preempted."""
+    def _hang_outcome(self, preemption: Outcome) -> Outcome:
         ranks = [child.rank for child in self._children if child.code is None]
         text = f"{name_ranks(ranks)} did not end within {self._hooks.grace:g} s (--grace_seconds)"
-        return Outcome(ExitCode.PEER_LOST, f"{text}, although {preempted.reason}", ranks[0])
+        return Outcome(ExitCode.PEER_LOST, f"{text}, although {preemption.reason}", ranks[0])
 
     def _poll_stops(self) -> bool:
         for check in self._hooks.stops:
-            self._stopped = self._stopped or check()
-        return self._stopped is not None
+            self._stop = self._stop or check()
+        return self._stop is not None
 
     def _terminate(self, seconds: float) -> None:
         self._signal(signal.SIGTERM)
@@ -146,24 +145,24 @@ class Supervisor:
         self._wait_until(self._all_ended, FAILURE_SECONDS)
 
     def _outcome(self, stop: Stop | None) -> Outcome:
-        """Returns the outcome; the cause may have appeared only while the processes were being ended."""
+        """Returns the outcome; the cause may have appeared while the processes were being ended."""
         codes = {child.code for child in self._children}
-        code, *others = codes
-        if stop and code is not None and not others and code <= exceptions.SIGNAL_OFFSET:
+        code, *other_codes = codes
+        if stop and code is not None and not other_codes and code <= exceptions.SIGNAL_OFFSET:
             if stop.is_requested or code == ExitCode.PREEMPTED:
                 return Outcome(code, f"all ranks ended with {exceptions.describe(code)}" if code else "")
         if codes == {ExitCode.DONE, ExitCode.PREEMPTED}:
-            first = next(child.rank for child in self._children if child.code == ExitCode.PREEMPTED)
+            rank = next(child.rank for child in self._children if child.code == ExitCode.PREEMPTED)
             return Outcome(
-                ExitCode.PREEMPTED, f"rank {first} ended with {exceptions.describe(ExitCode.PREEMPTED)}", first
+                ExitCode.PREEMPTED, f"rank {rank} ended with {exceptions.describe(ExitCode.PREEMPTED)}", rank
             )
         cause = self._cause()
         if stop and cause.code in (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST):
-            return self._request_or(stop).outcome
+            return self._user_request(stop).outcome
         return cause
 
-    def _request_or(self, stop: Stop) -> Stop:
-        """Returns the user's request instead, if it arrived during a resize, in which not all processes have saved."""
+    def _user_request(self, stop: Stop) -> Stop:
+        """Returns a request that arrived during a resize, before all processes have saved, or else `stop`."""
         requests = [check() for check in self._hooks.stops] if stop.outcome.code == ExitCode.PREEMPTED else []
         return next((request for request in requests if request and request.is_final), stop)
 
@@ -178,7 +177,6 @@ class Supervisor:
             child.signal(number)
 
     def _wait_until(self, condition: Callable[[], object], seconds: float = float("inf")) -> None:
-        """Forwards output until the condition holds or the time is up."""
         end = time.monotonic() + seconds
         while True:
             self._hooks.poll()
@@ -189,7 +187,7 @@ class Supervisor:
             self._forward_output()
 
     def _drain(self) -> None:
-        """Forwards the remaining output, for a limited time: a process outside its group may keep a pipe open."""
+        """Forwards the remaining output for a limited time, because a process outside its group may keep a pipe open."""
         end = time.monotonic() + DRAIN_SECONDS
         while self._selector.get_map() and time.monotonic() < end:
             self._forward_output()
@@ -198,7 +196,7 @@ class Supervisor:
         self._selector.close()
 
     def _forward_output(self) -> None:
-        if not self._selector.get_map():  # all have closed their outputs but are still running
+        if not self._selector.get_map():  # all processes have closed their output
             time.sleep(POLL_SECONDS)
             return
         for key, _ in self._selector.select(POLL_SECONDS):

@@ -1,6 +1,6 @@
 """Layers that communicate in their forward pass, sharding constraints on activations, and activation checkpointing.
 
-Ordinary layers are Keras's.
+All other layers come from Keras.
 """
 
 from tfdist.layers.mixture_of_experts import MixtureOfExperts

@@ -1,4 +1,4 @@
-"""Layouts of tensors in a function of the devices of a mesh, by the rules for the names of dims."""
+"""Layouts of tensors on a mesh, from rules that map names of dims to mesh axes."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,34 +12,34 @@ from tfdist.config.layouts import Layout, Placement, layout_by_rules, resolve_op
 from tfdist.distribution.dtensor_variables import Devices, row_layout
 from tfdist.distribution.strategy import TensorLayouts
 from tfdist.distribution.variable_layouts import Dims
-from tfdist.layers.recompute import waiting
+from tfdist.layers.recompute import wait_for
 
 
 class MeshLayouts(TensorLayouts):
-    """Layouts on a mesh, by the rules for the names of dims.
+    """Layouts on a mesh, from rules that map names of dims to mesh axes.
 
     Attributes:
       row_shards: number of devices over which rows are sharded.
       devices_per_replica: number of devices of the mesh.
-      dims: names of dims that a model has used so far.
+      dims: names of dims that a model has used.
     """
 
     shards_tensors = True
 
-    def __init__(self, devices: Devices, rules: Mapping[str, str], gathers_all: bool):
+    def __init__(self, devices: Devices, rules: Mapping[str, str], gathers_parameters: bool):
         """Initializes the layouts.
 
         Args:
           devices: devices of the mesh.
           rules: mesh axes by name of dim.
-          gathers_all: whether parameters are sharded when no layer computes with them.
+          gathers_parameters: whether parameters are sharded except while a layer computes with them.
         """
-        self._devices, self._rules, self._gathers_all = devices, rules, gathers_all
+        self._devices, self._rules, self._gathers_all = devices, rules, gathers_parameters
         self.row_shards, self.devices_per_replica = devices.mesh.axes[rules["batch"]], devices.mesh.size
         self.dims: set[str] = set()
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """See base class; outside of compiled functions, as in a functional model, the layout is only validated."""
+        """See base class; outside of compiled functions, for example in a functional model, only validates the layout."""
         mesh, names = self._devices.mesh, resolve_optional_dims(dims, self._rules)
         self.dims |= {name for name in names if name}
         shape = [mesh.size if size is None else size for size in x.shape]  # unknown dims count as divisible
@@ -53,16 +53,15 @@ class MeshLayouts(TensorLayouts):
         return keras_internals.copy_mask_and_logits(lay_out(x), x, lay_out)
 
     def by_rows(self, tensors: Any) -> Any:
-        """See base class; sharded by rows only.
+        """See base class; sharded only by rows.
 
         Losses over sharded classes either do not compile or are silently wrong in float64
-        (tests/traps/dtensor_test.py), and rows cut out of a batch would be laid out as required by a layer with sharded
-        inputs.
+        (tests/traps/dtensor_test.py), and a slice of a batch would get the layout of a layer with sharded inputs.
         """
-        lay_out = self._in_rows
+        lay_out = self._shard_rows
         return keras.tree.map_structure(lambda x: keras_internals.copy_mask_and_logits(lay_out(x), x, lay_out), tensors)
 
-    def _in_rows(self, tensor: tf.Tensor) -> tf.Tensor:
+    def _shard_rows(self, tensor: tf.Tensor) -> tf.Tensor:
         axis = self._rules["batch"]
         return self._devices.relayout(tensor, row_layout(tensor.shape, axis, self._devices.mesh.axes[axis]))
 
@@ -72,84 +71,89 @@ class MeshLayouts(TensorLayouts):
         if not self._gathers_all:
             yield
             return
-        stored = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
-        values = [self.computed_from(variable, part, ()) for variable, part in zip(variables, stored, strict=True)]
-        own = zip(variables, values, strict=True)
-        with keras_internals.RecordedScope(own, zip(variables, stored, strict=True)) as scope:
+        stored_values = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
+        values = [
+            self.computed_from(variable, part, ()) for variable, part in zip(variables, stored_values, strict=True)
+        ]
+        value_pairs = zip(variables, values, strict=True)
+        with keras_internals.RecordedScope(value_pairs, zip(variables, stored_values, strict=True)) as scope:
             yield
         for variable, value in scope.assigned:
             variable.assign(value)
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """Context in which a function of the devices is traced, and what Keras and TensorFlow compute there is laid out."""
+        """Context in which a function of the devices is traced, with layouts for the operations of Keras and TensorFlow."""
         with contextlib.ExitStack() as stack:
             if "context" in self._rules:
                 stack.enter_context(keras_internals.products_keep_dims())
-            stack.enter_context(keras_internals.attentions_laid_out(self.asking, self.attending, self.attended))
-            # In another layout, DTensor draws each part with a seed of its own, and the layout is that which what uses the
-            # numbers requires: another one if a layer is recomputed in the backward pass.
-            stack.enter_context(keras_internals.draws_laid_out(self.replicated))
-            stack.enter_context(keras_internals.strides_laid_out(self.rearranged))
-            stack.enter_context(keras_internals.concatenations_laid_out(self.rearranged))
-            # The gradient of top-k places elements by their indices in the whole tensor, which DTensor takes for those in
-            # a shard.
-            stack.enter_context(keras_internals.top_k_laid_out(self.replicated))
-            # DTensor refuses a transpose whose result is required to be sharded otherwise than its input.
+            stack.enter_context(
+                keras_internals.attentions_laid_out(
+                    self.constrain_input, self.constrain_attention, self.constrain_output
+                )
+            )
+            # For a sharded layout, DTensor draws each shard with a different seed, and the users of the random numbers
+            # determine the layout, which may therefore differ when a layer is recomputed in the backward pass.
+            stack.enter_context(keras_internals.draws_laid_out(self.replicate))
+            stack.enter_context(keras_internals.strides_laid_out(self.layout_for_slicing))
+            stack.enter_context(keras_internals.concatenations_laid_out(self.layout_for_slicing))
+            # The gradient of top-k uses indices into the whole tensor, which DTensor interprets as indices into a shard.
+            stack.enter_context(keras_internals.top_k_laid_out(self.replicate))
+            # DTensor rejects a transpose whose result must be sharded differently from its input.
             stack.enter_context(keras_internals.transposed_inputs_copied())
             yield
 
-    def replicated(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Lays out a tensor whole on each device; one of unknown rank is returned as it is."""
+    def replicate(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Replicates a tensor on all devices; a tensor of unknown rank is returned unchanged."""
         rank = tensor.shape.rank
         return tensor if rank is None else self._devices.relayout(tensor, Layout.replicated(rank))
 
-    def rearranged(self, tensor: tf.Tensor, keeps_rows: bool) -> tf.Tensor:
-        """Lays out a tensor before and after it is sliced with strides or concatenated: sharded by rows at most.
+    def layout_for_slicing(self, tensor: tf.Tensor, keeps_rows: bool) -> tf.Tensor:
+        """Lays out a tensor before and after a strided slice or concatenation: sharded by rows at most.
 
-        DTensor has no layout for `tf.reverse`. Of a sharded dim, it takes every nth element, or the reverse, of each shard;
-        if the next operation requires the concatenated dim to be sharded, it concatenates each shard separately. Both are
-        silently wrong (tests/traps/dtensor_test.py).
+        DTensor has no layout for `tf.reverse`. It takes strides and reverses of a sharded dim within each shard, and if the
+        next operation requires the concatenated dim to be sharded, it concatenates each shard separately. Both are silently
+        wrong (tests/traps/dtensor_test.py).
 
         Args:
-          tensor: the tensor, or the result.
-          keeps_rows: whether the result has the rows in their order, or a range of them.
+          tensor: the input or the result.
+          keeps_rows: whether the result has the rows, or a range of them, in order.
         """
-        result = self._in_rows(tensor) if keeps_rows and tensor.shape.rank is not None else self.replicated(tensor)
-        # The layout of a Relayout is fixed, and DTensor refuses some operations that require another one. It lays out an
-        # identity as they require; of one alone, it refuses what a transpose and a sharded layer both use.
+        result = self._shard_rows(tensor) if keeps_rows and tensor.shape.rank is not None else self.replicate(tensor)
+        # The layout of a Relayout is fixed, and DTensor rejects some operations that require another layout. The layout of an
+        # identity is flexible; with only one identity, DTensor rejects a tensor used by a transpose and a sharded layer.
         return tf.identity(tf.identity(result))
 
     def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """See base class."""
         return self._devices.relayout(value, placement_of(variable).stored)
 
-    def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See base class; gathers a sharded parameter when its layer runs; its gradient is sharded again."""
+    def computed_from(self, variable: keras.Variable, stored: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See base class; gathers a sharded parameter when its layer runs, and shards its gradient."""
         placement = placement_of(variable)
         if not placement.is_gathered:
-            return held
+            return stored
 
         @tf.custom_gradient
-        def gathered(part: tf.Tensor) -> Any:
+        def gather(part: tf.Tensor) -> Any:
             if inputs:  # otherwise the engine would gather all layers up front
-                [part] = waiting([part], inputs[0])
-            whole = self._devices.relayout(part, placement.computed)
-            return whole, lambda gradient: parted(self._devices, gradient, placement)
+                [part] = wait_for([part], inputs[0])
+            full_value = self._devices.relayout(part, placement.computed)
+            return full_value, lambda gradient: relayout_gradient(self._devices, gradient, placement)
 
-        # Repeated, because TensorFlow appends an identity, which the engine might lay out as a later layer requires.
-        return self._devices.relayout(gathered(held), placement.computed)
+        # Repeated, because TensorFlow appends an identity, which might get the layout of a later layer.
+        return self._devices.relayout(gather(stored), placement.computed)
 
-    def asking(self, name: str, query: tf.Tensor) -> tf.Tensor:
-        """Lays out an attention layer's input, so projections know it and its gradient is summed before it is sent."""
+    def constrain_input(self, name: str, query: tf.Tensor) -> tf.Tensor:
+        """Fixes the layout of an attention layer's input for its projections, and sums its gradient before it is sent."""
         if not {"heads", "context"} & self._rules.keys() or query.shape.rank != 3:
             return query
         return self.constrain(query, ("batch", "context", None), f"the input of {name}")
 
-    def attending(
+    def constrain_attention(
         self, name: str, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, causal: bool
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """Implements context parallelism: each device has its part of the queries, and all keys and values."""
+        """Implements context parallelism: each device has a shard of the queries, and all keys and values."""
         if "context" not in self._rules or query.shape.rank != 4:
             return query, key, value, None
         mask = self._causal_mask(query.shape[1], key.shape[1], f"the mask of {name}") if causal else None
@@ -159,65 +163,61 @@ class MeshLayouts(TensorLayouts):
 
     def _causal_mask(self, queries: int, keys: int, name: str) -> tf.Tensor:
         """Returns a sharded causal mask; Keras's would be replicated, and so would everything combined with it."""
-        own = self.constrain(tf.expand_dims(tf.range(queries), 1), ("context", None), name)
-        return tf.expand_dims(own >= tf.expand_dims(tf.range(keys), 0), 0)
+        query_indices = self.constrain(tf.expand_dims(tf.range(queries), 1), ("context", None), name)
+        return tf.expand_dims(query_indices >= tf.expand_dims(tf.range(keys), 0), 0)
 
-    def attended(self, name: str, output: tf.Tensor) -> tf.Tensor:
-        """Lays out an attention layer's output, so that its gradient has the full sequence.
+    def constrain_output(self, name: str, output: tf.Tensor) -> tf.Tensor:
+        """Lays out an attention layer's output with the full sequence, also for its gradient.
 
-        That is needed if the rest of the model shards the sequence over the axis of the heads: the projection's
-        gradient would move the axis between inner dims, which DTensor silently does wrong
-        (tests/traps/dtensor_test.py).
+        This is needed if the rest of the model shards the sequence over the axis of the heads: the projection's gradient
+        would move the axis between inner dims, with silently wrong results in DTensor (tests/traps/dtensor_test.py).
         """
         if "heads" not in self._rules or output.shape.rank != 3:
             return output
         return self.constrain(output, ("batch", "context", None), f"the output of {name}")
 
 
-def parted(devices: Devices, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
-    """Lays out a gradient as stored, via its computed layout, so that the backward pass keeps the latter."""
-    computed = devices.relayout(gradient, placement.computed)
-    return computed if placement.gradient == placement.computed else devices.relayout(computed, placement.gradient)
+def relayout_gradient(devices: Devices, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
+    """Lays out a gradient for storage via its computed layout, which the backward pass must use."""
+    result = devices.relayout(gradient, placement.computed)
+    return result if placement.gradient == placement.computed else devices.relayout(result, placement.gradient)
 
 
 def placement_of(variable: keras.Variable) -> Placement:
-    """Returns the placement of a variable; replicated, if it had a value from the start."""
+    """Returns the placement of a variable; replicated if it was created with a value."""
     placement = keras_internals.layout_of(variable)
-    return placement or Placement.same(Layout.replicated(len(variable.shape)))
+    return placement or Placement.uniform(Layout.replicated(len(variable.shape)))
 
 
-def update_at_once(
+def apply_update(
     devices: Devices,
     optimizer: keras.Optimizer,
     gradients: Sequence[tf.Tensor],
     variables: Sequence[keras.Variable],
-    on_host: Sequence[tuple[keras.Variable, tf.Tensor]] = (),
+    host_values: Sequence[tuple[keras.Variable, tf.Tensor]] = (),
 ) -> list[tf.Tensor]:
-    """Runs an update, in the layout of the optimizer's state: computes all values before it assigns any.
+    """Runs an update in the layout of the optimizer's state, computing all values before assigning any.
 
-    An optimizer assigns its state and then reads it. If layouts differ, DTensor may silently compile that to a read before
-    the assignment (tests/traps/dtensor_test.py).
+    An optimizer assigns its state and then reads it. If layouts differ, DTensor may silently read before the assignment
+    (tests/traps/dtensor_test.py).
 
-    Args:
-      devices: devices with the variables.
-      optimizer: the optimizer.
-      gradients: gradients of the variables.
-      variables: variables to update.
-      on_host: variables of the optimizer that are not on the devices, with their values.
-
-    Returns:
-      The new values of the variables that are not on the devices.
+    `host_values` are variables of the optimizer that are not on the devices, with their values; returns their new values.
     """
-    others = [variable for variable, _ in on_host]
-    on_devices = [*variables, *(v for v in optimizer.variables if all(v is not other for other in others))]
-    before = [(v, devices.relayout(keras_internals.value_of(v), placement_of(v).slots)) for v in on_devices]
+    host_variables = [variable for variable, _ in host_values]
+    device_variables = [
+        *variables,
+        *(v for v in optimizer.variables if all(v is not host_variable for host_variable in host_variables)),
+    ]
+    values = [(v, devices.relayout(keras_internals.value_of(v), placement_of(v).slots)) for v in device_variables]
     gradients = [devices.relayout(g, placement_of(v).slots) for g, v in zip(gradients, variables, strict=True)]
     with (
         keras_internals.stateless_updates(),
-        keras.StatelessScope(state_mapping=[*before, *on_host]) as scope,
+        keras.StatelessScope(state_mapping=[*values, *host_values]) as scope,
     ):
         optimizer.apply(gradients, list(variables))
-    after = [tf.cast(scope.get_current_value(variable), variable.dtype) for variable in (*on_devices, *others)]
-    for variable, value in zip(on_devices, after, strict=False):
+    new_values = [
+        tf.cast(scope.get_current_value(variable), variable.dtype) for variable in (*device_variables, *host_variables)
+    ]
+    for variable, value in zip(device_variables, new_values, strict=False):
         keras_internals.value_of(variable).assign(devices.relayout(value, placement_of(variable).stored))
-    return after[len(on_devices) :]
+    return new_values[len(device_variables) :]

@@ -1,4 +1,4 @@
-"""Activation checkpointing: selects the layers of a model that are recomputed in the backward pass."""
+"""Activation checkpointing: recomputes selected layers of a model in the backward pass."""
 
 import logging
 import re
@@ -18,12 +18,12 @@ from tfdist.errors import InputError
 
 
 def rematerialize(layer: keras.Layer) -> None:
-    """Lets a layer store only its inputs, and the stored parts of its variables, for the backward pass."""
-    keras_internals.wrap_call(layer, _rematerialized)
+    """Makes a layer store only its inputs and the stored shards of its variables for the backward pass."""
+    keras_internals.wrap_call(layer, _rematerialize)
 
 
-class _First(NamedTuple):
-    """Results of the forward pass besides tensors."""
+class _ForwardTrace(NamedTuple):
+    """Results of the first forward pass other than tensors."""
 
     outputs: Any
     masks: Sequence[Any]
@@ -32,7 +32,7 @@ class _First(NamedTuple):
     adders: list[keras.Layer]
 
 
-def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
+def _rematerialize(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         arguments = keras.tree.flatten((args, kwargs))
         if any(isinstance(value, keras.KerasTensor) for value in arguments):
@@ -40,88 +40,91 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
         indices = [i for i, value in enumerate(arguments) if tf.is_tensor(value) and value.dtype.is_floating]
         weights = list(layer.trainable_variables)
         state = (*layer.non_trainable_variables, *layer.metrics_variables)
-        before = [(variable, keras_internals.uncast_value(variable)) for variable in state]
-        surroundings = keras_internals.capture_call_context(layer)
-        first: list[_First] = []
+        initial_state = [(variable, keras_internals.uncast_value(variable)) for variable in state]
+        call_context = keras_internals.capture_call_context(layer)
+        traces: list[_ForwardTrace] = []
 
         def forward(tensors: Sequence[tf.Tensor], stored: Sequence[tf.Tensor]) -> Any:
-            filled = list(arguments)
+            call_arguments = list(arguments)
             for index, tensor in zip(indices, tensors, strict=True):
-                filled[index] = tensor
+                call_arguments[index] = tensor
                 keras_internals.set_mask_and_logits(tensor, keras_internals.mask_and_logits(arguments[index])[0], None)
-            own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-            values = [_computed(variable, x, tensors) for variable, x in zip(weights, stored, strict=True)]
+            call_args, call_kwargs = keras.tree.pack_sequence_as((args, kwargs), call_arguments)
+            values = [_computed_value(variable, x, tensors) for variable, x in zip(weights, stored, strict=True)]
             scope = keras_internals.RecordedScope(
-                [*zip(weights, values, strict=True), *before],
+                [*zip(weights, values, strict=True), *initial_state],
                 sources=zip(weights, stored, strict=True),
                 read=lambda variable: _read(variable, tensors),
             )
-            with surroundings(), scope:
-                outputs = call(*own_args, **own_kwargs)
+            with call_context(), scope:
+                outputs = call(*call_args, **call_kwargs)
             leaves = [x for x in keras.tree.flatten(outputs) if tf.is_tensor(x)]
             masks, logits = zip(*map(keras_internals.mask_and_logits, leaves), strict=True) if leaves else ((), ())
-            adders = keras_internals.adders_of(layer, scope.losses)
-            first.append(_First(outputs, masks, [x is not None for x in logits], scope.assigned, adders))
+            adders = keras_internals.layers_adding_losses(layer, scope.losses)
+            traces.append(_ForwardTrace(outputs, masks, [x is not None for x in logits], scope.assigned, adders))
             return leaves, [x for x in logits if x is not None], list(scope.losses)
 
         tensors, stored = [arguments[index] for index in indices], [keras_internals.source_value(v) for v in weights]
-        leaves, logits, losses = _again(forward, tensors, stored)
-        for variable, value in first[0].assigned:
+        leaves, logits, losses = _recompute_in_backward(forward, tensors, stored)
+        for variable, value in traces[0].assigned:
             variable.assign(value)
-        for adder, loss in zip(first[0].adders, losses, strict=True):
+        for adder, loss in zip(traces[0].adders, losses, strict=True):
             adder.add_loss(loss)
         remaining_logits = iter(logits)
-        for output, mask, has_logits in zip(leaves, first[0].masks, first[0].has_logits, strict=True):
+        for output, mask, has_logits in zip(leaves, traces[0].masks, traces[0].has_logits, strict=True):
             keras_internals.set_mask_and_logits(output, mask, next(remaining_logits) if has_logits else None)
         remaining_outputs = iter(leaves)
-        return keras.tree.map_structure(lambda x: next(remaining_outputs) if tf.is_tensor(x) else x, first[0].outputs)
+        return keras.tree.map_structure(lambda x: next(remaining_outputs) if tf.is_tensor(x) else x, traces[0].outputs)
 
     return wrapped
 
 
-def _computed(variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+def _computed_value(variable: keras.Variable, stored: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
     strategy = strategy_in_use()
-    return strategy.layouts.computed_from(variable, held, inputs) if strategy else held
+    return strategy.layouts.computed_from(variable, stored, inputs) if strategy else stored
 
 
 def _read(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None:
-    """Returns the value of another layer's weight, e.g. a tied one; its gradient goes to the variable itself."""
+    """Returns the value of another layer's weight, such as a tied weight; the variable itself gets its gradient."""
     value = keras_internals.value_of(variable)
     return (
-        _computed(variable, tf.convert_to_tensor(value), inputs) if variable.trainable and value is not None else None
+        _computed_value(variable, tf.convert_to_tensor(value), inputs)
+        if variable.trainable and value is not None
+        else None
     )
 
 
-def _again(forward: Callable[..., Any], tensors: Sequence[tf.Tensor], held: Sequence[tf.Tensor]) -> Any:
+def _recompute_in_backward(
+    forward: Callable[..., Any], tensors: Sequence[tf.Tensor], stored: Sequence[tf.Tensor]
+) -> Any:
     """Calls a function of two lists of tensors; the gradient calls it again.
 
-    Like `tf.recompute_grad`, which however reads one element of a gradient in order to wait for it: on a mesh, that
-    would gather all of it.
+    Like `tf.recompute_grad`, which waits for a gradient by reading one element: on a mesh, that gathers the whole gradient.
     """
 
     @tf.custom_gradient
-    def run(*both: tf.Tensor) -> Any:
+    def run(*inputs_and_weights: tf.Tensor) -> Any:
         with keras_internals.no_gradients_recorded():
-            outputs = forward(both[: len(tensors)], both[len(tensors) :])
+            outputs = forward(inputs_and_weights[: len(tensors)], inputs_and_weights[len(tensors) :])
 
         def gradient(*upstream: tf.Tensor, variables: Sequence[tf.Variable] | None = None) -> Any:
-            others = list(variables or [])
+            other_variables = list(variables or [])
             with tf.GradientTape() as tape:
-                inputs = waiting(both, next(x for x in upstream if x.dtype.is_floating))
-                tape.watch([*inputs, *others])
-                again = forward(inputs[: len(tensors)], inputs[len(tensors) :])
-            gradients = tape.gradient(keras.tree.flatten(again), [*inputs, *others], list(upstream))
-            own = gradients[: len(inputs)]
-            return (own, gradients[len(inputs) :]) if variables is not None else own
+                inputs = wait_for(inputs_and_weights, next(x for x in upstream if x.dtype.is_floating))
+                tape.watch([*inputs, *other_variables])
+                forward_outputs = forward(inputs[: len(tensors)], inputs[len(tensors) :])
+            gradients = tape.gradient(keras.tree.flatten(forward_outputs), [*inputs, *other_variables], list(upstream))
+            input_gradients = gradients[: len(inputs)]
+            return (input_gradients, gradients[len(inputs) :]) if variables is not None else input_gradients
 
         return outputs, gradient
 
-    return run(*tensors, *held)
+    return run(*tensors, *stored)
 
 
-def waiting(tensors: Sequence[tf.Tensor], other: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the same tensors, available only after another one is. Cost: one pass over each of them."""
-    largest = tf.reduce_max(other)
+def wait_for(tensors: Sequence[tf.Tensor], dependency: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the same tensors, available only after `dependency`. Cost: one pass over each of them."""
+    largest = tf.reduce_max(dependency)
     nothing = tf.math.is_nan(largest) & tf.math.is_inf(largest)  # always False, but no compiler can tell
     return [x + tf.cast(nothing, x.dtype) for x in tensors]
 
@@ -134,8 +137,8 @@ def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
     """Makes layers of a model store only their inputs for the backward pass; under any strategy (arXiv:1604.06174).
 
     Results are unchanged: a layer that draws random numbers or updates state is recomputed from its original state, and
-    updates it only once. There is no gradient for what reaches a layer other than as an argument. Cost: one more
-    forward pass of these layers; their intermediate activations are not stored between the passes.
+    updates it only once. Only arguments and weights of a layer have gradients, not tensors that its code captures. Cost:
+    one more forward pass of these layers; their intermediate activations are not stored between the passes.
 
     Args:
       model: model before its first step.
@@ -151,26 +154,30 @@ def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
     if which == NONE:
         return model
     layers = keras_internals.layers_of(model)
-    chosen = [x for x in layers if x.variables or not x.built] if which == FULL else _matched(layers, which)
-    inside = {id(inner) for layer in chosen for inner in keras_internals.layers_of(layer)}
-    outermost = [layer for layer in chosen if id(layer) not in inside]
-    for layer in outermost:
+    selected_layers = (
+        [x for x in layers if x.variables or not x.built] if which == FULL else _match_layers(layers, which)
+    )
+    nested_ids = {id(inner) for layer in selected_layers for inner in keras_internals.layers_of(layer)}
+    outer_layers = [layer for layer in selected_layers if id(layer) not in nested_ids]
+    for layer in outer_layers:
         rematerialize(layer)
-    _log.debug("Recomputed in the backward pass: %s", ", ".join(keras_internals.path_of(layer) for layer in outermost))
+    _log.debug(
+        "Recomputed in the backward pass: %s", ", ".join(keras_internals.path_of(layer) for layer in outer_layers)
+    )
     return model
 
 
-def _matched(layers: list[keras.Layer], which: str) -> list[keras.Layer]:
+def _match_layers(layers: list[keras.Layer], expression: str) -> list[keras.Layer]:
     try:
-        pattern = re.compile(which)
+        pattern = re.compile(expression)
     except re.error as error:
         raise InputError(
-            f"--recompute must be none, full or a regular expression. Received: {which!r}: {error}."
+            f"--recompute must be none, full or a regular expression. Received: {expression!r}: {error}."
         ) from error
-    matching = [layer for layer in layers if pattern.fullmatch(keras_internals.path_of(layer))]
-    if not matching:
+    matches = [layer for layer in layers if pattern.fullmatch(keras_internals.path_of(layer))]
+    if not matches:
         paths = ", ".join(keras_internals.path_of(layer) for layer in layers[:4])
         raise InputError(
-            f"--recompute must match the whole path of a layer. Received: {which!r}, with layers such as {paths}."
+            f"--recompute must match the whole path of a layer. Received: {expression!r}, with layers such as {paths}."
         )
-    return matching
+    return matches

@@ -1,4 +1,4 @@
-"""Sharding constraints: layouts of activations inside a model, by the names of their dims."""
+"""Sharding constraints: layouts of activations inside a model, by the names of dims."""
 
 import keras
 import tensorflow as tf
@@ -11,13 +11,12 @@ from tfdist.errors import InputError
 def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = None) -> tf.Tensor | keras.KerasTensor:
     """Lays out a tensor of a model by the rules of `--layout` for its dims; the identity if there is no mesh.
 
-    Without a constraint, the engine chooses layouts of activations from those of the weights. A constraint fixes one:
-    for example, that the tensor between two blocks is sharded over the sequence, or that the next layer gets it
-    replicated. The gradient has the layout of the input tensor. Cost: the communication between the two layouts, if
-    they differ.
+    Without a constraint, the engine derives layouts of activations from those of the weights. A constraint fixes a layout:
+    for example, the tensor between two blocks is sharded over the sequence, or the next layer receives it replicated. The
+    gradient has the layout of the input tensor. Cost: the communication between the two layouts, if they differ.
 
-    In a functional model, the constraint is a `keras.layers.Identity`, and is saved as such: a model loaded from a file
-    has no constraints. Rows that the axis does not divide, as in the last batch of an evaluation, are replicated.
+    In a functional model, the constraint is a `keras.layers.Identity` and is saved as such: a model loaded from a file has
+    no constraints. If the axis does not divide the rows, as in the last batch of an evaluation, they are replicated.
 
     Args:
       x: [...]; an activation, inside a layer's `call` or while a functional model is built.
@@ -29,8 +28,7 @@ def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = No
       The same tensor, laid out.
 
     Raises:
-      InputError: the tensor has another number of dims, two of them map to one axis, or an axis does not divide its
-        dim.
+      InputError: the number of names is wrong, two dims map to one axis, or an axis does not divide its dim.
     """
     names = parse_dims(dims)
     if len(names) != len(x.shape):
@@ -39,14 +37,14 @@ def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = No
             "Give each a name, or * to one that is not sharded."
         )
     if not isinstance(x, keras.KerasTensor):
-        return _laid_out(x, names, name or "a tensor")
+        return _constrain(x, names, name or "a tensor")
     layer = keras.layers.Identity(name=name, dtype=x.dtype)  # must not cast to the model's precision
     layer.tfdist_dims = names
-    layer.call = lambda inputs: _laid_out(inputs, names, layer.name)
-    _laid_out(x, names, layer.name)  # validates here, where the traceback shows the user's line
+    layer.call = lambda inputs: _constrain(inputs, names, layer.name)
+    _constrain(x, names, layer.name)  # validates here, where the traceback shows the user's line
     return layer(x)
 
 
-def _laid_out(x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
+def _constrain(x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
     strategy = strategy_in_use()
     return x if strategy is None else strategy.layouts.constrain(x, dims, name)

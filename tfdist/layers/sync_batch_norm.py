@@ -21,9 +21,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         mean = sum_r n_r mean_r / sum_r n_r
         M2 = sum_r (M2_r + n_r (mean_r - mean)^2)
 
-    E[x^2] - E[x]^2, which Keras's `synchronized=True` computes, loses precision where the mean is large compared with
-    the standard deviation. Gradients flow through the merge. Cost for C channels and N replicas: an all-gather of 2 C +
-    1 numbers forward, a reduce-scatter of N (2 C + 1) numbers backward.
+    Keras's `synchronized=True` computes E[x^2] - E[x]^2, which loses precision if the mean is large compared with the
+    standard deviation. Gradients flow through the merge. Cost for C channels and N replicas: an all-gather of 2 C + 1
+    numbers forward, a reduce-scatter of N (2 C + 1) numbers backward.
 
     The arguments are those of `keras.layers.BatchNormalization` except `synchronized` and `renorm`.
     """
@@ -36,15 +36,15 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     def get_config(self) -> dict[str, Any]:
         """See base class."""
-        unknown = ("synchronized", "renorm", "renorm_clipping", "renorm_momentum")
-        return {key: value for key, value in super().get_config().items() if key not in unknown}
+        excluded = ("synchronized", "renorm", "renorm_clipping", "renorm_momentum")
+        return {key: value for key, value in super().get_config().items() if key not in excluded}
 
     def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         count, mean, m2 = _local_statistics(inputs, mask, self._reduction_axes)
         channels = mean.shape[0]
-        own = tf.concat([tf.expand_dims(count, 0), mean, m2], axis=0)
-        everyone = collectives.all_gather(collectives.current(), own, name=f"{self.path}/moments")
-        counts, means, m2s = tf.split(everyone, [1, channels, channels], axis=1)
+        local_moments = tf.concat([tf.expand_dims(count, 0), mean, m2], axis=0)
+        all_moments = collectives.all_gather(collectives.current(), local_moments, name=f"{self.path}/moments")
+        counts, means, m2s = tf.split(all_moments, [1, channels, channels], axis=1)
         total = tf.reduce_sum(counts)
         mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, axis=0), total)
         m2 = tf.reduce_sum(m2s + counts * tf.square(means - mean), axis=0)
@@ -52,18 +52,18 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 def synchronize(layer: keras.layers.BatchNormalization) -> None:
-    """Makes a layer normalize over all replicas' rows, like `SyncBatchNormalization`, but keeps its class."""
+    """Makes a layer normalize over all replicas' rows, like `SyncBatchNormalization`, without changing its class."""
     layer.__dict__["_moments"] = functools.partial(SyncBatchNormalization._moments, layer)  # bypasses Keras's tracking
 
 
 def synchronize_layers(layers: Sequence[keras.Layer], *, every: bool = False) -> None:
-    """Applies `synchronize` to Keras's batch normalizations that are `synchronized`, or to every one."""
+    """Applies `synchronize` to Keras's batch normalization layers that are `synchronized`, or to every one."""
     for layer in layers:
         if type(layer) is keras.layers.BatchNormalization and (every or layer.synchronized):
             synchronize(layer)
 
 
-def not_synchronized(layer: keras.layers.BatchNormalization) -> None:
+def unsynchronize(layer: keras.layers.BatchNormalization) -> None:
     """Reverts `synchronize`."""
     layer.__dict__.pop("_moments", None)
 
@@ -76,7 +76,7 @@ def is_synchronized(layer: keras.Layer) -> bool:
 def _local_statistics(
     inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int]
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns count, mean and sum of squared differences of one replica's rows, per channel; there may be no rows."""
+    """Returns count, mean and sum of squared differences per channel of one replica's rows, possibly none."""
     if mask is None:
         weights = tf.ones([1] * inputs.shape.rank, inputs.dtype)
         count = tf.cast(tf.reduce_prod([tf.shape(inputs)[axis] for axis in axes]), inputs.dtype)

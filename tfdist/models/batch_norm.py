@@ -1,4 +1,4 @@
-"""The kind of batch normalization in a model: over each replica's own rows, or synchronized over all replicas."""
+"""Batch normalization in a model: over the rows of each replica, or synchronized over all replicas."""
 
 import keras
 
@@ -27,7 +27,7 @@ def layer_class(batch_norm: str) -> type[keras.layers.BatchNormalization]:
 def with_batch_norm(model: keras.Model, batch_norm: str) -> keras.Model:
     """Replaces the batch normalization layers of a model by another kind, with the same weights and names.
 
-    All other layers are shared with the given model, which must not be trained in addition to the new one.
+    All other layers are shared with the given model, so only one of the two models may be trained.
 
     Args:
       model: functional or sequential model, including nested and user-defined ones.
@@ -38,33 +38,33 @@ def with_batch_norm(model: keras.Model, batch_norm: str) -> keras.Model:
       The new model, or the given one if there is nothing to replace.
 
     Raises:
-      InputError: the kind is unknown, or layers are where they cannot be replaced.
+      InputError: the kind is unknown, or a layer cannot be replaced.
     """
-    new = layer_class(batch_norm)
-    (old,) = set(_LAYERS.values()) - {new}
-    if not _layers(model, old):
+    new_class = layer_class(batch_norm)
+    (old_class,) = set(_LAYERS.values()) - {new_class}
+    if not _layers_of_class(model, old_class):
         return model
-    replaced: list[tuple[keras.Layer, keras.Layer]] = []
+    replacements: list[tuple[keras.Layer, keras.Layer]] = []
 
     def replace(layer: keras.Layer) -> keras.Layer:
-        if type(layer) is not old:
+        if type(layer) is not old_class:
             return layer
-        replaced.append((layer, _converted(layer, new)))
-        return replaced[-1][1]
+        replacements.append((layer, _convert(layer, new_class)))
+        return replacements[-1][1]
 
     try:
         clone = keras.models.clone_model(model, clone_function=replace, recursive=True)
     except (TypeError, ValueError) as error:
-        raise _replacement_error(model, old, new, " ".join(str(error).split())) from error
-    if remaining := _layers(clone, old):
-        raise _replacement_error(model, old, new, f"{remaining[0].path} belongs to a layer of your own")
-    for before, after in replaced:
-        if before.built and after.built:
-            after.set_weights(before.get_weights())
+        raise _replacement_error(model, old_class, new_class, " ".join(str(error).split())) from error
+    if remaining := _layers_of_class(clone, old_class):
+        raise _replacement_error(model, old_class, new_class, f"{remaining[0].path} belongs to a layer of your own")
+    for old_layer, new_layer in replacements:
+        if old_layer.built and new_layer.built:
+            new_layer.set_weights(old_layer.get_weights())
     return clone
 
 
-def _converted(layer: keras.Layer, new: type[keras.Layer]) -> keras.Layer:
+def _convert(layer: keras.Layer, new: type[keras.Layer]) -> keras.Layer:
     config = layer.get_config()
     if config.pop("renorm", False):
         raise InputError(f"Batch renormalization cannot be synchronized. Received: {layer.path}. Use renorm=False.")
@@ -73,12 +73,12 @@ def _converted(layer: keras.Layer, new: type[keras.Layer]) -> keras.Layer:
     return new.from_config(config)
 
 
-def _layers(model: keras.Model, kind: type[keras.Layer]) -> list[keras.Layer]:
-    return [layer for layer in layers_of(model) if type(layer) is kind]
+def _layers_of_class(model: keras.Model, layer_class: type[keras.Layer]) -> list[keras.Layer]:
+    return [layer for layer in layers_of(model) if type(layer) is layer_class]
 
 
-def _replacement_error(model: keras.Model, old: type, new: type, why: str) -> InputError:
+def _replacement_error(model: keras.Model, old: type, new: type, reason: str) -> InputError:
     return InputError(
-        f"Only the layers of functional and sequential models can be replaced. Received: {model.name}: {why}. Write "
+        f"Only the layers of functional and sequential models can be replaced. Received: {model.name}: {reason}. Write "
         f"{new.__module__.partition('.')[0]}.layers.{new.__name__} for {old.__name__} in the model."
     )

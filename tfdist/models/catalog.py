@@ -1,4 +1,4 @@
-"""Models by name: those of tfdist, or a user-defined `package.module:function`."""
+"""Models by name: models of tfdist, or a user-defined `package.module:function`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist.config.spec import call, call_own, load_object, parse
+from tfdist.config.spec import call, call_user_function, load_object, parse
 from tfdist.distribution.variable_layouts import name_dims
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer, is_number, nearest
@@ -18,13 +18,13 @@ from tfdist.models.batch_norm import layer_class, with_batch_norm
 def _positive_argument(model: str, name: str, value: Any) -> int:
     """Returns a positive integer."""
     if not _is_positive(value):
-        remedy = f" The data set does not know it: write {model}({name}=...)." if value is None else ""
+        remedy = f" The data set does not define it: write {model}({name}=...)." if value is None else ""
         raise InputError(f"{model}: {name} must be an integer, at least 1. Received: {value!r}.{remedy}")
     return int(value)
 
 
 def _sizes_argument(model: str, name: str, value: Any) -> tuple[int, ...]:
-    """Returns a tuple of positive integers; a single integer stands for a tuple of one."""
+    """Returns a tuple of positive integers; a single integer is converted to a tuple."""
     values = (value,) if is_integer(value) else value
     if not isinstance(values, Sequence) or not all(map(_is_positive, values)):
         raise InputError(f"{model}: {name} must be integers, at least 1, such as (64, 32). Received: {value!r}.")
@@ -39,7 +39,7 @@ def _rate_argument(model: str, name: str, value: Any) -> float:
 
 
 def _input_shape_argument(model: str, value: Any, dims: Sequence[str] = ()) -> tuple[int, ...]:
-    """Returns the static shape of one example; `dims`: names of the dims of the model's input, empty for any."""
+    """Returns the static shape of one example; `dims` are the names of the expected dims, empty for any."""
     dim_sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
     if not all(map(_is_positive, dim_sizes)) or (dims and len(dim_sizes) != len(dims)):
         rule = f"be ({', '.join(dims)}{',' if len(dims) == 1 else ''})" if dims else "have known sizes only"
@@ -54,7 +54,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def mlp(*, input_shape: Sequence[int], classes: int, hidden: int | Sequence[int] = (256, 128)) -> keras.Model:
-    """Dense layers with ReLU between them, on the flattened example.
+    """Builds dense layers with ReLU between them, applied to the flattened example.
 
     Args:
       input_shape: shape of one example, of any rank.
@@ -78,12 +78,12 @@ def mlp(*, input_shape: Sequence[int], classes: int, hidden: int | Sequence[int]
 def cnn(
     *, input_shape: Sequence[int], classes: int, filters: int | Sequence[int] = (32, 64), batch_norm: str = "local"
 ) -> keras.Model:
-    """For each number of filters: 3x3 convolution, batch normalization, ReLU and 2x2 max pooling; then the logits.
+    """Builds blocks of 3x3 convolution, batch normalization, ReLU and 2x2 max pooling, followed by a dense layer.
 
     Args:
       input_shape: (height, width, channels) of one example.
       classes: number of logits, at least 1.
-      filters: output channels of each convolution. Each block halves height and width, rounded up.
+      filters: output channels of each block. Each block halves height and width, rounded up.
       batch_norm: "local" or "synchronized".
 
     Returns:
@@ -97,7 +97,7 @@ def cnn(
     inputs = keras.Input(_input_shape_argument("cnn", input_shape, ("height", "width", "channels")), name="inputs")
     x = inputs
     for i, channels in enumerate(_sizes_argument("cnn", "filters", filters)):
-        # The normalization would subtract a bias again, whose gradient would be rounding noise.
+        # Without a bias, which the normalization would subtract again and whose gradient would be rounding noise.
         x = keras.layers.Conv2D(channels, 3, padding="same", use_bias=False, name=f"conv_{i}", **channels_last)(x)
         # Moving statistics adapt within tens of steps: Keras's 0.99 needs more steps than a small data set provides.
         x = normalization(momentum=0.9, name=f"norm_{i}")(x)
@@ -109,7 +109,7 @@ def cnn(
 
 
 def resnet50(*, input_shape: Sequence[int], classes: int, batch_norm: str = "local") -> keras.Model:
-    """`keras.applications.ResNet50` without pretrained weights (He et al., "Deep residual learning", 2015).
+    """Builds `keras.applications.ResNet50` without pretrained weights (He et al., "Deep residual learning", 2015).
 
     Args:
       input_shape: (height, width, channels) of one example; height and width at least 32.
@@ -134,7 +134,7 @@ def resnet50(*, input_shape: Sequence[int], classes: int, batch_norm: str = "loc
     return with_batch_norm(model, batch_norm)
 
 
-# In addition to the names from layer types; see `tfdist.name_dims`.
+# Names in addition to those derived from layer types; see `tfdist.name_dims`.
 DIMS = {
     "position_embedding/embeddings": "* embed",
     r"block_\d+_ffn_in/kernel": "embed ffn",
@@ -145,8 +145,8 @@ DIMS = {
     "logits/bias": "vocab",
 }
 
-# The sequence has two names, so that it can be sharded differently between and inside blocks; see `tfdist.constrain`.
-BETWEEN, INSIDE = "batch sequence embed", "batch context embed"
+# The sequence dim has two names, because it can be sharded differently between and inside blocks; see `tfdist.constrain`.
+BETWEEN_BLOCKS, INSIDE_BLOCKS = "batch sequence embed", "batch context embed"
 
 
 def transformer(
@@ -163,7 +163,7 @@ def transformer(
     capacity_factor: float = 1.25,
     overflow: str = "drop",
 ) -> keras.Model:
-    """Pre-norm blocks of causal attention and a two-layer perceptron; learned positions (Radford et al., 2019).
+    """Builds pre-norm blocks of causal attention and a two-layer perceptron, with learned positions (Radford et al., 2019).
 
     Args:
       input_shape: (length,) of one example of token ids.
@@ -195,7 +195,7 @@ def transformer(
 
     inputs = keras.Input((length,), dtype="int32", name="tokens")
     tokens = constrain(inputs, "batch sequence", "tokens_between")
-    # Derived from the input: a layer called on a constant would not be part of the graph, and its variable a constant.
+    # Derived from the input: a layer called on a constant would not be part of the model, and its variable not be trained.
     positions = constrain(inputs * 0 + np.arange(length, dtype="int32"), "batch sequence", "positions_between")
     x = keras.layers.Add(name="embedding")(
         [
@@ -203,7 +203,7 @@ def transformer(
             keras.layers.Embedding(length, width, name="position_embedding")(positions),
         ]
     )
-    x = _dropout(constrain(x, BETWEEN, "embedding_between"), dropout, "embedding_dropout")
+    x = _dropout(constrain(x, BETWEEN_BLOCKS, "embedding_between"), dropout, "embedding_dropout")
     if experts and layers < 2:
         raise InputError(
             f"transformer: experts are in every second block. Received: experts={experts}, layers={layers}."
@@ -213,7 +213,7 @@ def transformer(
         x = _attention(x, f"block_{i}", width, heads, dropout)
         x = _perceptron(x, f"block_{i}", width, inner, dropout, mixture if experts and i % 2 else {})
     x = keras.layers.LayerNormalization(name="final_norm")(x)
-    logits = keras.layers.Dense(vocabulary, name="logits")(constrain(x, INSIDE, "logits_inside"))
+    logits = keras.layers.Dense(vocabulary, name="logits")(constrain(x, INSIDE_BLOCKS, "logits_inside"))
     return name_dims(keras.Model(inputs, logits, name="transformer"), DIMS)
 
 
@@ -236,11 +236,11 @@ def _perceptron(
 
 
 def _normalized(x: keras.KerasTensor, name: str) -> keras.KerasTensor:
-    return constrain(keras.layers.LayerNormalization(name=f"{name}_norm")(x), INSIDE, f"{name}_inside")
+    return constrain(keras.layers.LayerNormalization(name=f"{name}_norm")(x), INSIDE_BLOCKS, f"{name}_inside")
 
 
 def _added(x: keras.KerasTensor, y: keras.KerasTensor, name: str, dropout: float) -> keras.KerasTensor:
-    y = _dropout(constrain(y, BETWEEN, f"{name}_between"), dropout, f"{name}_dropout")
+    y = _dropout(constrain(y, BETWEEN_BLOCKS, f"{name}_between"), dropout, f"{name}_dropout")
     return keras.layers.Add(name=f"{name}_add")([x, y])
 
 
@@ -253,16 +253,16 @@ NAMES = tuple(_MODELS)
 _ZERO_GRADIENTS: dict[str, tuple[str, ...]] = {
     # Each convolution has a bias, which the following batch normalization subtracts again.
     "resnet50": (r"^conv\d+(_block\d+_\d+)?_conv/bias$",),
-    # A bias of the keys adds the same number to all scores of a query, which does not change the softmax.
+    # The bias of the keys adds the same number to all scores of a query, which does not change the softmax.
     "transformer": (r"_attention/key/bias$",),
 }
 
 
 def build(spec: str, input_shape: Sequence[int], classes: int) -> keras.Model:
-    """Builds the model that a spec describes: `cnn`, `transformer(layers=4)`, `package.module:function(width=64)`.
+    """Builds the model of a spec: `cnn`, `transformer(layers=4)`, `package.module:function(width=64)`.
 
     Args:
-      spec: a name, and arguments of the model's function.
+      spec: a name, optionally with arguments.
       input_shape: shape of one example, without the batch dim.
       classes: number of classes, or of tokens in the vocabulary, in the data.
 
@@ -275,9 +275,11 @@ def build(spec: str, input_shape: Sequence[int], classes: int) -> keras.Model:
         error is shown), or it does not return a Keras model.
     """
     parsed = parse(spec)
-    function, of_data = _function(parsed.name), {"input_shape": tuple(input_shape), "classes": classes}
+    function, data_arguments = _function(parsed.name), {"input_shape": tuple(input_shape), "classes": classes}
     model = (
-        call_own("--model", function, parsed, **of_data) if ":" in parsed.name else call(function, parsed, **of_data)
+        call_user_function("--model", function, parsed, **data_arguments)
+        if ":" in parsed.name
+        else call(function, parsed, **data_arguments)
     )
     if not isinstance(model, keras.Model):
         raise InputError(
@@ -287,12 +289,12 @@ def build(spec: str, input_shape: Sequence[int], classes: int) -> keras.Model:
 
 
 def zero_gradient_patterns(model_name: str) -> tuple[str, ...]:
-    """Returns regular expressions (for `re.search`) for the paths of variables whose true gradient is zero.
+    """Returns regular expressions (for `re.search`) that match paths of variables whose true gradient is zero.
 
-    An optimizer turns their rounding noise into updates that differ between runs, without effect on the model's output.
+    An optimizer turns their rounding noise into updates that differ between runs but do not change the model's output.
 
     Args:
-      model_name: a name, or a spec with arguments; for models not of tfdist, the result is empty.
+      model_name: a name, or a spec with arguments; the result is empty for user-defined models.
     """
     return _ZERO_GRADIENTS.get(parse(model_name).name, ())
 

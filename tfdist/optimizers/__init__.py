@@ -1,4 +1,4 @@
-"""Optimizers and learning rates for large batches, and a catalog that creates these and Keras's own by name.
+"""Optimizers and learning rates for large batches, and a catalog that creates them and Keras's optimizers by name.
 
 Gradient reduction is in `tfdist.gradients`.
 """

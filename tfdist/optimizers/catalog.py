@@ -1,4 +1,4 @@
-"""Optimizers and losses by name, in the grammar of flags: `sgd(momentum=0.9)`, `mean_squared_error`."""
+"""Creates optimizers, losses and metrics by name, in the grammar of flags, such as `sgd(momentum=0.9)`."""
 
 import inspect
 import re
@@ -7,13 +7,13 @@ from typing import Any
 
 import keras
 
-from tfdist.config.spec import call_own, load_object, parse
+from tfdist.config.spec import call_user_function, load_object, parse
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 from tfdist.optimizers import LARS, MomentumCorrectedSGD
 
-_BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # names that Keras resolves by the shape of the labels
-_SHORT = {
+_LABEL_DEPENDENT = ("accuracy", "acc", "crossentropy", "ce")  # names that Keras resolves by the shape of the labels
+_SHORT_NAMES = {
     "bce": "binary_crossentropy",
     "kld": "kl_divergence",
     "mae": "mean_absolute_error",
@@ -33,16 +33,18 @@ def create_optimizer(
         `package.module:name(...)`.
       learning_rate: a float or a schedule; used unless `text` contains a learning rate.
       momentum_correction: whether sgd and lars exclude the learning rate from the momentum.
-      flag: where the text was given, for messages.
+      flag: name of the flag, for messages.
 
     Raises:
       InputError: the name or an argument is unknown, or rejected by the optimizer.
     """
     spec = parse(text)
-    known = _classes(keras.optimizers, keras.Optimizer, without=("Optimizer", "LossScaleOptimizer", "MultiOptimizer"))
-    known |= {"lars": LARS} | ({"sgd": MomentumCorrectedSGD} if momentum_correction else {})
-    offered = {"learning_rate": learning_rate, "momentum_correction": momentum_correction}
-    optimizer = call_own(flag, _find(spec.name, known, flag), spec, **offered)
+    classes = _classes(
+        keras.optimizers, keras.Optimizer, excluded=("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+    )
+    classes |= {"lars": LARS} | ({"sgd": MomentumCorrectedSGD} if momentum_correction else {})
+    defaults = {"learning_rate": learning_rate, "momentum_correction": momentum_correction}
+    optimizer = call_user_function(flag, _find(spec.name, classes, flag), spec, **defaults)
     if not isinstance(optimizer, keras.Optimizer):
         raise InputError(f"{flag}={text} must make a keras.Optimizer. Received: {type(optimizer).__name__}.")
     return optimizer
@@ -58,15 +60,15 @@ def create_loss(text: str) -> keras.Loss:
       InputError: the name or an argument is unknown.
     """
     spec = parse(text)
-    known = _classes(keras.losses, keras.Loss, without=("Loss",))
-    loss = call_own("--loss", _find(_SHORT.get(spec.name, spec.name), known, "--loss"), spec)
+    classes = _classes(keras.losses, keras.Loss, excluded=("Loss",))
+    loss = call_user_function("--loss", _find(_SHORT_NAMES.get(spec.name, spec.name), classes, "--loss"), spec)
     if not isinstance(loss, keras.Loss):
         raise InputError(f"--loss={text} must make a keras.Loss. Received: {type(loss).__name__}.")
     return loss
 
 
 def create_metrics(text: str) -> list[str]:
-    """Returns validated names of Keras metrics, for `keras.Model.compile`, which resolves `accuracy` by the labels.
+    """Returns validated names of Keras metrics for `keras.Model.compile`, which resolves `accuracy` from the labels.
 
     Args:
       text: comma-separated names.
@@ -77,7 +79,7 @@ def create_metrics(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         try:
-            is_known = name in _BY_LABELS or keras.metrics.get(name)
+            is_known = name in _LABEL_DEPENDENT or keras.metrics.get(name)
         except ValueError:
             is_known = None
         except TypeError as error:
@@ -86,23 +88,23 @@ def create_metrics(text: str) -> list[str]:
                 "Pass such a metric to tfdist.Trainer, in a program."
             ) from error
         if not is_known:
-            known = _classes(keras.metrics, keras.Metric, without=("Metric",))
-            raise InputError(f"--metrics={name} is not known.{nearest(name, (*_BY_LABELS, *known))}")
+            classes = _classes(keras.metrics, keras.Metric, excluded=("Metric",))
+            raise InputError(f"--metrics={name} is not known.{nearest(name, (*_LABEL_DEPENDENT, *classes))}")
     return names
 
 
-def _find(name: str, known: Mapping[str, Any], flag: str) -> Any:
+def _find(name: str, classes: Mapping[str, Any], flag: str) -> Any:
     if ":" in name:
         return load_object(name)
-    if name not in known:
-        raise InputError(f"{flag}={name} is not known.{nearest(name, known)}")
-    return known[name]
+    if name not in classes:
+        raise InputError(f"{flag}={name} is not known.{nearest(name, classes)}")
+    return classes[name]
 
 
-def _classes(module: Any, base: type, without: tuple[str, ...]) -> dict[str, type]:
+def _classes(module: Any, base: type, excluded: tuple[str, ...]) -> dict[str, type]:
     members = inspect.getmembers(module, lambda x: inspect.isclass(x) and issubclass(x, base))
     spell = str.lower if base is keras.Optimizer else _snake
-    return {spell(name): value for name, value in members if name not in without}
+    return {spell(name): value for name, value in members if name not in excluded}
 
 
 def _snake(name: str) -> str:
@@ -111,18 +113,18 @@ def _snake(name: str) -> str:
 
 
 def average_weights(optimizer: keras.Optimizer, momentum: float) -> None:
-    """Lets an optimizer average the weights, as Keras's `use_ema` does, and never overwrite them.
+    """Makes an optimizer average the weights, like Keras's `use_ema`, without ever overwriting them.
 
     After update t with weights w_t, the average is
 
         a_1 = w_1,        a_t = momentum a_(t-1) + (1 - momentum) w_t
 
-    It is part of the optimizer's state, so that it is stored, sharded and restored like momentum, and a skipped step
-    does not change it. Memory: one variable per trainable variable.
+    The average is part of the optimizer's state: it is stored, sharded and restored like momentum, and a skipped step does
+    not change it. Memory: one variable per trainable variable.
 
     Args:
-      optimizer: an optimizer without variables yet.
-      momentum: in [0, 1); 0 leaves the optimizer as it is.
+      optimizer: an optimizer that is not built yet.
+      momentum: in [0, 1); 0 leaves the optimizer unchanged.
 
     Raises:
       InputError: the momentum is out of range, or the optimizer is already built.
@@ -133,7 +135,7 @@ def average_weights(optimizer: keras.Optimizer, momentum: float) -> None:
         return
     if optimizer.built:
         raise InputError(
-            "The weights are averaged by an optimizer that has no variables yet. Received: "
+            "An optimizer that averages the weights must not be built yet. Received: "
             f"ema={momentum} and a built {type(optimizer).__name__}. Create a new optimizer."
         )
     optimizer.use_ema, optimizer.ema_momentum, optimizer.ema_overwrite_frequency = True, momentum, None

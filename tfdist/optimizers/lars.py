@@ -20,10 +20,10 @@ class MomentumCorrectedSGD(keras.optimizers.SGD):
         u = m u + g
         w = w - r_t u                    nesterov: w - r_t (m u + g)
 
-    Keras's SGD has the rate inside its velocity, v = m v + r_t g: while the rate grows, past gradients count too
-    little, and while it falls, too much. The paper corrects v by r_t / r_(t-1), which makes it r_t u. Here u itself is
-    stored, which is equivalent, needs no past rate, and allows a rate of zero. With a constant rate, and without
-    momentum, this is Keras's SGD up to rounding. Memory: one momentum variable per variable. The arguments are those of
+    Keras's SGD includes the rate in its velocity, v = m v + r_t g: while the rate grows, past gradients have too little
+    weight, and while it falls, too much. The paper corrects v by r_t / r_(t-1), which makes it r_t u. Storing u instead is
+    equivalent, needs no previous rate, and allows a rate of zero. With a constant rate, or without momentum, this is
+    Keras's SGD up to rounding. Memory: one momentum variable per variable. The arguments are those of
     `keras.optimizers.SGD`.
     """
 
@@ -60,8 +60,8 @@ class LARS(keras.optimizers.Optimizer):
 
     Args:
       learning_rate: a float or a schedule. The trust makes updates small: with its default coefficient, usual rates are
-        1 to 30. Variables excluded from adaptation use the rate unchanged. Unless normalization makes them tolerate
-        that, adapt all variables, or use a lower rate with a larger coefficient.
+        1 to 30. Variables excluded from adaptation use the rate unchanged. If the model does not tolerate that, adapt all
+        variables, or use a lower rate with a larger coefficient.
       momentum: in [0, 1).
       nesterov: whether to use Nesterov momentum.
       weight_decay: added to the gradient, inside the trust; at least 0. None is 0.
@@ -89,7 +89,7 @@ class LARS(keras.optimizers.Optimizer):
         momentum_correction: bool = False,
         **kwargs: Any,
     ):
-        # The base class's weight decay acts on the weights, outside of the trust: it stays off.
+        # The base class applies weight decay to the weights, outside of the trust: it is disabled.
         super().__init__(learning_rate=learning_rate, weight_decay=None, **kwargs)
         _check(0 <= momentum < 1, "momentum must be in [0, 1)", momentum)
         _check((weight_decay or 0) >= 0, "weight_decay must be at least 0", weight_decay)
@@ -101,8 +101,8 @@ class LARS(keras.optimizers.Optimizer):
         self.trust_coefficient = trust_coefficient
         self.epsilon = epsilon
         self.momentum_correction = momentum_correction
-        self.undecayed = _expressions(exclude_from_weight_decay)
-        self.unadapted = _expressions(exclude_from_layer_adaptation)
+        self.decay_exclusions = _expressions(exclude_from_weight_decay)
+        self.adaptation_exclusions = _expressions(exclude_from_layer_adaptation)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """See base class."""
@@ -110,8 +110,8 @@ class LARS(keras.optimizers.Optimizer):
             return
         super().build(variables)
         paths = [getattr(variable, "path", variable.name) for variable in variables]
-        self.decayed = [not _matches(self.undecayed, path) for path in paths]
-        self.adapted = [not _matches(self.unadapted, path) for path in paths]
+        self.uses_decay = [not _matches(self.decay_exclusions, path) for path in paths]
+        self.uses_adaptation = [not _matches(self.adaptation_exclusions, path) for path in paths]
         self.momentums = self.add_optimizer_variables(variables, "momentum") if self.momentum else []
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
@@ -121,8 +121,8 @@ class LARS(keras.optimizers.Optimizer):
         rate = ops.cast(learning_rate, dtype)
         weights = ops.cast(variable, dtype)
         direction = ops.cast(ops.convert_to_tensor(gradient), dtype)  # densifies the rows of an embedding's gradient
-        decay = self.gradient_decay if self.decayed[index] else 0.0
-        trust = self._trust(_norm(weights), _norm(direction), decay) if self.adapted[index] else 1.0
+        decay = self.gradient_decay if self.uses_decay[index] else 0.0
+        trust = self._trust(_norm(weights), _norm(direction), decay) if self.uses_adaptation[index] else 1.0
         step = trust * (direction + decay * weights)
         inner, outer = (1.0, rate) if self.momentum_correction else (rate, 1.0)
         step = inner * step
@@ -139,8 +139,8 @@ class LARS(keras.optimizers.Optimizer):
         """See base class; replaces the constructor's expressions."""
         if self.built:
             raise ValueError("`exclude_from_weight_decay()` must be called before the optimizer is built.")
-        exactly = [f"^{re.escape(variable.path)}$" for variable in var_list or ()]
-        self.undecayed = _expressions([*(var_names or ()), *exactly])
+        patterns = [f"^{re.escape(variable.path)}$" for variable in var_list or ()]
+        self.decay_exclusions = _expressions([*(var_names or ()), *patterns])
 
     def get_config(self) -> dict[str, Any]:
         """See base class."""
@@ -150,24 +150,24 @@ class LARS(keras.optimizers.Optimizer):
             "weight_decay": self.gradient_decay,
             "trust_coefficient": self.trust_coefficient,
             "epsilon": self.epsilon,
-            "exclude_from_weight_decay": list(self.undecayed),
-            "exclude_from_layer_adaptation": list(self.unadapted),
+            "exclude_from_weight_decay": list(self.decay_exclusions),
+            "exclude_from_layer_adaptation": list(self.adaptation_exclusions),
             "momentum_correction": self.momentum_correction,
         }
 
     def _trust(self, weights_norm: tf.Tensor, gradient_norm: tf.Tensor, decay: float) -> tf.Tensor:
         size = gradient_norm + decay * weights_norm
-        usable = ops.logical_and(weights_norm > 0, size > 0)
-        divisor = ops.where(usable, size + self.epsilon, ops.ones_like(size))
-        return ops.where(usable, self.trust_coefficient * weights_norm / divisor, ops.ones_like(size))
+        is_valid = ops.logical_and(weights_norm > 0, size > 0)
+        divisor = ops.where(is_valid, size + self.epsilon, ops.ones_like(size))
+        return ops.where(is_valid, self.trust_coefficient * weights_norm / divisor, ops.ones_like(size))
 
 
 def _norm(tensor: tf.Tensor) -> tf.Tensor:
     return ops.sqrt(ops.sum(ops.square(tensor)))
 
 
-def _check(holds: bool, rule: str, received: Any) -> None:
-    if not holds:
+def _check(is_valid: bool, rule: str, received: Any) -> None:
+    if not is_valid:
         raise InputError(f"LARS: {rule}. Received: {received}.")
 
 

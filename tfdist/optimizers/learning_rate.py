@@ -13,22 +13,22 @@ from tfdist import keras_internals
 from tfdist.config.decay import (
     Cosine,
     CosineRestarts,
+    CustomDecay,
     Decay,
     Exponential,
     Linear,
     NoDecay,
     OneCycle,
-    Own,
     Plateau,
     Polynomial,
     Step,
     parse_decay,
 )
-from tfdist.config.spec import Spec, call_own, load_object
+from tfdist.config.spec import Spec, call_user_function, load_object
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 
-_LAST_START = 2**40  # steps; no run reaches cycles that would begin later
+_LAST_START = 2**40  # steps; no run reaches later cycles
 
 
 class RunProgress(NamedTuple):
@@ -36,92 +36,87 @@ class RunProgress(NamedTuple):
 
     Attributes:
       step: scalar int64, step of the run.
-      after: scalar int64, steps since the end of the warmup; negative within it.
+      steps_after_warmup: scalar int64, steps since the end of the warmup; negative within it.
       progress: scalar in [0, 1], from the end of the warmup to the end of the run.
     """
 
     step: tf.Tensor
-    after: tf.Tensor
+    steps_after_warmup: tf.Tensor
     progress: tf.Tensor
 
 
 @functools.singledispatch
-def remaining(decay: Decay, at: RunProgress) -> tf.Tensor | float:
-    """Returns the fraction of the peak learning rate that a decay leaves at a step.
-
-    Args:
-      decay: one of `tfdist.config.decay`.
-      at: position in the run.
-    """
+def decay_factor(decay: Decay, position: RunProgress) -> tf.Tensor | float:
+    """Returns the learning rate at a step as a fraction of the peak; `decay` is one of `tfdist.config.decay`."""
     raise TypeError(f"No rule for {decay!r}.")
 
 
-@remaining.register(NoDecay)
-@remaining.register(Plateau)  # changes the rate by evaluations, which a function of the step does not know
-@remaining.register(Own)
-def _(decay: Decay, at: RunProgress) -> float:
+@decay_factor.register(NoDecay)
+@decay_factor.register(Plateau)  # changes the rate after evaluations, not by step
+@decay_factor.register(CustomDecay)
+def _(decay: Decay, position: RunProgress) -> float:
     return 1.0
 
 
-@remaining.register
-def _(decay: Cosine, at: RunProgress) -> tf.Tensor:
-    return decay.to + (1 - decay.to) * 0.5 * (1 + ops.cos(math.pi * at.progress))
+@decay_factor.register
+def _(decay: Cosine, position: RunProgress) -> tf.Tensor:
+    return decay.to + (1 - decay.to) * 0.5 * (1 + ops.cos(math.pi * position.progress))
 
 
-@remaining.register
-def _(decay: Linear, at: RunProgress) -> tf.Tensor:
-    return 1 - (1 - decay.to) * at.progress
+@decay_factor.register
+def _(decay: Linear, position: RunProgress) -> tf.Tensor:
+    return 1 - (1 - decay.to) * position.progress
 
 
-@remaining.register
-def _(decay: Polynomial, at: RunProgress) -> tf.Tensor:
-    return decay.to + (1 - decay.to) * (1 - at.progress) ** decay.power
+@decay_factor.register
+def _(decay: Polynomial, position: RunProgress) -> tf.Tensor:
+    return decay.to + (1 - decay.to) * (1 - position.progress) ** decay.power
 
 
-@remaining.register
-def _(decay: Exponential, at: RunProgress) -> tf.Tensor:
-    since = ops.cast(ops.maximum(at.after, 0), at.progress.dtype)
-    return decay.factor ** (since / decay.every if decay.every else at.progress)
+@decay_factor.register
+def _(decay: Exponential, position: RunProgress) -> tf.Tensor:
+    steps_done = ops.cast(ops.maximum(position.steps_after_warmup, 0), position.progress.dtype)
+    return decay.factor ** (steps_done / decay.every if decay.every else position.progress)
 
 
-@remaining.register
-def _(decay: Step, at: RunProgress) -> tf.Tensor:
-    return decay.factor ** ops.cast(ops.floor_divide(at.step, decay.every), at.progress.dtype)
+@decay_factor.register
+def _(decay: Step, position: RunProgress) -> tf.Tensor:
+    return decay.factor ** ops.cast(ops.floor_divide(position.step, decay.every), position.progress.dtype)
 
 
-@remaining.register
-def _(decay: CosineRestarts, at: RunProgress) -> tf.Tensor:
-    dtype = at.progress.dtype
-    since = ops.maximum(at.after, 0)
+@decay_factor.register
+def _(decay: CosineRestarts, position: RunProgress) -> tf.Tensor:
+    dtype = position.progress.dtype
+    steps_done = ops.maximum(position.steps_after_warmup, 0)
     if decay.t_mul == 1:
-        cycle = ops.cast(ops.floor_divide(since, decay.first), dtype)
-        part = ops.cast(ops.mod(since, decay.first), dtype) / decay.first
+        cycle = ops.cast(ops.floor_divide(steps_done, decay.first), dtype)
+        fraction = ops.cast(ops.mod(steps_done, decay.first), dtype) / decay.first
     else:
-        cycle, part = _cycle(decay, since, dtype)
-    return decay.to + (1 - decay.to) * decay.m_mul**cycle * 0.5 * (1 + ops.cos(math.pi * part))
+        cycle, fraction = _cycle(decay, steps_done, dtype)
+    return decay.to + (1 - decay.to) * decay.m_mul**cycle * 0.5 * (1 + ops.cos(math.pi * fraction))
 
 
-def _cycle(decay: CosineRestarts, since: tf.Tensor, dtype: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the number of the cycle of a step, and the fraction of the cycle that has passed.
+def _cycle(decay: CosineRestarts, steps_done: tf.Tensor, dtype: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the index of the cycle of a step, and the elapsed fraction of the cycle.
 
-    Cycles are determined by comparing integers: the logarithm in Keras's `CosineDecayRestarts` is inexact where one begins.
+    Cycles are found by comparing integers: the logarithm in Keras's `CosineDecayRestarts` is inexact at their boundaries.
     """
-    begin, length = 0.0, float(decay.first)
+    cycle_start, length = 0.0, float(decay.first)
     cycle, start, steps = (ops.cast(number, dtype) for number in (0, 0, decay.first))
-    while (begin := begin + length) < _LAST_START:
+    while (cycle_start := cycle_start + length) < _LAST_START:
         length *= decay.t_mul
-        has_begun = since >= math.ceil(begin)  # scalars, because a mesh accepts no other constants
-        cycle += ops.cast(has_begun, dtype)
-        start, steps = ops.where(has_begun, begin, start), ops.where(has_begun, length, steps)
-    return cycle, (ops.cast(since, dtype) - start) / steps
+        has_started = steps_done >= math.ceil(cycle_start)  # scalars, because a mesh accepts no other constants
+        cycle += ops.cast(has_started, dtype)
+        start, steps = ops.where(has_started, cycle_start, start), ops.where(has_started, length, steps)
+    return cycle, (ops.cast(steps_done, dtype) - start) / steps
 
 
-@remaining.register
-def _(decay: OneCycle, at: RunProgress) -> tf.Tensor:
+@decay_factor.register
+def _(decay: OneCycle, position: RunProgress) -> tf.Tensor:
     first = 1 / decay.div_factor
     last = first / decay.final_div_factor
-    rise, fall = _rise_and_fall(decay, at.progress)
-    return ops.where(at.progress < decay.pct_start, first + (1 - first) * rise, 1 + (last - 1) * fall)
+    rise, fall = _rise_and_fall(decay, position.progress)
+    return ops.where(position.progress < decay.pct_start, first + (1 - first) * rise, 1 + (last - 1) * fall)
 
 
 def momentum(decay: OneCycle, progress: tf.Tensor) -> tf.Tensor:
@@ -188,12 +183,12 @@ def make_learning_rate(
 class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
     """A learning rate that rises linearly to its peak and decays from there.
 
-    Step k, counted from 0, has the rate peak * rise(k) * fall(k), where rise(k) = start + (1 - start) k / W below W =
-    `warmup_steps` and 1 from there on. It depends on nothing else, so a resumed run has the same rates. Computed in
-    Keras's floatx. docs/guides/gradients.md has the equations of the decays.
+    Step k, counted from 0, has the rate peak * rise(k) * fall(k), where rise(k) = start + (1 - start) k / W for k < W =
+    `warmup_steps`, else 1. The rate depends only on k, so a resumed run has the same rates. Computed in Keras's floatx.
+    docs/guides/gradients.md has the equations of the decays.
 
-    With `one_cycle`, `Trainer` and Keras's `fit` on replicas also change the momentum of the optimizer, to `momentum(k)`.
-    `plateau` leaves the rate constant, for a `tfdist.ReduceLROnPlateau` to change.
+    With `one_cycle`, `Trainer` and Keras's `fit` on replicas also set the momentum of the optimizer to `momentum(k)`.
+    `plateau` leaves the rate constant, to be changed by `tfdist.ReduceLROnPlateau`.
 
     Args:
       peak: the rate at the end of the warmup; at least 0.
@@ -201,8 +196,8 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
       warmup_start: the rate of step 0 as a fraction of the peak, in [0, 1]; Goyal et al. use 1 / k for a batch k times
         as large.
       decay: as in `--decay`: none, cosine, cosine_restarts, exponential, linear, one_cycle, plateau, polynomial, step, or
-        your own `package.module:function`. Decays begin where the warmup ends, and those that last until the end of
-        the run stay constant after it; `step` decays at regular intervals of the run, including the warmup.
+        your own `package.module:function`. Decays begin at the end of the warmup, and are constant after the end of the
+        run; `step` decays at regular intervals of the run, including the warmup.
       total_steps: number of steps of the run, for decays that last until its end.
 
     Raises:
@@ -230,9 +225,9 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.decay = decay
         self.total_steps = total_steps
         self._decay = parse_decay(decay)
-        if warmup_steps and self._decay.without_warmup:
+        if warmup_steps and self._decay.warmup_conflict:
             raise InputError(
-                f"--decay={decay} excludes a warmup: {self._decay.without_warmup}. Received: "
+                f"--decay={decay} excludes a warmup: {self._decay.warmup_conflict}. Received: "
                 f"--warmup_steps={warmup_steps}. Leave one of them out."
             )
         if self._decay.needs_total and warmup_steps >= total_steps:
@@ -240,7 +235,9 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
                 f"--decay={decay} falls from the end of the warmup to the end of the run. Received: "
                 f"--warmup_steps={warmup_steps} in a run of {total_steps} steps. Lower --warmup_steps or train longer."
             )
-        self._own = self._load_own(self._decay.spec) if isinstance(self._decay, Own) else None
+        self._user_schedule = (
+            self._load_user_schedule(self._decay.spec) if isinstance(self._decay, CustomDecay) else None
+        )
 
     @property
     def is_constant(self) -> bool:
@@ -249,29 +246,29 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     @property
     def cycles_momentum(self) -> bool:
-        """Whether the momentum of an optimizer changes, too."""
+        """Whether the momentum of the optimizer also changes."""
         return isinstance(self._decay, OneCycle) and self._decay.cycle_momentum
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the rate of a step.
 
         Args:
-          step: number of updates done before it; an int or a scalar tensor.
+          step: number of previous updates; an int or a scalar tensor.
 
         Returns:
           A scalar of Keras's floatx.
         """
-        at = self._position(step)
-        number = ops.cast(at.step, at.progress.dtype)
+        position = self._position(step)
+        number = ops.cast(position.step, position.progress.dtype)
         rate = self.peak * ops.ones_like(number)
-        if self._own is not None:
-            rate = ops.cast(keras_internals.with_autograph(self._own)(at.step), number.dtype)
+        if self._user_schedule is not None:
+            rate = ops.cast(keras_internals.with_autograph(self._user_schedule)(position.step), number.dtype)
         if self.warmup_steps:  # this form is exactly 1 at the end
             rate *= 1 - (1 - self.warmup_start) * ops.maximum(1 - number / self.warmup_steps, 0)
-        return rate * remaining(self._decay, at)
+        return rate * decay_factor(self._decay, position)
 
     def momentum(self, step: Any) -> tf.Tensor:
-        """Returns the momentum of a step, if `cycles_momentum`; takes and returns what `__call__` does."""
+        """Returns the momentum of a step if `cycles_momentum`; same argument and result type as `__call__`."""
         assert isinstance(self._decay, OneCycle)
         return momentum(self._decay, self._position(step).progress)
 
@@ -282,22 +279,24 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         progress = ops.clip((number - self.warmup_steps) / span, 0, 1)
         return RunProgress(step, step - self.warmup_steps, progress)
 
-    def _load_own(self, spec: Spec) -> Callable[[Any], Any]:
-        """Returns the user's own schedule, checked at the first step."""
-        offered = {"learning_rate": self.peak, "warmup_steps": self.warmup_steps, "total_steps": self.total_steps}
-        own: Callable[[Any], Any] = call_own("--decay", load_object(spec.name), spec, **offered)
-        first = call_own("--decay", lambda: own(0), Spec(spec.name)) if callable(own) else own
+    def _load_user_schedule(self, spec: Spec) -> Callable[[Any], Any]:
+        """Returns the user's schedule after a check of its first step."""
+        defaults = {"learning_rate": self.peak, "warmup_steps": self.warmup_steps, "total_steps": self.total_steps}
+        schedule: Callable[[Any], Any] = call_user_function("--decay", load_object(spec.name), spec, **defaults)
+        first_rate = (
+            call_user_function("--decay", lambda: schedule(0), Spec(spec.name)) if callable(schedule) else schedule
+        )
         try:
-            is_rate = callable(own) and ops.shape(first) == () and math.isfinite(float(first))
+            is_rate = callable(schedule) and ops.shape(first_rate) == () and math.isfinite(float(first_rate))
         except (TypeError, ValueError):
             is_rate = False
         if not is_rate:
-            received = f"{first!r:.60} for step 0" if callable(own) else type(own).__name__
+            received = f"{first_rate!r:.60} for step 0" if callable(schedule) else type(schedule).__name__
             raise InputError(
                 f"--decay={spec} must return a keras.optimizers.schedules.LearningRateSchedule, or a function of the step "
                 f"that returns a rate. Received: {received}. Return such an object."
             )
-        return own
+        return schedule
 
     def get_config(self) -> dict[str, Any]:
         """See base class."""

@@ -89,7 +89,7 @@ class RemoteVariables(OptimizerShards):
         sizes = [byte_size(size) for size in self.servers.loads(list(map(keras_internals.bytes_of, self._weights)))]
         return f"{' + '.join(sizes)} of weights on {count_of(len(sizes), 'server')}; staleness {self.staleness}"
 
-    def built_later(self, model: keras.Model) -> contextlib.AbstractContextManager:
+    def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
         """See base class."""
         return keras_internals.without_optimizer(model)
 

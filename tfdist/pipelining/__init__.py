@@ -1,5 +1,5 @@
-"""Pipeline parallelism: stages of a model in different processes, which compute micro-batches one after the other.
+"""Pipeline parallelism: the stages of a model run in different processes, and micro-batches flow through them.
 
-`schedule_catalog` has the orders of computations by name, as data, without TensorFlow; `cutting` cuts a model into stages,
-and `execution` runs a schedule. A stage is a part of the model; "pipeline" alone is the input pipeline of `tfdist.data`.
+`schedule_catalog` defines the schedules as data, without TensorFlow; `cutting` cuts a model into stages, and `execution` runs
+a schedule.
 """

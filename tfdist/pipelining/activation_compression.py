@@ -10,17 +10,16 @@ from tfdist.collectives.interface import tensor_bytes
 from tfdist.gradients.compression.codec_compiler import CodecCompiler
 from tfdist.gradients.compression.methods.int8 import Int8
 
-MIN_ELEMENTS = 1024  # of a tensor; smaller ones would save nothing
+MIN_ELEMENTS = 1024  # compressing smaller tensors would save nothing
 
 
 class ActivationCompression:
-    """Encodes floating-point tensors of at least `MIN_ELEMENTS` elements; this base class sends all tensors as they are.
+    """Encodes floating-point tensors of at least `MIN_ELEMENTS` elements; this base class compresses nothing.
 
-    The receiver computes with the decoded values, and the sender with its own, exact values: gradients pass straight
-    through, and are compressed in turn. A tensor that has been decoded is encoded again without a further error, so that
-    every stage that a skip connection crosses has the same values. A tensor that is not finite is not finite after it is
-    decoded, so that the step is skipped, or ends the run, as without compression. Rounding is to the nearest; nothing is
-    random.
+    The receiver computes with decoded values, the sender with the original ones. Gradients pass straight through the
+    compression, and are compressed in turn. Encoding a decoded tensor adds no error, so all stages that a skip connection
+    crosses have equal values. Non-finite tensors stay non-finite, so the step is skipped, or ends the run, as without
+    compression. Rounding is to nearest and deterministic.
     """
 
     def encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
@@ -60,7 +59,7 @@ class CastActivations(ActivationCompression):
     """
 
     def __init__(self, dtype: tf.DType):
-        """Args: dtype: the dtype that is sent."""
+        """Args: dtype: dtype of the messages."""
         self._dtype = dtype
 
     def _compresses(self, tensor: tf.Tensor | tf.TensorSpec) -> bool:
@@ -115,7 +114,7 @@ METHODS: Mapping[str, Callable[[], ActivationCompression]] = {
 }
 
 
-_SENT_DTYPES = {2: tf.float16, 4: tf.int32, 8: tf.int64}  # by size of an element; every engine sends them
+_WIRE_DTYPES = {2: tf.float16, 4: tf.int32, 8: tf.int64}  # by element size in bytes; every engine supports them
 
 
 class Link(NamedTuple):
@@ -123,48 +122,48 @@ class Link(NamedTuple):
 
     Attributes:
       collectives: collectives of the pipeline's processes, whose ranks are their stages.
-      other: rank of the other process among them.
+      peer: rank of the other process.
       compression: compression of the tensors; both processes must use the same.
     """
 
     collectives: Collectives
-    other: int
+    peer: int
     compression: ActivationCompression = EXACT
 
     def send(self, tensors: Sequence[tf.Tensor], tag: str) -> None:
         """Sends tensors of static shapes; does nothing if there are none."""
         if tensors:
             wire = self.collectives.wire
-            encoded = [self.compression.encode(tensor, wire) for tensor in tensors]
-            messages = [_reinterpret(tensor, _sent_dtype(tensor.dtype, wire)) for tensor in encoded]
-            self.collectives.send(messages, self.other, tag=tag)
+            payloads = [self.compression.encode(tensor, wire) for tensor in tensors]
+            messages = [_reinterpret(tensor, _wire_dtype(tensor.dtype, wire)) for tensor in payloads]
+            self.collectives.send(messages, self.peer, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], tag: str) -> list[tf.Tensor]:
         """Returns the tensors that the other process sends with this tag, of static shapes."""
         if not specs:
             return []
         wire = self.collectives.wire
-        encoded = [self.compression.message_spec(spec, wire) for spec in specs]
-        received = self.collectives.receive([_sent_spec(spec, wire) for spec in encoded], self.other, tag=tag)
-        messages = [_reinterpret(tensor, spec.dtype) for tensor, spec in zip(received, encoded, strict=True)]
+        message_specs = [self.compression.message_spec(spec, wire) for spec in specs]
+        payloads = self.collectives.receive([_wire_spec(spec, wire) for spec in message_specs], self.peer, tag=tag)
+        messages = [_reinterpret(tensor, spec.dtype) for tensor, spec in zip(payloads, message_specs, strict=True)]
         return [self.compression.decode(message, spec, wire) for message, spec in zip(messages, specs, strict=True)]
 
 
 def message_bytes(spec: tf.TensorSpec, compression: ActivationCompression, wire: Wire) -> int:
-    """Returns the bytes that a tensor of static shape has in a message."""
-    return tensor_bytes(_sent_spec(compression.message_spec(spec, wire), wire))
+    """Returns the size of the message for a tensor of static shape, in bytes."""
+    return tensor_bytes(_wire_spec(compression.message_spec(spec, wire), wire))
 
 
-def _sent_spec(spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
-    return tf.TensorSpec(spec.shape, _sent_dtype(spec.dtype, wire))
+def _wire_spec(spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+    return tf.TensorSpec(spec.shape, _wire_dtype(spec.dtype, wire))
 
 
-def _sent_dtype(dtype: tf.DType, wire: Wire) -> tf.DType:
-    return dtype if dtype in wire.sends else _SENT_DTYPES.get(dtype.size, tf.int32)
+def _wire_dtype(dtype: tf.DType, wire: Wire) -> tf.DType:
+    return dtype if dtype in wire.sends else _WIRE_DTYPES.get(dtype.size, tf.int32)
 
 
 def _reinterpret(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns a tensor with the same bytes as another dtype of this size; small integers and booleans are cast."""
+    """Bitcasts a tensor to a dtype of the same size; casts booleans and small integers."""
     if tensor.dtype == dtype:
         return tensor
     return tf.bitcast(tensor, dtype) if tensor.dtype.size == dtype.size else tf.cast(tensor, dtype)

@@ -1,8 +1,8 @@
-"""The execution of a schedule: a traced function computes the actions of this process, in their order.
+"""Execution of a schedule: a traced function that computes the actions of this process in order.
 
-The order is given by control dependencies, as nothing else bounds the number of live activations. An action's message is
-received while the action before it computes, and a send does not block. The passes of a stage are functions that are traced
-once, so that the time of tracing hardly depends on the number of micro-batches.
+Control dependencies enforce the order, which bounds the number of live activations. The message of an action is received
+during the action before it, and sends do not block. The passes of a stage are traced once, so tracing takes about the same
+time for any number of micro-batches.
 
 Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism, 2019 (arXiv:1811.06965).
 Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, 2019 (doi:10.1145/3341301.3359646).
@@ -22,18 +22,18 @@ from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, Action
 
 
 class ActionClock:
-    """Records when the actions of this process begin and end, while they are traced.
+    """Adds readings of the clock at the start and end of each action to the traced function.
 
-    An action begins when the action before it has ended and its message has been received, and ends when its results are
-    available. The order of actions is the same as without a clock. On a GPU, times are those at which kernels are started.
+    An action starts when the previous action has ended and its message has arrived, and ends when its results are available.
+    The clock does not change the order of actions. On a GPU, times are those at which kernels are launched.
     """
 
     def __init__(self) -> None:
         self._times: list[tf.Tensor] = []
 
-    def begin(self, before: Sequence[tf.Tensor], received: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the tensors for which the next action must wait: a reading that follows these."""
-        self._times.append(time_after([*before, *received]))
+    def begin(self, previous_results: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Reads the clock once these tensors are available; returns the tensors for which the action must wait."""
+        self._times.append(time_after([*previous_results, *inputs]))
         return self._times[-1:]
 
     def end(self, results: Sequence[tf.Tensor]) -> None:
@@ -48,26 +48,26 @@ class ActionClock:
 class NoClock(ActionClock):
     """Reads no clock: nothing is added to the graph."""
 
-    def begin(self, before: Sequence[tf.Tensor], received: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def begin(self, previous_results: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """See base class."""
-        return list(before)
+        return list(previous_results)
 
     def end(self, results: Sequence[tf.Tensor]) -> None:
         """See base class."""
 
 
-class FedStage(Stage, Protocol):
-    """A stage with its arguments in a step."""
+class StepStage(Stage, Protocol):
+    """A stage in one step, with the arguments of each micro-batch."""
 
     def arguments(self, micro_batch: int) -> Any:
-        """Returns the arguments of `forward` for a micro-batch; of the same structure for each."""
+        """Returns the arguments of `forward` for a micro-batch, in the same structure for all."""
 
 
 class Sums(NamedTuple):
     """Sums over micro-batches.
 
     Attributes:
-      gradients: for each stage, those of its variables, in their order; None where the loss does not depend on a variable.
+      gradients: by stage, the gradients of its variables in order; None if the loss does not depend on a variable.
       share: scalar; contribution of these stages to the reported loss.
     """
 
@@ -78,36 +78,36 @@ class Sums(NamedTuple):
 def run_schedule(
     schedule: Schedule,
     process: int,
-    stages: Mapping[int, FedStage],
+    stages: Mapping[int, StepStage],
     collectives: Collectives,
     clock: ActionClock | None = None,
     compression: ActivationCompression = EXACT,
 ) -> Sums:
-    """Computes the forward and backward passes of this process's stages with all micro-batches.
+    """Computes the forward and backward passes of this process's stages for all micro-batches.
 
     Args:
       schedule: the schedule.
       process: number of this process in its pipeline.
-      stages: the stages of this process, by their numbers.
+      stages: the stages of this process, by number.
       collectives: collectives of the pipeline's processes.
-      clock: records when actions begin and end; None records nothing.
-      compression: of the messages between processes.
+      clock: records the times of actions; None records nothing.
+      compression: compression of the messages between processes.
     """
     return _Execution(schedule, process, stages, collectives, clock or NoClock(), compression).run()
 
 
-# The results of an action: the tensors for the neighboring stage, and all that it has computed.
+# The results of an action: the tensors for the neighboring stage, and all tensors that it has computed.
 Results: TypeAlias = tuple[list[tf.Tensor], list[tf.Tensor]]
 
 
 class _Execution:
-    """One execution of a schedule, while it is traced."""
+    """Traces one execution of a schedule."""
 
     def __init__(
         self,
         schedule: Schedule,
         process: int,
-        stages: Mapping[int, FedStage],
+        stages: Mapping[int, StepStage],
         collectives: Collectives,
         clock: ActionClock,
         compression: ActivationCompression,
@@ -124,83 +124,83 @@ class _Execution:
         self._gradients: dict[int, list[Gradient]] = {
             number: [None] * len(stage.variables) for number, stage in stages.items()
         }
-        self._shares: list[tf.Tensor] = []
-        self._local: dict[tuple[str, int, int], list[tf.Tensor]] = {}  # tensors for other stages of this process
+        self._loss_shares: list[tf.Tensor] = []
+        self._local_tensors: dict[tuple[str, int, int], list[tf.Tensor]] = {}  # for other stages of this process
 
     def run(self) -> Sums:
-        done: list[list[tf.Tensor]] = [[], []]  # results of the actions so far
+        results_so_far: list[list[tf.Tensor]] = [[], []]
         for action in self._actions:
-            with tf.control_dependencies(done[-2]):
-                received = self._received(action)
-            with tf.control_dependencies(self._clock.begin(done[-1], received)):
-                sent, results = self._compute(action, received)
+            with tf.control_dependencies(results_so_far[-2]):
+                inputs = self._receive(action)
+            with tf.control_dependencies(self._clock.begin(results_so_far[-1], inputs)):
+                outputs, results = self._compute(action, inputs)
             self._clock.end(results)
-            self._send(action, sent)
-            done.append(results)
-        return Sums(self._gradients, tf.add_n(self._shares))
+            self._send(action, outputs)
+            results_so_far.append(results)
+        return Sums(self._gradients, tf.add_n(self._loss_shares))
 
-    def _compute(self, action: Action, received: list[tf.Tensor]) -> Results:
+    def _compute(self, action: Action, inputs: list[tf.Tensor]) -> Results:
         if action.kind == FORWARD:
-            return self._forward(action, received)
+            return self._forward(action, inputs)
         key = action.stage, action.micro_batch
         passes, residuals = self._passes[action.stage], self._residuals.pop(key)
         if action.kind == BACKWARD:
-            of_variables, of_inputs = passes.backward(residuals, received)
-            sent = _available(of_inputs)
-            return sent, [*sent, *self._add(action, of_variables)]
+            variable_gradients, of_inputs = passes.backward(residuals, inputs)
+            outputs = _identities(of_inputs)
+            return outputs, [*outputs, *self._accumulate(action, variable_gradients)]
         if action.kind == INPUT_GRADIENT:
-            of_inputs, left = passes.backward_input(residuals, received)
-            sent, self._residuals[key] = _available(of_inputs), _available(left)
-            return sent, [*sent, *self._residuals[key]]
-        return [], self._add(action, passes.backward_weight(residuals))
+            of_inputs, weight_residuals = passes.backward_input(residuals, inputs)
+            outputs, self._residuals[key] = _identities(of_inputs), _identities(weight_residuals)
+            return outputs, [*outputs, *self._residuals[key]]
+        return [], self._accumulate(action, passes.backward_weight(residuals))
 
-    def _forward(self, action: Action, received: list[tf.Tensor]) -> Results:
-        results = self._passes[action.stage].forward(self._stages[action.stage].arguments(action.micro_batch), received)
+    def _forward(self, action: Action, inputs: list[tf.Tensor]) -> Results:
+        results = self._passes[action.stage].forward(self._stages[action.stage].arguments(action.micro_batch), inputs)
         self._residuals[action.stage, action.micro_batch] = results.residuals
-        *sent, share = _available([*results.sent, results.share])
-        self._shares.append(share)
-        return sent, [*sent, share]
+        *outputs, share = _identities([*results.sent, results.share])
+        self._loss_shares.append(share)
+        return outputs, [*outputs, share]
 
-    def _add(self, action: Action, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
-        """Adds the gradients of a micro-batch; returns the sums so far."""
-        sums = self._gradients[action.stage]
-        sums[:] = [_sum(before, gradient) for before, gradient in zip(sums, gradients, strict=True)]
-        return [each for each in sums if each is not None]
+    def _accumulate(self, action: Action, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
+        """Adds the gradients of a micro-batch to the totals; returns the totals."""
+        totals = self._gradients[action.stage]
+        totals[:] = [_add_gradient(old_total, gradient) for old_total, gradient in zip(totals, gradients, strict=True)]
+        return [tensor for tensor in totals if tensor is not None]
 
-    def _received(self, action: Action) -> list[tf.Tensor]:
-        """Returns the activations before a forward pass, or the gradients before a backward pass."""
+    def _receive(self, action: Action) -> list[tf.Tensor]:
+        """Returns the activations for a forward pass, or the gradients for a backward pass."""
         if not action.receives:
             return []
         message = self._schedule.messages_of(action).receive
         is_forward = action.kind == FORWARD
-        if message is None:  # the stage at this end of the model, or one next to another of this process
-            before = action.stage + (-1 if is_forward else 1)
-            return self._local.pop((FORWARD if is_forward else BACKWARD, before, action.micro_batch), [])
+        if message is None:  # the neighbor is in this process, or there is none
+            source_stage = action.stage + (-1 if is_forward else 1)
+            return self._local_tensors.pop((FORWARD if is_forward else BACKWARD, source_stage, action.micro_batch), [])
         stage = self._stages[action.stage]
         crossings = stage.received if is_forward else with_gradients(stage.sent, stage.sent)
         return self._link(message.source).receive([crossing.spec for crossing in crossings], message.tag)
 
-    def _send(self, action: Action, sent: list[tf.Tensor]) -> None:
+    def _send(self, action: Action, tensors: list[tf.Tensor]) -> None:
         message = self._schedule.messages_of(action).send
         if message is not None:
-            self._link(message.target).send(sent, message.tag)
+            self._link(message.target).send(tensors, message.tag)
         elif action.receives:
             direction = FORWARD if action.kind == FORWARD else BACKWARD
-            self._local[direction, action.stage, action.micro_batch] = sent
+            self._local_tensors[direction, action.stage, action.micro_batch] = tensors
 
-    def _link(self, other: int) -> Link:
-        return Link(self._collectives, other, self._compression)
+    def _link(self, process: int) -> Link:
+        return Link(self._collectives, process, self._compression)
 
 
-def _available(results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the results of a call, as tensors that are available after it.
+def _identities(results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns identities of the results of a call, for control dependencies.
 
-    A control dependency on the call itself waits for its side effects alone, once the runtime has inlined it.
+    Once the runtime has inlined the call, a control dependency on the call itself would wait only for its side effects.
     """
     return [tf.identity(result) for result in results]
 
 
-def _sum(before: Gradient, gradient: Gradient) -> Gradient:
+def _add_gradient(total: Gradient, gradient: Gradient) -> Gradient:
     if gradient is None:
-        return before
-    return tf.identity(gradient) if before is None else before + gradient
+        return total
+    return tf.identity(gradient) if total is None else total + gradient

@@ -21,19 +21,19 @@ from tfdist.pipelining.stage_devices import StageDevices
 
 
 class HasStages(Strategy):
-    """A strategy whose replicas are pipelines of processes, each of which trains its own stage.
+    """A strategy whose replicas are pipelines: each process of a replica trains one stage.
 
-    `collectives` are those of the processes with the same stage, which reduce its gradients, and `peers` is their group.
+    `collectives` connects the processes with the same stage, which reduce its gradients; `peers` is their group.
 
     Attributes:
       grid: the processes of the job.
       pipeline_rank: number of this process in its pipeline.
       schedule: the order in which stages compute micro-batches.
-      cut: where the model is cut into stages, as in `--cut`.
-      activation_compression: compression of activations and their gradients between stages, in training.
+      cut: where to cut the model into stages, as in `--cut`.
+      activation_compression: compression of activations and their gradients between stages, during training.
       job: collectives of all processes.
       pipeline_collectives: collectives of the processes of this replica's pipeline, in the order of their stages.
-      stage_devices: devices over which the stages of this process are spread; None if it has one.
+      stage_devices: devices over which the stages of this process are spread; None for a single device.
     """
 
     trains_whole_model = False
@@ -48,11 +48,11 @@ class HasStages(Strategy):
 
     @functools.cached_property
     def peers(self) -> Group:
-        """See base class; those with the same stage."""
+        """See base class; the processes with the same stage."""
         return self.group.subgroup(self.grid.ranks_of_stage(self.pipeline_rank))
 
     def raise_on_all_members(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """See base class; a stage may refuse what others accept."""
+        """See base class; a model may be invalid in some stages only."""
         return raise_on_all_members(self.group, name)
 
     def trace_together(self, function: Any, *args: Any) -> None:
@@ -66,8 +66,8 @@ class HasStages(Strategy):
         return self.job
 
     @property
-    def devices_in_total(self) -> int:
-        """See base class; those of the axis model for each process."""
+    def total_devices(self) -> int:
+        """See base class; includes the axis `model` of each process."""
         return self.cluster.size * self.grid.devices
 
     def check_batch_size(self, batch_size: int, micro_steps: int = 1) -> None:
@@ -85,12 +85,12 @@ class HasStages(Strategy):
         return self.pipeline_rank == self.grid.stages - 1
 
     def full_values(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Returns the values of variables of this process as tensors of its host; outside of functions."""
+        """Returns the full values of variables of this process as tensors on the host; call it eagerly."""
         values = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
         devices = self.stage_devices
         return values if devices is None else [devices.devices.full_tensor(value) for value in values]
 
 
 def pipeline_of(strategy: Strategy) -> HasStages | None:
-    """Returns the strategy as a pipeline, or None if it is none."""
+    """Returns the strategy if it is a pipeline, else None."""
     return strategy if isinstance(strategy, HasStages) else None

@@ -1,4 +1,4 @@
-"""The graph of a model: its calls of operations, and which variables and memory each uses."""
+"""The graph of a model: its calls of operations, and the variables and memory that each call uses."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -16,8 +16,8 @@ class Tensor:
     """A symbolic tensor of the model.
 
     Attributes:
-      name: name of the call that returns it, with the index if it returns several; name of the input.
-      shape: static shape; None for the number of rows, and for other unknown sizes.
+      name: name of the input, or of the call that returns it, with an index if the call returns several tensors.
+      shape: static shape; None for the number of rows and for other unknown sizes.
       dtype: element type.
     """
 
@@ -31,10 +31,9 @@ class Call:
     """One call of an operation. Tensors are indices into `Graph.tensors`.
 
     Attributes:
-      name: name of the operation, below those of the nested models that contain it, such as "encoder/dense"; further
-        calls of the same operation have a number, such as "dense (2)".
-      operation: the layer or other operation. For the entry of a nested model, the model: such a call only converts the
-        model's inputs.
+      name: name of the operation, with the nested models that contain it as a prefix, such as "encoder/dense"; the second
+        call of an operation is named "dense (2)".
+      operation: the layer or other operation; for the entry of a nested model, which converts its inputs, the model.
       inputs: tensors among its arguments.
       outputs: tensors that it returns.
     """
@@ -48,12 +47,7 @@ class Call:
     _training: bool | None = dataclasses.field(repr=False)  # of the call of the nested model
 
     def run(self, values: MutableMapping[int, Any], training: bool | None) -> None:
-        """Computes the outputs.
-
-        Args:
-          values: tensors by index, to which the outputs are added.
-          training: whether this is a training step.
-        """
+        """Computes the outputs and adds them to `values`, which are tensors by index."""
         training = self._training if training is None else training
         tensors = {id(x): values[number] for x, number in zip(self._node.inputs, self.inputs, strict=True)}
         args, kwargs = self._node.fill_in(tensors)
@@ -65,14 +59,14 @@ class Call:
 
     @property
     def options(self) -> str:
-        """Keyword arguments of the call, as a text, without tensors."""
+        """Keyword arguments of the call as text, without tensors."""
         return repr(
             keras.tree.map_structure(lambda x: "" if isinstance(x, keras.KerasTensor) else x, self._node.kwargs)
         )
 
     @property
     def layer(self) -> keras.Layer | None:
-        """The layer that it runs; None for an operation without state, and for the entry of a nested model."""
+        """The layer that it runs; None for a stateless operation, and for the entry of a nested model."""
         return self.operation if isinstance(self.operation, keras.Layer) and not self.is_entry else None
 
 
@@ -82,14 +76,14 @@ class Graph:
 
     Attributes:
       model: the model.
-      functional: the functional model that it runs, which is itself unless it is sequential.
+      functional: the functional model that it runs: the model itself, unless it is sequential.
       tensors: all tensors.
-      inputs: index of each input's tensor, by the input's name.
+      inputs: index of the tensor of each input, by name.
       outputs: tensors that the model returns, flattened.
       calls: all calls in the order in which Keras runs them.
-      order: indices of the calls in the order in which the model is cut: as in depth-first search from the outputs, with
-        the input that takes the longest chain of calls first. A short side branch, such as the projection of a residual,
-        is then computed immediately before its use, and an auxiliary output immediately after the layer that it reads.
+      order: indices of the calls in the order in which the model is cut: a depth-first search from the outputs, with the
+        longest branch first. So a short side branch, such as the projection of a residual, is computed immediately before
+        its use, and an auxiliary output immediately after its input.
     """
 
     model: keras.Model
@@ -112,36 +106,29 @@ class _Builder:
         self.tensors.append(Tensor(name, tuple(symbolic.shape), symbolic.dtype))
         return len(self.tensors) - 1
 
-    def add(self, functional: keras.Model, known: dict[int, int], prefix: str, training: bool | None) -> list[int]:
-        """Adds the calls of a model, and returns its outputs.
-
-        Args:
-          functional: functional model.
-          known: tensors by id of symbolic tensor, with those of the inputs.
-          prefix: of names.
-          training: argument of the call of the nested model.
-        """
+    def add(self, functional: keras.Model, numbers: dict[int, int], prefix: str, training: bool | None) -> list[int]:
+        """Adds the calls of a model and returns its outputs; `numbers` has the tensors by id of symbolic tensor."""
         for node in keras_internals.nodes_of(functional):
-            inputs = tuple(known[id(x)] for x in node.inputs)
+            inputs = tuple(numbers[id(x)] for x in node.inputs)
             name = self._name(prefix + node.operation.name, node.operation)
-            if self._is_flattened(node):
+            if self._is_inlined(node):
                 outputs = self._add_nested(node, inputs, name, training)
             else:
-                outputs = self._numbered(name, node.outputs)
+                outputs = self._add_tensors(name, node.outputs)
                 self.calls.append(Call(name, node.operation, inputs, tuple(outputs), node, False, training))
-            known.update(zip(map(id, node.outputs), outputs, strict=True))
-        return [known[id(x)] for x in functional.outputs]
+            numbers.update(zip(map(id, node.outputs), outputs, strict=True))
+        return [numbers[id(x)] for x in functional.outputs]
 
     def _add_nested(self, node: GraphNode, inputs: tuple[int, ...], name: str, training: bool | None) -> list[int]:
         nested: Any = node.operation
-        inside = keras_internals.functional_of(nested)
-        assert inside is not None
-        entries = self._numbered(f"{name}/inputs", inside.inputs)
+        inner = keras_internals.functional_of(nested)
+        assert inner is not None
+        entries = self._add_tensors(f"{name}/inputs", inner.inputs)
         self.calls.append(Call(f"{name}/inputs", nested, inputs, tuple(entries), node, True, training))
         training_of_nested = node.kwargs.get("training", training)
-        return self.add(inside, dict(zip(map(id, inside.inputs), entries, strict=True)), f"{name}/", training_of_nested)
+        return self.add(inner, dict(zip(map(id, inner.inputs), entries, strict=True)), f"{name}/", training_of_nested)
 
-    def _is_flattened(self, node: GraphNode) -> bool:
+    def _is_inlined(self, node: GraphNode) -> bool:
         nested = node.operation
         return (
             isinstance(nested, keras.Model)
@@ -150,14 +137,14 @@ class _Builder:
             and set(node.kwargs) <= {"training", "mask"}
         )
 
-    def _numbered(self, name: str, symbolic: Sequence[keras.KerasTensor]) -> list[int]:
+    def _add_tensors(self, name: str, symbolic: Sequence[keras.KerasTensor]) -> list[int]:
         if len(symbolic) == 1:
             return [self.tensor(name, symbolic[0])]
         return [self.tensor(f"{name}:{i}", x) for i, x in enumerate(symbolic)]
 
     def _name(self, name: str, operation: keras.Operation) -> str:
-        count = self.count[name, id(operation)] = self.count.get((name, id(operation)), 0) + 1
-        return f"{name} ({count})" if count > 1 else name
+        call_count = self.count[name, id(operation)] = self.count.get((name, id(operation)), 0) + 1
+        return f"{name} ({call_count})" if call_count > 1 else name
 
 
 def graph_of(model: keras.Model) -> Graph:
@@ -167,8 +154,8 @@ def graph_of(model: keras.Model) -> Graph:
     builder = _Builder(model)
     names = keras_internals.input_names(functional)
     inputs = {name: builder.tensor(name, x) for name, x in zip(names, functional.inputs, strict=True)}
-    known = dict(zip(map(id, functional.inputs), inputs.values(), strict=True))
-    outputs = builder.add(functional, known, "", None)
+    numbers = dict(zip(map(id, functional.inputs), inputs.values(), strict=True))
+    outputs = builder.add(functional, numbers, "", None)
     order = list(_depth_first(builder.calls, outputs))
     return Graph(model, functional, builder.tensors, inputs, outputs, builder.calls, order)
 
@@ -176,52 +163,52 @@ def graph_of(model: keras.Model) -> Graph:
 def _depth_first(calls: Sequence[Call], outputs: Sequence[int]) -> Iterator[int]:
     """Yields the indices of the calls in the order that `Graph.order` describes."""
     producer = {tensor: i for i, call in enumerate(calls) for tensor in call.outputs}
-    heights: list[int] = []  # longest chain of calls up to each, which come in an order of execution
+    heights: list[int] = []  # length of the longest chain of calls up to each call
     for call in calls:
         heights.append(1 + max((heights[producer[x]] for x in call.inputs if x in producer), default=0))
-    used = {x for call in calls for x in call.inputs}
-    ends = [i for i, call in enumerate(calls) if not used.intersection(call.outputs)]
+    inputs = {x for call in calls for x in call.inputs}
+    ends = [i for i, call in enumerate(calls) if not inputs.intersection(call.outputs)]
     roots = dict.fromkeys([*(producer[x] for x in outputs if x in producer), *ends])
-    done: set[int] = set()
+    visited: set[int] = set()
     for root in sorted(roots, key=heights.__getitem__):
         stack = [(root, False)]
         while stack:
             index, is_complete = stack.pop()
-            if index in done:
+            if index in visited:
                 continue
             if is_complete:
-                done.add(index)
+                visited.add(index)
                 yield index
                 continue
             stack.append((index, True))
-            before = dict.fromkeys(producer[x] for x in calls[index].inputs if x in producer)
-            stack += [(x, False) for x in sorted(before, key=heights.__getitem__)]  # the last is visited first
+            predecessors = dict.fromkeys(producer[x] for x in calls[index].inputs if x in producer)
+            stack += [(x, False) for x in sorted(predecessors, key=heights.__getitem__)]  # the last is visited first
 
 
-_UNKNOWN = 8  # size of any other unknown dim
-# Operations whose result is a view of their input, or is not needed by gradients.
-_VIEWS = frozenset("Identity Reshape Squeeze ExpandDims StopGradient PreventGradient Snapshot".split())
+_UNKNOWN_SIZE = 8  # the size in an abstract run of unknown dims other than the rows
+# Operations whose result is a view of their input, or is not needed for gradients.
+_UNSTORED_TYPES = frozenset("Identity Reshape Squeeze ExpandDims StopGradient PreventGradient Snapshot".split())
 
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """The variables and the memory that one call uses.
+    """The variables and memory that one call uses.
 
     Attributes:
-      read: variables that it reads, by id.
-      written: variables that it assigns in a training step, by id.
-      activations: bytes per row that it keeps for the backward pass: its floating-point results and inner ones, without
+      reads: variables that it reads, by id.
+      assigns: variables that it assigns in a training step, by id.
+      activations: bytes per row that it keeps for the backward pass: floating-point results, including inner ones, but not
         those inside loops, such as the steps of a recurrent layer.
     """
 
-    read: Mapping[int, keras.Variable]
-    written: Mapping[int, keras.Variable]
+    reads: Mapping[int, keras.Variable]
+    assigns: Mapping[int, keras.Variable]
     activations: int
 
     @property
     def variables(self) -> dict[int, keras.Variable]:
         """Variables that it reads or assigns, by id."""
-        return {**self.read, **self.written}
+        return {**self.reads, **self.assigns}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,72 +216,72 @@ class AbstractRun:
     """The result of an abstract run. Tensors are indices into `Graph.tensors`.
 
     Attributes:
-      usage: for each call of `Graph.calls`.
-      masks: for each tensor that has a Keras mask when it is computed, the first tensor with the same mask.
-      mask_shapes: shape and dtype of the mask of each such tensor; None for sizes that are unknown.
-      masks_seen: for each call, those of its inputs that have a mask at that time. Attention layers remove the masks of
-        their inputs, so that calls after them do not see these.
-      masks_left: those of the model's outputs that have a mask at the end.
+      usage: variables and memory of each call of `Graph.calls`.
+      masks: for each tensor that is computed with a Keras mask, the first tensor with the same mask.
+      mask_shapes: shape and dtype of the mask of each such tensor; None for unknown sizes.
+      masked_call_inputs: for each call, its inputs that have a mask when it runs; attention layers remove the masks of
+        their inputs.
+      masked_outputs: outputs of the model that have a mask in the end.
       logits: tensors with attached logits, which Keras's losses use instead of probabilities.
       shapes: shape of each tensor in the abstract run.
-      static_shapes: the same, with None for the number of rows, and for other sizes that depend on the batch.
+      static_shapes: static shapes, with None for the number of rows and for other sizes that depend on the batch.
       sizes: bytes per row of each tensor.
-      trained: tensors that depend on trainable variables, and can have gradients.
-      adds_losses: whether layers add losses, of activations for example.
-      sendable: tensors that can be sent to another stage: dense ones of numbers.
+      differentiable: tensors that depend on trainable variables and can have gradients.
+      adds_losses: whether layers add losses, such as activity regularization.
+      sendable: tensors that can be sent to another stage: dense tensors of numbers.
     """
 
     usage: list[Usage]
     masks: dict[int, int]
     mask_shapes: dict[int, tuple[tuple[int | None, ...], str]]
-    masks_seen: list[frozenset[int]]
-    masks_left: frozenset[int]
+    masked_call_inputs: list[frozenset[int]]
+    masked_outputs: frozenset[int]
     logits: frozenset[int]
     shapes: list[tuple[int, ...]]
     static_shapes: Sequence[tuple[int | None, ...]]
     sizes: list[int]
-    trained: frozenset[int]
+    differentiable: frozenset[int]
     adds_losses: bool
     sendable: frozenset[int]
 
 
 def run_abstractly(graph: Graph, rows: int = 2) -> AbstractRun:
-    """Traces a training step's forward pass of a model without computing anything; no variable needs a value.
+    """Traces the forward pass of a training step without computing anything; variables need no values.
 
     Args:
       graph: graph of the model.
-      rows: number of rows, unless the model's inputs have a fixed one.
+      rows: number of rows, unless the model's inputs have a fixed number.
     """
     rows = _fixed_rows(graph) or rows
-    tracer = _traced(graph, rows)
-    usage = [Usage(*used, size) for used, size in zip(tracer.used, _activations(graph, rows, tracer), strict=True)]
-    first: dict[int, int] = {}
-    masks = {number: first.setdefault(id(mask), number) for number, mask in sorted(tracer.masks.items())}
+    tracer = _trace(graph, rows)
+    usage = [Usage(*use, size) for use, size in zip(tracer.used, _activations(graph, rows, tracer), strict=True)]
+    first_tensors: dict[int, int] = {}
+    masks = {number: first_tensors.setdefault(id(mask), number) for number, mask in sorted(tracer.masks.items())}
     values = [tracer.values[number] for number in range(len(graph.tensors))]
-    static = _static_shapes(graph, rows, tracer.shapes())
+    static_shapes = _static_shapes(graph, rows, tracer.shapes())
     return AbstractRun(
         usage=usage,
         masks=masks,
-        mask_shapes={number: _mask_shape(static[number], mask) for number, mask in tracer.masks.items()},
-        masks_seen=tracer.masks_seen,
-        masks_left=tracer.masked(graph.outputs),
+        mask_shapes={number: _mask_shape(static_shapes[number], mask) for number, mask in tracer.masks.items()},
+        masked_call_inputs=tracer.masked_call_inputs,
+        masked_outputs=tracer.masked(graph.outputs),
         logits=frozenset(number for number, x in enumerate(values) if hasattr(x, "_keras_logits")),
         shapes=tracer.shapes(),
-        static_shapes=static,
+        static_shapes=static_shapes,
         sizes=[_bytes(x.dtype, x.shape) // rows for x in values],
-        trained=_trained(graph, usage),
+        differentiable=_differentiable_tensors(graph, usage),
         adds_losses=tracer.adds_losses,
         sendable=frozenset(i for i, x in enumerate(values) if isinstance(x, tf.Tensor) and x.dtype != tf.string),
     )
 
 
 def _fixed_rows(graph: Graph) -> int | None:
-    """Returns the number of rows with which the model's inputs were created; None if it is any."""
+    """Returns the fixed number of rows of the model's inputs; None if there is none."""
     sizes = [graph.tensors[number].shape[:1] for number in graph.inputs.values()]
     return next((shape[0] for shape in sizes if shape and shape[0] is not None), None)
 
 
-def _traced(graph: Graph, rows: int) -> "_Tracer":
+def _trace(graph: Graph, rows: int) -> "_Tracer":
     tracer = _Tracer(graph, rows)
     trace = keras_internals.new_trace()
     with trace.as_default():
@@ -312,51 +299,49 @@ class _Tracer:
         self.operations: Sequence[Any] = ()
         self.used: list[tuple[Mapping[int, keras.Variable], Mapping[int, keras.Variable]]] = []
         self.ends: list[int] = []  # number of operations in the trace after each call
-        self.masks: dict[int, Any] = {}  # when tensors are computed
-        self.masks_seen: list[frozenset[int]] = []
+        self.masks: dict[int, Any] = {}  # of each tensor when it is computed
+        self.masked_call_inputs: list[frozenset[int]] = []
         self.adds_losses = False
 
     def masked(self, tensors: Sequence[int]) -> frozenset[int]:
-        """Returns the tensors, among these, that have a mask now."""
+        """Returns those of the tensors that currently have a mask."""
         return frozenset(x for x in tensors if keras_internals.mask_and_logits(self.values[x])[0] is not None)
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """Returns the shapes of the graph's tensors."""
         return [tuple(self.values[number].shape) for number in range(len(self._graph.tensors))]
 
     def placeholders(self) -> list[tf.Tensor]:
-        """Returns an abstract batch."""
         inputs = [self._graph.tensors[number] for number in self._graph.inputs.values()]
         sizes = [
-            [(_UNKNOWN if i else self._rows) if size is None else size for i, size in enumerate(x.shape)]
+            [(_UNKNOWN_SIZE if i else self._rows) if size is None else size for i, size in enumerate(x.shape)]
             for x in inputs
         ]
         return [tf.compat.v1.placeholder(x.dtype, shape) for x, shape in zip(inputs, sizes, strict=True)]
 
     def run(self, inputs: Sequence[tf.Tensor], training: bool) -> None:
-        """Runs the calls, and records the variables that each uses."""
+        """Runs the calls and records the variables that each uses."""
         self.values.update(zip(self._graph.inputs.values(), inputs, strict=True))
         trace = tf.compat.v1.get_default_graph()
 
-        def stand_in(variable: keras.Variable) -> tf.Tensor:
-            with trace.as_default():  # the first read may be in a branch, whose tensors no other branch may use
+        def make_placeholder(variable: keras.Variable) -> tf.Tensor:
+            with trace.as_default():  # other branches cannot use a tensor of the branch of the first read
                 return tf.compat.v1.placeholder(variable.dtype, variable.shape)
 
-        scope = keras_internals.UsageScope(stand_in)
+        scope = keras_internals.UsageScope(make_placeholder)
         with scope:
             for call in self._graph.calls:
-                scope.read, scope.written = {}, {}
-                self.masks_seen.append(self.masked(call.inputs))
+                scope.reads, scope.assigns = {}, {}
+                self.masked_call_inputs.append(self.masked(call.inputs))
                 call.run(self.values, training)
                 for tensor in self.masked(call.outputs):
                     self.masks[tensor], _ = keras_internals.mask_and_logits(self.values[tensor])
-                self.used.append((scope.read, scope.written))
+                self.used.append((scope.reads, scope.assigns))
                 self.ends.append(trace.version)
         self.adds_losses = bool(scope.losses)
 
 
 def _activations(graph: Graph, rows: int, tracer: _Tracer) -> list[int]:
-    """Returns the bytes per row that each call keeps."""
+    """Returns the bytes per row that each call keeps for the backward pass."""
     active = {tracer.values[number].name for number in graph.inputs.values()}
     sizes, start = [], 0
     for call, end in zip(graph.calls, tracer.ends, strict=True):
@@ -364,7 +349,7 @@ def _activations(graph: Graph, rows: int, tracer: _Tracer) -> list[int]:
         for operation in tracer.operations[start:end]:
             if any(x.name in active for x in operation.inputs):
                 active.update(x.name for x in operation.outputs)
-                if operation.type not in _VIEWS:
+                if operation.type not in _UNSTORED_TYPES:
                     size += sum(_bytes(x.dtype, x.shape) for x in operation.outputs if x.dtype.is_floating)
         if keras_internals.is_rematerialized(call.operation):
             size = sum(_bytes(x.dtype, x.shape) for x in map(tracer.values.__getitem__, call.outputs))
@@ -380,16 +365,16 @@ def _bytes(dtype: Any, shape: tf.TensorShape) -> int:
 def _static_shapes(graph: Graph, rows: int, shapes: Sequence[tuple[int, ...]]) -> Sequence[tuple[int | None, ...]]:
     """Returns the shapes with None for sizes that depend on the batch.
 
-    Inside nested models, Keras does not know all others: those that are the same for another number of rows. A number of
-    rows with which inputs were created does not bind a call in Keras, and is not that of a micro-batch.
+    Keras does not know all static sizes inside nested models: a size is static if it is equal for another number of rows. A
+    fixed number of rows in the model's inputs becomes None, as micro-batches have another one.
     """
     static_shapes = [tensor.shape for tensor in graph.tensors]
     is_open = any(None in static_shapes[number][1:] for number in graph.inputs.values())
     if not is_open and any(None in shape[1:] for shape in static_shapes):
-        others = _traced(graph, rows + 1).shapes()
+        other_shapes = _trace(graph, rows + 1).shapes()
         static_shapes = [
             tuple(x if x == y else None for x, y in zip(shape, other, strict=True))
-            for shape, other in zip(shapes, others, strict=True)
+            for shape, other in zip(shapes, other_shapes, strict=True)
         ]
     fixed = _fixed_rows(graph)
     return (
@@ -400,16 +385,16 @@ def _static_shapes(graph: Graph, rows: int, shapes: Sequence[tuple[int, ...]]) -
 
 
 def _mask_shape(shape: Sequence[int | None], mask: tf.Tensor) -> tuple[tuple[int | None, ...], str]:
-    """Returns the shape and dtype of a mask, whose sizes are unknown where those of its tensor are."""
+    """Returns the shape and dtype of a mask; sizes that are unknown in its tensor are None."""
     sizes = [None if shape[dim : dim + 1] == (None,) else size for dim, size in enumerate(mask.shape)]
     return tuple(sizes), mask.dtype.name
 
 
-def _trained(graph: Graph, usage: Sequence[Usage]) -> frozenset[int]:
-    trained: set[int] = set()
-    for call, used in zip(graph.calls, usage, strict=True):
-        is_trained = any(variable.trainable for variable in used.read.values()) or trained.intersection(call.inputs)
+def _differentiable_tensors(graph: Graph, usage: Sequence[Usage]) -> frozenset[int]:
+    tensors: set[int] = set()
+    for call, use in zip(graph.calls, usage, strict=True):
+        is_trained = any(variable.trainable for variable in use.reads.values()) or tensors.intersection(call.inputs)
         if is_trained:
             dtypes = {x: tf.as_dtype(graph.tensors[x].dtype) for x in call.outputs}
-            trained.update(x for x, dtype in dtypes.items() if dtype.is_floating or dtype.is_complex)
-    return frozenset(trained)
+            tensors.update(x for x, dtype in dtypes.items() if dtype.is_floating or dtype.is_complex)
+    return frozenset(tensors)

@@ -1,4 +1,4 @@
-"""Schedules by name, as in `--pipeline_schedule`, and from CSV files."""
+"""The schedules of `--pipeline_schedule`, and schedules from CSV files."""
 
 import dataclasses
 import re
@@ -13,9 +13,9 @@ from tfdist.pipelining.timeline import Timeline
 from tfdist.storage import AnyPath
 from tfdist.storage.registry import read_text
 
-# The schedules that `--pipeline_schedule` names: one function each, from S processes and M micro-batches to a `Schedule`.
-# All compute the gradients of a stage in the order of micro-batches, so that their sums are equal bit for bit. The share of
-# idle time, the bubble, is given for equal stages and without messages; F, B, I and W are the durations of the actions.
+# The functions of this section make a `Schedule` for S processes and M micro-batches. All of them compute the gradients of a
+# stage in the order of micro-batches, so their sums are bitwise equal. The bubble is the share of idle time, for equal stages
+# and free messages; F, B, I and W are the durations of the actions.
 
 
 def gpipe(processes: int, micro_batches: int) -> Schedule:
@@ -33,12 +33,12 @@ def gpipe(processes: int, micro_batches: int) -> Schedule:
 
 
 def one_f_one_b(processes: int, micro_batches: int) -> Schedule:
-    """1F1B: process s computes min(S - 1 - s, M) forward passes, then one forward and one backward pass in turn.
+    """1F1B: process s computes min(S - 1 - s, M) forward passes, then alternates forward and backward passes.
 
         time = (M + S - 1)(F + B),  bubble = (S - 1) / (M + S - 1),  live activations = min(S - s, M)
 
-    The order is that of PipeDream (Harlap et al., arXiv:1806.03377), with a flush after each batch, so that all
-    micro-batches use the same weights (Narayanan et al., arXiv:2104.04473, section 2.2.1).
+    This is the order of PipeDream (Harlap et al., arXiv:1806.03377) with a flush after each batch, so all micro-batches use
+    the same weights (Narayanan et al., arXiv:2104.04473, section 2.2.1).
     """
     rows = []
     for process in range(processes):
@@ -51,19 +51,19 @@ def one_f_one_b(processes: int, micro_batches: int) -> Schedule:
 def interleaved(processes: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """1F1B with C chunks of the model in each process: chunk c of process s is stage c * S + s.
 
-    S micro-batches pass through a chunk before the process turns to its next chunk. Process s computes
-    2 (S - 1 - s) + (C - 1) S forward passes first. With F and B of all chunks of a process together,
+    S micro-batches pass through a chunk before the process switches to its next chunk. Process s begins with
+    2 (S - 1 - s) + (C - 1) S forward passes. With F and B for all chunks of a process together,
 
         time = M (F + B) + (S - 1)(F + B) / C,  bubble / (1 - bubble) = (S - 1) / (C M)
 
-    at C times the messages. Narayanan et al., arXiv:2104.04473, section 2.2.2.
+    with C times the messages. Narayanan et al., arXiv:2104.04473, section 2.2.2.
 
     Raises:
       InputError: M is not divisible by S.
     """
     if micro_batches % processes:
-        below = micro_batches - micro_batches % processes
-        nearest = [str(count) for count in (below, below + processes) if count]
+        lower_multiple = micro_batches - micro_batches % processes
+        nearest = [str(count) for count in (lower_multiple, lower_multiple + processes) if count]
         raise InputError(
             f"The interleaved schedule needs a number of micro-batches that is divisible by the {processes} stages of the "
             f"mesh. Received: {micro_batches}. Use {' or '.join(nearest)}, or the schedule 1f1b."
@@ -71,10 +71,10 @@ def interleaved(processes: int, micro_batches: int, chunks: int = 2) -> Schedule
     rows = []
     for process in range(processes):
         order = [
-            (chunk, first + within)
+            (chunk, first + offset)
             for first in range(0, micro_batches, processes)
             for chunk in range(chunks)
-            for within in range(processes)
+            for offset in range(processes)
         ]
         forward = [Action(FORWARD, chunk * processes + process, m) for chunk, m in order]
         backward = [Action(BACKWARD, (chunks - 1 - chunk) * processes + process, m) for chunk, m in order]
@@ -83,10 +83,10 @@ def interleaved(processes: int, micro_batches: int, chunks: int = 2) -> Schedule
 
 
 def zb_h1(processes: int, micro_batches: int) -> Schedule:
-    """Zero-bubble H1: 1F1B with the backward pass in two parts, of which the gradient of the weights fills the bubble.
+    """Zero-bubble H1: 1F1B with a split backward pass, where gradients of weights fill the bubble.
 
-    Process s computes the gradient of the weights s micro-batches after that of the input, on which the previous stage
-    waits; so no process keeps more than the S micro-batches that process 0 keeps in 1F1B. With W <= min(F, I) and M >= S,
+    Process s computes the gradient of the weights s micro-batches after that of the input, for which the previous stage
+    waits. No process keeps more than S micro-batches, as process 0 does in 1F1B. With W <= min(F, I) and M >= S,
 
         time = M (F + I + W) + (S - 1)(F + I - W),  live activations = S
 
@@ -107,10 +107,10 @@ def zb_h1(processes: int, micro_batches: int) -> Schedule:
 
 
 def _alternate(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[Action]:
-    """Returns some forward passes, then one forward and one backward pass in turn, then the rest of the backward passes."""
+    """Returns `warmup` forward passes, then alternating forward and backward passes, then the other backward passes."""
     row = list(forward[:warmup])
-    for one_forward, one_backward in zip(forward[warmup:], backward, strict=False):
-        row += [one_forward, one_backward]
+    for forward_action, backward_action in zip(forward[warmup:], backward, strict=False):
+        row += [forward_action, backward_action]
     return row + list(backward[max(len(forward) - warmup, 0) :])
 
 
@@ -119,25 +119,25 @@ def _schedule(name: str, rows: Sequence[Sequence[Action]], processes: int, micro
     return Schedule(name, processes, stages, micro_batches, tuple(map(tuple, rows)))
 
 
-# PipeDream and 2BW: 1F1B without a flush, and the versions of the weights that it uses.
-# The order of 1F1B does not end with a step: process s of S is S - 1 - s micro-batches ahead with its forward passes, and
-# begins the forward passes of a batch before the update of the batch before it. All micro-batches of a batch use the weights
-# that are the newest ones when the first of them begins, so that the weights of batch t in stage s are
+# PipeDream and 2BW: 1F1B without a flush.
+# Process s of S is S - 1 - s micro-batches ahead with its forward passes, and starts the forward passes of a batch before the
+# update of the previous batch. All micro-batches of a batch use the weights that are newest when the first of them starts, so
+# the weights of batch t in stage s are
 #
 #     delay D_s = ceil((S - 1 - s) / M) updates old                            `pipedream`, weight stashing
 #
-# The backward passes of a batch use the weights of its forward passes, and the newest weights are updated:
+# The backward passes of a batch use the weights of its forward passes, and the update changes the newest weights:
 #
 #     w_s(t + 1) = update(w_s(t), gradient_s(w_0(t - D_0), w_1(t - D_1), ..., w_{S-1}(t - D_{S-1}))),
 #     w_s(v) = w_s(0) for v < 0
 #
 #     M = 1:  w_s(t + 1) = update(w_s(t), gradient_s(w_0(t - S + 1), w_1(t - S + 2), ..., w_{S-1}(t)))
 #
-# With vertical sync, all stages use weights as old as those of the first one, D_s = ceil((S - 1) / M). If M >= S - 1, this is
+# With vertical sync, all stages use weights of the age of stage 0, D_s = ceil((S - 1) / M). If M >= S - 1, this is
 #
 #     w(t + 1) = update(w(t), gradient(w(t - 1)))                                      `2bw`
 #
-# for which two versions of the weights suffice. So 2BW is PipeDream with vertical sync and enough micro-batches.
+# which needs two versions of the weights: 2BW is PipeDream with vertical sync and enough micro-batches.
 #
 # Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP 2019 (doi:10.1145/3341301.3359646).
 # Harlap et al., PipeDream: Fast and Efficient Pipeline Parallel DNN Training, 2018 (arXiv:1806.03377). Narayanan et al.,
@@ -145,7 +145,7 @@ def _schedule(name: str, rows: Sequence[Sequence[Action]], processes: int, micro
 
 
 def pipedream(processes: int, micro_batches: int, vertical_sync: bool = False) -> Schedule:
-    """Returns the order of 1F1B from an empty pipeline until it is empty, with the delays of PipeDream.
+    """Returns 1F1B, from an empty to an empty pipeline, with the delays of PipeDream.
 
         time of a step = M (F + B),  live activations = S - s,  versions of the weights = D_s + 1
 
@@ -154,16 +154,16 @@ def pipedream(processes: int, micro_batches: int, vertical_sync: bool = False) -
       micro_batches: number of micro-batches, M.
       vertical_sync: whether all stages compute a batch with weights of the same age.
     """
-    ahead = [processes - 1 if vertical_sync else processes - 1 - stage for stage in range(processes)]
+    lead = [processes - 1 if vertical_sync else processes - 1 - stage for stage in range(processes)]
     return dataclasses.replace(
         one_f_one_b(processes, micro_batches),
         name="pipedream(vertical_sync=True)" if vertical_sync else "pipedream",
-        delays=tuple(-(-each // micro_batches) for each in ahead),
+        delays=tuple(-(-lead_of_stage // micro_batches) for lead_of_stage in lead),
     )
 
 
 def two_bw(processes: int, micro_batches: int) -> Schedule:
-    """Returns the order of 1F1B from an empty pipeline until it is empty, with the delay of 2BW.
+    """Returns 1F1B, from an empty to an empty pipeline, with the delays of 2BW.
 
         time of a step = M (F + B),  live activations = S - s,  versions of the weights = 2
 
@@ -180,56 +180,56 @@ def two_bw(processes: int, micro_batches: int) -> Schedule:
 
 
 def steps_until_steady(schedule: Schedule) -> int:
-    """Returns a number of steps of `schedule` that includes one during which the pipeline is full."""
+    """Returns a number of steps of `schedule` after which the pipeline has been full for one step."""
     return 3 - (1 - schedule.processes) // schedule.micro_batches
 
 
 def endless_order(schedule: Schedule, steps: int) -> Schedule:
-    """Returns the order of a pipeline without a flush from its first forward pass to the end of a number of its steps.
+    """Returns the order of a pipeline without a flush, from its first forward pass to the end of `steps` steps.
 
-    Process s begins with S - 1 - s forward passes, and then computes a forward and a backward pass in turn. Micro-batches of
-    later steps have larger numbers.
+    Process s begins with S - 1 - s forward passes, then alternates forward and backward passes. Micro-batches are numbered
+    consecutively over the steps.
     """
     processes, count = schedule.processes, steps * schedule.micro_batches
-    longer = one_f_one_b(processes, count + processes - 1)
-    rows = tuple(row[: processes - 1 - process + 2 * count] for process, row in enumerate(longer.actions))
-    return dataclasses.replace(longer, name=schedule.name, actions=rows)
+    long_schedule = one_f_one_b(processes, count + processes - 1)
+    rows = tuple(row[: processes - 1 - process + 2 * count] for process, row in enumerate(long_schedule.actions))
+    return dataclasses.replace(long_schedule, name=schedule.name, actions=rows)
 
 
 def steady_state(timeline: Timeline, micro_batches: int) -> Timeline:
-    """Returns a part of a timeline, as long as one step, during which the pipeline is full.
+    """Returns the part of a timeline for one step during which the pipeline is full.
 
     Args:
-      timeline: timeline of `steps_until_steady` steps without a flush; forward passes before the first step may be missing.
+      timeline: timeline of `steps_until_steady` steps without a flush; it need not have the initial forward passes.
       micro_batches: number of micro-batches of a step.
     """
     actions_per_step = 2 * micro_batches
-    first = timeline.spans[0]
-    seconds = first[-1].end - first[-1 - actions_per_step].end
+    first_row = timeline.spans[0]
+    seconds = first_row[-1].end - first_row[-1 - actions_per_step].end
     start = min(row[-1].end for row in timeline.spans) - seconds
     return timeline.between(start, start + seconds)
 
 
-# Schedules as CSV files, in the format of torch.distributed.pipelining and of torchtitan's `pipeline_parallel_schedule_csv`.
-# One line for each process, one cell for each action in order: `0F0,0F1,,0B0`. A cell consists of the stage, the kind (F; B, or
-# I and W) and the micro-batch; empty cells show idle time and have no effect. Cells of communication (`0SEND_F0`, `1RECV_F0`),
-# which `_dump_csv` writes as well, are skipped, as the actions determine the messages.
+# CSV files in the format of torch.distributed.pipelining and of torchtitan's `pipeline_parallel_schedule_csv`: one line per
+# process and one cell per action, `0F0,0F1,,0B0`. A cell consists of the stage, the kind (F; B, or I and W) and the
+# micro-batch. Empty cells are idle time and ignored, as are cells of communication (`0SEND_F0`, `1RECV_F0`), because actions
+# determine the messages.
 
 _ACTION = re.compile(r"([0-9]{1,6})([FBIW])([0-9]{1,6})")
-_SKIPPED = re.compile(r"[0-9]*(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*|")
+_COMMUNICATION_CELL = re.compile(r"[0-9]*(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*|")
 
 
 def parse_csv(processes: int, micro_batches: int, text: str, source: str) -> Schedule:
-    """Returns the schedule in a file, which `check_schedule` has yet to check.
+    """Parses a schedule, without the checks of `check_schedule`.
 
     Args:
       processes: number of processes.
       micro_batches: number of micro-batches.
       text: contents of the file.
-      source: its path, for errors.
+      source: path of the file, for errors.
 
     Raises:
-      InputError: a cell is not an action; the message has the number of its line.
+      InputError: a cell is not an action.
     """
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -238,7 +238,7 @@ def parse_csv(processes: int, micro_batches: int, text: str, source: str) -> Sch
             match = _ACTION.fullmatch(cell)
             if match:
                 actions.append(Action(match[2], int(match[1]), int(match[3])))
-            elif not _SKIPPED.fullmatch(cell):
+            elif not _COMMUNICATION_CELL.fullmatch(cell):
                 raise InputError(
                     f"{source}, line {number}: a cell must be stage, F, B, I or W, and micro-batch, such as 0F0, or empty. "
                     f"Received: {cell[:40]}. Write the schedule with a line for each process."
@@ -258,14 +258,14 @@ def read_csv(processes: int, micro_batches: int, file: AnyPath) -> Schedule:
     """Reads a schedule; see `parse_csv`.
 
     Raises:
-      InputError: there is no such file, or it contains something else.
+      InputError: the file does not exist or is invalid.
     """
     rule = "csv:FILE must name a file with a schedule, a line for each process."
     text = read_text(file, rule, "Write, for example, csv:schedule.csv.")
     return parse_csv(processes, micro_batches, text, str(file))
 
 
-# Functions of the numbers of processes and micro-batches, and of the parameters in the flag.
+# Functions of the number of processes, the number of micro-batches, and the parameters in the flag.
 _SCHEDULES: Mapping[type[grammar.PipelineSchedule], Callable[..., Schedule]] = {
     grammar.GPipe: gpipe,
     grammar.OneFOneB: one_f_one_b,
@@ -273,12 +273,12 @@ _SCHEDULES: Mapping[type[grammar.PipelineSchedule], Callable[..., Schedule]] = {
     grammar.ZBH1: zb_h1,
     grammar.PipeDream: pipedream,
     grammar.TwoBW: two_bw,
-    grammar.FromCSV: read_csv,
+    grammar.CSVSchedule: read_csv,
 }
 
 
 def make_schedule(spec: str | grammar.PipelineSchedule, processes: int, micro_batches: int) -> Schedule:
-    """Returns a schedule, checked.
+    """Returns a valid schedule.
 
     Args:
       spec: "gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1", "pipedream", "2bw" or "csv:FILE", or the
@@ -287,7 +287,7 @@ def make_schedule(spec: str | grammar.PipelineSchedule, processes: int, micro_ba
       micro_batches: number of micro-batches of a batch, at least 1.
 
     Raises:
-      InputError: the spec is unknown, its file is invalid, or the numbers do not suit it.
+      InputError: the spec is unknown, its file is invalid, or the schedule does not support these numbers.
     """
     for name, number in (("processes", processes), ("micro_batches", micro_batches)):
         if not is_integer(number) or number < 1:

@@ -1,4 +1,4 @@
-"""The cost of computing a stage, and the shapes of the tensors that cross between stages."""
+"""The costs of stages, and the shapes of the tensors between them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,14 +11,14 @@ from tfdist.errors import InputError
 from tfdist.pipelining.cut_points import Crossing
 from tfdist.pipelining.cutting import Cut, StageGraph
 from tfdist.pipelining.operation_graph import Tensor
-from tfdist.pipelining.operation_timing import forward_and_backward, least_seconds, small_numbers
+from tfdist.pipelining.operation_timing import forward_and_backward, min_call_seconds, small_numbers
 
 
 class CrossingSpec(NamedTuple):
-    """A tensor that crosses from a stage to the next, for a micro-batch.
+    """A tensor that a stage sends to the next one, for a micro-batch.
 
     Attributes:
-      spec: its static shape and dtype.
+      spec: static shape and dtype.
       has_gradient: whether its gradient is sent back.
     """
 
@@ -27,17 +27,17 @@ class CrossingSpec(NamedTuple):
 
 
 def crossing_specs(crossings: Sequence[Crossing], rows: int) -> list[CrossingSpec]:
-    """Returns the tensors that cross between two stages for a number of rows.
+    """Returns the tensors between two stages for a micro-batch of `rows` rows.
 
     Raises:
       InputError: another size is unknown.
     """
     kind = "Tensors between the stages of a pipeline"
-    return [CrossingSpec(spec_of(each, rows, kind), each.has_gradient) for each in crossings]
+    return [CrossingSpec(spec_of(crossing, rows, kind), crossing.has_gradient) for crossing in crossings]
 
 
 def with_static_shapes(tensors: Sequence[tf.Tensor], crossings: Sequence[CrossingSpec]) -> list[tf.Tensor]:
-    """Returns tensors with the static shapes of crossings, which some operations, such as those on text, do not keep."""
+    """Sets the static shapes of tensors, which some operations, such as those on text, do not keep."""
     pairs = zip(tensors, crossings, strict=True)
     return [x if x.shape.is_fully_defined() else tf.ensure_shape(x, crossing.spec.shape) for x, crossing in pairs]
 
@@ -46,9 +46,9 @@ def spec_of(tensor: Crossing | Tensor, rows: int, kind: str) -> tf.TensorSpec:
     """Returns the static shape and the dtype of a tensor for a number of rows.
 
     Args:
-      tensor: its first size is None if it is the number of rows.
+      tensor: the tensor; a first size of None is the number of rows.
       rows: number of rows.
-      kind: the kind of the tensor, for the error.
+      kind: kind of the tensor, for the error.
 
     Raises:
       InputError: another size is unknown.
@@ -62,12 +62,7 @@ def spec_of(tensor: Crossing | Tensor, rows: int, kind: str) -> tf.TensorSpec:
 
 
 class StageSeconds(NamedTuple):
-    """The times in which a stage computes one micro-batch.
-
-    Attributes:
-      forward: seconds of the forward pass.
-      backward: seconds of the backward pass.
-    """
+    """The times of the forward and the backward pass of a stage for one micro-batch, in seconds."""
 
     forward: float
     backward: float
@@ -78,7 +73,7 @@ class StageOperations(NamedTuple):
 
     Attributes:
       operations: number of multiplications and additions.
-      has_loops: whether there are loops, whose operations are not counted.
+      has_loops: whether there are loops; their operations are not counted.
     """
 
     operations: int
@@ -86,9 +81,9 @@ class StageOperations(NamedTuple):
 
 
 def measure_stage(cut: Cut, stage: StageGraph, rows: int) -> StageSeconds:
-    """Measures the forward and the backward pass of one stage, compiled, on this device.
+    """Measures the compiled forward and backward pass of one stage on this device.
 
-    Its variables and inputs are small random numbers. Costs two traces, and about 14 micro-batches.
+    Its variables and inputs are small random numbers. Takes two traces and about 14 micro-batches.
 
     Args:
       cut: the cut model.
@@ -100,16 +95,16 @@ def measure_stage(cut: Cut, stage: StageGraph, rows: int) -> StageSeconds:
     """
     function = _StageFunction(cut, stage, rows)
     tensors = [small_numbers(spec.dtype.name, spec.shape.as_list()) for spec in function.specs]
-    overhead = least_seconds(tf.function(tf.identity), [tf.zeros([])])
-    forward = least_seconds(tf.function(function.forward, autograph=False), tensors) - overhead
-    both = least_seconds(tf.function(function.forward_and_backward, autograph=False), tensors) - overhead
-    return StageSeconds(max(forward, 0.0), max(both - forward, 0.0))
+    overhead = min_call_seconds(tf.function(tf.identity), [tf.zeros([])])
+    forward = min_call_seconds(tf.function(function.forward, autograph=False), tensors) - overhead
+    total = min_call_seconds(tf.function(function.forward_and_backward, autograph=False), tensors) - overhead
+    return StageSeconds(max(forward, 0.0), max(total - forward, 0.0))
 
 
 def count_operations(cut: Cut, stage: StageGraph, rows: int) -> StageOperations:
     """Counts the operations of a stage without computing anything.
 
-    Two for each product in matrix products and convolutions; one for each element of another result.
+    A product in a matrix product or convolution counts as two, an element of another result as one.
 
     Args:
       cut: the cut model.
@@ -125,7 +120,8 @@ def count_operations(cut: Cut, stage: StageGraph, rows: int) -> StageOperations:
         function.forward(*(tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in function.specs))
     operations = graph.get_operations()
     return StageOperations(
-        sum(_operations(each) for each in operations), any(each.type in _LOOPS for each in operations)
+        sum(_operations(operation) for operation in operations),
+        any(operation.type in _LOOP_TYPES for operation in operations),
     )
 
 
@@ -137,16 +133,16 @@ class _StageFunction:
         variables = stage.variables
         self._variables = [*variables.all, *variables.metrics, *variables.others]
         inputs = [cut.graph.tensors[cut.graph.inputs[name]] for name in stage.inputs]
-        received = crossing_specs(stage.received, rows)
-        self._has_gradient = [crossing.has_gradient for crossing in received]
+        received_specs = crossing_specs(stage.received, rows)
+        self._has_gradient = [crossing.has_gradient for crossing in received_specs]
         self.specs = [
             *(spec_of(tensor, rows, "The inputs of a pipeline") for tensor in inputs),
-            *(crossing.spec for crossing in received),
+            *(crossing.spec for crossing in received_specs),
             *(tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables),
         ]
 
     def forward(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the tensors that the stage sends; for the last stage, the outputs of the model."""
+        """Returns the tensors for the next stage; in the last stage, the outputs of the model."""
         inputs, received, values = self._parts(tensors)
         with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
             outputs, sent = self._stage.call(inputs, received, training=True)
@@ -166,30 +162,30 @@ class _StageFunction:
         return dict(zip(names, tensors, strict=False)), tensors[len(names) : end], tensors[end:]
 
 
-_LOOPS = ("While", "StatelessWhile")
-_FREE = frozenset("Const Placeholder Identity IdentityN Reshape Squeeze ExpandDims Shape NoOp".split())
+_LOOP_TYPES = ("While", "StatelessWhile")
+_FREE_TYPES = frozenset("Const Placeholder Identity IdentityN Reshape Squeeze ExpandDims Shape NoOp".split())
 
 
 def _operations(operation: tf.Operation) -> int:
-    if operation.type in _FREE:
+    if operation.type in _FREE_TYPES:
         return 0
     elements = sum(x.shape.num_elements() or 0 for x in operation.outputs if x.shape.rank is not None)
     return elements * 2 * _products(operation) if operation.type in _PRODUCTS else elements
 
 
 def _products(operation: tf.Operation) -> int:
-    """Returns the number of products of which each element of a result is the sum."""
+    """Returns the number of products that are summed in each element of a result."""
     first, second = (x.shape for x in operation.inputs[:2])
     return _PRODUCTS[operation.type](operation, first, second)
 
 
-def _of_einsum(operation: tf.Operation, first: tf.TensorShape, second: tf.TensorShape) -> int:
+def _einsum_products(operation: tf.Operation, first: tf.TensorShape, second: tf.TensorShape) -> int:
     operands, _, result = operation.get_attr("equation").decode().partition("->")
     sizes: dict[str, int] = {}
     for labels, shape in zip(operands.split(","), (first, second), strict=False):
-        before, _, after = labels.partition("...")
-        sizes.update(zip(before, shape, strict=False))
-        sizes.update(zip(reversed(after), reversed(shape.as_list()), strict=False))
+        leading_labels, _, trailing_labels = labels.partition("...")
+        sizes.update(zip(leading_labels, shape, strict=False))
+        sizes.update(zip(reversed(trailing_labels), reversed(shape.as_list()), strict=False))
     count = 1
     for label, size in sizes.items():
         count *= 1 if label in result else size or 1
@@ -201,5 +197,5 @@ _PRODUCTS: dict[str, Any] = {
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2"), lambda x, a, b: a[-2 if x.get_attr("adj_x") else -1] or 1),
     **dict.fromkeys(("Conv2D", "Conv3D"), lambda x, a, b: b[:-1].num_elements() or 1),
     "DepthwiseConv2dNative": lambda x, a, b: b[:2].num_elements() or 1,
-    "Einsum": _of_einsum,
+    "Einsum": _einsum_products,
 }

@@ -1,4 +1,4 @@
-"""The devices of one process of a pipeline: over them, the axis `model` spreads the variables and operations of its stages."""
+"""The devices of one process of a pipeline, over which the axis `model` spreads the stages of the process."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,16 +24,16 @@ from tfdist.keras_internals import UninitializedVariable
 from tfdist.layers.mesh_layouts import MeshLayouts, placement_of
 
 AXIS = "model"
-_KEYS = 2**28
-# DTensor makes small tensors of these compile-time constants, and compiles the program again whenever their values change.
-_CARRIERS = {tf.int32: tf.uint32, tf.int64: tf.uint64}
+_FIRST_GROUP_KEY = 2**28
+# DTensor turns small tensors of these dtypes into constants, and recompiles the program whenever their values change.
+_CARRIER_DTYPES = {tf.int32: tf.uint32, tf.int64: tf.uint64}
 
 
 class LocalDevices(Devices):
-    """Devices of a mesh all of which belong to this process."""
+    """The devices of a mesh that belongs entirely to this process."""
 
     def full_tensor(self, value: Any) -> tf.Tensor:
-        """See base class; concatenates shards, as other processes do not take part."""
+        """See base class; concatenates the shards without communication."""
         value = tf.convert_to_tensor(value)
         if not dtensor.is_dtensor(value):
             return value
@@ -44,10 +44,10 @@ class LocalDevices(Devices):
 
 
 def devices_of_process(size: int, cluster: Cluster, has_servers: bool) -> LocalDevices:
-    """Creates the mesh of a process.
+    """Creates the mesh of this process.
 
-    With TensorFlow's servers, the first process decides for all which devices have a group key, so that each process has a row
-    of one mesh.
+    With TensorFlow's servers, the mesh is a row of one mesh over all processes, as the first process assigns the group keys of
+    all devices.
 
     Args:
       size: number of devices of this process.
@@ -61,35 +61,31 @@ def devices_of_process(size: int, cluster: Cluster, has_servers: bool) -> LocalD
         tf.DeviceSpec(job=job, replica=0, task=task, device_type=kind, device_index=index) for index in range(size)
     ]
     rows = cluster.size if has_servers else 1
-    own = [task * size + index for index in range(size)]
-    engine = dtensor.Mesh(["process", AXIS], np.arange(rows * size).reshape(rows, size), own, devices)
+    device_ids = [task * size + index for index in range(size)]
+    engine = dtensor.Mesh(["process", AXIS], np.arange(rows * size).reshape(rows, size), device_ids, devices)
     return LocalDevices(Mesh({"data": 1, AXIS: size}), engine)
 
 
 def prepare(size: int) -> None:
-    """Prepares TensorFlow, before it is initialized, for a mesh of this process's devices in addition to messages.
-
-    Args:
-      size: number of devices of this process.
-    """
+    """Configures TensorFlow, before it is initialized, for messages and a mesh of `size` devices in this process."""
     local_device_names(size)
     allow_waiting(size)
-    # tf.distribute's keys of groups would otherwise be those of DTensor, which count from 0.
-    keras_internals.set_first_collective_key(_KEYS)
+    # Otherwise the group keys of tf.distribute would collide with those of DTensor, which count from 0.
+    keras_internals.set_first_collective_key(_FIRST_GROUP_KEY)
 
 
 class StageDevices:
     """Variables and compiled functions on the devices of a process.
 
-    Operations of the host cannot be in one function with those of the devices, so a function of the devices is called by an
-    operation of the host that runs Python.
+    One function cannot contain operations of the host and of the devices, so a Python operation of the host calls a function of
+    the devices.
 
     Attributes:
       devices: the devices.
       layouts: layouts of tensors in functions of the devices.
       is_tracing: whether a function of the devices is being traced.
-      order: a variable of the host that each operation which calls a function of the devices reads or assigns, so that
-        TensorFlow runs them in the order of the program.
+      order: a variable on the host. Every operation that calls a function of the devices reads or assigns it, so TensorFlow
+        runs them in the order of the program.
     """
 
     def __init__(self, devices: LocalDevices, rules: dict[str, str], layouts: MeshLayouts):
@@ -107,12 +103,7 @@ class StageDevices:
             self.order = tf.Variable(0.0, name="order")
 
     def place(self, model: keras.Model, variables: Sequence[keras.Variable]) -> None:
-        """Sets the layouts of trainable variables without values, by the types of their layers.
-
-        Args:
-          model: the model.
-          variables: some of its variables.
-        """
+        """Sets the layouts of the trainable variables of a model among `variables`, by the types of their layers."""
         owners = keras_internals.owners_of_variables(model)
         for variable in variables:
             if variable.trainable and keras_internals.layout_of(variable) is None:
@@ -120,11 +111,7 @@ class StageDevices:
                 keras_internals.set_layout(variable, placement(uninitialized, self._rules, self.devices.mesh, Shard()))
 
     def idle(self, model: keras.Model) -> list[str]:
-        """Returns warnings about rules that have no effect on a model, and about an axis that is not used.
-
-        Args:
-          model: the full model: a rule may be for another stage.
-        """
+        """Returns warnings about rules without effect on the full model, and about an unused axis."""
         owners = keras_internals.owners_of_variables(model)
         dims = {dim for v in model.trainable_variables for dim in dims_of(v, owners.get(id(v), [])) if dim}
         attends = any(isinstance(layer, ATTENTIONS) for layer in keras_internals.layers_of(model))
@@ -132,7 +119,7 @@ class StageDevices:
         return unused_rule_warnings(self._rules, all_dims, Shard(), self.devices.mesh)
 
     def creation(self) -> contextlib.AbstractContextManager:
-        """Context in which variables with layouts, and the optimizer's variables for them, are created on the devices."""
+        """Context in which variables with layouts, and their optimizer variables, are created on the devices."""
         return keras_internals.initialized_by(self._create)
 
     def _create(self, variable: keras.Variable, value: tf.Tensor) -> tf.Variable:
@@ -146,39 +133,39 @@ class StageDevices:
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Context in which a function of the devices is traced."""
-        before, self.is_tracing = self.is_tracing, True
+        was_tracing, self.is_tracing = self.is_tracing, True
         try:
-            with self.layouts.tracing(), keras_internals.captured_through(self.devices.copier()), _without_messages():
+            with self.layouts.tracing(), keras_internals.captures_replaced(self.devices.copier()), _forbid_messages():
                 yield
             refuse_unsafe_operations(tf.compat.v1.get_default_graph())
         finally:
-            self.is_tracing = before
+            self.is_tracing = was_tracing
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles a function of the devices that is called outside of functions of the host."""
+        """Compiles a function of the devices for calls outside of functions of the host."""
 
-        def traced(*args: Any) -> Any:
+        def traced_function(*arguments: Any) -> Any:
             with self.tracing():
-                return function(*args)
+                return function(*arguments)
 
-        return compiled_program(traced)
+        return compiled_program(traced_function)
 
     @contextlib.contextmanager
     def values_on_host(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
-        """Context in which variables of the devices are variables of the host, to be read and saved."""
-        spread = [(v, keras_internals.value_of(v)) for v in variables if self.is_here(v)]
+        """Context in which variables of the devices are on the host, to be read and saved."""
+        device_variables = [(v, keras_internals.value_of(v)) for v in variables if self.is_here(v)]
         try:
-            for variable, value in spread:
+            for variable, value in device_variables:
                 with tf.device("CPU:0"):
                     keras_internals.set_tf_variable(variable, tf.Variable(self.devices.full_tensor(value)))
             yield
         finally:
-            for variable, value in spread:
+            for variable, value in device_variables:
                 keras_internals.set_tf_variable(variable, value)
 
     def to_devices(self, value: Any) -> tf.Tensor:
         """Replicates an array of the host on the devices."""
-        carrier = _CARRIERS.get(tf.as_dtype(value.dtype))
+        carrier = _CARRIER_DTYPES.get(tf.as_dtype(value.dtype))
         value = np.asarray(value) if carrier is None else np.asarray(value).astype(carrier.as_numpy_dtype)
         return self.devices.lay(value, Layout.replicated(value.ndim))
 
@@ -189,25 +176,25 @@ class StageDevices:
 
 
 def device_specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
-    """Returns shapes and dtypes of tensors of the host as a function of the devices gets them from `to_devices`."""
-    return [tf.TensorSpec(x.shape, _CARRIERS.get(x.dtype, x.dtype)) for x in tensors]
+    """Returns the shapes and dtypes of the results of `StageDevices.to_devices`."""
+    return [tf.TensorSpec(x.shape, _CARRIER_DTYPES.get(x.dtype, x.dtype)) for x in tensors]
 
 
-def in_host_dtypes(values: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns arguments of a function of the devices in the dtypes of the tensors of the host."""
+def to_host_dtypes(values: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Casts arguments of a function of the devices to the dtypes of the tensors on the host."""
     return [tf.cast(value, x.dtype) for value, x in zip(values, tensors, strict=True)]
 
 
 def call_host(
     function: Callable[..., Any], tensors: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
-    """Returns the results of an operation that calls a Python function with arrays; for each spec, it returns an array."""
+    """Calls a Python function, which takes arrays and returns an array for each spec, by an operation of the host."""
     results = tf.numpy_function(function, list(tensors), [spec.dtype for spec in specs])
     return [tf.ensure_shape(x, spec.shape) for x, spec in zip(results, specs, strict=True)]
 
 
 class _NoMessages(Recording):
-    """Rejects communication with other replicas in a function of the devices."""
+    """Collectives that reject communication with other replicas in a function of the devices."""
 
     def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
         """See base class."""
@@ -217,26 +204,21 @@ class _NoMessages(Recording):
         )
 
 
-def _without_messages() -> contextlib.AbstractContextManager[None]:
+def _forbid_messages() -> contextlib.AbstractContextManager[None]:
     return using(_NoMessages(current())) if current().size > 1 else contextlib.nullcontext()
 
 
 class StageLayouts(TensorLayouts):
-    """Layouts of a process of a pipeline: on the host those of one device, and in functions of the devices by the rules."""
+    """Layouts of a process of a pipeline: those of one device on the host; by the rules in functions of the devices."""
 
     shards_tensors = True
     holds_variables = False  # functions of the host cannot read DTensor's
 
     def __init__(self, devices: StageDevices):
-        """Initializes the layouts.
-
-        Args:
-          devices: the devices.
-        """
         self._devices = devices
         self.devices_per_replica = devices.devices.mesh.size
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """See base class; the identity in functions of the host. Outside all functions, the layout is only validated."""
+        """See base class; the identity in functions of the host. Outside of functions, only validates the layout."""
         is_on_host = tf.inside_function() and not self._devices.is_tracing
         return x if is_on_host else self._devices.layouts.constrain(x, dims, name)

@@ -1,4 +1,4 @@
-"""The stages of a model that a process trains, and the full model on the chief, to save it."""
+"""The stages of a model that a process trains, and the full model on the chief, for saving."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from tfdist.collectives import Collectives
 from tfdist.collectives.rows import gather_structure
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.distribution.dtensor_variables import is_spread
-from tfdist.distribution.strategy import ModelParts, VariableBlocks, VariablesOfAll
+from tfdist.distribution.strategy import JobVariables, ModelParts, VariableBlocks
 from tfdist.errors import InputError
 from tfdist.errors.formatting import count_of
 from tfdist.pipelining.activation_compression import Link
@@ -30,21 +30,21 @@ from tfdist.pipelining.stage_costs import crossing_specs, with_static_shapes
 from tfdist.pipelining.staged_model import StagedModel, full_model
 
 
-def summed_over_stages(
+def sum_over_stages(
     gradients: Sequence[tf.Tensor],
     variables: Sequence[keras.Variable],
     cut: Cut,
     strategy: HasStages,
     collectives: Collectives,
 ) -> list[tf.Tensor]:
-    """Returns the gradients of a process; of a shared variable, the sum over its stages, bitwise equal in each.
+    """Sums the gradients of shared variables over their stages, bitwise equal in each; returns all gradients.
 
-    The first process of a variable adds the gradients of the others in their order, and sends them the sum.
+    The first process of a variable adds the gradients of the other processes in order, and sends them the sum.
 
     Args:
       gradients: this process's gradients.
-      variables: their variables.
-      cut: how the model is cut.
+      variables: variables of the gradients.
+      cut: the cut of the model.
       strategy: the strategy.
       collectives: collectives of the pipeline's processes.
     """
@@ -53,21 +53,23 @@ def summed_over_stages(
     for number, (variable, stages) in enumerate(cut.shared):
         i, processes = indices.get(id(variable)), strategy.schedule.processes_of(stages)
         if i is not None and len(processes) > 1:
-            results[i] = _sum(results[i], processes, strategy.pipeline_rank, collectives, f"shared/{number}")
+            results[i] = _sum_gradient(results[i], processes, strategy.pipeline_rank, collectives, f"shared/{number}")
     return results
 
 
-def _sum(gradient: tf.Tensor, processes: Sequence[int], process: int, collectives: Collectives, tag: str) -> tf.Tensor:
-    first, *others = processes
+def _sum_gradient(
+    gradient: tf.Tensor, processes: Sequence[int], process: int, collectives: Collectives, tag: str
+) -> tf.Tensor:
+    first, *other_processes = processes
     spec = [tf.TensorSpec(gradient.shape, gradient.dtype)]
     if process != first:
         link = Link(collectives, first)
         link.send([gradient], f"{tag}/part")
         return link.receive(spec, f"{tag}/sum")[0]
-    for other in others:
-        gradient += Link(collectives, other).receive(spec, f"{tag}/part")[0]
-    for other in others:
-        Link(collectives, other).send([gradient], f"{tag}/sum")
+    for peer in other_processes:
+        gradient += Link(collectives, peer).receive(spec, f"{tag}/part")[0]
+    for peer in other_processes:
+        Link(collectives, peer).send([gradient], f"{tag}/sum")
     return gradient
 
 
@@ -87,42 +89,40 @@ def synchronize_replicas(strategy: HasStages, variables: Sequence[keras.Variable
 
 
 def synchronize_shared(strategy: HasStages, cut: Cut) -> None:
-    """Copies the first stage's values of shared variables, such as tied embeddings, to the other stages that have them.
-
-    Each pipeline copies its own values; `synchronize_replicas` then makes the values of all replicas equal.
-    """
+    """Copies the values of shared variables from their first stage to their other stages, within each pipeline."""
     for number, (variable, stages) in enumerate(cut.shared):
-        first, *others = strategy.schedule.processes_of(stages)
-        if strategy.pipeline_rank in (first, *others) and others:
-            _copy(strategy, variable, first, others, f"shared/{number}/initial_value")
+        first, *other_processes = strategy.schedule.processes_of(stages)
+        if strategy.pipeline_rank in (first, *other_processes) and other_processes:
+            _copy_variable(strategy, variable, first, other_processes, f"shared/{number}/initial_value")
 
 
-def _copy(strategy: HasStages, variable: keras.Variable, first: int, others: Sequence[int], tag: str) -> None:
+def _copy_variable(
+    strategy: HasStages, variable: keras.Variable, first: int, other_processes: Sequence[int], tag: str
+) -> None:
     def exchange(values: list[tf.Tensor]) -> list[tf.Tensor]:
         if strategy.pipeline_rank != first:
             spec = tf.TensorSpec(variable.shape, variable.dtype)
             return Link(strategy.pipeline_collectives, first).receive([spec], tag)
-        for other in others:
-            Link(strategy.pipeline_collectives, other).send(values, tag)
+        for peer in other_processes:
+            Link(strategy.pipeline_collectives, peer).send(values, tag)
         return []
 
     with strategy.process_device():
-        received = tf.function(exchange, autograph=False)(strategy.full_values([variable]))
-    for value in received:
+        new_values = tf.function(exchange, autograph=False)(strategy.full_values([variable]))
+    for value in new_values:
         variable.assign(value)
 
 
-_TRACED_ROWS = 32  # of a micro-batch, if the number of rows is unknown while tracing
+_TRACED_ROWS = 32  # rows of a micro-batch if the batch size is unknown during tracing
 
 
 def forward(strategy: HasStages, model: StagedModel, inputs: Any) -> Any:
-    """Returns the outputs of a model, in a replica function; in processes without the last stage, zeros of their shapes.
+    """Returns the outputs of a model, in a replica function; processes without the last stage return zeros.
 
-    The rows flow through the stages as micro-batches of equal size. A stage computes a micro-batch while the stages after it
-    compute earlier ones. The last micro-batch is filled with copies of the last row; if layers add losses, in which the
-    copies would count, the remaining rows flow in micro-batches of one row instead.
+    The rows flow through the stages in micro-batches of equal size. Copies of the last row fill the last micro-batch. If
+    layers add losses, which would include the copies, the remaining rows flow in micro-batches of one row instead.
 
-    Losses that layers of this process add are added to the model, as means over the rows.
+    The losses that layers of this process add are added to the model, as means over the rows.
 
     Args:
       strategy: the strategy.
@@ -134,28 +134,22 @@ def forward(strategy: HasStages, model: StagedModel, inputs: Any) -> Any:
     size = _TRACED_ROWS if first.shape[0] is None else max(1, -(-first.shape[0] // strategy.micro_batches))
     if not model.cut.run.adds_losses:
         count = -(-rows // size)
-        padded = keras.tree.map_structure(lambda x: _padded(x, count * size), inputs)
-        return _forward(strategy, model, padded, rows, [_Part(tf.constant(0), count, size)])
-    full = rows // size
-    parts = [_Part(tf.constant(0), full, size), _Part(full * size, rows - full * size, 1)]
+        padded_inputs = keras.tree.map_structure(lambda x: _pad_rows(x, count * size), inputs)
+        return _forward(strategy, model, padded_inputs, rows, [_RowRange(tf.constant(0), count, size)])
+    full_count = rows // size
+    parts = [_RowRange(tf.constant(0), full_count, size), _RowRange(full_count * size, rows - full_count * size, 1)]
     return _forward(strategy, model, inputs, rows, parts)
 
 
-class _Part(NamedTuple):
-    """Rows that flow in micro-batches of one size.
-
-    Attributes:
-      start: scalar; the first row.
-      count: scalar; number of micro-batches.
-      size: rows of each.
-    """
+class _RowRange(NamedTuple):
+    """A range of rows in `count` micro-batches of `size` rows; `start`, the first row, and `count` are scalars."""
 
     start: tf.Tensor
     count: tf.Tensor
     size: int
 
 
-def _forward(strategy: HasStages, model: StagedModel, inputs: Any, rows: tf.Tensor, parts: Sequence[_Part]) -> Any:
+def _forward(strategy: HasStages, model: StagedModel, inputs: Any, rows: tf.Tensor, parts: Sequence[_RowRange]) -> Any:
     outputs = _Outputs(model, inputs)
     outputs_by_part, losses = [], tf.zeros([], keras.config.floatx())
     for part in parts:
@@ -164,23 +158,23 @@ def _forward(strategy: HasStages, model: StagedModel, inputs: Any, rows: tf.Tens
         losses += part_losses
     if model.cut.run.adds_losses:
         model.add_loss(tf.math.divide_no_nan(losses, tf.cast(rows, losses.dtype)))
-    joined = [tf.concat(pieces, axis=0)[:rows] for pieces in zip(*outputs_by_part, strict=True)]
-    return outputs.packed(joined or outputs.zeros(rows))
+    full_outputs = [tf.concat(pieces, axis=0)[:rows] for pieces in zip(*outputs_by_part, strict=True)]
+    return outputs.pack(full_outputs or outputs.zeros(rows))
 
 
 def _micro_batches(
-    strategy: HasStages, model: StagedModel, inputs: Any, part: _Part, outputs: "_Outputs"
+    strategy: HasStages, model: StagedModel, inputs: Any, part: _RowRange, outputs: "_Outputs"
 ) -> tuple[list[tf.TensorArray], tf.Tensor]:
-    """Returns the outputs of a part's micro-batches, and the sum over its rows of losses of layers of this process."""
+    """Returns the outputs of the micro-batches, and the sum of the losses of this process's layers over their rows."""
     start, count, size = part
     specs = outputs.specs(size) if strategy.is_last else []
     arrays = [tf.TensorArray(spec.dtype, size=count, element_shape=spec.shape) for spec in specs]
 
     def body(number: tf.Tensor, arrays: list[tf.TensorArray], losses: tf.Tensor) -> Any:
-        micro_batch = keras.tree.map_structure(lambda x: _rows(x, start + number * size, size), inputs)
-        results, own_losses = _micro_batch(strategy, model, micro_batch, size)
+        micro_batch = keras.tree.map_structure(lambda x: _slice_rows(x, start + number * size, size), inputs)
+        results, local_losses = _micro_batch(strategy, model, micro_batch, size)
         arrays = [array.write(number, x) for array, x in zip(arrays, outputs.tensors(results), strict=True)]
-        return number + 1, arrays, losses + size * tf.add_n([tf.zeros_like(losses), *own_losses])
+        return number + 1, arrays, losses + size * tf.add_n([tf.zeros_like(losses), *local_losses])
 
     _, arrays, losses = tf.while_loop(
         lambda number, *_: number < count,
@@ -191,63 +185,54 @@ def _micro_batches(
     return arrays, losses
 
 
-def _padded(x: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Repeats the last row, which layers accept, unlike zeros or empty strings, which they may refuse."""
+def _pad_rows(x: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Pads with copies of the last row: layers may reject zeros or empty strings."""
     return tf.gather(x, tf.minimum(tf.range(rows), tf.maximum(tf.shape(x)[0] - 1, 0)))
 
 
-def _rows(x: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
+def _slice_rows(x: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
     return tf.ensure_shape(x[start : start + size], [size, *x.shape[1:]])
 
 
 def _micro_batch(strategy: HasStages, model: StagedModel, inputs: Any, rows: int) -> tuple[Any, list[tf.Tensor]]:
-    """Computes the stages of this process.
-
-    Returns:
-      The model's outputs if this process has the last stage, else None.
-      Losses of its layers, as means over the rows.
-    """
-    local: list[tf.Tensor] = []  # between two stages of this process
+    """Returns the outputs of the model, or None without the last stage, and the losses of layers as means over rows."""
+    tensors: list[tf.Tensor] = []  # from one stage of this process to the next
     outputs, losses = None, []
     for number, stage in model.stages.items():
-        before, after = (strategy.schedule.process_of(number + step) for step in (-1, 1))
-        received = local
-        if before != strategy.pipeline_rank and stage.received:
+        previous_process, next_process = (strategy.schedule.process_of(number + step) for step in (-1, 1))
+        inputs_of_stage = tensors
+        if previous_process != strategy.pipeline_rank and stage.received:
             specs = [crossing.spec for crossing in crossing_specs(stage.received, rows)]
-            received = Link(strategy.pipeline_collectives, before).receive(specs, f"forward/{rows}/{number}")
-        outputs, local = stage.call(model.cut.named_inputs(inputs), received, training=False)
+            inputs_of_stage = Link(strategy.pipeline_collectives, previous_process).receive(
+                specs, f"forward/{rows}/{number}"
+            )
+        outputs, tensors = stage.call(model.cut.named_inputs(inputs), inputs_of_stage, training=False)
         losses += [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in stage.take_data_losses()]
-        if after != strategy.pipeline_rank and stage.sent:
-            local = with_static_shapes(local, crossing_specs(stage.sent, rows))
-            Link(strategy.pipeline_collectives, after).send(local, f"forward/{rows}/{number + 1}")
+        if next_process != strategy.pipeline_rank and stage.sent:
+            tensors = with_static_shapes(tensors, crossing_specs(stage.sent, rows))
+            Link(strategy.pipeline_collectives, next_process).send(tensors, f"forward/{rows}/{number + 1}")
     return outputs, losses
 
 
 class _Outputs(OutputTensors):
-    """The outputs of a model, whose shapes are known without computing them."""
+    """The structure, shapes and dtypes of a model's outputs, from a trace that computes nothing."""
 
     def __init__(self, model: StagedModel, inputs: Any):
-        """Traces the model without computing anything.
-
-        Args:
-          model: the model.
-          inputs: inputs of the model.
-        """
         with keras_internals.new_trace().as_default():
             placeholders = keras.tree.map_structure(
                 lambda x: tf.compat.v1.placeholder(x.dtype, [1, *x.shape[1:]]), inputs
             )
             outputs, _ = model.with_zeros(placeholders, training=False)
             super().__init__(outputs)
-            self._of_one_row = [tf.TensorSpec(x.shape, x.dtype) for x in self.tensors(outputs)]
+            self._row_specs = [tf.TensorSpec(x.shape, x.dtype) for x in self.tensors(outputs)]
 
     def specs(self, rows: int) -> list[tf.TensorSpec]:
-        """Returns the shapes and dtypes of the outputs for a number of rows."""
-        return [tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype) for spec in self._of_one_row]
+        """Returns the shapes and dtypes of the outputs for this number of rows."""
+        return [tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype) for spec in self._row_specs]
 
     def zeros(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns zeros of the shapes of the outputs for a number of rows."""
-        return [tf.zeros([rows, *spec.shape[1:]], spec.dtype) for spec in self._of_one_row]
+        """Returns zeros in the shapes of the outputs for this number of rows."""
+        return [tf.zeros([rows, *spec.shape[1:]], spec.dtype) for spec in self._row_specs]
 
 
 _NEXT, _END = "save/next", -1
@@ -255,10 +240,10 @@ _NEXT, _END = "save/next", -1
 
 @contextlib.contextmanager
 def read_full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model]:
-    """Yields the model, whose weights the chief can read: the process of its stage sends each one when it is read.
+    """Yields the full model, whose weights the chief can read: other stages send a weight when it is read.
 
-    The chief does not keep the values, as it may not have the memory for the full model. Every process must enter the
-    context. The processes of the first replica's other stages yield when the chief has left it.
+    The chief does not keep the values, as the full model may not fit in its memory. Every process must enter the context. The
+    processes of the first replica's other stages yield after the chief has left it.
 
     Args:
       strategy: the strategy.
@@ -273,18 +258,14 @@ def read_full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.M
         yield model.full_model
         return
     try:
-        with keras_internals.read_by(reads.missing, reads.read):
+        with keras_internals.reads_replaced(reads.missing, reads.read):
             yield model.full_model
     finally:
         reads.end()
 
 
 class _RemoteReads:
-    """Reads of variables by the chief, which the processes of its pipeline answer.
-
-    Attributes:
-      missing: the variables that the chief does not have.
-    """
+    """Reads variables of other stages on the chief; the processes of its pipeline answer."""
 
     def __init__(self, strategy: HasStages, model: StagedModel):
         self._strategy = strategy
@@ -296,7 +277,7 @@ class _RemoteReads:
                 for variable in model.cut.stages[number].variables.all:
                     owners.setdefault(id(variable), (variable, process))
         self._owners = [(variable, process) for variable, process in owners.values() if process]
-        # The states of random layers have values in every process; each step sets them.
+        # States of random layers have values in every process: each step sets them.
         self._numbers = {
             id(variable): number
             for number, (variable, _) in enumerate(self._owners)
@@ -305,6 +286,7 @@ class _RemoteReads:
 
     @property
     def missing(self) -> list[keras.Variable]:
+        """The variables that the chief does not have."""
         return [variable for variable, _ in self._owners if id(variable) in self._numbers]
 
     def read(self, variable: keras.Variable) -> tf.Tensor:
@@ -316,19 +298,19 @@ class _RemoteReads:
         return value
 
     def answer(self) -> None:
-        """Sends this process's variables that the chief reads, until the chief has read all that it needs."""
+        """Sends this process's variables when the chief reads them, until it calls `end`."""
         while (number := self._group.broadcast(_NEXT, None, LONG_SECONDS)) != _END:
-            variable, process = self._owners[number]
-            if process == self._strategy.pipeline_rank:
+            variable, owner = self._owners[number]
+            if owner == self._strategy.pipeline_rank:
                 with self._strategy.process_device():
                     self._exchange(0, variable)(tf.convert_to_tensor(keras_internals.value_of(variable)))
 
     def end(self) -> None:
-        """Ends the answers of the other processes."""
+        """Ends `answer` in the other processes."""
         self._group.broadcast(_NEXT, _END, LONG_SECONDS)
 
     def _exchange(self, process: int, variable: keras.Variable) -> Any:
-        """Returns a function that receives a variable's value from a process, or sends it to the chief; one for each shape."""
+        """Returns a function, cached by shape, that receives a value from a process, or sends it to the chief."""
         shape, dtype = tuple(variable.shape), variable.dtype
         link = Link(self._strategy.pipeline_collectives, process)
         spec, tag = tf.TensorSpec(shape, dtype), f"save/{'x'.join(map(str, shape))}/{dtype}"
@@ -341,19 +323,19 @@ class _RemoteReads:
                 link.send(values, tag)
                 return []
 
-            # A concrete function, because TensorFlow warns of retracing if one line makes several functions.
+            # TensorFlow would warn about retracing if one line created several functions that are not concrete.
             self._exchanges[process, tag] = tf.function(exchange, autograph=False).get_concrete_function(*specs)
         return self._exchanges[process, tag]
 
 
-def check_stages_of(model: keras.Model) -> None:
+def check_stage_model(model: keras.Model) -> None:
     """Raises `InputError` for a model whose variables have equal paths, or whose layers have metrics."""
     paths = [variable.path for variable in model.variables]
-    twice = sorted({path for path in paths if paths.count(path) > 1})
-    if twice:
+    duplicates = sorted({path for path in paths if paths.count(path) > 1})
+    if duplicates:
         raise InputError(
             "The variables of a pipeline must have unique paths, by which checkpoints know them. Received twice: "
-            f"{twice[0]}. Give the layers of nested models, and variables of your own, different names."
+            f"{duplicates[0]}. Give the layers of nested models, and variables of your own, different names."
         )
     metrics = keras_internals.metrics_of_layers(model)
     if metrics:
@@ -364,7 +346,7 @@ def check_stages_of(model: keras.Model) -> None:
 
 
 def refuse_training_without_trainer() -> None:
-    """Makes Keras's own `fit` raise `InputError` for a model of a pipeline to which no trainer has given values."""
+    """Makes Keras's `fit` raise `InputError` for a model of a pipeline whose weights have no values."""
     keras_internals.refuse_training(
         "A model of a pipeline is trained by tfdist.Trainer, which gives each process the weights of its stages. Received: "
         "Keras's own fit or train_on_batch, and {path}, which has no value yet. Pass the model and what it is compiled with to "
@@ -373,7 +355,7 @@ def refuse_training_without_trainer() -> None:
 
 
 class StageBlocks(VariableBlocks):
-    """Variables of this process's stages; of those with the same stage, the first replica writes them."""
+    """Variables of this process's stages; the first replica writes them."""
 
     spans_processes = True
     _strategy: HasStages
@@ -383,50 +365,45 @@ class StageBlocks(VariableBlocks):
         """See base class."""
         return self._strategy.local_replicas.start == 0
 
-    def written(
+    def saved_blocks(
         self, variable: tf.Variable, per_replica: bool, copied: bool = True
     ) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """See base class; the value of a variable on several devices is copied to be put together."""
-        return super().written(variable, per_replica, copied or is_spread(variable))
+        """See base class; values on several devices are always copied."""
+        return super().saved_blocks(variable, per_replica, copied or is_spread(variable))
 
-    def of_all(self, forms: Mapping[str, Any]) -> VariablesOfAll:
-        """See base class; in the order of the stages.
+    def job_variables(self, forms: Mapping[str, Any]) -> JobVariables:
+        """See base class; in the order of stages.
 
-        Variables that several stages have, such as tied weights and the optimizer's step, are written by the first of them.
+        The first stage that has a variable writes it: several have tied weights and the optimizer's step.
         """
         forms_by_process = self._strategy.group.gather("stages/forms", dict(forms), LONG_SECONDS)
         all_forms: dict[str, Any] = {}
-        for each in forms_by_process:
-            all_forms |= {name: form for name, form in each.items() if name not in all_forms}
-        earlier = forms_by_process[: self._strategy.grid.ranks_of_stage(self._strategy.pipeline_rank)[0]]
-        return VariablesOfAll(all_forms, frozenset(forms).difference(*earlier))
+        for process_forms in forms_by_process:
+            all_forms |= {name: form for name, form in process_forms.items() if name not in all_forms}
+        earlier_forms = forms_by_process[: self._strategy.grid.ranks_of_stage(self._strategy.pipeline_rank)[0]]
+        return JobVariables(all_forms, frozenset(forms).difference(*earlier_forms))
 
 
 _log = logging.getLogger(__name__)
-_ROWS = 8  # of the micro-batch with which calls are measured: the batch size is not known yet
+_MEASURED_ROWS = 8  # rows of the micro-batch of measurements; the batch size is not known yet
 
 
 class StageParts(ModelParts):
     """The stages of this process; the last stage computes the outputs."""
 
     def __init__(self, strategy: HasStages):
-        """Initializes the parts.
-
-        Args:
-          strategy: the strategy.
-        """
         super().__init__(strategy.blocks.full_variables)
         self._strategy = strategy
         self.computes_outputs = strategy.is_last
 
-    def trained(self, model: keras.Model) -> StagedModel:
+    def local_part(self, model: keras.Model) -> StagedModel:
         """See base class."""
         strategy, schedule = self._strategy, self._strategy.schedule
-        model = full_model(model)  # of a stage of another trainer
-        check_stages_of(model)
-        cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measured)
+        model = full_model(model)  # it may be the part of another trainer
+        check_stage_model(model)
+        cut = cut_model(model, strategy.cut, schedule.stages, seconds=self._measure_seconds)
         with strategy.raise_on_all_members("stages"), strategy.process_device():
-            part = StagedModel(
+            staged_model = StagedModel(
                 model,
                 cut,
                 schedule.stages_of(strategy.pipeline_rank),
@@ -435,28 +412,28 @@ class StageParts(ModelParts):
             )
         synchronize_shared(strategy, cut)
         if strategy.is_chief and strategy.stage_devices is not None:
-            for line in strategy.stage_devices.idle(model):
-                _log.warning("%s", line)
-        return part
+            for warning in strategy.stage_devices.idle(model):
+                _log.warning("%s", warning)
+        return staged_model
 
-    def _measured(self, graph: Graph) -> list[float]:
-        """Returns the seconds of each call, as measured on rank 0: all processes must cut alike."""
-        own = measure_seconds(graph, rows=_ROWS) if self._strategy.cluster.rank == 0 else None
-        seconds: list[float] = self._strategy.group.broadcast("stages/seconds", own, LONG_SECONDS)
+    def _measure_seconds(self, graph: Graph) -> list[float]:
+        """Returns the seconds of each call, measured on rank 0, because all processes must cut equally."""
+        local_seconds = measure_seconds(graph, rows=_MEASURED_ROWS) if self._strategy.cluster.rank == 0 else None
+        seconds: list[float] = self._strategy.group.broadcast("stages/seconds", local_seconds, LONG_SECONDS)
         return seconds
 
     def description(self, part: keras.Model) -> str:
-        """Returns for example `2, of 416 + 21,258 parameters; 1f1b with 4 micro-batches, 20% of the time idle if ...`."""
+        """See base class; `2, of 416 + 21,258 parameters; 1f1b with 4 micro-batches, 20% of the time idle if ...`."""
         assert isinstance(part, StagedModel)
         counts = [sum(math.prod(variable.shape) for variable in stage.variables.all) for stage in part.cut.stages]
         schedule = self._strategy.schedule
         if schedule.has_flush:
-            idle = simulate(schedule, forward=1.0, backward=2.0).bubble
-            cost = f"{idle:.0%} of the time idle if stages take equally long"
+            bubble = simulate(schedule, forward=1.0, backward=2.0).bubble
+            cost = f"{bubble:.0%} of the time idle if stages take equally long"
         else:
             cost = f"gradients of weights {'/'.join(map(str, schedule.delays))} updates old"
-        named = f"{schedule.name} with {count_of(schedule.micro_batches, 'micro-batch')}"
-        return f"{len(counts)}, of {' + '.join(f'{count:,}' for count in counts)} parameters; {named}, {cost}"
+        schedule_text = f"{schedule.name} with {count_of(schedule.micro_batches, 'micro-batch')}"
+        return f"{len(counts)}, of {' + '.join(f'{count:,}' for count in counts)} parameters; {schedule_text}, {cost}"
 
     @contextlib.contextmanager
     def full_model(self, part: keras.Model) -> Iterator[keras.Model]:
@@ -470,11 +447,11 @@ class StageParts(ModelParts):
     def regularization(self, part: keras.Model) -> float:
         """See base class; a shared variable counts once."""
         assert isinstance(part, StagedModel)
-        own = sum(float(tf.reduce_sum(loss)) for stage in part.stages.values() for loss in stage.weight_losses())
-        by_process = self._strategy.group.gather("stages/regularization", own, LONG_SECONDS)
-        return math.fsum(by_process[:: self._strategy.grid.replicas])
+        local_loss = sum(float(tf.reduce_sum(loss)) for stage in part.stages.values() for loss in stage.weight_losses())
+        losses = self._strategy.group.gather("stages/regularization", local_loss, LONG_SECONDS)
+        return math.fsum(losses[:: self._strategy.grid.replicas])
 
     def outputs(self, outputs: Any) -> Any:
-        """See base class; sent by the last stage to all others."""
-        own = tf.nest.map_structure(lambda output: output if self.computes_outputs else output[:0], outputs)
-        return gather_structure(own, self._strategy.pipeline_collectives)
+        """See base class; the last stage sends the outputs to all others."""
+        local_outputs = tf.nest.map_structure(lambda output: output if self.computes_outputs else output[:0], outputs)
+        return gather_structure(local_outputs, self._strategy.pipeline_collectives)

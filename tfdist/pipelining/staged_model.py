@@ -1,4 +1,4 @@
-"""`StagedModel`: the part of a model that one process of a pipeline trains; the age of its weights."""
+"""`StagedModel`: the part of a model that one process of a pipeline trains; staleness of weights."""
 
 import dataclasses
 import functools
@@ -25,21 +25,21 @@ _NEEDS_ALL_WEIGHTS = "fit evaluate predict train_on_batch test_on_batch predict_
 
 @dataclasses.dataclass(frozen=True)
 class _Untracked:
-    """Hides an object from Keras, which would take its layers for those of the model that refers to it."""
+    """Hides an object from Keras, which would otherwise track its layers as layers of the model."""
 
     value: Any
 
 
-def _message(received: str) -> str:
+def _error_message(received: str) -> str:
     return f"{_RULE} Received: {received}. {_REMEDY}"
 
 
-def _refuse(received: str, *_: Any, **__: Any) -> NoReturn:
-    raise InputError(_message(received))
+def _raise_refusal(received: str, *_: Any, **__: Any) -> NoReturn:
+    raise InputError(_error_message(received))
 
 
 class StagedModel(keras.Model):
-    """The layers of a process's stages, with their variables only: optimizer, state and checkpoints are of these.
+    """The stages of a process, with only their variables, as the model of the optimizer and of checkpoints.
 
     Attributes:
       cut: the stages of the full model.
@@ -53,54 +53,54 @@ class StagedModel(keras.Model):
         forward: Callable[["StagedModel", Any], Any],
         devices: StageDevices | None = None,
     ):
-        """Gives the variables of the stages their initial values, and no others.
+        """Initializes the variables of the stages.
 
         Args:
           model: the full model.
-          cut: how it is cut.
+          cut: its stages.
           numbers: numbers of the stages of this process.
-          forward: computes the outputs of the full model for its inputs, in a replica function of a pipeline.
-          devices: devices over which the stages are spread; None for one.
+          forward: computes the outputs of the full model from its inputs, in a replica function of a pipeline.
+          devices: devices over which the stages are spread; None for a single device.
         """
         super().__init__(name=model.name)
         self._full_model = _Untracked(model)
         self.cut, self._forward = cut, forward
         graphs = [cut.stages[number] for number in numbers]
         stages = graphs if devices is None else [SpreadStage(graph, devices) for graph in graphs]
-        self._own = _Untracked(dict(zip(numbers, stages, strict=True)))
+        self._stages = _Untracked(dict(zip(numbers, stages, strict=True)))
         self._stage_layers = list(dict.fromkeys(layer for stage in self.stages.values() for layer in stage.layers))
         for stage in self.stages.values():
             if devices is not None:
                 devices.place(model, stage.variables.all)
             initialize(stage.variables)
-        # Values of layers that were frozen for an earlier trainer have been created as those of frozen layers.
+        # An earlier trainer may have created variables of layers that were frozen then.
         keras_internals.watch_copies([keras_internals.value_of(variable) for variable in self.trainable_variables])
-        keras_internals.refuse_values(model.variables, _message("a read of a weight of another stage"))
+        keras_internals.refuse_values(model.variables, _error_message("a read of a weight of another stage"))
         has_all = all(keras_internals.value_of(variable) is not None for variable in model.variables)
         for name in (*_NEEDS_ALL_WEIGHTS, "save"):
-            setattr(self, name, functools.partial(_refuse, f"a call of {name} of the trainer's model"))
+            setattr(self, name, functools.partial(_raise_refusal, f"a call of {name} of the trainer's model"))
         for name in () if has_all else _NEEDS_ALL_WEIGHTS:
-            setattr(model, name, functools.partial(_refuse, f"a call of {name} of the model"))
-        if hasattr(model, "output_names"):  # which a sequential model does not have
+            setattr(model, name, functools.partial(_raise_refusal, f"a call of {name} of the model"))
+        if hasattr(model, "output_names"):  # sequential models have none
             self.output_names = model.output_names
         self.built = True
 
     @property
     def full_model(self) -> keras.Model:
-        """The model; weights of other stages have no values."""
+        """The full model; weights of other stages have no values."""
         return self._full_model.value
 
     @property
     def stages(self) -> Mapping[int, StageGraph | SpreadStage]:
         """The stages of this process, by number."""
-        stages: Mapping[int, StageGraph | SpreadStage] = self._own.value
+        stages: Mapping[int, StageGraph | SpreadStage] = self._stages.value
         return stages
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """This process's variables, in the order of the model, including those of layers that other stages share."""
-        own = {id(variable) for stage in self.stages.values() for variable in stage.variables.all}
-        return [variable for variable in self.full_model.variables if id(variable) in own]
+        """This process's variables in the order of the full model, including variables that other stages share."""
+        variable_ids = {id(variable) for stage in self.stages.values() for variable in stage.variables.all}
+        return [variable for variable in self.full_model.variables if id(variable) in variable_ids]
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
@@ -117,54 +117,54 @@ class StagedModel(keras.Model):
     non_trainable_weights = non_trainable_variables
 
     def load_weights(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Loads the weights of the full model from a file, of which this process keeps those of its stages.
+        """Loads the weights of this process's stages from a file of the full model.
 
         Args:
-          filepath: file that an equal full model has saved.
+          filepath: file with the weights of an equal full model.
           **kwargs: see base class.
         """
         self.full_model.load_weights(filepath, **kwargs)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Returns the outputs of the full model; zeros in a process that does not have the last stage."""
+        """Returns the outputs of the full model; zeros in a process without the last stage."""
         if in_replica_function():
             return self._forward(self, inputs)
         if not keras_internals.is_symbolic_call():
-            raise keras_internals.without_call_context(InputError(_message("a call of the trainer's model")))
+            raise keras_internals.without_call_context(InputError(_error_message("a call of the trainer's model")))
         return self.with_zeros(inputs, training)[0]  # for shapes and dtypes only
 
     def with_zeros(self, inputs: Any, training: bool | None = None) -> tuple[Any, list[tf.Tensor]]:
-        """Calls the full model for shapes or masks; only values that do not depend on weights are correct.
+        """Calls the full model with zeros as weights, for the shapes, dtypes and masks of its outputs.
 
         Returns:
           The outputs.
-          Zeros that stand for the values of the variables.
+          The zeros that replace the variables.
         """
-        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in self.full_model.variables]
-        with keras.StatelessScope(state_mapping=list(zip(self.full_model.variables, zeros, strict=True))):
-            return self.full_model(inputs, training=training), zeros
+        placeholders = [tf.zeros(variable.shape, variable.dtype) for variable in self.full_model.variables]
+        with keras.StatelessScope(state_mapping=list(zip(self.full_model.variables, placeholders, strict=True))):
+            return self.full_model(inputs, training=training), placeholders
 
 
 def full_model(model: keras.Model) -> keras.Model:
-    """Returns the model of which a process has stages; any other model as it is."""
+    """Returns the full model of a `StagedModel`; any other model unchanged."""
     return model.full_model if isinstance(model, StagedModel) else model
 
 
-def without_flush_of(strategy: Strategy) -> HasStages | None:
-    """Returns the strategy if it is a pipeline that does not end each step with a flush, else None."""
+def pipeline_without_flush(strategy: Strategy) -> HasStages | None:
+    """Returns the strategy if it is a pipeline that does not flush at the end of each step, else None."""
     pipeline = pipeline_of(strategy)
     return pipeline if pipeline and not pipeline.schedule.has_flush else None
 
 
 def staleness(strategy: Strategy, model: keras.Model, step: int) -> dict[str, float]:
-    """Returns the field `staleness` of a record; empty if all gradients are those of the newest weights.
+    """Returns the field `staleness` of a record; empty if all gradients use the newest weights.
 
     Args:
       strategy: the strategy.
       model: the model of this process.
-      step: number of updates done.
+      step: number of completed updates.
     """
-    pipeline = without_flush_of(strategy)
+    pipeline = pipeline_without_flush(strategy)
     if not pipeline:
         return {}
     assert isinstance(model, StagedModel)

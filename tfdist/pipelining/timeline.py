@@ -1,4 +1,4 @@
-"""Timelines: when each process computes which action, predicted or measured; and their plots."""
+"""Timelines of the actions of processes, predicted or measured, and their plots."""
 
 import dataclasses
 import io
@@ -13,13 +13,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """The time of one action.
-
-    Attributes:
-      action: the action.
-      start: seconds from the beginning of the timeline.
-      end: seconds from the beginning of the timeline.
-    """
+    """The start and end of an action, in seconds from the beginning of the timeline."""
 
     action: Action
     start: float
@@ -31,7 +25,7 @@ class Timeline:
     """The actions of all processes over time.
 
     Attributes:
-      spans: the actions of each process with their times, in their order. Times are those of one clock.
+      spans: the actions of each process with their times, in order, on one clock.
     """
 
     spans: tuple[tuple[Span, ...], ...]
@@ -49,12 +43,12 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The share of the time of all processes in which they do not compute, in [0, 1)."""
+        """The share of idle time over all processes, in [0, 1)."""
         total = self.makespan * len(self.spans)
         return 1 - sum(self.busy) / total if total else 0.0
 
     def between(self, start: float, end: float) -> Self:
-        """Returns the part of a timeline between two times; actions at its borders are cut."""
+        """Returns the part of the timeline between two times, where actions are cut off."""
         rows = tuple(
             tuple(
                 span._replace(start=max(span.start, start), end=min(span.end, end))
@@ -66,7 +60,7 @@ class Timeline:
         return dataclasses.replace(self, spans=rows)
 
 
-# One hue for each kind of action. The first chunk of a process has its full color, the last one its lightest.
+# One hue per kind of action: full color for the first chunk of a process, the lightest for the last one.
 _COLORS = {FORWARD: "#2f6fae", BACKWARD: "#c55a11", INPUT_GRADIENT: "#d9a514", WEIGHT_GRADIENT: "#4f8f3a"}
 _LABELS = {
     FORWARD: "forward",
@@ -88,10 +82,10 @@ def png(timelines: Mapping[str, Timeline]) -> bytes:
 
 
 def draw(timelines: Mapping[str, Timeline]) -> "Figure":
-    """Returns a figure with a panel for each timeline, below each other on one axis of time.
+    """Returns a figure with one panel per timeline, stacked on a common time axis.
 
-    A panel has a row for each process, and in it a box for each action with the number of its micro-batch; idle time is gray,
-    and lighter colors are later chunks. The figure has no window and does not use matplotlib's global state.
+    A panel has a row for each process with a box for each action, labelled with the micro-batch; idle time is gray, and later
+    chunks have lighter colors. The figure has no window and does not use matplotlib's global state.
 
     Args:
       timelines: by title, such as `{"1f1b, predicted": ..., "1f1b, measured": ...}`; at least one.
@@ -135,7 +129,7 @@ def _panel(axes: "Axes", timeline: Timeline, end: float, factor: float) -> None:
             axes.barh(process, duration, left=start, height=0.84, color=color, edgecolor="white", linewidth=0.6)
             text = str(span.action.micro_batch)
             if (span.end - span.start) * inches > _DIGIT * (len(text) + 0.5):
-                dark = span.action.stage // processes > (chunks - 1) / 2
+                has_dark_text = span.action.stage // processes > (chunks - 1) / 2
                 axes.text(
                     start + duration / 2,
                     process,
@@ -143,7 +137,7 @@ def _panel(axes: "Axes", timeline: Timeline, end: float, factor: float) -> None:
                     ha="center",
                     va="center",
                     fontsize=8,
-                    color="#222222" if dark else "white",
+                    color="#222222" if has_dark_text else "white",
                 )
     axes.set_yticks(range(processes), labels=[f"process {process}" for process in range(processes)])
     axes.set_ylim(processes - 0.5, -0.5)
@@ -160,7 +154,7 @@ def _chunks(timeline: Timeline) -> int:
 
 
 def _color(span: Span, processes: int, chunks: int) -> tuple[float, ...]:
-    """Returns the color of an action's kind, the lighter the later its chunk."""
+    """Returns the color of an action, which is lighter for later chunks."""
     from matplotlib.colors import to_rgb
 
     white = _LIGHTEST * (span.action.stage // processes) / max(chunks - 1, 1)

@@ -1,5 +1,5 @@
-"""Plans, measurements and searches before a run: its cost, and values that suit it.
+"""Plans, measurements and searches before a run.
 
-`layout_plan` and `pipeline_plan` compute bytes and communication from shapes (`tfdist layout`), `benchmark_timing` measures
-collectives (`tfdist bench`), `learning_rate` and `batch_size` search for values and change nothing in a run (`--find`).
+`layout_plan` and `pipeline_plan` compute memory and communication from shapes (`tfdist layout`), `benchmark_timing` measures
+collectives (`tfdist bench`), and `learning_rate` and `batch_size` search for good values (`--find`).
 """

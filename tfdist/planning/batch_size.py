@@ -1,4 +1,4 @@
-"""The search for the batch size, of a command or of a program of your own (`find_batch_size`)."""
+"""The search for the batch size, for commands and for user programs (`find_batch_size`)."""
 
 import contextlib
 import dataclasses
@@ -9,14 +9,14 @@ from typing import Any
 
 from tfdist.config.search import BatchSizeSearch
 from tfdist.errors import InputError, names_arguments
-from tfdist.errors.engine_errors import described
+from tfdist.errors.engine_errors import error_summary
 from tfdist.errors.formatting import byte_size, is_integer, is_number
 from tfdist.launcher import pickled_call
 from tfdist.launcher.job import Job
 from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes
 
-_AS_FAST = 0.95  # a size with this part of the highest speed counts as the fastest if it is the smallest such size
-_FINEST = 8  # sizes between a power of two and the next
+_SPEED_FRACTION = 0.95  # the smallest size with this fraction of the highest speed counts as the fastest
+_MAX_STEPS_PER_DOUBLING = 8  # sizes between a power of two and the next
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class BatchSizes:
     """The result of a search for the batch size.
 
     Attributes:
-      trials: the trials, ascending by size.
+      trials: all trials, in ascending order of size.
       memory_bytes: memory limit.
       most: largest size that could have been tried.
     """
@@ -35,26 +35,26 @@ class BatchSizes:
 
     @property
     def usable(self) -> list[Trial]:
-        """The trials of sizes that can be used."""
+        """Trials of usable sizes."""
         return [trial for trial in self.trials if not trial.failure]
 
     @property
     def largest(self) -> int | None:
-        """The largest size that can be used; None if there is none."""
+        """The largest usable size; None if there is none."""
         return max((trial.batch_size for trial in self.usable), default=None)
 
     @property
     def fastest(self) -> Trial | None:
-        """The smallest size with 95% of the highest speed; None if none can be used."""
+        """The smallest size with 95% of the highest speed; None if no size is usable."""
         highest = max((trial.examples_per_second for trial in self.usable), default=0.0)
-        return next((t for t in self.usable if t.examples_per_second >= _AS_FAST * highest), None)
+        return next((t for t in self.usable if t.examples_per_second >= _SPEED_FRACTION * highest), None)
 
     def __repr__(self) -> str:
         fastest = self.fastest and self.fastest.batch_size
         return f"<BatchSizes: largest {self.largest}, fastest {fastest}, {len(self.trials)} trials>"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the result as values of JSON."""
+        """Returns the result as JSON values."""
         return {
             "largest": self.largest,
             "fastest": self.fastest and self.fastest.batch_size,
@@ -80,18 +80,18 @@ class BatchSizes:
 def search(
     run: Callable[[int], Trial],
     first: int,
-    most: Callable[[], int],
+    max_size: Callable[[], int],
     memory: int,
     on_trial: Callable[[Trial], object] = lambda trial: None,
 ) -> BatchSizes:
-    """Tries batch sizes: doubles the first while it fits, then refines; or halves it until it fits.
+    """Tries batch sizes: doubles the first size while it fits and then refines it, or halves it until it fits.
 
-    All larger sizes are multiples of the first, so that replicas which can share it equally can share them.
+    All larger sizes are multiples of the first, so they can be divided between the same replicas.
 
     Args:
       run: tries a size.
       first: the first size.
-      most: returns the largest size to try; called after the first trial.
+      max_size: returns the largest size to try; called after the first trial.
       memory: memory limit of the trials in bytes, for the result.
       on_trial: called with each trial.
     """
@@ -104,12 +104,12 @@ def search(
 
     size, bound = first, None
     if fits(first):
-        while bound is None and 2 * size <= most():
+        while bound is None and 2 * size <= max_size():
             if fits(2 * size):
                 size *= 2
             else:
                 bound = 2 * size
-        unit = first * max(1, size // first // _FINEST)
+        unit = first * max(1, size // first // _MAX_STEPS_PER_DOUBLING)
         while bound is not None and bound - size > unit:
             middle = size + (bound - size) // (2 * unit) * unit
             if fits(middle):
@@ -117,10 +117,10 @@ def search(
             else:
                 bound = middle
     else:
-        with contextlib.suppress(InputError):  # of a size that the devices cannot share
+        with contextlib.suppress(InputError):  # a size may not be divisible between the devices
             while size > 1 and size % 2 == 0 and not fits(size // 2):
                 size //= 2
-    return BatchSizes([trials[tried] for tried in sorted(trials)], memory, max(most(), first))
+    return BatchSizes([trials[tried_size] for tried_size in sorted(trials)], memory, max(max_size(), first))
 
 
 @names_arguments
@@ -138,28 +138,28 @@ def find_batch_size(
 ) -> BatchSizes:
     """Searches for the largest batch size that fits into memory, and for the fastest.
 
-    Each size is tried in new processes, as by `tfdist.spawn`, which are ended when they have more memory than the limit.
-    This process's model, data and devices are not used. Sizes are doubled until one does not fit, and then refined.
+    Each size is tried in new processes, as by `tfdist.spawn`, which are terminated when they exceed the memory limit. This
+    process's model, data and devices are not used. Sizes are doubled until one does not fit, and then refined.
 
     Args:
-      fn: called as `fn(batch_size, *args, **kwargs)` in each process of a trial; trains some steps, and returns the
-        examples per second, of which rank 0's count. It is pickled as by `tfdist.spawn`.
-      batch_size: the first size, of which all larger ones are multiples; if it does not fit, it is halved.
+      fn: called as `fn(batch_size, *args, **kwargs)` in each process of a trial; trains some steps and returns the examples
+        per second; the value of rank 0 is used. It is pickled as by `tfdist.spawn`.
+      batch_size: the first size; all larger sizes are multiples of it. If it does not fit, it is halved.
       args: further positional arguments.
       kwargs: keyword arguments.
       max: the largest size to try.
-      memory: bytes that the processes of a trial may have together, as a number or such as "2GiB"; by default 90% of the
+      memory: total memory of the processes of a trial, as a number of bytes or a text such as "2GiB"; by default 90% of the
         available memory.
-      seconds: a trial that takes longer is ended, and its size counts as too large.
+      seconds: a trial that takes longer is terminated, and its size counts as too large.
       processes: number of processes of a trial.
-      launcher: how they find each other: "tensorflow" (TF_CONFIG) or "horovod".
+      launcher: how processes find each other: "tensorflow" (TF_CONFIG) or "horovod".
 
     Returns:
       The trials, the largest and the fastest size.
 
     Raises:
       InputError: an argument is invalid, or cannot be pickled.
-      TrialError: a trial failed for another reason than memory.
+      TrialError: a trial failed for a reason other than memory.
     """
     options = BatchSizeSearch(memory=memory, max=max, processes=processes, launcher=launcher)
     job = Job(processes=options.processes, launcher=options.launcher)
@@ -189,4 +189,4 @@ def _speed(folder: pathlib.Path) -> float:
 
 def _error(folder: pathlib.Path, rank: int) -> str:
     result = pickled_call.read_result(folder, rank)
-    return described(result.error) if result and result.error else ""
+    return error_summary(result.error) if result and result.error else ""

@@ -1,4 +1,4 @@
-"""Configuration of a benchmark as a frozen, validated dataclass. Does not use TensorFlow."""
+"""The configuration of a benchmark. Does not use TensorFlow."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ from tfdist.config.all_reduce import ALGORITHMS
 from tfdist.config.conflicts import check_strategy, flag_text
 from tfdist.config.fields import OUTPUT, check_fields, flag_field
 from tfdist.config.search import UNITS_HELP, parse_byte_size
-from tfdist.config.strategy_registry import declared, strategies_with
+from tfdist.config.strategy_registry import strategies_with, strategy_declaration
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
@@ -17,7 +17,7 @@ MEASURED = "What is measured"
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
 ALL = "all"
 GROWTH = 4  # factor between two sizes of a range
-_EACH = "each size"
+_SIZE_LABEL = "each size"
 _SIZES = "Write bytes, as in 4,64KB,1MB, or a range 4B:64MB"
 _TRAIN_FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 
@@ -29,12 +29,12 @@ def parse_sizes(text: str) -> tuple[int, ...]:
       The sizes in bytes.
 
     Raises:
-      InputError: `text` is none of these.
+      InputError: `text` is neither.
     """
     first, colon, last = text.partition(":")
     if not colon:
-        return tuple(parse_byte_size(part, _EACH) for part in text.split(","))
-    size, end = parse_byte_size(first, _EACH), parse_byte_size(last, _EACH)
+        return tuple(parse_byte_size(part, _SIZE_LABEL) for part in text.split(","))
+    size, end = parse_byte_size(first, _SIZE_LABEL), parse_byte_size(last, _SIZE_LABEL)
     if size > end:
         raise InputError(f"{text} must be a range from a smaller to a larger size. {_SIZES}.")
     sizes = []
@@ -58,7 +58,7 @@ def parse_operations(text: str) -> tuple[str, ...]:
 
 
 def parse_algorithms(text: str) -> tuple[str, ...]:
-    """Parses comma-separated all-reduce algorithms; an empty text means none. `all` stands alone.
+    """Parses comma-separated all-reduce algorithms; an empty text means none. `all` replaces all others.
 
     Raises:
       InputError: a name is unknown.
@@ -70,13 +70,12 @@ def parse_algorithms(text: str) -> tuple[str, ...]:
     return (ALL,) if ALL in names else tuple(dict.fromkeys(names))
 
 
-def _same(name: str) -> Any:
-    """Returns a field with the flag and default of the field of this name in `TrainConfig`."""
+def _train_field(name: str) -> Any:
     return dataclasses.field(default=_TRAIN_FIELDS[name].default, metadata=_TRAIN_FIELDS[name].metadata)
 
 
 def too_few_replicas(received: str) -> InputError:
-    """Returns the error for a strategy without replicas that communicate by its collectives."""
+    """Returns the error for a strategy without communicating replicas."""
     return InputError(
         "A benchmark of collectives needs a strategy with collectives and at least two replicas. Received: "
         f"{received}. Use --strategy=mirrored --devices=2, `tfdist launch` or horovodrun."
@@ -114,24 +113,24 @@ class BenchConfig:
         structure=list,
     )
     dtype: str = flag_field("float32", MEASURED, f"Data type of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
-    repeats: int = flag_field(5, MEASURED, "Number of measurements of each size.", least=1, most=10**9)
-    repeat_seconds: float = flag_field(0.05, MEASURED, "Approximate seconds of each measurement.", most=10**9)
-    strategy: str = _same("strategy")
-    devices: int = _same("devices")
-    tpu: str = _same("tpu")
-    communication: str = _same("communication")
-    topology: str = _same("topology")
-    coordinator: str = _same("coordinator")
-    token_file: str = _same("token_file")
-    insecure: bool = _same("insecure")
-    start_timeout_seconds: float = _same("start_timeout_seconds")
-    intra_op_threads: int = _same("intra_op_threads")
+    repeats: int = flag_field(5, MEASURED, "Number of measurements of each size.", minimum=1, maximum=10**9)
+    repeat_seconds: float = flag_field(0.05, MEASURED, "Approximate seconds of each measurement.", maximum=10**9)
+    strategy: str = _train_field("strategy")
+    devices: int = _train_field("devices")
+    tpu: str = _train_field("tpu")
+    communication: str = _train_field("communication")
+    topology: str = _train_field("topology")
+    coordinator: str = _train_field("coordinator")
+    token_file: str = _train_field("token_file")
+    insecure: bool = _train_field("insecure")
+    start_timeout_seconds: float = _train_field("start_timeout_seconds")
+    intra_op_threads: int = _train_field("intra_op_threads")
     output_dir: str = flag_field(
         "", OUTPUT, "New or empty directory. Defaults to runs/bench-collectives-STRATEGY-TIME.", per_process=True
     )
 
     def __post_init__(self) -> None:
-        """Validates all fields, then the rules between fields, which are those of `TrainConfig`."""
+        """Validates the fields, and their combination by the rules of `TrainConfig`."""
         check_fields(self)
         if self.all_reduce and self.operations not in ("", "all_reduce"):
             raise InputError(
@@ -142,4 +141,4 @@ class BenchConfig:
             raise too_few_replicas(flag_text("strategy", self.strategy))
         names = {field.name for field in dataclasses.fields(self)} & _TRAIN_FIELDS.keys() - {"all_reduce"}
         TrainConfig(**{name: getattr(self, name) for name in names})
-        check_strategy(self, declared(self.strategy))
+        check_strategy(self, strategy_declaration(self.strategy))

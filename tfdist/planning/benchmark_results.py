@@ -1,4 +1,4 @@
-"""Measurements of collectives, with bandwidths as in the NCCL tests, as a table and as a figure. Does not import TensorFlow."""
+"""Measurements of collectives, with bandwidths as in the NCCL tests, in tables and figures. Does not import TensorFlow."""
 
 import dataclasses
 import statistics
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 
-# By operation: bytes on the busiest link per byte of the operation, with N replicas. Makes bandwidths comparable
-# between operations, and with the bandwidth of the hardware.
+# By operation: bytes on the busiest link per byte of the operation, for N replicas. With it, bandwidths of operations can be
+# compared with each other and with that of the hardware.
 TRAFFIC: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -36,10 +36,10 @@ class Measurement:
       bytes: size as in the NCCL tests: of each replica's tensor for all_reduce and broadcast, of the result on every
         replica for all_gather, of the input of every replica for reduce_scatter and all_to_all, 0 for barrier.
       dtype: dtype of the elements.
-      strategy: strategy, as in `--strategy`.
+      strategy: name of the strategy.
       replicas: number of replicas.
       calls: number of consecutive calls per repeat.
-      seconds: seconds per call, by repeat: the mean over its calls, on the slowest process.
+      seconds: for each repeat, mean seconds per call on the slowest process.
       algorithm: all-reduce algorithm, if several are compared; empty for the engine's operation.
     """
 
@@ -54,102 +54,107 @@ class Measurement:
 
     @property
     def label(self) -> str:
-        """Name of the measurement in tables and figures: the algorithm or, if none is compared, the operation."""
+        """Name of the measurement in tables and figures: the algorithm, if any, or else the operation."""
         return self.algorithm or self.operation
 
     @property
     def median(self) -> float:
-        """Seconds per call, median over the repeats."""
+        """Median seconds per call."""
         return statistics.median(self.seconds)
 
     @property
-    def least(self) -> float:
-        """Seconds per call, minimum over the repeats."""
+    def minimum(self) -> float:
+        """Minimum seconds per call."""
         return min(self.seconds)
 
     @property
     def algorithm_bandwidth(self) -> float:
-        """Bytes per second, by the median."""
+        """Median bytes per second."""
         return self.bytes / self.median
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes per second on the busiest link, by the median, assuming an optimal algorithm."""
+        """Median bytes per second on the busiest link, assuming an optimal algorithm."""
         return self.algorithm_bandwidth * TRAFFIC[self.operation](self.replicas)
 
     def record(self) -> dict[str, Any]:
-        """Returns one line of collectives.jsonl."""
+        """Returns the JSON values of a line of collectives.jsonl."""
         return {
             "schema": SCHEMA,
             **dataclasses.asdict(self),
             "algorithm": self.algorithm or ENGINE,
             "seconds": list(self.seconds),
             "seconds_median": self.median,
-            "seconds_min": self.least,
+            "seconds_min": self.minimum,
             "algorithm_bytes_per_second": self.algorithm_bandwidth,
             "bus_bytes_per_second": self.bus_bandwidth,
         }
 
 
-# One color per operation or algorithm (ColorBrewer's "Dark2"), the same in every plot.
+# Colors of operations or algorithms (ColorBrewer's "Dark2"), the same in all plots.
 _PALETTE = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#666666")
 _TICKS = {
     4**i: text for i, text in zip(range(1, 16, 2), ("4", "64", "1K", "16K", "256K", "4M", "64M", "1G"), strict=True)
 }
 
 
-def draw(measured: Sequence[Measurement]) -> "Figure":
-    """Returns the figure, which has no window and does not use matplotlib's global state.
+def draw(measurements: Sequence[Measurement]) -> "Figure":
+    """Returns the figure, without using a window or matplotlib's global state.
 
     Args:
-      measured: measurements with the same strategy and dtype; at least one.
+      measurements: at least one measurement, all with the same strategy and dtype.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    first = measured[0]
-    figure.suptitle(f"{first.strategy}, {first.replicas} replicas, {first.dtype}", x=0.01, ha="left", fontsize="medium")
-    labels = ALGORITHMS if first.algorithm else TRAFFIC
+    time_axes, bandwidth_axes = figure.subplots(1, 2)
+    first_measurement = measurements[0]
+    figure.suptitle(
+        f"{first_measurement.strategy}, {first_measurement.replicas} replicas, {first_measurement.dtype}",
+        x=0.01,
+        ha="left",
+        fontsize="medium",
+    )
+    labels = ALGORITHMS if first_measurement.algorithm else TRAFFIC
     for name, color in zip(labels, _PALETTE, strict=False):
-        points = [m for m in measured if m.label == name]
+        points = [m for m in measurements if m.label == name]
         if name == "barrier":
             for point in points:
-                left.axhline(point.median * 1e3, color=color, linewidth=1.2, linestyle="--", label=name)
+                time_axes.axhline(point.median * 1e3, color=color, linewidth=1.2, linestyle="--", label=name)
         elif points:
             points = sorted(points, key=lambda m: m.bytes)
             sizes = [m.bytes for m in points]
             style = {"color": color, "linewidth": 1.6, "marker": "o", "markersize": 4, "label": name}
-            left.plot(sizes, [m.median * 1e3 for m in points], **style)
-            left.fill_between(
+            time_axes.plot(sizes, [m.median * 1e3 for m in points], **style)
+            time_axes.fill_between(
                 sizes,
-                [m.least * 1e3 for m in points],
+                [m.minimum * 1e3 for m in points],
                 [max(m.seconds) * 1e3 for m in points],
                 color=color,
                 alpha=0.15,
                 linewidth=0,
             )
-            right.plot(sizes, [m.bus_bandwidth / 1e9 for m in points], **style)
-    left.set_yscale("log")
-    title = "Time of an all-reduce" if first.algorithm else "Time of a call"
-    _format_axes(left, title, "milliseconds: median, and the range of the repeats", measured)
-    _format_axes(right, "Bus bandwidth", "GB/s, by the median", measured)
-    right.set_ylim(bottom=0)
-    left.legend(frameon=False)
+            bandwidth_axes.plot(sizes, [m.bus_bandwidth / 1e9 for m in points], **style)
+    time_axes.set_yscale("log")
+    title = "Time of an all-reduce" if first_measurement.algorithm else "Time of a call"
+    _format_axes(time_axes, title, "milliseconds: median, and the range of the repeats", measurements)
+    _format_axes(bandwidth_axes, "Bus bandwidth", "GB/s, by the median", measurements)
+    bandwidth_axes.set_ylim(bottom=0)
+    time_axes.legend(frameon=False)
     return figure
 
 
-def _format_axes(axes: "Axes", title: str, unit: str, measured: Sequence[Measurement]) -> None:
+def _format_axes(axes: "Axes", title: str, unit: str, measurements: Sequence[Measurement]) -> None:
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel("bytes")
     axes.set_ylabel(unit)
-    sizes = [m.bytes for m in measured if m.bytes] or [4]
+    sizes = [m.bytes for m in measurements if m.bytes] or [4]
     axes.set_xscale("log", base=2)
-    shown = {size: text for size, text in _TICKS.items() if min(sizes) <= size <= max(sizes)}
-    if len(shown) > 1:
-        axes.set_xticks(list(shown), labels=list(shown.values()))
+    ticks = {size: text for size, text in _TICKS.items() if min(sizes) <= size <= max(sizes)}
+    if len(ticks) > 1:
+        axes.set_xticks(list(ticks), labels=list(ticks.values()))
     axes.minorticks_off()
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -168,24 +173,24 @@ _COLUMNS = (
 
 def header(first: str = _COLUMNS[0][0]) -> str:
     """Returns the header line; `first` is the title of the first column."""
-    return _aligned(first, *(title for title, _ in _COLUMNS[1:]))
+    return _align(first, *(title for title, _ in _COLUMNS[1:]))
 
 
-def row(measured: Measurement) -> str:
-    """Returns the line of one measurement; a barrier has no size and no bandwidth."""
+def row(measurement: Measurement) -> str:
+    """Returns the line of a measurement; a barrier has no size and no bandwidth."""
     # Imported late, because parsing a command's flags must not load NumPy.
-    from tfdist.reporting.plain_reporter import rounded
+    from tfdist.reporting.plain_reporter import format_number
 
-    bandwidths = [measured.algorithm_bandwidth, measured.bus_bandwidth]
-    return _aligned(
-        measured.label,
-        byte_size(measured.bytes) if measured.bytes else "-",
-        rounded(measured.median * 1e3),
-        rounded(measured.least * 1e3),
-        *(rounded(bandwidth / 1e9) if measured.bytes else "-" for bandwidth in bandwidths),
+    bandwidths = [measurement.algorithm_bandwidth, measurement.bus_bandwidth]
+    return _align(
+        measurement.label,
+        byte_size(measurement.bytes) if measurement.bytes else "-",
+        format_number(measurement.median * 1e3),
+        format_number(measurement.minimum * 1e3),
+        *(format_number(bandwidth / 1e9) if measurement.bytes else "-" for bandwidth in bandwidths),
     )
 
 
-def _aligned(first: str, *others: str) -> str:
-    cells = [other.rjust(width) for other, (_, width) in zip(others, _COLUMNS[1:], strict=True)]
+def _align(first: str, *other_cells: str) -> str:
+    cells = [cell.rjust(width) for cell, (_, width) in zip(other_cells, _COLUMNS[1:], strict=True)]
     return first.ljust(_COLUMNS[0][1]) + "".join(cells)

@@ -1,4 +1,4 @@
-"""The operations that are measured, and their time inside a compiled loop, which excludes Python overhead."""
+"""Measures the time of collectives inside a compiled loop, without Python overhead."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,12 @@ RecordedCall = Callable[[Collectives, tf.Tensor, str], tf.Tensor]
 
 
 class Operation(NamedTuple):
-    """One method of `Collectives`.
+    """A method of `Collectives`.
 
     Attributes:
       call: calls the method with a one-dimensional tensor and a name; returns the result.
       parts: whether its bytes consist of N parts, one per replica.
-      input_is_complete: whether a replica's input consists of all of the bytes, or only of its part.
+      input_is_complete: whether a replica's input has all bytes, or only its part.
       reduces: whether it sums, which fewer dtypes support.
     """
 
@@ -45,11 +45,11 @@ class Operation(NamedTuple):
 
 
 def _barrier(collectives: Collectives, tensor: tf.Tensor, name: str) -> tf.Tensor:
-    done = collectives.barrier(name=name)
-    # Its value must be used, because TensorFlow prunes a Horovod operation whose result is unused.
-    if tf.is_tensor(done):
-        return done
-    with tf.control_dependencies([done]):
+    result = collectives.barrier(name=name)
+    # The result must be used, because TensorFlow prunes unused Horovod operations.
+    if tf.is_tensor(result):
+        return result
+    with tf.control_dependencies([result]):
         return tf.identity(tensor)
 
 
@@ -72,15 +72,15 @@ def check_dtype(collectives: Collectives, names: Sequence[str], dtype: tf.DType)
     for name in names:
         wire = collectives.wire.reduces if OPERATIONS[name].reduces else collectives.wire.gathers
         if name != "barrier" and dtype not in wire:
-            known = ", ".join(sorted(each.name for each in wire))
+            supported = ", ".join(sorted(supported_dtype.name for supported_dtype in wire))
             raise InputError(
-                f"--dtype must be supported by {name} of this strategy: {known}. Received: {dtype.name}. Choose one of "
+                f"--dtype must be supported by {name} of this strategy: {supported}. Received: {dtype.name}. Choose one of "
                 f"them, or leave {name} out of --operations."
             )
 
 
-MOST_CALLS = 1000  # per repeat
-DEADLINE = 600.0  # seconds of delay of a process
+MAX_CALLS = 1000  # per repeat
+DEADLINE = 600.0  # seconds to wait for slower processes
 
 
 def measure(
@@ -93,7 +93,7 @@ def measure(
     repeat_seconds: float,
     algorithm: str = "",
 ) -> Measurement:
-    """Measures one operation at one size; every process must call it, and all get the same result.
+    """Measures an operation at one size; every process must call it, and gets the same result.
 
     Args:
       strategy: strategy whose collectives are measured.
@@ -107,9 +107,9 @@ def measure(
     elements, actual_bytes = OPERATIONS[name].elements(size, dtype.size, strategy.replicas)
     actual_bytes = 0 if name == "barrier" else actual_bytes
     loop = compiled_loop(strategy, name, elements, dtype, algorithm)
-    loop(tf.constant(1))  # traces it, and triggers the engine's initialization at a first call
+    loop(tf.constant(1))  # traces the loop, and initializes the engine
     single_call = _slowest(strategy.group, [float(loop(tf.constant(1)))])[0]
-    calls = min(MOST_CALLS, max(1, math.ceil(repeat_seconds / max(single_call, 1e-9))))
+    calls = min(MAX_CALLS, max(1, math.ceil(repeat_seconds / max(single_call, 1e-9))))
     times = _slowest(strategy.group, [float(loop(tf.constant(calls))) / calls for _ in range(repeats)])
     return Measurement(name, actual_bytes, dtype.name, strategy.name, strategy.replicas, calls, tuple(times), algorithm)
 
@@ -117,44 +117,44 @@ def measure(
 def compiled_loop(
     strategy: Strategy, name: str, elements: int, dtype: tf.DType, algorithm: str = ""
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a compiled function: number of calls, scalar int32 -> seconds for all of them, scalar float64.
+    """Returns a compiled function of the number of calls, scalar int32, that returns their total seconds, scalar float64.
 
     Each call starts when all replicas of this process have the result of the previous one. An additional first call, which
-    is not counted, makes all processes start together.
+    is not measured, makes all processes start together.
     """
     operation, collectives = OPERATIONS[name], strategy.collectives
     if algorithm and strategy.tuned:
         collectives = strategy.tuned.with_table(AlgorithmTable.of(algorithm))
 
-    def once(tensor: tf.Tensor, before: tf.Tensor, number: str) -> tf.Tensor:
-        # The call itself depends on the previous one, too: an engine's operation without inputs from this iteration would
-        # be hoisted out of the loop.
-        with tf.control_dependencies([before]):
+    def call_once(tensor: tf.Tensor, previous: tf.Tensor, number: str) -> tf.Tensor:
+        # The call depends on the previous one: an operation without inputs from this iteration would be hoisted out of the
+        # loop.
+        with tf.control_dependencies([previous]):
             result = operation.call(collectives, tf.identity(tensor), f"bench/{name}{algorithm}/{number}")
         return tf.cast(tf.reshape(result, [-1])[0], tf.float32)
 
-    def on_all(tensors: tf.Tensor, before: tf.Tensor, number: str) -> tf.Tensor:
-        results = strategy.run(lambda tensor, before: once(tensor, before, number), tensors, before)
-        # On the host, because a device's result is only complete once it has been copied.
+    def call_on_replicas(tensors: tf.Tensor, previous: tf.Tensor, number: str) -> tf.Tensor:
+        results = strategy.run(lambda tensor, previous: call_once(tensor, previous, number), tensors, previous)
+        # On the host, because the result of a device is complete only after it has been copied.
         with tf.device("CPU:0"):
             return tf.add_n([tf.identity(result) for result in strategy.local(results)])
 
     @tf.function(autograph=False)
     def loop(calls: tf.Tensor) -> tf.Tensor:
-        # Computed from an argument, because a constant would be folded and stored in the graph.
+        # Computed from an argument, because constants would be folded and stored in the graph.
         tensors = strategy.run(lambda value: tf.fill([elements], tf.cast(value, dtype)), tf.minimum(calls, 1))
-        done = on_all(tensors, tf.zeros([]), "first")
-        with tf.control_dependencies([done]):
+        result = call_on_replicas(tensors, tf.zeros([]), "first")
+        with tf.control_dependencies([result]):
             start = tf.timestamp()
         with tf.control_dependencies([start]):
-            done = tf.identity(done)
-        _, done = tf.while_loop(
+            result = tf.identity(result)
+        _, result = tf.while_loop(
             lambda i, _: i < calls,
-            lambda i, done: (i + 1, on_all(tensors, done, "next")),
-            (tf.constant(0), done),
+            lambda i, result: (i + 1, call_on_replicas(tensors, result, "next")),
+            (tf.constant(0), result),
             parallel_iterations=1,
         )
-        with tf.control_dependencies([done]):
+        with tf.control_dependencies([result]):
             return tf.timestamp() - start
 
     return loop
@@ -163,4 +163,4 @@ def compiled_loop(
 def _slowest(group: Group, times: list[float]) -> list[float]:
     """Returns the maximum of each time over all processes."""
     times_by_process = group.gather("bench/times", times, deadline=DEADLINE)
-    return [max(times_of_one) for times_of_one in zip(*times_by_process, strict=True)]
+    return [max(call_times) for call_times in zip(*times_by_process, strict=True)]

@@ -21,7 +21,13 @@ from tfdist.config.layouts import (
     unused_rule_warnings,
 )
 from tfdist.config.mesh import Mesh
-from tfdist.distribution.variable_layouts import ATTENTIONS, Dims, dims_of_uninitialized, is_gathered_in_turn, placement
+from tfdist.distribution.variable_layouts import (
+    ATTENTIONS,
+    Dims,
+    dims_of_uninitialized,
+    is_gathered_per_call,
+    placement,
+)
 from tfdist.errors import InputError
 from tfdist.layers import MixtureOfExperts
 
@@ -45,7 +51,7 @@ class Activation:
 
 
 class Activations:
-    """Layouts of the layers' inputs and outputs where dim names are known; otherwise only rows are sharded."""
+    """Layouts of the inputs and outputs of layers; tensors without known dim names are sharded by rows only."""
 
     def __init__(
         self,
@@ -55,12 +61,12 @@ class Activations:
         rules: Mapping[str, str],
         rows: int,
     ):
-        """Propagates names through layers.
+        """Propagates dim names through layers.
 
         Args:
           layers: layers in the order of computation, with known inputs and outputs.
           variables: dim names of each variable, by its id.
-          mesh: mesh with its axes.
+          mesh: mesh to plan for.
           rules: axis by dim.
           rows: number of rows of a global batch.
         """
@@ -69,15 +75,15 @@ class Activations:
         for layer in layers:
             if not keras.tree.flatten(layer.input):  # an input layer
                 continue
-            if constrained := getattr(layer, "tfdist_dims", None):
-                self._names[id(layer.output)] = self._checked(layer, constrained)
+            if constraint_dims := getattr(layer, "tfdist_dims", None):
+                self._names[id(layer.output)] = self._check_constraint(layer, constraint_dims)
                 continue
             names = self._names_of(first(layer.input))
             for tensor in keras.tree.flatten(layer.output):
                 self._names[id(tensor)] = _output_names(layer, names, tensor, variables)
 
-    def _checked(self, layer: keras.Layer, dims: Dims) -> Dims:
-        """Returns the names of a constraint; raises `InputError` if they cannot be laid out."""
+    def _check_constraint(self, layer: keras.Layer, dims: Dims) -> Dims:
+        """Returns the dim names of a constraint; raises `InputError` if the rules cannot be applied to them."""
         names = tuple(resolve_optional_dims(dims, self._rules))
         layout_by_rules(
             layer.name, names, _shape(layer.output, self._rows), self._rules, self._mesh, lenient=("batch",)
@@ -85,12 +91,12 @@ class Activations:
         return names
 
     def is_kept(self, layer: keras.Layer) -> bool:
-        """Returns whether a layer's output has the layout of its input, as for a constraint without effect."""
+        """Returns whether a layer is a constraint without effect."""
         return hasattr(layer, "tfdist_dims") and self.of(layer.input) == self.of(layer.output)
 
     @property
     def dims(self) -> set[str]:
-        """All names."""
+        """All dim names."""
         return {name for names in self._names.values() for name in names if name}
 
     def of(self, tensors: object) -> Activation:
@@ -113,12 +119,12 @@ class Activations:
         return sum(self.of(tensor).bytes for tensor in keras.tree.flatten(tensors))
 
     def _names_of(self, tensor: keras.KerasTensor) -> Dims:
-        return self._names.get(id(tensor)) or _rows_alone(tensor)
+        return self._names.get(id(tensor)) or _row_names(tensor)
 
 
 def _output_names(layer: keras.Layer, names: Dims, output: keras.KerasTensor, variables: Mapping[int, Dims]) -> Dims:
-    """Returns the names of a layer's output, from those of its first input."""
-    result = names if tuple(first(layer.input).shape) == tuple(output.shape) else _rows_alone(output)
+    """Returns the dim names of a layer's output, derived from those of its first input."""
+    result = names if tuple(first(layer.input).shape) == tuple(output.shape) else _row_names(output)
     if isinstance(layer, MixtureOfExperts):
         result = ("batch", None, names[-1])
     elif isinstance(layer, keras.layers.Embedding):
@@ -127,11 +133,11 @@ def _output_names(layer: keras.Layer, names: Dims, output: keras.KerasTensor, va
         result = (*names[:-1], variables[id(keras_internals.kernel_of(layer))][-1])
     elif isinstance(layer, ATTENTIONS):
         result = (*names[:-1], None)
-    return result if len(result) == len(output.shape) else _rows_alone(output)
+    return result if len(result) == len(output.shape) else _row_names(output)
 
 
-def _rows_alone(tensor: keras.KerasTensor) -> Dims:
-    """Returns the names of a tensor of which only the rows are known."""
+def _row_names(tensor: keras.KerasTensor) -> Dims:
+    """Returns the dim names of a tensor of which only the rows are known."""
     return ("batch", *[None] * (len(tensor.shape) - 1)) if tensor.shape else ()
 
 
@@ -141,22 +147,22 @@ def first(tensors: object) -> keras.KerasTensor:
 
 
 def _shape(tensor: keras.KerasTensor, rows: int) -> list[int]:
-    """Returns the shape with this number of rows; other unknown sizes count as 1."""
+    """Returns a shape with `rows` rows; other unknown sizes count as 1."""
     return [rows if i == 0 else size or 1 for i, size in enumerate(tensor.shape)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """One collective of a step, or several of one kind that the engine combines.
+    """One collective of a step, or several that the engine combines.
 
     Attributes:
-      what: purpose.
+      purpose: what is sent, for tables.
       kind: operation.
       axis: axis along which devices communicate; several are joined by &.
       bytes: bytes of a device's tensor.
     """
 
-    what: str
+    purpose: str
     kind: str
     axis: str
     bytes: int
@@ -168,7 +174,7 @@ _KEYS = ("key", "value")  # projections in Keras's attention layers
 def layer_communication(
     model: keras.Model, layers: Sequence[keras.Layer], activations: Activations, mesh: Mesh, rules: Mapping[str, str]
 ) -> Iterator[Traffic]:
-    """Yields the communication of the layers in a forward and a backward pass."""
+    """Yields the communication of layers in the forward and backward pass."""
     batch = rules["batch"]
     without_gradients = _without_gradients(model, layers)
     yield from _gradients_of_lookups(layers, activations)
@@ -199,9 +205,9 @@ def unclear(
 ) -> Iterator[str]:
     """Yields the paths of layers whose layout is chosen by the engine.
 
-    These are dense layers whose kernel is sharded along its inputs while their input is replicated, attention with a
-    sharded context and a replicated input, constraints that move an axis to another dim, LoRA, and other layers with a
-    sharded input and an output whose layout is not fully known.
+    These are dense layers with a replicated input whose kernel is sharded along its inputs, attention with a sharded context
+    and a replicated input, constraints that move an axis to another dim, LoRA, and other layers with a sharded input and an
+    output whose layout is not fully known.
     """
     context = rules.get("context")
     for layer in layers:
@@ -215,16 +221,16 @@ def unclear(
 
 
 def _is_unclear(layer: keras.Layer, activations: Activations, mesh: Mesh) -> bool:
-    before, after = activations.of(layer.input).axes, activations.of(layer.output).axes
+    input_axes, output_axes = activations.of(layer.input).axes, activations.of(layer.output).axes
     if getattr(layer, "lora_enabled", False):
         return True
     if isinstance(layer, keras.layers.Dense):
         rows = keras_internals.layout_of(keras_internals.kernel_of(layer)).computed.axes[0]
-        return mesh.splits(rows) and before[-1] != rows
+        return mesh.splits(rows) and input_axes[-1] != rows
     if hasattr(layer, "tfdist_dims"):
-        return any(axis and axis in after and after.index(axis) != i for i, axis in enumerate(before))
+        return any(axis and axis in output_axes and output_axes.index(axis) != i for i, axis in enumerate(input_axes))
     is_known = isinstance(layer, (keras.layers.Embedding, MixtureOfExperts, *ATTENTIONS))
-    return not is_known and any(axis and axis not in after for axis in before[1:])
+    return not is_known and any(axis and axis not in output_axes for axis in input_axes[1:])
 
 
 def gradient_communication(
@@ -240,40 +246,39 @@ def gradient_communication(
     Args:
       layers: layers with known inputs.
       activations: activations of these layers.
-      mesh: mesh with its axes.
+      mesh: mesh to plan for.
       batch_axis: axis over which the gradients of all variables are summed.
-      sizes: by id of each trainable variable, bytes per device in the layout of its computation.
-      shard: sharding of the state; sharded gradients are not combined, as that would require all of them at the same
-        time.
+      sizes: by id of each trainable variable, bytes per device of the computed gradient.
+      shard: sharding of the state; sharded gradients are not combined, because they do not exist at the same time.
     """
-    summed: dict[tuple[str, ...], int] = collections.Counter()
+    bytes_by_axes: dict[tuple[str, ...], int] = collections.Counter()
     axes_of: dict[int, list[str]] = {}
-    constrained = {
+    constraints = {
         id(first(layer.input)): activations.of(layer.output) for layer in layers if hasattr(layer, "tfdist_dims")
     }
     for layer in (layer for layer in layers if layer.variables):
         for variable in layer.variables:
             axes_of.setdefault(id(variable), _axes_of_tokens(layer, activations.of(layer.input)))
-        constraint = constrained.get(id(layer.output))
-        # It is added in the layout of the output.
+        constraint = constraints.get(id(layer.output))
+        # The bias is added in the layout of the output.
         if constraint and isinstance(layer, keras.layers.Dense) and layer.use_bias:
             axes_of[id(layer.bias)] = list(dict.fromkeys([*axes_of[id(layer.bias)], *constraint.sequence_axes]))
     for variable, size in sizes.items():
-        over = dict.fromkeys([batch_axis, *axes_of.get(variable, [])])
-        summed[tuple(axis for axis in over if mesh.splits(axis))] += size
-    for axes, total in summed.items():
+        sum_axes = dict.fromkeys([batch_axis, *axes_of.get(variable, [])])
+        bytes_by_axes[tuple(axis for axis in sum_axes if mesh.splits(axis))] += size
+    for axes, total in bytes_by_axes.items():
         if axes:
-            manner = "together" if shard.combines_all_reduces else "one by one"
-            yield Traffic(f"gradients, {manner}", "all-reduce", "&".join(axes), total)
+            grouping = "together" if shard.combines_all_reduces else "one by one"
+            yield Traffic(f"gradients, {grouping}", "all-reduce", "&".join(axes), total)
 
 
 def _axes_of_tokens(layer: keras.Layer, activation: Activation) -> list[str]:
-    """Returns the axes, other than that of rows, over which devices have different tokens and gather nothing."""
+    """Returns the axes, except that of rows, over which devices have different tokens of a layer's input."""
     return [] if isinstance(layer, MixtureOfExperts | keras.layers.Embedding) else activation.sequence_axes
 
 
 def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set[int]:
-    """Returns the ids of tensors that are known not to depend on trainable weights."""
+    """Returns the ids of tensors that do not depend on trainable weights."""
     ids = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
     for layer in layers:
         inputs = keras.tree.flatten(layer.input)
@@ -314,26 +319,26 @@ def _attention(
         for tensor in (tensor for key, tensor in tensors.items() if key not in without_gradients):
             yield Traffic(f"gradient of the input of {layer.path}", "all-reduce", heads, activations.of(tensor).bytes)
     keys = list(tensors.values())[-1]
-    activation_of_keys = activations.of(keys)
+    key_activation = activations.of(keys)
     context = rules.get("context", rules["batch"])
-    split = [
-        *activation_of_keys.sequence_axes,
+    sequence_axes = [
+        *key_activation.sequence_axes,
         *([context] if context != rules["batch"] and mesh.splits(context) else []),
     ]
-    for axis in dict.fromkeys(split):
+    for axis in dict.fromkeys(sequence_axes):
         tokens = (
-            activations.bytes_with(keys, (activation_of_keys.axes[0], *[None] * (len(activation_of_keys.axes) - 1)))
+            activations.bytes_with(keys, (key_activation.axes[0], *[None] * (len(key_activation.axes) - 1)))
             // keys.shape[-1]
         )
         kernels = [keras_internals.kernel_of(x) for x in keras_internals.layers_of(layer) if x.name in _KEYS]
-        repeats = getattr(layer, "num_repeats", 1)  # grouped queries share keys, which Keras repeats before attention
+        repeats = getattr(layer, "num_repeats", 1)  # Keras repeats the keys of grouped queries before attention
         size = tokens * repeats * sum(_width(kernel, mesh) for kernel in kernels)
         yield Traffic(f"keys and values of {layer.path}", "all-gather", axis, size)
         yield Traffic(f"gradients of keys and values of {layer.path}", "all-reduce", axis, size)
 
 
 def _experts(layer: MixtureOfExperts, activations: Activations, mesh: Mesh, batch: str) -> Iterator[Traffic]:
-    """Yields the exchange of tokens with experts, and gradients; or partial sums if each device has all tokens."""
+    """Yields the exchange of tokens with experts and their gradients, or partial sums if each device has all tokens."""
     activation, source = activations.of(layer.input), first(layer.input)
     all_tokens = activations.bytes_with(source, (activation.axes[0], None, None))
     if mesh.splits(batch):
@@ -344,13 +349,15 @@ def _experts(layer: MixtureOfExperts, activations: Activations, mesh: Mesh, batc
     experts, _, width = keras_internals.layout_of(layer.in_kernel).computed.axes
     parts = mesh.axes[experts] if experts else 1
     if mesh.splits(width):
-        own = size if experts == batch else size // parts  # of all rows, or those of the device
-        yield Traffic(f"sums of the experts' products of {layer.path}, and gradients", "all-reduce", width, 2 * own)
+        device_size = size if experts == batch else size // parts  # of all rows, or of the device's rows
+        yield Traffic(
+            f"sums of the experts' products of {layer.path}, and gradients", "all-reduce", width, 2 * device_size
+        )
     if parts > 1 and experts == batch:
         gathers = any(keras_internals.layout_of(variable).is_gathered for variable in layer.trainable_variables)
-        times = 3 if gathers else 2  # such a layer is recomputed in the backward pass
-        for what in ("tokens to the experts", "tokens from the experts"):
-            yield Traffic(f"{what} of {layer.path}, and their gradients", "all-to-all", experts, times * size)
+        times = 3 if gathers else 2  # gathered layers are recomputed in the backward pass
+        for purpose in ("tokens to the experts", "tokens from the experts"):
+            yield Traffic(f"{purpose} of {layer.path}, and their gradients", "all-to-all", experts, times * size)
     elif parts > 1:
         yield Traffic(f"output of {layer.path}, and gradients of its tokens", "all-reduce", experts, 2 * all_tokens)
         weights = all_tokens // source.shape[2] * layer.experts
@@ -358,55 +365,59 @@ def _experts(layer: MixtureOfExperts, activations: Activations, mesh: Mesh, batc
 
 
 def _width(kernel: keras.Variable, mesh: Mesh) -> int:
-    """Returns the numbers per token and device after a projection [embed, heads, head_dim]."""
+    """Returns the number of features per token and device after a projection [embed, heads, head_dim]."""
     parts = Layout((None, *keras_internals.layout_of(kernel).computed.axes[1:])).parts(mesh)
     return kernel.shape[1] * kernel.shape[2] // parts
 
 
 def _constraint(layer: keras.Layer, activations: Activations, is_learned: bool) -> Iterator[Traffic]:
-    """Yields a gather for each axis that a constraint removes and, for the gradient, for each axis that it adds."""
-    before, after = activations.of(layer.input), activations.of(layer.output)
+    """Yields a gather for each axis that a constraint removes and, in the backward pass, for each axis that it adds."""
+    input_layout, output_layout = activations.of(layer.input), activations.of(layer.output)
     tensor = first(layer.input)
-    for i, (old, new) in enumerate(zip(before.axes, after.axes, strict=True)):
-        if old and old != new:
-            rest = (*before.axes[:i], None, *before.axes[i + 1 :])
-            yield Traffic(f"tensor in {layer.name}", "all-gather", old, activations.bytes_with(tensor, rest))
-        if new and old != new and is_learned and keras.backend.is_float_dtype(tensor.dtype):
-            rest = (*after.axes[:i], None, *after.axes[i + 1 :])
-            yield Traffic(f"gradient in {layer.name}", "all-gather", new, activations.bytes_with(tensor, rest))
+    for i, (input_axis, output_axis) in enumerate(zip(input_layout.axes, output_layout.axes, strict=True)):
+        if input_axis and input_axis != output_axis:
+            remaining_axes = (*input_layout.axes[:i], None, *input_layout.axes[i + 1 :])
+            yield Traffic(
+                f"tensor in {layer.name}", "all-gather", input_axis, activations.bytes_with(tensor, remaining_axes)
+            )
+        if output_axis and input_axis != output_axis and is_learned and keras.backend.is_float_dtype(tensor.dtype):
+            remaining_axes = (*output_layout.axes[:i], None, *output_layout.axes[i + 1 :])
+            yield Traffic(
+                f"gradient in {layer.name}", "all-gather", output_axis, activations.bytes_with(tensor, remaining_axes)
+            )
 
 
 def _gradients_of_lookups(layers: Sequence[keras.Layer], activations: Activations) -> Iterator[Traffic]:
-    """Yields the gathers by which DTensor sums the gradient of a table; one for several tables whose rows are added."""
+    """Yields the gathers with which DTensor sums gradients of tables; tables whose rows are added share one."""
     sums = [layer for layer in layers if isinstance(layer, keras.layers.Add)]
-    added = {id(term): layer for layer in sums for term in keras.tree.flatten(layer.input)}
-    reported = set()
+    sum_by_term = {id(term): layer for layer in sums for term in keras.tree.flatten(layer.input)}
+    reported_axes = set()
     for layer in (layer for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.trainable_variables):
-        source = added.get(id(layer.output), layer)
+        source = sum_by_term.get(id(layer.output), layer)
         rows = activations.of(layer.output).axes[:1]
         for axis in activations.of(layer.input).axes[1:]:
-            if axis and (id(source), axis) not in reported:
-                reported.add((id(source), axis))
+            if axis and (id(source), axis) not in reported_axes:
+                reported_axes.add((id(source), axis))
                 size = activations.bytes_with(layer.output, (*rows, *[None] * (len(layer.output.shape) - 1)))
                 yield Traffic(f"gradient of the output of {keras_internals.path_of(source)}", "all-gather", axis, size)
 
 
 def _lookup(layer: keras.layers.Embedding, activations: Activations, mesh: Mesh) -> Iterator[Traffic]:
-    """Yields the gathers for lookups: DTensor needs the full table, and tokens that are sharded along rows only."""
+    """Yields the gathers of a lookup: DTensor needs the full table, and tokens that are sharded along rows only."""
     tokens = activations.of(layer.input)
     for axis in tokens.axes[1:]:
         if axis:
             size = activations.bytes_with(first(layer.input), tokens.axes[:1])
             yield Traffic(f"tokens of {layer.path}", "all-gather", axis, size)
     variable = keras_internals.kernel_of(layer)
-    vocabulary, *others = keras_internals.layout_of(variable).computed.axes
+    vocabulary, *other_axes = keras_internals.layout_of(variable).computed.axes
     if mesh.splits(vocabulary):
-        parts = Layout((None, *others)).parts(mesh)
+        parts = Layout((None, *other_axes)).parts(mesh)
         yield Traffic(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // parts)
 
 
-_MOST_LAYOUTS = 20_000
-_UNCOUNTED = ("embed", "head_dim")  # if sharded, operations between layers communicate, too
+_MAX_LAYOUTS = 20_000
+_UNCOUNTED_DIMS = ("embed", "head_dim")  # if these are sharded, operations between layers communicate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -431,8 +442,8 @@ class VariablePlan:
     slots: int
     trainable: bool
 
-    def on_a_device(self, mesh: Mesh) -> dict[str, int]:
-        """Returns the bytes per device of the variable between steps, of its gradient, and of its optimizer state."""
+    def bytes_per_device(self, mesh: Mesh) -> dict[str, int]:
+        """Returns the bytes per device of the variable between steps, its gradient and its optimizer state."""
 
         def part(layout: Layout) -> int:
             return self.bytes // layout.parts(mesh)
@@ -445,14 +456,14 @@ class VariablePlan:
         }
 
     def is_replicated(self, mesh: Mesh) -> bool:
-        """Returns whether nothing of it is sharded."""
+        """Returns whether it, its gradient and its optimizer state are all replicated."""
         layouts = (self.placement.stored, self.placement.gradient, *([self.placement.slots] if self.slots else []))
         return all(layout.parts(mesh) == 1 for layout in layouts)
 
     def bytes_of_gradient(self, mesh: Mesh, is_table: bool) -> int:
-        """Returns the bytes per device of the computed gradient; that of an embedding table has all rows."""
-        computed = self.placement.computed
-        return self.bytes // (Layout((None, *computed.axes[1:])) if is_table else computed).parts(mesh)
+        """Returns the bytes per device of the computed gradient, which has all rows of an embedding table."""
+        layout = self.placement.computed
+        return self.bytes // (Layout((None, *layout.axes[1:])) if is_table else layout).parts(mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -460,14 +471,13 @@ class Plan:
     """The plan of a step; see `AbstractModel.plan`.
 
     Attributes:
-      mesh: mesh with its axes.
+      mesh: mesh of the plan.
       variables: the model's variables.
       sent: communication of a step.
       activations: bytes of the layers' outputs for the rows of one device.
-      dims: names of the dims of variables and activations, to which rules may refer.
-      unknown: nested layers, whose inputs and outputs have no known shape: their communication and memory are not
-        counted.
-      unclear: layers whose layout is chosen by the engine: their communication is not completely counted.
+      dims: names of dims to which rules may refer.
+      unknown: nested layers, whose communication and memory are not counted because their shapes are not known.
+      unclear: layers whose layout is chosen by the engine, so their communication is not fully counted.
     """
 
     mesh: Mesh
@@ -480,37 +490,39 @@ class Plan:
 
     def totals(self) -> dict[str, int]:
         """Returns the bytes per device."""
-        each = [variable.on_a_device(self.mesh) for variable in self.variables]
-        state = {kind: sum(one[kind] for one in each) for kind in ("parameters", "gradients", "slots")}
+        variable_bytes = [variable.bytes_per_device(self.mesh) for variable in self.variables]
+        state = {kind: sum(sizes[kind] for sizes in variable_bytes) for kind in ("parameters", "gradients", "slots")}
         return {**state, "activations": self.activations}
 
 
 class AbstractModel:
-    """A model with uninitialized variables, to be planned under one or more layouts.
+    """A model with uninitialized variables, which can be planned for several layouts.
 
     Attributes:
-      model: the model.
-      slots: number of variables of the optimizer's state for each variable, by the variable's id.
+      model: a functional or sequential model.
+      slots: number of optimizer variables of each variable, by the variable's id.
     """
 
     def __init__(self, make: Callable[[], tuple[keras.Model, keras.Optimizer]]):
-        """Calls `make`, which creates a functional or sequential model, and its optimizer, which is not built."""
-        created: list[keras_internals.UninitializedVariable] = []
-        with keras_internals.deferred_creation(created, created.append):
+        """Calls `make`, which creates a functional or sequential model and an optimizer that is not built."""
+        created_variables: list[keras_internals.UninitializedVariable] = []
+        with keras_internals.deferred_creation(created_variables, created_variables.append):
             self.model, optimizer = make()
-        own = {id(variable) for variable in self.model.variables}
-        self._uninitialized = [uninitialized for uninitialized in created if id(uninitialized.variable) in own]
+        model_ids = {id(variable) for variable in self.model.variables}
+        self._uninitialized = [
+            uninitialized for uninitialized in created_variables if id(uninitialized.variable) in model_ids
+        ]
         if not self._uninitialized:
             raise InputError(
-                f"A plan needs a model whose variables exist when it is created. Received: {self.model.name}, which "
+                f"A plan needs a model that creates its variables immediately. Received: {self.model.name}, which "
                 "has none. Give it an Input."
             )
         self.slots = _slots(self.model, optimizer)
-        self._layers, self._unknown = _layers_of(self.model)
+        self._layers, self._unknown_layers = _layers_of(self.model)
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The model's variables, in the order of those of a `Plan`."""
+        """The model's variables, in the order of `Plan.variables`."""
         return [uninitialized.variable for uninitialized in self._uninitialized]
 
     @property
@@ -520,13 +532,15 @@ class AbstractModel:
 
     @property
     def _dims_by_variable(self) -> dict[int, Dims]:
-        return {id(each.variable): dims_of_uninitialized(each) for each in self._uninitialized}
+        return {
+            id(uninitialized.variable): dims_of_uninitialized(uninitialized) for uninitialized in self._uninitialized
+        }
 
     def plan(self, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int) -> Plan:
         """Plans a step.
 
         Args:
-          mesh: mesh with its axes.
+          mesh: mesh to plan for.
           rules: axis by dim, including `batch`.
           shard: sharding of the state.
           batch_size: number of rows of a global batch.
@@ -534,17 +548,17 @@ class AbstractModel:
         Raises:
           InputError: a rule cannot be applied.
         """
-        variables = [self._planned(uninitialized, mesh, rules, shard) for uninitialized in self._uninitialized]
+        variables = [self._plan_variable(uninitialized, mesh, rules, shard) for uninitialized in self._uninitialized]
         activations = Activations(self._layers, self._dims_by_variable, mesh, rules, batch_size)
         tables = {id(table) for table in keras_internals.embeddings(self.model)}
-        computed = {
-            id(uninitialized.variable): planned.bytes_of_gradient(mesh, id(uninitialized.variable) in tables)
-            for uninitialized, planned in zip(self._uninitialized, variables, strict=True)
-            if planned.trainable and rules["batch"] not in planned.placement.computed.axes
+        gradient_bytes = {
+            id(uninitialized.variable): variable_plan.bytes_of_gradient(mesh, id(uninitialized.variable) in tables)
+            for uninitialized, variable_plan in zip(self._uninitialized, variables, strict=True)
+            if variable_plan.trainable and rules["batch"] not in variable_plan.placement.computed.axes
         }
-        sent = [
+        traffic = [
             *layer_communication(self.model, self._layers, activations, mesh, rules),
-            *gradient_communication(self._layers, activations, mesh, rules["batch"], computed, shard),
+            *gradient_communication(self._layers, activations, mesh, rules["batch"], gradient_bytes, shard),
             *self._shard_communication(variables, mesh, shard),
         ]
         activation_bytes = sum(
@@ -553,9 +567,9 @@ class AbstractModel:
         attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
         dims = frozenset(activations.dims | attends | set(self.dims))
         unclear_layers = list(unclear(self._layers, activations, mesh, rules))
-        return Plan(mesh, variables, sent, activation_bytes, dims, self._unknown, unclear_layers)
+        return Plan(mesh, variables, traffic, activation_bytes, dims, self._unknown_layers, unclear_layers)
 
-    def _planned(
+    def _plan_variable(
         self, uninitialized: keras_internals.UninitializedVariable, mesh: Mesh, rules: Mapping[str, str], shard: Shard
     ) -> VariablePlan:
         variable = uninitialized.variable
@@ -568,17 +582,18 @@ class AbstractModel:
         return VariablePlan(variable.path, dims, tuple(variable.shape), size, layouts, slots, variable.trainable)
 
     def _shard_communication(self, variables: list[VariablePlan], mesh: Mesh, shard: Shard) -> Iterator[Traffic]:
-        """Yields the communication of sharded state."""
-        twice = {each.variable.path for each in self._uninitialized if is_gathered_in_turn(each)}
+        regathered_paths = {
+            uninitialized.variable.path for uninitialized in self._uninitialized if is_gathered_per_call(uninitialized)
+        }
         trainable = [variable for variable in variables if variable.trainable]
-        parts = [v for v in trainable if v.placement.is_gathered]
-        for purpose, split in (
+        gathered_variables = [v for v in trainable if v.placement.is_gathered]
+        for purpose, group in (
             ("updated variables", [v for v in trainable if v.placement.slots != v.placement.stored]),
-            ("variables, forward", parts),
-            ("variables, backward", [v for v in parts if v.path in twice]),
+            ("variables, forward", gathered_variables),
+            ("variables, backward", [v for v in gathered_variables if v.path in regathered_paths]),
         ):
-            if split:
-                total = sum(v.bytes // v.placement.computed.parts(mesh) for v in split)
+            if group:
+                total = sum(v.bytes // v.placement.computed.parts(mesh) for v in group)
                 yield Traffic(purpose, "all-gather", shard.axis, total)
 
 
@@ -587,61 +602,65 @@ def cheapest(
 ) -> tuple[dict[str, str], Plan]:
     """Returns the layout with the least communication that fits into memory.
 
-    Tries all assignments of dims to axes other than the batch's, except dims whose sharding makes more operations
-    communicate than layers with weights; see `uncounted`.
+    Tries all assignments of dims to axes other than the batch's, except for dims whose communication is not fully known;
+    see `uncounted`.
 
     Args:
-      abstract_model: the model.
-      mesh: mesh with its axes.
+      abstract_model: the model to plan.
+      mesh: mesh to plan for.
       rules: fixed rules, including `batch`.
       shard: sharding of the state.
       batch_size: number of rows of a global batch.
       memory: bytes per device, for state and activations.
 
     Returns:
-      The rules and their plan. Plans with the fewest unclear layers are preferred, then those with the least
-        communication, then the least memory, then the fewest rules.
+      The rules and their plan: those with the fewest unclear layers, then the least communication, then the least memory,
+      then the fewest rules.
 
     Raises:
-      InputError: there are too many assignments, or none fits.
+      InputError: there are too many assignments, or none fits into memory.
     """
-    free = [dim for dim in abstract_model.dims if dim not in (*rules, *_UNCOUNTED) and not dim.startswith("spatial_")]
+    free_dims = [
+        dim for dim in abstract_model.dims if dim not in (*rules, *_UNCOUNTED_DIMS) and not dim.startswith("spatial_")
+    ]
     axes = [axis for axis, size in mesh.axes.items() if size > 1 and axis != rules["batch"]]
-    if (len(axes) + 1) ** len(free) > _MOST_LAYOUTS:
+    if (len(axes) + 1) ** len(free_dims) > _MAX_LAYOUTS:
         raise InputError(
-            f"--layout=auto tries every assignment of dims to axes, at most {_MOST_LAYOUTS}. Received: {len(free)} dims "
-            f"({', '.join(free)}) and {len(axes)} axes. Give rules for some in --layout, without auto."
+            f"--layout=auto tries every assignment of dims to axes, at most {_MAX_LAYOUTS}. Received: {len(free_dims)} dims "
+            f"({', '.join(free_dims)}) and {len(axes)} axes. Give rules for some in --layout, without auto."
         )
     plans = []
-    for chosen in itertools.product((None, *axes), repeat=len(free)):
-        tried = {**rules, **{dim: axis for dim, axis in zip(free, chosen, strict=True) if axis}}
+    for assignment in itertools.product((None, *axes), repeat=len(free_dims)):
+        candidate_rules = {**rules, **{dim: axis for dim, axis in zip(free_dims, assignment, strict=True) if axis}}
         with contextlib.suppress(InputError):
-            plan = abstract_model.plan(mesh, tried, shard, batch_size)
-            sent, device_bytes = sum(one.bytes for one in plan.sent), sum(plan.totals().values())
-            plans.append((len(plan.unclear), sent, device_bytes, len(tried), tried, plan))
-    fitting = [one for one in plans if one[2] <= memory]
+            plan = abstract_model.plan(mesh, candidate_rules, shard, batch_size)
+            sent_bytes, device_bytes = sum(item.bytes for item in plan.sent), sum(plan.totals().values())
+            plans.append((len(plan.unclear), sent_bytes, device_bytes, len(candidate_rules), candidate_rules, plan))
+    fitting = [item for item in plans if item[2] <= memory]
     if not fitting:
-        least = min((one[2] for one in plans), default=math.inf)
+        least = min((item[2] for item in plans), default=math.inf)
         raise InputError(
             f"--memory_gb must be enough for at least one layout. Received: {memory / 2**30:g}, with {len(plans)} "
-            f"layouts of which the smallest takes {least / 2**30:.3g}. Use more devices, --shard, a smaller batch, or "
+            f"layouts, the smallest of which takes {least / 2**30:.3g}. Use more devices, --shard, a smaller batch, or "
             "more memory."
         )
-    *_, tried, plan = min(fitting, key=lambda one: one[:4])
-    return tried, plan
+    *_, candidate_rules, plan = min(fitting, key=lambda item: item[:4])
+    return candidate_rules, plan
 
 
 def uncounted(rules: Mapping[str, str]) -> list[str]:
-    """Returns the rules whose communication is not completely known: embed, head_dim, and most on the batch's axis."""
+    """Returns rules whose communication is not fully known: of embed, head_dim, and of most dims on the batch's axis."""
     batch = rules["batch"]
-    own = ("batch", "experts")
-    return [f"{d}:{axis}" for d, axis in rules.items() if d not in own and (d in _UNCOUNTED or axis == batch)]
+    counted_dims = ("batch", "experts")
+    return [
+        f"{d}:{axis}" for d, axis in rules.items() if d not in counted_dims and (d in _UNCOUNTED_DIMS or axis == batch)
+    ]
 
 
 def _slots(model: keras.Model, optimizer: keras.Optimizer) -> dict[int, int]:
-    """Returns the number of optimizer variables for each variable, by the variable's id."""
+    """Returns the number of optimizer variables of each variable, by the variable's id."""
     for variable in model.trainable_variables:
-        keras_internals.set_layout(variable, variable)  # which Keras passes on to its optimizer variables
+        keras_internals.set_layout(variable, variable)  # Keras passes the layout to optimizer variables
     owners = [
         keras_internals.layout_of(slot) for slot in keras_internals.slots_of(optimizer, model.trainable_variables)
     ]
@@ -649,32 +668,34 @@ def _slots(model: keras.Model, optimizer: keras.Optimizer) -> dict[int, int]:
 
 
 def _layers_of(model: keras.Model) -> tuple[list[keras.Layer], list[str]]:
-    """Returns the layers whose inputs and outputs have known shapes, and the paths of those that are not counted.
+    """Returns the layers whose inputs and outputs have known shapes, and the paths of layers that are not counted.
 
     The projections of an attention layer are counted with it. Layers of a nested model are not counted, because their
-    tensors are not those of the outer model.
+    tensors do not belong to the outer model.
     """
     layers = [layer for layer in keras_internals.layers_of(model) if layer.variables or layer in model.layers]
-    own = [layer for layer in model.layers if not isinstance(layer, keras.Model)]
-    known = [layer for layer in layers if layer in own and keras_internals.has_shapes(layer)]
-    attentions = [layer for layer in known if isinstance(layer, ATTENTIONS)]
-    counted = {id(x) for x in known} | {id(part) for x in attentions for part in keras_internals.layers_of(x)}
-    return known, [keras_internals.path_of(layer) for layer in layers if id(layer) not in counted]
+    top_level_layers = [layer for layer in model.layers if not isinstance(layer, keras.Model)]
+    known_layers = [layer for layer in layers if layer in top_level_layers and keras_internals.has_shapes(layer)]
+    attentions = [layer for layer in known_layers if isinstance(layer, ATTENTIONS)]
+    counted_ids = {id(x) for x in known_layers} | {
+        id(part) for x in attentions for part in keras_internals.layers_of(x)
+    }
+    return known_layers, [keras_internals.path_of(layer) for layer in layers if id(layer) not in counted_ids]
 
 
 @dataclasses.dataclass(frozen=True)
 class SpreadPlan:
-    """The plan of the devices of a process.
+    """The plan of sharding over the devices of a process.
 
     Attributes:
       plan: layouts of the variables of all stages, and the communication of a micro-batch.
-      rules: the axis by dim.
-      of_variables: the plan of each variable, by the variable's id.
+      rules: axis by dim.
+      variable_plans: the plan of each variable, by the variable's id.
     """
 
     plan: Plan
     rules: Mapping[str, str]
-    of_variables: Mapping[int, VariablePlan]
+    variable_plans: Mapping[int, VariablePlan]
 
     @property
     def devices(self) -> int:
@@ -683,34 +704,28 @@ class SpreadPlan:
 
     @property
     def sharded(self) -> list[VariablePlan]:
-        """The variables of which each device has a part: trainable ones, as the others stay on the host."""
+        """The sharded variables, which are trainable; others stay on the host."""
         return [v for v in self.plan.variables if v.trainable and not v.is_replicated(self.plan.mesh)]
 
     @property
     def replicated(self) -> list[VariablePlan]:
-        """The trainable variables of which every device has all values."""
+        """The replicated trainable variables."""
         return [v for v in self.plan.variables if v.trainable and v.is_replicated(self.plan.mesh)]
 
     @property
     def warnings(self) -> list[str]:
-        """Rules without effect, and an axis that is not used."""
+        """Warnings about rules without effect and unused axes."""
         return unused_rule_warnings(self.rules, self.plan.dims, Shard(), self.plan.mesh)
 
     def device_bytes(self, variable: keras.Variable) -> int:
         """Returns the bytes of a variable on each device."""
-        planned = self.of_variables[id(variable)]
-        parts = planned.placement.stored.parts(self.plan.mesh) if planned.trainable else 1
+        variable_plan = self.variable_plans[id(variable)]
+        parts = variable_plan.placement.stored.parts(self.plan.mesh) if variable_plan.trainable else 1
         return keras_internals.bytes_of(variable) // parts
 
 
 def plan_spread(abstract_model: AbstractModel, devices: int, layout: str, rows: int) -> SpreadPlan:
     """Plans the layouts of a model's stages on the devices of their processes.
-
-    Args:
-      abstract_model: the model.
-      devices: number of devices of a process.
-      layout: dims that are sharded over the axis model, as in `--layout`.
-      rows: rows of a micro-batch.
 
     Raises:
       InputError: a rule cannot be applied.
@@ -718,5 +733,5 @@ def plan_spread(abstract_model: AbstractModel, devices: int, layout: str, rows: 
     mesh = Mesh({"data": 1, "model": devices})
     rules = parse_layout(layout, mesh)
     plan = abstract_model.plan(mesh, rules, Shard(), rows)
-    own = {dim: axis for dim, axis in rules.items() if dim != "batch"}
-    return SpreadPlan(plan, own, dict(zip(map(id, abstract_model.variables), plan.variables, strict=True)))
+    model_rules = {dim: axis for dim, axis in rules.items() if dim != "batch"}
+    return SpreadPlan(plan, model_rules, dict(zip(map(id, abstract_model.variables), plan.variables, strict=True)))

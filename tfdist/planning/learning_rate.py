@@ -1,4 +1,4 @@
-"""The search for the learning rate: a sweep over rates on a trainer, which is restored afterwards."""
+"""The search for the learning rate: trains with increasing rates, and restores the trainer afterwards."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,18 +11,18 @@ from keras import ops
 
 from tfdist import keras_internals
 from tfdist.config.search import LearningRateSearch
-from tfdist.data import Examples, Pipeline, explained_reading
+from tfdist.data import Examples, Pipeline, explain_reading_errors
 from tfdist.errors import InputError, names_arguments
 from tfdist.planning.rate_curve import LearningRates, divergence, learning_rates, rates_between
 from tfdist.reporting import RunPlan
 from tfdist.step.compiled_loop import not_finite
-from tfdist.step.data_check import must_fit
+from tfdist.step.data_check import explain_mismatch
 from tfdist.step.validation import check_same_data, inner_optimizer
 from tfdist.trainer.data_warnings import check_examples
 from tfdist.trainer.fit_arguments import check_fit, fit_arguments
 from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program
-from tfdist.trainer.trainer import Trainer, reported, takes_one_hot
+from tfdist.trainer.trainer import Trainer, reporting_context, takes_one_hot
 
 _SYNC_POINT = "find/learning_rate"
 
@@ -45,19 +45,19 @@ def find_learning_rate(
     schedule: Schedule | None = None,
     checks: Checks | None = None,
 ) -> LearningRates:
-    """Searches for a learning rate by training with rates that grow at each step, as Smith describes (arXiv:1506.01186).
+    """Searches for a learning rate by training with a rate that grows at each step (Smith, arXiv:1506.01186).
 
-    Step i, counted from 0, has the rate min * (max / min) ** (i / (steps - 1)), in place of the optimizer's own rate or
+    Step i, counted from 0, has the rate min * (max / min) ** (i / (steps - 1)), instead of the optimizer's own rate or
     schedule. The search ends when the loss has diverged: when it is not finite, or its running mean is more than four times
-    the lowest one, or twice the first loss. Everything else is as in `fit`, with the same strategy, batches and options of
+    the lowest one, or twice the first loss. Otherwise it trains like `fit`, with the same strategy, batches and options of
     the trainer. Every process must call it, and gets the same result.
 
-    Afterwards the trainer is as before, bit for bit: weights, optimizer, statistics, the step and the position in the
-    data, even if the search fails. A copy of all variables is kept in the memory of the host meanwhile.
+    Afterwards the trainer is restored bit for bit, even if the search fails: weights, optimizer, statistics, step and position
+    in the data. Meanwhile, a copy of all variables is kept in the host's memory.
 
     Args:
-      trainer: trainer with any weights; it is built if it has not been.
-      x: data to train on, as for `Trainer.fit`; not a generator, which could not be read again.
+      trainer: trainer with any weights; it is built if necessary.
+      x: data to train on, as for `Trainer.fit`; not a generator, because it cannot be read again.
       y: as for `Trainer.fit`.
       batch_size: as for `Trainer.fit`. The best rate depends on it.
       verbose: as for `Trainer.fit`.
@@ -102,13 +102,13 @@ def find_learning_rate(
     program = trainer.build(examples)
     check_examples(strategy, trainer.model, examples, None, program.settings, program.dependence)
     with (
-        reported(Reporting(), verbose, strategy.is_chief) as reporting,
+        reporting_context(Reporting(), verbose, strategy.is_chief) as reporting,
         (checks or Checks()).watchdog(strategy.group) as watchdog,
     ):
         sweep = _Sweep(program, search, examples, arguments.batch_size, trainer.step)
         per_call = (schedule or Schedule()).steps_per_call
         reporting.reporter.start(RunPlan(total_steps=steps, batch_size=arguments.batch_size))
-        with sweep, explained_reading(examples):
+        with sweep, explain_reading_errors(examples):
             while not sweep.is_over:
                 first = sweep.steps_done
                 watchdog.begin(first, first + per_call)
@@ -122,27 +122,27 @@ def find_learning_rate(
 
 
 class _Sweep:
-    """The steps of a search: a context, on whose exit all variables have the values that they had before."""
+    """The steps of a search, as a context that restores all variables on exit."""
 
     def __init__(self, program: Program, search: LearningRateSearch, examples: Examples, batch_size: int, step: int):
-        """Compiles nothing yet, but creates the state of the steps.
+        """Creates the state of the steps.
 
         Args:
           program: the program to train.
           search: range and number of rates.
           examples: data to train on.
           batch_size: global batch size.
-          step: number of updates done before, from which random layers draw.
+          step: number of previous updates, which determines the random numbers of layers.
         """
         self.rates = rates_between(search.min, search.max, search.steps)
         self.losses: list[float] = []
         self.steps_done = 0
-        self._program, self._examples, self._batch_size, self._first = program, examples, batch_size, step
+        self._program, self._examples, self._batch_size, self._first_step = program, examples, batch_size, step
         self._may_continue = True
         model, strategy = program.model, program.strategy
         optimizer = inner_optimizer(model.optimizer)
-        before = int(strategy.local(keras_internals.value_of(optimizer.iterations))[0])
-        self._loop = program.steps.loop_at_rate(batch_size, _exponential_rate(search, before))
+        previous_updates = int(strategy.local(keras_internals.value_of(optimizer.iterations))[0])
+        self._loop = program.steps.loop_at_rate(batch_size, _exponential_rate(search, previous_updates))
         variables = [*model.variables, *model.optimizer.variables, *program.metrics.variables]
         values = [keras_internals.value_of(variable) for variable in variables]
         self._variables = [
@@ -155,53 +155,52 @@ class _Sweep:
         program.drain()
         self._restore = program.strategy.blocks.snapshot(self._variables)
         pipeline = Pipeline(self._examples.sample, self._batch_size, program.settings.seed)
-        self._iterator = program.strategy.distribute(pipeline.numbered)
+        self._iterator = program.strategy.distribute(pipeline.indexed_dataset)
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._iterator  # stops the threads that read ahead
-        self._restore()  # nothing that communicates, since this rank may be the only one that failed
+        del self._iterator  # stops threads that read ahead
+        self._restore()  # must not communicate, because this rank may be the only one that failed
 
     @property
     def is_over(self) -> bool:
-        """Whether all rates have been tried, or the loss has diverged."""
         has_diverged = divergence(self.losses, len(self.rates)) is not None
         return not self._may_continue or len(self.losses) == len(self.rates) or has_diverged
 
     def call(self, count: int) -> None:
-        """Runs up to this many steps, in one call of the compiled loop.
+        """Runs up to `count` steps in one call of the compiled loop.
 
-        A step that a loss scale skips is not in the curve: its rate is tried again.
+        Steps that are skipped by a loss scale are not in the curve; their rates are tried again.
         """
         count = min(count, len(self.rates) - len(self.losses))
-        with must_fit(self._examples.element_spec):
+        with explain_mismatch(self._examples.element_spec):
             result = self._loop(
                 self._iterator,
-                tf.constant(self._first + self.steps_done, tf.int64),
+                tf.constant(self._first_step + self.steps_done, tf.int64),
                 tf.constant(count),
                 tf.constant(False),
             )
-        losses, counted = result.losses.numpy(), result.counted.numpy()
-        if not result.may_continue and not self.losses and not counted.any():
+        losses, is_counted = result.losses.numpy(), result.counted.numpy()
+        if not result.may_continue and not self.losses and not is_counted.any():
             variables, scale = self._program.model.trainable_variables, self._program.loss_scale
-            raise not_finite(self._first + self.steps_done + len(losses) - 1, losses[-1], result, variables, scale)
+            raise not_finite(self._first_step + self.steps_done + len(losses) - 1, losses[-1], result, variables, scale)
         self.steps_done += len(losses)
         self._may_continue = bool(result.may_continue)
-        losses_of_rates = [float(loss) for loss, counts in zip(losses, counted, strict=True) if counts]
-        if not self._may_continue and not counted[-1]:
-            losses_of_rates.append(math.inf)
-        # The losses are the same on all ranks. So that a search can never end on some of them only, rank 0's decide.
-        sent = [loss if np.isfinite(loss) else None for loss in losses_of_rates]
-        received = self._program.strategy.group.broadcast(_SYNC_POINT, sent)
-        self.losses += [math.inf if loss is None else loss for loss in received]
+        rate_losses = [float(loss) for loss, is_valid in zip(losses, is_counted, strict=True) if is_valid]
+        if not self._may_continue and not is_counted[-1]:
+            rate_losses.append(math.inf)
+        # The losses are the same on all ranks; rank 0's are used to ensure that the search ends on all of them.
+        local_losses = [loss if np.isfinite(loss) else None for loss in rate_losses]
+        agreed_losses = self._program.strategy.group.broadcast(_SYNC_POINT, local_losses)
+        self.losses += [math.inf if loss is None else loss for loss in agreed_losses]
 
 
-def _exponential_rate(search: LearningRateSearch, before: int) -> Callable[[Any], tf.Tensor]:
-    """Returns the learning rate of an update as a function of the number of updates; `before`: those before the search."""
+def _exponential_rate(search: LearningRateSearch, previous_updates: int) -> Callable[[Any], tf.Tensor]:
+    """Returns a function that computes the learning rate from the number of updates, including those before the search."""
     exponent = math.log(search.max / search.min) / (search.steps - 1)
 
     def rate(iterations: Any) -> tf.Tensor:
-        done = ops.cast(ops.cast(iterations, "int64") - before, keras.config.floatx())
-        return search.min * ops.exp(exponent * done)
+        updates = ops.cast(ops.cast(iterations, "int64") - previous_updates, keras.config.floatx())
+        return search.min * ops.exp(exponent * updates)
 
     return rate

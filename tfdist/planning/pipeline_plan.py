@@ -1,4 +1,4 @@
-"""Plans a pipeline before a run: variables and messages of each stage, idle time and memory of each schedule."""
+"""Plans a pipeline: variables and messages of each stage, idle time and memory of each schedule."""
 
 import dataclasses
 import functools
@@ -20,12 +20,12 @@ from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.pipelining.schedule_simulation import simulate
 from tfdist.pipelining.stage_costs import StageSeconds, count_operations, crossing_specs, measure_stage
 
-COMPARED = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
+_REFERENCE_SCHEDULES = ("gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1")
 
 
 @dataclasses.dataclass(frozen=True)
 class SentTensor:
-    """A tensor that a stage sends to the next, for one micro-batch.
+    """A tensor that a stage sends to the next one for each micro-batch.
 
     Attributes:
       name: name of the tensor.
@@ -47,14 +47,14 @@ class StagePlan:
     """The plan of one stage.
 
     Attributes:
-      first: name of its first call of a layer.
-      last: name of its last call of a layer; cut after it to repeat this stage.
+      first: name of its first layer call.
+      last: name of its last layer call; `--cut` after it reproduces this stage.
       parameters: number of elements of its trainable variables.
-      variable_bytes: bytes of its variables, on each device.
-      gradient_bytes: bytes of the gradients of its trainable variables, on each device.
-      optimizer_bytes: bytes of the optimizer's state for them, on each device.
+      variable_bytes: bytes of its variables on each device.
+      gradient_bytes: bytes of the gradients of its trainable variables on each device.
+      optimizer_bytes: bytes of their optimizer state on each device.
       reduced_bytes: bytes of the full gradients, which are summed over replicas.
-      activation_bytes: bytes that it keeps of each micro-batch for the backward pass, with received tensors.
+      activation_bytes: bytes of each micro-batch that are kept for the backward pass, including received tensors.
       operations: multiplications and additions of the forward pass of a micro-batch.
       sent: tensors that it sends to the next stage for each micro-batch.
       seconds: measured times of a micro-batch; None if they were not measured.
@@ -84,13 +84,13 @@ class SchedulePlan:
 
     Attributes:
       name: the schedule, as in `--pipeline_schedule`.
-      idle: share of the time of all processes in which they do not compute, predicted from the costs of the stages.
-      live: for each process, the most micro-batches of its stages whose activations it keeps at the same time.
-      process_bytes: for each process, bytes of variables, gradients, optimizer state, older versions and live activations, on
-        each device; if the optimizer's state is sharded over replicas, in the replica with the largest part.
-      older_weights_bytes: for each process, those of older versions of its weights, which schedules without a flush keep.
-      message_bytes: for each process, bytes that it sends to others of its pipeline in a step: activations, their gradients,
-        and gradients of shared variables.
+      idle: fraction of the time in which processes do not compute, predicted from the costs of the stages.
+      live: for each process, the largest number of micro-batches whose activations it keeps at the same time.
+      process_bytes: for each process, bytes per device of variables, gradients, optimizer state, older weights and live
+        activations; of the replica with the largest part, if optimizer state is sharded over replicas.
+      older_weights_bytes: for each process, bytes of older weights, which schedules without a flush keep.
+      message_bytes: for each process, bytes that it sends to other stages in a step: activations, their gradients, and
+        gradients of shared variables.
       step_seconds: predicted time of all micro-batches; None if stages were not measured.
     """
 
@@ -110,7 +110,7 @@ class SharedVariable:
     Attributes:
       path: path of the variable.
       bytes: its size.
-      stages: numbers of these stages.
+      stages: numbers of the stages that use it.
     """
 
     path: str
@@ -124,11 +124,11 @@ class PipelinePlan:
 
     Attributes:
       stages: stages of the requested schedule.
-      shared: variables that several of them use.
-      optimizer_parts: for each process of a pipeline that uses the requested schedule, bytes of the optimizer's state in each
-        replica that has a part of it; one number if each replica has all of it.
-      schedules: the requested schedule and those to compare it with.
-      impossible: for each schedule that cannot be used, the reason.
+      shared: variables that several of these stages use.
+      optimizer_parts: for each process of the requested schedule, bytes of the optimizer state in each replica; one number if
+        it is not sharded.
+      schedules: the requested schedule and others for comparison.
+      impossible: reasons why schedules cannot be used, by name.
       has_loops: whether there are loops, whose operations and activations are not counted.
     """
 
@@ -154,18 +154,18 @@ def plan_pipeline(
     measures: bool = False,
     device_bytes: Callable[[keras.Variable], int] = keras_internals.bytes_of,
 ) -> PipelinePlan:
-    """Plans the training of a model in stages, one or more in each process.
+    """Plans a pipeline with one or more stages of a model in each process.
 
     Args:
-      model: functional or sequential model, whose variables need no values.
-      slots: number of variables of the optimizer's state for each variable, by the variable's id.
-      schedule: schedule to use, as in `--pipeline_schedule`.
+      model: functional or sequential model; its variables need not be initialized.
+      slots: number of optimizer variables of each variable, by the variable's id.
+      schedule: value of `--pipeline_schedule`.
       processes: number of processes of a pipeline.
       micro_batches: number of micro-batches of a step.
       rows: rows of a micro-batch.
-      cut: where the model is cut, as in `--cut`.
-      activation_compression: compression of messages, as in `--activation_compression`.
-      shards: number of replicas over which the optimizer's state of each process is sharded; 1 if it is not.
+      cut: value of `--cut`.
+      activation_compression: value of `--activation_compression`.
+      shards: number of replicas over which optimizer state is sharded; 1 if it is not.
       measures: whether to measure the time of each stage on this device.
       device_bytes: returns the bytes of a variable on each device of a process.
 
@@ -174,32 +174,33 @@ def plan_pipeline(
     """
     compression = METHODS[activation_compression]()
     planner = _Planner(trace_model(model), slots, rows, cut, compression, shards, measures, device_bytes)
-    requested = make_schedule(schedule, processes, micro_batches)
-    plans, impossible = {requested.name: planner.plan(requested)}, {}
-    for name in COMPARED:
+    requested_schedule = make_schedule(schedule, processes, micro_batches)
+    plans, impossible = {requested_schedule.name: planner.plan(requested_schedule)}, {}
+    for name in _REFERENCE_SCHEDULES:
         try:
-            compared = make_schedule(name, processes, micro_batches)
-            plans.setdefault(compared.name, planner.plan(compared))
+            compared_schedule = make_schedule(name, processes, micro_batches)
+            plans.setdefault(compared_schedule.name, planner.plan(compared_schedule))
         except InputError as error:
             impossible[name] = str(error)
-    stages = planner.stages(requested.stages)
-    check_without_flush(requested.name, shared=next((variable.path for variable, _ in stages.cut.shared), ""))
-    ordered = sorted(plans.values(), key=lambda each: COMPARED.index(each.name) if each.name in COMPARED else -1)
+    stages = planner.stages(requested_schedule.stages)
+    check_without_flush(requested_schedule.name, shared=next((variable.path for variable, _ in stages.cut.shared), ""))
+    order = {name: number for number, name in enumerate(_REFERENCE_SCHEDULES)}
+    sorted_plans = sorted(plans.values(), key=lambda plan: order.get(plan.name, -1))
     shared = tuple(
         SharedVariable(variable.path, keras_internals.bytes_of(variable), numbers)
         for variable, numbers in stages.cut.shared
     )
-    parts = planner.optimizer_parts(requested)
-    return PipelinePlan(stages.plans, shared, parts, tuple(ordered), impossible, stages.has_loops)
+    parts = planner.optimizer_parts(requested_schedule)
+    return PipelinePlan(stages.plans, shared, parts, tuple(sorted_plans), impossible, stages.has_loops)
 
 
 def idle_and_makespan(schedule: Schedule, forward: Sequence[float], backward: Sequence[float]) -> tuple[float, float]:
-    """Returns the share of idle time, and the time of a step; without a flush, in the steady state."""
+    """Returns the fraction of idle time and the time of a step; in the steady state for schedules without a flush."""
     if schedule.has_flush:
         timeline = simulate(schedule, forward=forward, backward=backward)
         return timeline.bubble, timeline.makespan
-    each = [sum(both) for both in zip(forward, backward, strict=True)]
-    return 1 - sum(each) / len(each) / max(each), schedule.micro_batches * max(each)
+    stage_seconds = [sum(pair) for pair in zip(forward, backward, strict=True)]
+    return 1 - sum(stage_seconds) / len(stage_seconds) / max(stage_seconds), schedule.micro_batches * max(stage_seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,20 +228,18 @@ class _Planner:
     )
 
     def stages(self, count: int) -> _Stages:
-        """Returns the plans of the stages of a model that is cut into `count`."""
         if count not in self._stages_by_count:
             cut = cut_model(self.traced, self.cut, count, seconds=self._seconds)  # as for training
             operations = [count_operations(cut, stage, self.rows) for stage in cut.stages]
-            plans = tuple(self._stage(cut, number, each.operations) for number, each in enumerate(operations))
-            self._stages_by_count[count] = _Stages(cut, plans, any(each.has_loops for each in operations))
+            plans = tuple(self._stage(cut, number, cost.operations) for number, cost in enumerate(operations))
+            self._stages_by_count[count] = _Stages(cut, plans, any(cost.has_loops for cost in operations))
         return self._stages_by_count[count]
 
     def plan(self, schedule: Schedule) -> SchedulePlan:
-        """Plans a schedule."""
         stages = self.stages(schedule.stages)
         seconds = [plan.seconds for plan in stages.plans if plan.seconds]
-        forward = [each.forward for each in seconds] or [float(plan.operations) for plan in stages.plans]
-        backward = [each.backward for each in seconds] or [2 * each for each in forward]
+        forward = [stage_cost.forward for stage_cost in seconds] or [float(plan.operations) for plan in stages.plans]
+        backward = [stage_cost.backward for stage_cost in seconds] or [2 * stage_cost for stage_cost in forward]
         idle, makespan = idle_and_makespan(schedule, forward, backward)
         activations = schedule.live_activations([plan.activation_bytes for plan in stages.plans])
         state = [self._state_bytes(stages.cut, schedule.stages_of(process)) for process in range(schedule.processes)]
@@ -251,9 +250,12 @@ class _Planner:
             schedule.name,
             idle,
             tuple(int(count) for count in schedule.live_activations()),
-            tuple(own + older + int(live) for own, older, live in sizes),
+            tuple(
+                state_bytes + version_bytes + int(activation_bytes)
+                for state_bytes, version_bytes, activation_bytes in sizes
+            ),
             tuple(versions),
-            sent_in_a_step(schedule, stages.plans, stages.cut),
+            sent_bytes_per_step(schedule, stages.plans, stages.cut),
             makespan if seconds else None,
         )
 
@@ -285,7 +287,7 @@ class _Planner:
         )
 
     def optimizer_parts(self, schedule: Schedule) -> tuple[tuple[int, ...], ...]:
-        """Returns the bytes of the optimizer's state by process and replica; see `PipelinePlan`."""
+        """Returns the bytes of the optimizer state by process and replica; see `PipelinePlan`."""
         cut = self.stages(schedule.stages).cut
         return tuple(
             tuple(self._parts(self._variables(cut, schedule.stages_of(process))))
@@ -293,21 +295,20 @@ class _Planner:
         )
 
     def _state_bytes(self, cut: Cut, numbers: Sequence[int]) -> int:
-        """Returns the bytes of variables, gradients and optimizer state in a process; a variable counts once."""
+        """Returns the bytes of variables, gradients and optimizer state of a process; shared variables count once."""
         variables = self._variables(cut, numbers)
         sizes = [self.device_bytes(variable) * (2 if variable.trainable else 1) for variable in variables]
         return sum(sizes) + max(self._parts(variables))
 
     def _variables(self, cut: Cut, numbers: Sequence[int]) -> list[keras.Variable]:
-        """Returns the variables of some stages, in the order of the model."""
-        own = {id(variable) for number in numbers for variable in cut.stages[number].variables.all}
-        return [variable for variable in self.traced.graph.model.variables if id(variable) in own]
+        variable_ids = {id(variable) for number in numbers for variable in cut.stages[number].variables.all}
+        return [variable for variable in self.traced.graph.model.variables if id(variable) in variable_ids]
 
     def _parts(self, variables: Sequence[keras.Variable]) -> list[int]:
-        trained = [variable for variable in variables if variable.trainable]
+        trainable = [variable for variable in variables if variable.trainable]
         return sizes_of_parts(
-            [self.device_bytes(variable) for variable in trained],
-            [*map(self._slot_bytes, trained)],
+            [self.device_bytes(variable) for variable in trainable],
+            [*map(self._slot_bytes, trainable)],
             self.shards,
         )
 
@@ -315,17 +316,19 @@ class _Planner:
         return self.slots.get(id(variable), 0) * self.device_bytes(variable)
 
 
-def sent_in_a_step(schedule: Schedule, stages: Sequence[StagePlan], cut: Cut) -> tuple[int, ...]:
-    """Returns for each process the bytes of its messages in a step; see `SchedulePlan`."""
-    sent = [0] * schedule.processes
+def sent_bytes_per_step(schedule: Schedule, stages: Sequence[StagePlan], cut: Cut) -> tuple[int, ...]:
+    """Returns, for each process, the bytes of its messages in a step; see `SchedulePlan`."""
+    sent_bytes = [0] * schedule.processes
     for number, stage in enumerate(stages[:-1]):
-        process, after = schedule.process_of(number), schedule.process_of(number + 1)
-        if process != after:
-            sent[process] += schedule.micro_batches * stage.sent_bytes
-            sent[after] += schedule.micro_batches * sum(tensor.bytes for tensor in stage.sent if tensor.has_gradient)
+        process, next_process = schedule.process_of(number), schedule.process_of(number + 1)
+        if process != next_process:
+            sent_bytes[process] += schedule.micro_batches * stage.sent_bytes
+            sent_bytes[next_process] += schedule.micro_batches * sum(
+                tensor.bytes for tensor in stage.sent if tensor.has_gradient
+            )
     for variable, numbers in cut.shared:
-        first, *others = schedule.processes_of(numbers)
-        for other in others:  # a part of the gradient to the first process, and the sum back
-            sent[first] += keras_internals.bytes_of(variable)
-            sent[other] += keras_internals.bytes_of(variable)
-    return tuple(sent)
+        first, *other_processes = schedule.processes_of(numbers)
+        for other_process in other_processes:  # sends its gradient to the first process, and receives the sum
+            sent_bytes[first] += keras_internals.bytes_of(variable)
+            sent_bytes[other_process] += keras_internals.bytes_of(variable)
+    return tuple(sent_bytes)

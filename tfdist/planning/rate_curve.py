@@ -1,4 +1,4 @@
-"""The losses of a search for the learning rate: smoothing, divergence, the suggestion, and pictures of them."""
+"""Evaluates and plots searches: smoothing, divergence and the suggestion of a learning rate; speed of batch sizes."""
 
 import dataclasses
 import io
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 DIVERGED = 4.0  # times the lowest mean of the loss, as in fastai and Lightning
-_WORSE = 2.0  # times the first loss: further rates tell nothing
-_WINDOW = 20.0  # a loss counts in the means of a twentieth of all steps
-_LEAST_SMOOTHING = 0.5
-_LEAST_FALL = 2.0  # times the usual difference between two losses
-_FEWEST = 4  # losses from which a slope is computed
+_MAX_LOSS_RATIO = 2.0  # times the first loss, above which the search ends
+_WINDOW = 20.0  # the smoothing window is a twentieth of all steps
+_MIN_SMOOTHING = 0.5
+_MIN_DESCENT = 2.0  # times the typical difference between two losses
+_MIN_LOSSES = 4  # losses that are needed to compute a slope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,8 @@ class LearningRates:
     Attributes:
       rates: learning rate of each step, ascending.
       losses: loss of each step before its update.
-      smoothed: means of the losses, at most the first one each, weighted by distance; see `smooth`.
-      suggestion: rate at which the smoothed loss falls fastest, with two digits; None if it falls nowhere.
+      smoothed: smoothed losses, each capped at the first one; see `smooth`.
+      suggestion: rate at which the smoothed loss falls fastest, with two digits; None if it never falls.
       lowest: rate with the lowest smoothed loss; None without a loss.
       diverged: rate at which the loss diverged; None if it did not.
       batch_size: global batch size.
@@ -53,16 +53,14 @@ class LearningRates:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the attributes as values of JSON."""
+        """Returns the attributes as JSON values."""
         return dataclasses.asdict(self)
 
     def describe(self) -> str:
         """Returns the result in a sentence."""
         if self.suggestion is None:
-            where = f" between {self.rates[0]:.2g} and {self.rates[-1]:.2g}" if self.rates else ""
-            return (
-                f"No learning rate is suggested, as the loss falls nowhere{where}: search another range, or more steps."
-            )
+            range_text = f" between {self.rates[0]:.2g} and {self.rates[-1]:.2g}" if self.rates else ""
+            return f"No learning rate is suggested, as the loss falls nowhere{range_text}: search another range, or more steps."
         assert self.lowest is not None
         if self.diverged is None:
             end = "and does not diverge: a larger max would show where it does"
@@ -75,24 +73,20 @@ class LearningRates:
 
 
 def rates_between(first: float, last: float, steps: int) -> list[float]:
-    """Returns the rates of a search: they grow by the same factor at each step."""
+    """Returns the rates of a search, which grow by the same factor at each step."""
     return [first * (last / first) ** (step / (steps - 1)) for step in range(steps)]
 
 
 def smoothing(steps: int) -> float:
-    """Returns the weight of a loss in the mean of its neighbor, for a search of this many steps: 0.8 for 100 steps."""
-    return max(_LEAST_SMOOTHING, 1 - _WINDOW / steps)
+    """Returns the weight of a loss in the mean of its neighbor, for a number of steps: 0.8 for 100 steps."""
+    return max(_MIN_SMOOTHING, 1 - _WINDOW / steps)
 
 
 def divergence(losses: Sequence[float], steps: int) -> int | None:
-    """Returns the number of the first loss that has diverged; None if none has.
+    """Returns the index of the first diverged loss; None if there is none.
 
-    A loss has diverged if it is not finite, or if the mean so far, in which each loss counts `smoothing(steps)` times as
-    much as the next, is more than four times the lowest such mean, or more than twice the first loss.
-
-    Args:
-      losses: losses by step.
-      steps: number of steps of the whole search.
+    A loss has diverged if it is not finite, or if the running mean, in which each loss has `smoothing(steps)` times the weight
+    of the next, is more than four times the lowest running mean, or more than twice the first loss.
     """
     weight = smoothing(steps)
     total = count = 0.0
@@ -103,15 +97,15 @@ def divergence(losses: Sequence[float], steps: int) -> int | None:
         total, count = weight * total + loss, weight * count + 1
         mean = total / count
         lowest = min(lowest, mean)
-        if lowest > 0 and (mean > DIVERGED * lowest or mean > _WORSE * losses[0]):
+        if lowest > 0 and (mean > DIVERGED * lowest or mean > _MAX_LOSS_RATIO * losses[0]):
             return step
     return None
 
 
 def smooth(losses: Sequence[float] | np.ndarray, weight: float) -> np.ndarray:
-    """Returns means of losses in which a loss d steps away, before or after, has the weight `weight` ** d.
+    """Returns weighted means of losses, in which a loss d steps before or after has the weight `weight` ** d.
 
-    The usual running mean over earlier losses lags by several steps, which would move the suggestion up.
+    A running mean over earlier losses only would lag by several steps, and move the suggestion up.
 
     Args:
       losses: finite losses by step.
@@ -128,17 +122,17 @@ def smooth(losses: Sequence[float] | np.ndarray, weight: float) -> np.ndarray:
 def learning_rates(rates: Sequence[float], losses: Sequence[float], batch_size: int) -> LearningRates:
     """Returns the result of a search.
 
-    The suggestion is the rate of the steepest descent of the smoothed loss over the logarithm of the rate, before its
-    lowest value (Smith, arXiv:1506.01186, reads it from the plot).
+    The suggestion is the rate of the steepest descent of the smoothed loss over the logarithm of the rate, before the lowest
+    value (Smith, arXiv:1506.01186, reads it from the plot).
 
     Args:
       rates: learning rates of all steps, evenly spaced on a logarithmic scale.
-      losses: losses by step, of the steps that were done; those from the divergence on are left out.
+      losses: losses of the completed steps; diverged losses are omitted.
       batch_size: global batch size.
     """
     end = divergence(losses, len(rates))
     valid = list(losses[:end])
-    # Losses above the first one would hide the descent before them in the means.
+    # Losses above the first one would hide an earlier descent of the means.
     smoothed = smooth(np.minimum(valid, valid[0]), smoothing(len(rates))) if valid else np.zeros(0)
     lowest = int(np.argmin(smoothed)) if valid else None
     steepest = None if lowest is None else _steepest(valid[: lowest + 1], smoothed[: lowest + 1])
@@ -154,11 +148,11 @@ def learning_rates(rates: Sequence[float], losses: Sequence[float], batch_size: 
 
 
 def _steepest(losses: Sequence[float], smoothed: np.ndarray) -> int | None:
-    """Returns the step of the steepest descent up to the lowest loss; None if the loss falls no more than by chance."""
-    if len(losses) < _FEWEST:
+    """Returns the step of the steepest descent up to the lowest loss; None if the descent may be noise."""
+    if len(losses) < _MIN_LOSSES:
         return None
-    usual = float(np.median(np.abs(np.diff(losses))))
-    if not smoothed[0] - smoothed[-1] > _LEAST_FALL * usual:
+    typical_difference = float(np.median(np.abs(np.diff(losses))))
+    if not smoothed[0] - smoothed[-1] > _MIN_DESCENT * typical_difference:
         return None
     return int(np.argmin(np.gradient(smoothed)))
 
@@ -168,29 +162,25 @@ _LIGHT, _DARK, _MARK, _GRAY = "#7fb3d9", "#12598f", "#c55a11", "#888888"
 
 
 def plot_learning_rates(result: LearningRates) -> bytes:
-    """Returns the picture of a search for the learning rate as a PNG file.
-
-    Args:
-      result: result of the search.
-    """
+    """Plots the result of a search for the learning rate; returns the contents of a PNG file."""
     figure, axes = _figure(f"Loss by learning rate, batch size {result.batch_size}")
     axes.set_xscale("log")
     axes.plot(result.rates, result.losses, color=_LIGHT, linewidth=1.2, label="loss of each step")
     axes.plot(result.rates, result.smoothed, color=_DARK, linewidth=2.0, label="smoothed")
     if (suggestion := result.suggestion) is not None:
-        at = min(range(len(result.rates)), key=lambda i: abs(math.log(result.rates[i] / suggestion)))
+        index = min(range(len(result.rates)), key=lambda i: abs(math.log(result.rates[i] / suggestion)))
         label = f"suggestion: {suggestion:g}"
         axes.axvline(suggestion, color=_MARK, linewidth=1.0, linestyle="--")
-        axes.plot([suggestion], [result.smoothed[at]], "o", color=_MARK, markersize=8, zorder=3, label=label)
+        axes.plot([suggestion], [result.smoothed[index]], "o", color=_MARK, markersize=8, zorder=3, label=label)
     if result.diverged is not None:
         axes.axvline(
             result.diverged, color=_GRAY, linewidth=1.0, linestyle=":", label=f"diverged: {result.diverged:.2g}"
         )
     if result.smoothed:
-        # A few huge losses before the divergence would flatten all others.
+        # A few large losses before the divergence would flatten all others.
         low, high = min(result.smoothed), max(result.smoothed)
         margin = 0.15 * (high - low) or 0.1
-        axes.set_ylim(min(low, *_inside(result.losses, high + margin)) - margin, high + 2 * margin)
+        axes.set_ylim(min(low, *_losses_below(result.losses, high + margin)) - margin, high + 2 * margin)
     axes.set_xlabel("learning rate (logarithmic)")
     axes.set_ylabel("loss")
     axes.legend(frameon=False)
@@ -198,42 +188,43 @@ def plot_learning_rates(result: LearningRates) -> bytes:
 
 
 def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
-    """Returns the picture of a search for the batch size as a PNG file: speed and memory by size.
-
-    Args:
-      result: result of the search.
-      title: title of the picture.
-    """
+    """Plots speed and memory by batch size; returns the contents of a PNG file."""
     sizes = [trial.batch_size for trial in result.usable]
     speeds = [trial.examples_per_second for trial in result.usable]
-    refused = [trial.batch_size for trial in result.trials if trial.failure]
+    failed_sizes = [trial.batch_size for trial in result.trials if trial.failure]
     limit = result.memory_bytes / _GIB
-    figure, left = _figure(title)
-    right = left.twinx()
-    left.set_xscale("log", base=2)
-    left.plot(sizes, speeds, color=_DARK, linewidth=1.8, marker="o", markersize=5, label="examples/s")
+    figure, speed_axes = _figure(title)
+    memory_axes = speed_axes.twinx()
+    speed_axes.set_xscale("log", base=2)
+    speed_axes.plot(sizes, speeds, color=_DARK, linewidth=1.8, marker="o", markersize=5, label="examples/s")
     if best := result.fastest:
         label = f"fastest: {best.batch_size}"
-        left.plot([best.batch_size], [best.examples_per_second], "*", color=_MARK, markersize=15, zorder=3, label=label)
+        speed_axes.plot(
+            [best.batch_size], [best.examples_per_second], "*", color=_MARK, markersize=15, zorder=3, label=label
+        )
     memory = [trial.memory_bytes / _GIB for trial in result.usable]
-    right.plot(sizes, memory, color=_LIGHT, linewidth=1.4, marker="s", markersize=4, label="memory")
-    right.axhline(limit, color=_GRAY, linewidth=1.0, linestyle=":", label=f"limit: {byte_size(result.memory_bytes)}")
-    if refused:
-        right.plot(refused, [limit] * len(refused), "x", color=_GRAY, markersize=8, label="does not fit")
-    left.set_xticks([*sizes, *refused], [str(size) for size in (*sizes, *refused)], rotation=45)
-    left.minorticks_off()
-    left.set_xlabel("global batch size (examples)")
-    left.set_ylabel("examples/s")
-    right.set_ylabel("memory (GiB)")
-    left.set_ylim(bottom=0)
-    right.set_ylim(bottom=0)
-    right.spines["top"].set_visible(False)
-    handles = [handle for axes in (left, right) for handle in axes.get_legend_handles_labels()[0]]
+    memory_axes.plot(sizes, memory, color=_LIGHT, linewidth=1.4, marker="s", markersize=4, label="memory")
+    memory_axes.axhline(
+        limit, color=_GRAY, linewidth=1.0, linestyle=":", label=f"limit: {byte_size(result.memory_bytes)}"
+    )
+    if failed_sizes:
+        memory_axes.plot(
+            failed_sizes, [limit] * len(failed_sizes), "x", color=_GRAY, markersize=8, label="does not fit"
+        )
+    speed_axes.set_xticks([*sizes, *failed_sizes], [str(size) for size in (*sizes, *failed_sizes)], rotation=45)
+    speed_axes.minorticks_off()
+    speed_axes.set_xlabel("global batch size (examples)")
+    speed_axes.set_ylabel("examples/s")
+    memory_axes.set_ylabel("memory (GiB)")
+    speed_axes.set_ylim(bottom=0)
+    memory_axes.set_ylim(bottom=0)
+    memory_axes.spines["top"].set_visible(False)
+    handles = [handle for axes in (speed_axes, memory_axes) for handle in axes.get_legend_handles_labels()[0]]
     figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=5)
     return _png(figure)
 
 
-def _inside(losses: Sequence[float], high: float) -> list[float]:
+def _losses_below(losses: Sequence[float], high: float) -> list[float]:
     return [loss for loss in losses if loss <= high]
 
 
@@ -253,6 +244,6 @@ def _figure(title: str) -> "tuple[Figure, Axes]":
 
 
 def _png(figure: "Figure") -> bytes:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()

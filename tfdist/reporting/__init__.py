@@ -1,6 +1,6 @@
-"""Reports of a run: terminal, metrics.jsonl, TensorBoard, curves, logs, and the run directory.
+"""Reporters of a run: terminal, metrics.jsonl, TensorBoard, curves and logs; and the run directory.
 
-Reporters receive records; they neither compute nor communicate.
+Reporters receive records, but neither compute nor communicate.
 """
 
 from tfdist.reporting.logger import LoggedRun, Logger

@@ -1,4 +1,4 @@
-"""Plots curves.png: loss, metrics, learning rate and divergence of replicas over the steps of a run."""
+"""Plots curves.png: loss, metrics, learning rate and replica divergence over the steps of a run."""
 
 import io
 import math
@@ -7,8 +7,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from tfdist.coordination import Json
-from tfdist.reporting.file_errors import must_write
-from tfdist.reporting.plain_reporter import rounded
+from tfdist.reporting.file_errors import reraise_as_write_error
+from tfdist.reporting.plain_reporter import format_number
 from tfdist.reporting.reporter import Reporter
 from tfdist.reporting.run_summary import is_higher_better
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
@@ -21,30 +21,27 @@ if TYPE_CHECKING:
 Points = list[tuple[int, float]]
 
 _MAX_METRICS = 4
-# Narrow panels of single curves, each only if the run has it: title and unit by the name of the field.
-_NARROW = {
+# Narrow panels of optional curves: title and unit by the name of the field.
+_NARROW_PANELS = {
     "learning_rate": ("Learning rate", "learning rate"),
     "replica_divergence": ("Replica divergence", "distance to the mean, relative"),
 }
 _LOG_SCALE_RATIO = 100.0
-# One hue per curve: light for training, dark for evaluation (ColorBrewer's "Paired").
+# A hue for each curve: light for training, dark for evaluation (ColorBrewer's "Paired").
 _COLORS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f"), ("#c3a9d6", "#5f3a8c"))
 
 
 class CurvesReporter(Reporter):
-    """Plots panels for the loss and the first four metrics, each with training and evaluation, and for the learning rate.
+    """Plots the loss and the first four metrics, each for training and evaluation, and the learning rate.
 
-    A run whose replicas train locally, as with local SGD, has a panel for their divergence, too.
-
-    The best evaluation of each is marked.
-
-    The plot is redrawn at evaluations, at most as often as `seconds_between` allows so that the run is not slowed down,
-    and at the end if there is anything new. The file is replaced atomically. Without records, no file is written.
+    Runs whose replicas train locally, as with local SGD, also have a panel for their divergence. The best evaluation of each
+    metric is marked. The plot is updated at evaluations and at the end. The file is replaced atomically. Without records, no
+    file is written.
 
     Args:
       path: path of the PNG file.
       title: title of the plot, such as the name of the run.
-      seconds_between: minimum seconds between two plots; the last one is not delayed.
+      seconds_between: minimum seconds between two plots, except the last one.
       clock: monotonic clock in seconds.
     """
 
@@ -55,26 +52,26 @@ class CurvesReporter(Reporter):
         self._title = title
         self._seconds_between = seconds_between
         self._clock = clock
-        self._drawn = -math.inf
+        self._last_draw_time = -math.inf
         self._curves: dict[str, dict[str, Points]] = {}
-        self._has_changed = False  # since it was drawn
+        self._has_changed = False  # since the last plot
 
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""
         self.preload([record])
-        if record.get("kind") == EVAL and self._clock() - self._drawn >= self._seconds_between:
+        if record.get("kind") == EVAL and self._clock() - self._last_draw_time >= self._seconds_between:
             self._draw()
 
     def preload(self, records: Iterable[Mapping[str, Json]]) -> None:
-        """Adds records without plotting: those from before a run resumed."""
+        """Adds records of earlier starts, without plotting."""
         for record in records:
             if "step" in record:
                 self._add(record)
 
     def _add(self, record: Mapping[str, Json]) -> None:
         kind = str(record.get("kind", TRAIN))
-        narrow = {name: record[name] for name in _NARROW if name in record}
-        for name, value in {"loss": record.get("loss"), **main_metrics(record), **narrow}.items():
+        narrow_values = {name: record[name] for name in _NARROW_PANELS if name in record}
+        for name, value in {"loss": record.get("loss"), **main_metrics(record), **narrow_values}.items():
             point = number(value)
             if point is not None:
                 self._has_changed = True
@@ -86,45 +83,45 @@ class CurvesReporter(Reporter):
             self._draw()
 
     def _draw(self) -> None:
-        picture = io.BytesIO()
-        draw(self._curves, self._title).savefig(picture, format="png")
-        with must_write(self._path):
-            storage_of(self._path).replace(self._path, picture.getvalue())
-        self._drawn, self._has_changed = self._clock(), False
+        png = io.BytesIO()
+        draw(self._curves, self._title).savefig(png, format="png")
+        with reraise_as_write_error(self._path):
+            storage_of(self._path).replace(self._path, png.getvalue())
+        self._last_draw_time, self._has_changed = self._clock(), False
 
 
 def draw(curves: Mapping[str, Mapping[str, Points]], title: str = "") -> "Figure":
-    """Returns the figure of a run, which has no window and does not use matplotlib's global state.
+    """Returns the figure of a run, without using a window or matplotlib's global state.
 
     Args:
-      curves: (step, value) points by name (`loss`, `learning_rate`, `replica_divergence` or that of a metric) and by kind
-        of record (`train`, `eval`).
+      curves: (step, value) points by name (`loss`, `learning_rate`, `replica_divergence` or a metric) and by kind of record
+        (`train`, `eval`).
       title: title of the figure.
     """
     # Imported late, because it takes 0.4 s.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    narrow_panels = [name for name in _NARROW if name in curves]
+    narrow_panels = [name for name in _NARROW_PANELS if name in curves]
     figure = Figure(figsize=(11 + 3 * len(narrow_panels), 4.2), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    left, right, *narrow_axes = figure.subplots(
+    loss_axes, metric_axes, *narrow_axes = figure.subplots(
         1, 2 + len(narrow_panels), width_ratios=[3, 3, *[2] * len(narrow_panels)]
     )
     if title:
         figure.suptitle(title.replace("$", r"\$"), x=0.01, ha="left")
     for axes, name in zip(narrow_axes, narrow_panels, strict=True):
-        _panel(axes, *_NARROW[name], {name: curves[name]})
+        _panel(axes, *_NARROW_PANELS[name], {name: curves[name]})
         axes.set_ylim(bottom=0.0)
         if legend := axes.get_legend():
             legend.remove()
-    metrics = [name for name in curves if name not in ("loss", *_NARROW)][:_MAX_METRICS]
-    _panel(left, "Loss", "loss", {"loss": curves["loss"]} if "loss" in curves else {})
+    metrics = [name for name in curves if name not in ("loss", *_NARROW_PANELS)][:_MAX_METRICS]
+    _panel(loss_axes, "Loss", "loss", {"loss": curves["loss"]} if "loss" in curves else {})
     unit = metrics[0].replace("$", r"\$") if len(metrics) == 1 else "value"
-    _panel(right, "Metrics", unit, {name: curves[name] for name in metrics})
+    _panel(metric_axes, "Metrics", unit, {name: curves[name] for name in metrics})
     if _spans_decades(curves.get("loss", {})):
-        left.set_yscale("log")
-        left.set_ylabel("loss (logarithmic)")
+        loss_axes.set_yscale("log")
+        loss_axes.set_ylabel("loss (logarithmic)")
     return figure
 
 
@@ -141,8 +138,8 @@ def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str
             if kind == EVAL and len(points) > 1:
                 step, best = _best(name, points)
                 axes.plot([step], [best], color=color, marker="*", markersize=13, linestyle="none", zorder=3)
-                label += f" (best {rounded(best)} at step {step})"
-            # A single training point would be an invisible line; evaluations are few, so each is marked.
+                label += f" (best {format_number(best)} at step {step})"
+            # Evaluations are few, and a line of a single point would be invisible.
             marker = "o" if kind == EVAL or len(points) == 1 else None
             width = 1.8 if kind == EVAL else 1.4
             axes.plot(steps, values, color=color, linewidth=width, marker=marker, markersize=4, label=label)
@@ -161,12 +158,12 @@ def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str
 
 
 def _best(name: str, points: Points) -> tuple[int, float]:
-    """Returns the step and the value of the best finite point, the earliest of equal ones."""
-    finite = [point for point in points if math.isfinite(point[1])]
+    """Returns the step and the value of the best finite point, or the earliest of them."""
+    finite_points = [point for point in points if math.isfinite(point[1])]
     sign = -1.0 if is_higher_better(name) else 1.0
-    return min(finite, key=lambda point: sign * point[1])
+    return min(finite_points, key=lambda point: sign * point[1])
 
 
 def _spans_decades(kinds: Mapping[str, Points]) -> bool:
-    finite = [value for points in kinds.values() for _, value in points if math.isfinite(value)]
-    return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > _LOG_SCALE_RATIO
+    finite_values = [value for points in kinds.values() for _, value in points if math.isfinite(value)]
+    return bool(finite_values) and min(finite_values) > 0 and max(finite_values) / min(finite_values) > _LOG_SCALE_RATIO

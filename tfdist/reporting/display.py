@@ -19,10 +19,10 @@ from tfdist.reporting.plain_reporter import (
     PlainReporter,
     banner,
     communication,
+    format_number,
     line,
     loss_and_metrics,
     printable,
-    rounded,
 )
 from tfdist.reporting.python_logging import LogReporter
 from tfdist.reporting.reporter import MetricsFile, MultiReporter, OutcomeFile, Reporter, RunPlan
@@ -31,8 +31,8 @@ from tfdist.reporting.schema import EVAL, number
 from tfdist.reporting.tensorboard import TensorBoardReporter
 
 _MIN_BAR = 6
-_SPEED_SECONDS = 30.0  # the speed is that of the last half minute
-# Contents of a line, in descending order: its fields, whether they are long, and whether there is a bar.
+_SPEED_SECONDS = 30.0  # over which the speed is measured
+# Contents of a line, in order of preference: its fields, whether they are long, and whether there is a bar.
 _LEVELS = (
     ("epoch step time loss metric speed communication", True, True),
     ("epoch step time loss metric speed", True, True),
@@ -45,9 +45,9 @@ _LEVELS = (
     ("step loss", False, False),
     ("step", False, False),
 )
-_AFTER_BAR = ("time", "loss", "metric", "speed", "communication", "status")
+_FIELDS_AFTER_BAR = ("time", "loss", "metric", "speed", "communication", "status")
 _NOTEBOOK_COLUMNS = 100
-_NOTEBOOK_SECONDS = 0.2  # every state is a message to the browser
+_NOTEBOOK_SECONDS = 0.2  # each draw is a message to the browser
 
 
 class Line(NamedTuple):
@@ -55,8 +55,8 @@ class Line(NamedTuple):
 
     Attributes:
       left: text before the bar.
-      filled: columns of the bar for what is done.
-      empty: columns of the bar for what remains; 0 with `filled` 0 if there is no room for a bar.
+      filled: filled columns of the bar.
+      empty: empty columns of the bar; there is no bar if both are 0.
       right: text after the bar.
     """
 
@@ -66,31 +66,26 @@ class Line(NamedTuple):
     right: str
 
     def __str__(self) -> str:
-        """Returns the line without colors, where only the filled part of the bar can be seen."""
+        """Returns the line without colors; only the filled part of the bar is visible."""
         bar = "━" * self.filled + " " * self.empty
         return " ".join(part for part in (self.left, bar, self.right) if part)
 
 
 class BarText:
-    """Follows a run, and describes its state in one line of a given width.
-
-    Args:
-      plan: plan of the run.
-      clock: monotonic clock in seconds.
-    """
+    """Describes the state of a run in one line of a given width."""
 
     def __init__(self, plan: RunPlan, clock: Callable[[], float]):
         self._plan, self._clock = plan, clock
         self._began = clock()
         self._step = plan.first_step
         self._record: Mapping[str, Json] = {}
-        # The first point is that after the first call, which has compiled the training step.
+        # Does not include the first call, which compiles the training step.
         self._points: collections.deque[tuple[float, int]] = collections.deque()
         self._status = ""
         self._width, self._level = 0, 0
 
     def update(self, step: int, record: Mapping[str, Json]) -> None:
-        """Sets the number of updates done, and the latest loss and metrics."""
+        """Sets the current step, and the latest loss and metrics."""
         now = self._clock()
         self._step, self._record = step, record
         if not self._points or step > self._points[-1][1]:
@@ -99,31 +94,31 @@ class BarText:
             self._points.popleft()
 
     def set_status(self, text: str) -> None:
-        """Sets a text to show instead of loss and metrics; "" to show these again."""
+        """Sets a text that is shown instead of loss and metrics; "" shows these again."""
         self._status = printable(text)
 
     def line(self, width: int) -> Line:
         """Returns the line for a terminal of `width` columns.
 
-        What was omitted for lack of room stays omitted until the width changes, so that the line does not flicker.
+        Omitted fields stay omitted until the width changes, to avoid flickering.
         """
         if width != self._width:
             self._width, self._level = width, 0
         if self._status:
-            return self._fitted(["epoch", "step", "status"], True, True, width) or Line("", 0, 0, self._status[:width])
+            return self._fit(["epoch", "step", "status"], True, True, width) or Line("", 0, 0, self._status[:width])
         while self._level < len(_LEVELS):
             names, is_long, has_bar = _LEVELS[self._level]
-            line = self._fitted(names.split(), is_long, has_bar, width)
+            line = self._fit(names.split(), is_long, has_bar, width)
             if line:
                 return line
             self._level += 1
         return Line(self._field("step", is_long=False)[:width], 0, 0, "")
 
-    def _fitted(self, names: list[str], is_long: bool, has_bar: bool, width: int) -> Line | None:
+    def _fit(self, names: list[str], is_long: bool, has_bar: bool, width: int) -> Line | None:
         separator = "  " if is_long else " "
         texts = {name: text for name in names if (text := self._field(name, is_long))}
-        left = separator.join(text for name, text in texts.items() if name not in _AFTER_BAR)
-        right = separator.join(text for name, text in texts.items() if name in _AFTER_BAR)
+        left = separator.join(text for name, text in texts.items() if name not in _FIELDS_AFTER_BAR)
+        right = separator.join(text for name, text in texts.items() if name in _FIELDS_AFTER_BAR)
         if not has_bar:
             line = Line(left, 0, 0, right)
             return line if len(str(line)) <= width else None
@@ -143,47 +138,47 @@ class BarText:
             case "time":
                 return self._times(is_long)
             case "loss":
-                return next(loss_and_metrics(self._record, most=0), "")
+                return next(loss_and_metrics(self._record, max_metrics=0), "")
             case "metric":
-                texts = [*loss_and_metrics(self._record, most=1)]
+                texts = [*loss_and_metrics(self._record, max_metrics=1)]
                 return texts[-1] if len(texts) > ("loss" in self._record) else ""
             case "speed":
                 unit = "examples/s" if is_long else "ex/s"
                 speed = number(self._record.get("examples_per_second")) or self._speed * plan.batch_size
-                return f"{rounded(speed)} {unit}" if speed else ""
+                return f"{format_number(speed)} {unit}" if speed else ""
             case "communication":
                 return "  ".join(communication(self._record)) if plan.shows_communication else ""
         return self._status
 
     @property
     def _speed(self) -> float:
-        """Steps per second of wall time, evaluations included; 0 if unknown."""
+        """Steps per second of wall time, including evaluations; 0 if unknown."""
         if len(self._points) < 2:
             return 0.0
         (first_time, first), (last_time, last) = self._points[0], self._points[-1]
         return (last - first) / (last_time - first_time) if last_time > first_time else 0.0
 
     def _times(self, is_long: bool) -> str:
-        elapsed = clock_time(self._clock() - self._began)
-        remaining = clock_time((self._plan.total_steps - self._step) / self._speed) if self._speed else "-:--"
-        return f"{elapsed}, {remaining} left" if is_long else f"{elapsed}<{remaining}"
+        elapsed_time = clock_time(self._clock() - self._began)
+        remaining_time = clock_time((self._plan.total_steps - self._step) / self._speed) if self._speed else "-:--"
+        return f"{elapsed_time}, {remaining_time} left" if is_long else f"{elapsed_time}<{remaining_time}"
 
 
 def clock_time(seconds: float) -> str:
-    """Returns a time as `0:07`, `12:34` or `1:02:03`."""
-    minutes, rest = divmod(round(seconds), 60)
+    """Formats a time as `0:07`, `12:34` or `1:02:03`."""
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{remainder:02}" if hours else f"{minutes}:{remainder:02}"
 
 
 class BarReporter(Reporter, abc.ABC):
     """Displays a progress bar: epoch, steps, elapsed and remaining time, loss, first metric, and examples/s.
 
-    Where there is little room, less is shown; see `BarText`. The description of the run and evaluations remain as lines
-    above the bar, and the outcome as a line below it.
+    Narrow terminals show fewer fields; see `BarText`. The description of the run and evaluations are printed as lines above
+    the bar, and the outcome below it. The bar is drawn by the caller's thread.
 
     Args:
-      seconds: minimum interval between two draws. The caller draws, so that no thread is needed during training.
+      seconds: minimum interval between two draws.
       clock: monotonic clock in seconds.
     """
 
@@ -191,11 +186,11 @@ class BarReporter(Reporter, abc.ABC):
         self._seconds, self._clock = seconds, clock
         self._plan: RunPlan | None = None
         self._text: BarText | None = None
-        self._drawn = clock()
+        self._last_draw_time = clock()
 
     @abc.abstractmethod
     def _print(self, text: str) -> None:
-        """Writes a line that remains; above the bar, if it is open."""
+        """Prints a permanent line, above the bar if it is open."""
 
     @abc.abstractmethod
     def _open_bar(self) -> None:
@@ -203,11 +198,11 @@ class BarReporter(Reporter, abc.ABC):
 
     @abc.abstractmethod
     def _draw_bar(self, text: BarText) -> None:
-        """Draws the bar, which is open."""
+        """Draws the open bar."""
 
     @abc.abstractmethod
     def _close_bar(self) -> None:
-        """Closes the bar; its last state remains."""
+        """Closes the bar; its last state stays visible."""
 
     def start(self, plan: RunPlan) -> None:
         """See base class."""
@@ -228,7 +223,7 @@ class BarReporter(Reporter, abc.ABC):
         """See base class."""
         if self._text is not None:
             self._text.update(step, record)
-        if self._clock() - self._drawn >= self._seconds:
+        if self._clock() - self._last_draw_time >= self._seconds:
             self._draw()
 
     def record(self, record: Mapping[str, Json]) -> None:
@@ -256,16 +251,16 @@ class BarReporter(Reporter, abc.ABC):
     def _draw(self) -> None:
         if self._text is not None:
             self._draw_bar(self._text)
-            self._drawn = self._clock()
+            self._last_draw_time = self._clock()
 
 
 class InPlaceReporter(BarReporter):
     """Displays a progress bar with a carriage return as the only control character.
 
-    It follows each state of the bar, so that what the process logs meanwhile replaces the bar until the next state.
+    The carriage return follows each state of the bar; log messages replace the bar until the next state.
 
     Args:
-      stream: output stream. It is flushed after each write, and not closed at the end.
+      stream: output stream, which is flushed after each write but not closed.
       width: columns of a line.
       seconds: minimum interval between two states of the bar.
       clock: monotonic clock in seconds.
@@ -274,7 +269,7 @@ class InPlaceReporter(BarReporter):
     def __init__(self, stream: TextIO, width: int, seconds: float = 0.1, clock: Callable[[], float] = monotonic):
         super().__init__(seconds, clock)
         self._stream, self._width = stream, width
-        self._columns = 0  # of the state that is shown
+        self._columns = 0  # of the visible state
 
     def _print(self, text: str) -> None:
         self._write(text.ljust(self._columns) + "\n")
@@ -291,7 +286,7 @@ class InPlaceReporter(BarReporter):
         self._columns = 0
 
     def _overwrite(self, text: str) -> None:
-        """Shows a text instead of the current state, padded to cover it."""
+        """Replaces the visible state by a text, padded to cover it."""
         self._write(text.ljust(self._columns) + "\r")
         self._columns = len(text)
 
@@ -301,12 +296,7 @@ class InPlaceReporter(BarReporter):
 
 
 class TerminalReporter(BarReporter):
-    """Displays a progress bar on a terminal. What the process prints or logs to a terminal appears above it.
-
-    Args:
-      console: the terminal.
-      clock: monotonic clock in seconds.
-    """
+    """Displays a progress bar on a terminal. Other output to the terminal appears above it."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = monotonic):
         super().__init__(clock=clock)
@@ -320,7 +310,7 @@ class TerminalReporter(BarReporter):
         self._live = Live(
             console=self._console,
             auto_refresh=False,
-            # A stream that is not a terminal has been redirected by the user, and must not be captured.
+            # Streams that the user has redirected must not be captured.
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
         )
@@ -328,14 +318,14 @@ class TerminalReporter(BarReporter):
 
     def _draw_bar(self, text: BarText) -> None:
         if self._live is not None:
-            self._live.update(self._styled(text), refresh=True)
+            self._live.update(self._style_line(text), refresh=True)
 
     def _close_bar(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
 
-    def _styled(self, text: BarText) -> Text:
+    def _style_line(self, text: BarText) -> Text:
         line = text.line(self._console.width)
         has_colors = self._console.color_system is not None and not self._console.no_color
         if not has_colors or not line.filled + line.empty:
@@ -345,51 +335,47 @@ class TerminalReporter(BarReporter):
 
 
 def terminal_or_plain(stream: TextIO) -> Reporter:
-    """Returns a progress bar for a terminal or a notebook, and plain lines for other streams.
+    """Returns a progress bar for a terminal or a notebook, and plain lines for other streams, usually `sys.stderr`.
 
-    Only the stream matters: variables that request colors (`FORCE_COLOR`) do not make a pipe a terminal. A terminal
-    without cursor control (`TERM=dumb` or none) gets plain lines. A pipe to a launcher that shows its output in a
-    terminal gets a progress bar. In a notebook, the bar is written to stdout, because stderr has the background of an
-    error there.
-
-    Args:
-      stream: usually `sys.stderr`.
+    Variables that request colors (`FORCE_COLOR`) do not make a pipe a terminal. A terminal without cursor control
+    (`TERM=dumb` or none) gets plain lines. A pipe to a launcher that runs in a terminal gets a progress bar. In a notebook,
+    the bar is written to stdout, because stderr is highlighted as an error there.
     """
     if is_notebook():
         return InPlaceReporter(sys.stdout, _NOTEBOOK_COLUMNS, _NOTEBOOK_SECONDS)
     if terminal.has_cursor_control(stream):
         return TerminalReporter(Console(file=stream, force_terminal=True, force_interactive=True))
-    if terminal.leads_to_launcher(stream):
+    if terminal.is_launcher_pipe(stream):
         return InPlaceReporter(stream, terminal.launcher_columns())
     return PlainReporter(stream)
 
 
 def is_notebook() -> bool:
-    """Returns whether this process is the kernel of a notebook, which need not have imported IPython before."""
+    """Returns whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    return any(base.__name__ == "ZMQInteractiveShell" for base in type(shell).__mro__)  # that of Colab derives from it
+    return any(base.__name__ == "ZMQInteractiveShell" for base in type(shell).__mro__)  # also the base class of Colab's
 
 
 def chief_reporter(
     directory: RunDirectory,
     stream: TextIO,
-    earlier: Sequence[Mapping[str, Json]] = (),
+    earlier_records: Sequence[Mapping[str, Json]] = (),
     loggers: Sequence[Reporter] | None = None,
 ) -> Reporter:
-    """Returns the chief's reporter: to a stream for the user, and to the files of the run directory.
+    """Returns the chief's reporter, which writes to a stream for the user and to the files of the run directory.
 
     Args:
       directory: directory for metrics.jsonl, outcome.json, TensorBoard events and curves.png.
       stream: stream for the user, usually `sys.stderr`.
-      earlier: records of the run from before it resumed, for curves.png.
+      earlier_records: records from before the run was resumed, for curves.png.
       loggers: further reporters, see `make_loggers`; by default, TensorBoard.
     """
     curves = CurvesReporter(directory.curves, directory.path.name)
-    curves.preload(earlier)
+    curves.preload(earlier_records)
     return MultiReporter(
         [
-            MetricsFile(directory.metrics),  # first, so that a record is stored even if another reporter fails
+            MetricsFile(directory.metrics),  # first, to store records even if another reporter fails
             OutcomeFile(directory.outcome),
             LogReporter(),
             *([TensorBoardReporter(directory.tensorboard)] if loggers is None else loggers),

@@ -1,4 +1,4 @@
-"""The environment of a run, for environment.json, and the peak memory of its process."""
+"""The environment of a run, for environment.json, and the peak memory of a process."""
 
 import datetime
 import importlib.metadata
@@ -16,20 +16,20 @@ _PACKAGES = ("tfdist", "tensorflow", "keras", "horovod", "numpy")
 _STATUS = Path("/proc/self/status")
 
 
-def describe(hosts: Sequence[str], started: float, communication: str = "") -> dict[str, Json]:
-    """Returns the environment that repeats a run: versions, hosts, command and machine.
+def describe(hosts: Sequence[str], start_time: float, communication: str = "") -> dict[str, Json]:
+    """Returns what is needed to repeat a run: versions, hosts, command and machine.
 
     Neither imports packages nor reads environment variables, which may contain secrets.
 
     Args:
       hosts: host name of each rank, by rank.
-      started: start time of the run, in seconds since 1970 (UTC).
+      start_time: start time of the run, in seconds since 1970 (UTC).
       communication: see `Strategy.communication`.
     """
     return {
         "command": shlex.join(sys.orig_argv),
         "directory": os.getcwd(),
-        "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(timespec="seconds"),
+        "started": datetime.datetime.fromtimestamp(start_time, datetime.UTC).isoformat(timespec="seconds"),
         "hosts": list(hosts),
         "communication": communication,
         "versions": versions(),
@@ -60,7 +60,7 @@ def peak_memory() -> dict[str, int]:
 
 def host_peak_bytes() -> int:
     """Returns the peak resident set size of this process in bytes."""
-    # On Linux, `ru_maxrss` is inherited through fork and exec, so that it would include the launcher's. VmHWM is not.
+    # On Linux, `ru_maxrss` is inherited through fork and exec and would include the launcher's; VmHWM is not inherited.
     if _STATUS.exists():
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -71,7 +71,7 @@ def host_peak_bytes() -> int:
 
 def device_peak_bytes() -> int | None:
     """Returns the largest peak of TensorFlow's allocations on a GPU of this process, in bytes; None without a GPU."""
-    # Initializes TensorFlow's devices, which a run has done long before.
+    # This would initialize TensorFlow's devices, which a run has already done.
     import tensorflow as tf
 
     peaks = [

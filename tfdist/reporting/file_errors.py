@@ -1,4 +1,4 @@
-"""Writes the output files of a run; a file that cannot be written, as on a full disk, is a one-line error."""
+"""Writes the output files of a run; failures, such as a full disk, are one-line errors."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,15 +9,8 @@ from tfdist.storage import AnyPath, path_of, storage_of
 
 
 @contextlib.contextmanager
-def must_write(path: AnyPath) -> Iterator[None]:
-    """Turns system errors in the body, which writes to a path, into `WriteError`.
-
-    Args:
-      path: path for the message.
-
-    Raises:
-      WriteError: a system error occurred.
-    """
+def reraise_as_write_error(path: AnyPath) -> Iterator[None]:
+    """Raises `WriteError` for system errors in the body, which writes to `path`."""
     try:
         yield
     except OSError as error:
@@ -28,8 +21,8 @@ def must_write(path: AnyPath) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def must_write_output(path: AnyPath) -> Iterator[None]:
-    """Turns system errors in the body, which writes the file that `--output` names, into `InputError`."""
+def reraise_as_output_error(path: AnyPath) -> Iterator[None]:
+    """Raises `InputError` for system errors in the body, which writes the file of `--output`."""
     try:
         yield
     except OSError as error:
@@ -40,7 +33,7 @@ def must_write_output(path: AnyPath) -> Iterator[None]:
 
 
 def cause(error: Exception) -> str:
-    """Returns the system's error message. TensorFlow's has the form `PATH; No space left on device [Op:SaveV2]`."""
+    """Returns a system's error message; TensorFlow's are of the form `PATH; No space left on device [Op:SaveV2]`."""
     message = getattr(error, "strerror", None) or one_line(str(error)).rpartition("; ")[2].partition(" [Op:")[0]
     return message.rstrip(".") or type(error).__name__
 
@@ -59,32 +52,32 @@ class GrowingFile:
           WriteError: it cannot be created. The other methods raise it as well.
         """
         self._path = path
-        with must_write(path):
+        with reraise_as_write_error(path):
             self._file = storage_of(path).append(path_of(path), is_new=is_new)
 
     def write(self, data: bytes) -> None:
         """Appends all bytes."""
-        with must_write(self._path):
+        with reraise_as_write_error(self._path):
             self._file.write(data)
 
     def sync(self) -> None:
         """Flushes the file to disk."""
-        with must_write(self._path):
+        with reraise_as_write_error(self._path):
             self._file.sync()
 
     def close(self) -> None:
         """Closes the file."""
-        with must_write(self._path):
+        with reraise_as_write_error(self._path):
             self._file.close()
 
 
 @contextlib.contextmanager
-def must_enter() -> Iterator[None]:
-    """Context, or decorator, that raises an `InputError` if the directory of a run may not be entered."""
+def reraise_as_access_error() -> Iterator[None]:
+    """Context or decorator that raises `InputError` if the directory of a run may not be accessed."""
     try:
         yield
     except PermissionError as error:
         raise InputError(
-            f"The directory of a run must be one that may be entered. Received: {error.filename} ({error.strerror}). Give "
+            f"The directory of a run must be accessible. Received: {error.filename} ({error.strerror}). Give "
             "another one, or fix its permissions."
         ) from error

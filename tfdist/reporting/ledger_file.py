@@ -1,8 +1,8 @@
-"""Records the examples that a process has used, to prove with `tfdist ledger` that each was used once.
+"""Records the examples that a process uses, for `tfdist ledger`, which proves that each is used once.
 
-A file is a sequence of calls of the compiled loop. Each has three numbers (first step, number of steps, number of
-examples), followed by the indices of the examples in the order of use. Every number is a little-endian int64. A crash
-may leave the last call incomplete.
+A file is a sequence of calls of the compiled loop. Each consists of three numbers (first step, number of steps, number of
+examples) and the indices of the examples in the order of use. All numbers are little-endian int64. After a crash, the last
+call may be incomplete.
 """
 
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from tfdist.errors import InputError
-from tfdist.reporting.file_errors import GrowingFile, must_write
+from tfdist.reporting.file_errors import GrowingFile, reraise_as_write_error
 from tfdist.storage import AnyPath, path_of, storage_of
 
 _NUMBER = np.dtype("<i8")
-_HEAD = 3  # numbers before the indices of a call
+_HEAD = 3  # numbers before the indices
 
 
 class NullLedger:
@@ -37,9 +37,9 @@ class LedgerFile(NullLedger):
         """Creates the file, with its directory if necessary; it must not exist.
 
         Raises:
-          WriteError: it cannot be created. The other methods raise it as well, as on a full disk.
+          WriteError: it cannot be created. Other methods also raise it, such as on a full disk.
         """
-        with must_write(path):
+        with reraise_as_write_error(path):
             storage_of(path).make_directory(path_of(path).parent)
         self._file = GrowingFile(path, is_new=True)
 
@@ -64,7 +64,7 @@ class LedgerFile(NullLedger):
 
 
 def read_ledger(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the steps of a file in the order of writing, as pairs of step number and indices of the examples used.
+    """Yields pairs of a step number and the indices of its examples, in the order of writing.
 
     Raises:
       InputError: the file is not a ledger.

@@ -1,4 +1,4 @@
-"""The base class of loggers, which send the records of a run to an experiment tracker."""
+"""The base class of loggers, which send records of a run to an experiment tracker."""
 
 import abc
 import dataclasses
@@ -14,7 +14,7 @@ from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.schema import TRAIN, number
 from tfdist.storage import storage_of
 
-_NOT_VALUES = ("schema", "kind", "step", "time")
+_NOT_NUMBERS = ("schema", "kind", "step", "time")
 _log = logging.getLogger(__name__)
 
 
@@ -32,21 +32,21 @@ class LoggedRun:
 
     @property
     def name(self) -> str:
-        """Name of the run: that of its directory."""
+        """Name of the run's directory."""
         return self.directory.path.name or str(self.directory.path)
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags for grouping runs: strategy, model and data set, and the directory."""
-        shown = {name: str(self.flags[name]) for name in ("strategy", "model", "dataset") if name in self.flags}
-        return {**shown, "directory": str(self.directory.path)}
+        """Tags for grouping runs: strategy, model, data set and directory."""
+        flag_tags = {name: str(self.flags[name]) for name in ("strategy", "model", "dataset") if name in self.flags}
+        return {**flag_tags, "directory": str(self.directory.path)}
 
     def external_id(self, tracker: str) -> str:
-        """Returns the id that the run has in a tracker since an earlier start; "" if it has none."""
+        """Returns the run's id in a tracker, from an earlier start; "" if it has none."""
         return self._ids().get(tracker, "")
 
     def store_external_id(self, tracker: str, identifier: str) -> None:
-        """Stores the id that the run has in a tracker, so that a resumed run continues there."""
+        """Stores the run's id in a tracker, for when the run resumes."""
         text = json.dumps({**self._ids(), tracker: identifier}, indent=2)
         storage_of(self.directory.loggers).replace(self.directory.loggers, f"{text}\n".encode())
 
@@ -59,11 +59,11 @@ class LoggedRun:
 
 
 class Logger(Reporter, abc.ABC):
-    """A reporter that needs only the numbers of records. Subclasses implement `log`.
+    """A reporter of the numbers in records. Subclasses implement `log`.
 
-    A class of your own is used by `--loggers=package.module:Name(key=value, ...)`. Its constructor gets these arguments and,
-    if it has a parameter `run`, the `LoggedRun`. Only the chief creates it. Its first error is logged, and ends its use but
-    not the training.
+    A user-defined class is used by `--loggers=package.module:Name(key=value, ...)`. Its constructor gets these arguments and,
+    if it has a parameter `run`, the `LoggedRun`. Only the chief creates it. Its first error is logged and disables it, but
+    does not end training.
     """
 
     @abc.abstractmethod
@@ -72,25 +72,25 @@ class Logger(Reporter, abc.ABC):
 
         Args:
           values: numbers by name, such as `train/loss`, `train/learning_rate` or `eval/accuracy`.
-          step: number of updates done.
+          step: number of updates.
         """
 
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""
         kind, values = record.get("kind", TRAIN), {}
         for name, value in record.items():
-            if name not in _NOT_VALUES and (plain := number(value)) is not None:
-                values[f"{kind}/{name}"] = plain
+            if name not in _NOT_NUMBERS and (scalar := number(value)) is not None:
+                values[f"{kind}/{name}"] = scalar
         if values and "step" in record:
             self.log(values, int(record["step"]))
 
 
 class OptionalReporter(Reporter):
-    """Forwards to a reporter until it fails; then logs a warning and continues without it.
+    """Forwards to a reporter until it fails, which is only a warning.
 
     Args:
       name: name of the reporter, for the warning.
-      make: creates it. Only an `InputError` is raised.
+      make: creates the reporter; only `InputError` is raised again.
     """
 
     def __init__(self, name: str, make: Callable[[], Reporter]):

@@ -23,9 +23,9 @@ class MLflowLogger(Logger):
     """Logs flags as params, and the numbers of records as metrics; a resumed run continues the same MLflow run.
 
     Args:
-      run: the run.
+      run: the run to log.
       experiment: name of the experiment, which is created if necessary.
-      tracking_uri: server, or directory as `file:///path`; by default as MLflow chooses, which `MLFLOW_TRACKING_URI` sets.
+      tracking_uri: server, or directory as `file:///path`; by default, that of `MLFLOW_TRACKING_URI` or MLflow's default.
     """
 
     def __init__(self, run: LoggedRun, experiment: str = "tfdist", tracking_uri: str | None = None):
@@ -38,7 +38,7 @@ class MLflowLogger(Logger):
         run.store_external_id(_MLFLOW, self._id)
         self._set_tags(run.tags)
         known = self._client.get_run(self._id).data.params
-        # MLflow refuses to change a param, which a resumed run may do.
+        # MLflow refuses to change existing params, which may differ in a resumed run.
         params = [
             Param(k, str(v)[:_MAX_PARAM_LENGTH]) for k, v in run.flags.items() if k not in known and v not in ("", None)
         ]
@@ -46,7 +46,7 @@ class MLflowLogger(Logger):
             self._client.log_batch(self._id, params=params[first : first + _MAX_PARAMS])
 
     def _resume(self, identifier: str) -> str:
-        """Continues an earlier MLflow run; returns "" if it does not exist any more, as on another server."""
+        """Continues an earlier MLflow run; returns "" if it no longer exists, such as on another server."""
         if not identifier:
             return ""
         from mlflow.exceptions import MlflowException
@@ -88,15 +88,15 @@ _WANDB = "wandb"
 
 
 class WandbLogger(Logger):
-    """Logs flags as config, and the numbers of records; a resumed run continues the same W&B run.
+    """Logs flags as config, and the numbers in records; a resumed run continues the same W&B run.
 
     `WANDB_MODE=offline` writes to the directory `wandb` of the run, for `wandb sync`.
 
     Args:
-      run: the run.
+      run: the run to log.
       project: name of the project.
-      entity: user or team; by default as W&B chooses.
-      mode: online, offline or disabled; by default as W&B chooses, which `WANDB_MODE` sets.
+      entity: user or team; by default W&B's default.
+      mode: online, offline or disabled; by default that of `WANDB_MODE`.
     """
 
     def __init__(self, run: LoggedRun, project: str = "tfdist", entity: str | None = None, mode: str | None = None):
@@ -116,7 +116,7 @@ class WandbLogger(Logger):
             settings=wandb.Settings(silent=True),
         )
         run.store_external_id(_WANDB, self._run.id)
-        # Not W&B's own step, which may not decrease: a resumed run repeats the steps since its checkpoint.
+        # W&B's own step may not decrease, but a resumed run repeats the steps since its checkpoint.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -130,7 +130,7 @@ class WandbLogger(Logger):
 
 
 TENSORBOARD = "tensorboard"
-# The module that a logger needs, and the command that installs it.
+# The required module of a logger, and the command that installs it.
 _REQUIREMENTS = {"mlflow": ("mlflow", "pip install mlflow-skinny"), "wandb": ("wandb", "pip install wandb")}
 CATALOG: dict[str, Callable[..., Reporter]] = {
     TENSORBOARD: lambda run: TensorBoardReporter(run.directory.tensorboard),
@@ -140,17 +140,17 @@ CATALOG: dict[str, Callable[..., Reporter]] = {
 
 
 def check_installed(loggers: Sequence[Spec]) -> None:
-    """Checks that the packages that loggers need are installed, without importing them, and the arguments of known loggers.
+    """Checks that the packages of loggers are installed, without importing them, and the arguments of known loggers.
 
     Raises:
-      InputError: a package is missing, and the message has the command that installs it; or an argument is unknown.
+      InputError: a package is missing (the message contains the command that installs it), or an argument is unknown.
     """
     for spec in loggers:
         if spec.name in CATALOG:
-            known = [name for name in inspect.signature(CATALOG[spec.name]).parameters if name != "run"]
-            if unknown := next((name for name in spec.args if name not in known), ""):
+            names = [name for name in inspect.signature(CATALOG[spec.name]).parameters if name != "run"]
+            if invalid := next((name for name in spec.args if name not in names), ""):
                 raise InputError(
-                    f'--loggers={spec}: {spec.name} has no parameter "{unknown}". Received: {spec}.{nearest(unknown, known)}'
+                    f'--loggers={spec}: {spec.name} has no parameter "{invalid}". Received: {spec}.{nearest(invalid, names)}'
                 )
         module, install = _REQUIREMENTS.get(spec.name, ("", ""))
         if module and importlib.util.find_spec(module) is None:
@@ -160,7 +160,7 @@ def check_installed(loggers: Sequence[Spec]) -> None:
 
 
 def check_own(loggers: Sequence[Spec]) -> None:
-    """Imports user-defined loggers, so that errors in their names are reported before a run begins."""
+    """Imports user-defined loggers, to report errors before a run starts."""
     for spec in loggers:
         if ":" in spec.name:
             load_object(spec.name)
@@ -169,8 +169,7 @@ def check_own(loggers: Sequence[Spec]) -> None:
 def make_loggers(loggers: Sequence[Spec], run: LoggedRun) -> list[Reporter]:
     """Creates the loggers of a run, on the chief.
 
-    TensorBoard's events are files of the run, so that an error in writing them ends the run like one in any other file; an
-    error of another logger is only a warning.
+    TensorBoard's events are files of the run, so an error in writing them ends the run; errors of other loggers are warnings.
 
     Raises:
       InputError: a logger does not take its arguments.

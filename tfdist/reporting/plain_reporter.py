@@ -1,4 +1,4 @@
-"""Records as lines of plain text, for log files, pipes, and terminals without cursor control."""
+"""Formats records as lines of plain text, for log files, pipes, and terminals without cursor control."""
 
 import contextlib
 import math
@@ -12,14 +12,14 @@ from tfdist.errors.formatting import byte_size
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, main_metrics, number
 
-_WIDTH = 76  # of 80, as a launcher adds the rank
+_WIDTH = 76  # of 80, because a launcher adds the rank
 
 
 def banner(description: Mapping[str, str]) -> list[str]:
-    """Returns a description as lines of at most 76 columns, unless a word, such as a path, is longer.
+    """Returns a description as lines of at most 76 columns, unless a word is longer.
 
     Args:
-      description: texts by name; empty texts are left out.
+      description: texts by name; empty texts are omitted.
     """
     rows = {name: text for name, text in description.items() if text}
     indent = max(map(len, rows), default=0) + 2
@@ -37,10 +37,10 @@ def banner(description: Mapping[str, str]) -> list[str]:
 
 
 class PlainReporter(Reporter):
-    """Writes the description of the run, and a line for each record and for the end, without control characters.
+    """Writes the description of the run and a line for each record and for the outcome, without control characters.
 
     Args:
-      stream: output stream. It is flushed after each line, and not closed at the end.
+      stream: output stream, which is flushed after each line but not closed.
       clock: monotonic clock in seconds.
     """
 
@@ -57,9 +57,9 @@ class PlainReporter(Reporter):
     @contextlib.contextmanager
     def busy(self, task: str) -> Iterator[None]:
         """See base class."""
-        began = self._clock()
+        start_time = self._clock()
         yield
-        self._write(f"{printable(task)} took {self._clock() - began:.1f} s")
+        self._write(f"{printable(task)} took {self._clock() - start_time:.1f} s")
 
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""
@@ -79,8 +79,8 @@ def line(record: Mapping[str, Json], plan: RunPlan | None = None) -> str:
     """Formats a record as one line, such as `step 20/500  epoch 1/20  train  loss 0.3100  accuracy 0.9100`.
 
     Args:
-      record: the record; missing fields are omitted.
-      plan: if given, the epoch and the total number of steps are added, and the communication if it is to be shown.
+      record: a record, in which fields may be missing.
+      plan: adds the epoch and the total number of steps, and communication if it is shown.
     """
     return printable("  ".join(_parts(record, plan)))
 
@@ -95,32 +95,35 @@ def _parts(record: Mapping[str, Json], plan: RunPlan | None) -> Iterator[str]:
     for name, unit in (("examples_per_second", "examples/s"), ("step_seconds", "s/step")):
         value = number(record.get(name))
         if value is not None:
-            yield f"{rounded(value)} {unit}"
+            yield f"{format_number(value)} {unit}"
     if plan and plan.shows_communication:
         yield from communication(record)
 
 
 def communication(record: Mapping[str, Json]) -> Iterator[str]:
-    """Yields the size and time of a step's communication, such as `sent 1.2 MiB (25.6x less)`, `comm 12%`."""
+    """Yields the size and the time of a step's communication, such as `sent 1.2 MiB (25.6x less)` and `comm 12%`."""
     payload, ratio = number(record.get("payload_bytes")), number(record.get("compression_ratio"))
     if payload is not None:
-        less = f" ({ratio:.3g}x less)" if ratio is not None and ratio > 1.005 else ""
-        yield f"sent {byte_size(payload)}{less}"
-    exposed, step = number(record.get("exposed_communication_seconds")), number(record.get("step_seconds"))
-    if exposed is not None and step:
-        yield f"comm {100 * min(1.0, exposed / step):.0f}%"
+        ratio_text = f" ({ratio:.3g}x less)" if ratio is not None and ratio > 1.005 else ""
+        yield f"sent {byte_size(payload)}{ratio_text}"
+    exposed_seconds, step_seconds = (
+        number(record.get("exposed_communication_seconds")),
+        number(record.get("step_seconds")),
+    )
+    if exposed_seconds is not None and step_seconds:
+        yield f"comm {100 * min(1.0, exposed_seconds / step_seconds):.0f}%"
 
 
-def loss_and_metrics(record: Mapping[str, Json], most: int | None = None) -> Iterator[str]:
-    """Yields `name value` for the loss and up to `most` metrics (all if None), in the order of the record."""
+def loss_and_metrics(record: Mapping[str, Json], max_metrics: int | None = None) -> Iterator[str]:
+    """Yields `name value` for the loss and up to `max_metrics` metrics (all if None), in the order of the record."""
     loss = {"loss": record["loss"]} if "loss" in record else {}
-    metrics = list(main_metrics(record).items())[:most]
+    metrics = list(main_metrics(record).items())[:max_metrics]
     for name, value in (*loss.items(), *metrics):
-        shown = number(value)
-        yield f"{name} {value if shown is None else rounded(shown)}"
+        parsed_value = number(value)
+        yield f"{name} {value if parsed_value is None else format_number(parsed_value)}"
 
 
-def rounded(value: float) -> str:
+def format_number(value: float) -> str:
     """Formats a number with about four significant digits: `0.3100`, `12.50`, `5100`, `2.1e-05`, `nan`."""
     size = abs(value)
     if not math.isfinite(value) or size >= 1e7 or 0 < size < 1e-3:
@@ -131,5 +134,5 @@ def rounded(value: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Replaces control characters by spaces, so that the text is one line."""
+    """Replaces control characters by spaces."""
     return "".join(character if character.isprintable() else " " for character in text)

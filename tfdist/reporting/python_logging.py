@@ -1,4 +1,4 @@
-"""Configures Python's logging for one rank of a job: a file, and selected messages on the terminal."""
+"""Configures Python's logging for a rank: a log file, and selected messages on the terminal."""
 
 import contextlib
 import logging
@@ -8,33 +8,33 @@ from types import TracebackType
 
 from tfdist.errors import TfdistError, WriteError
 from tfdist.errors.engine_errors import one_line
-from tfdist.reporting.file_errors import must_write
+from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.plain_reporter import banner
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _log = logging.getLogger(__name__)
-ONLY_IN_FILE = {"only_in_file": True}  # `extra` of messages whose text the terminal gets in another form
+ONLY_IN_FILE = {"only_in_file": True}  # `extra` of messages that the terminal shows in another form
 _FORMAT = "%(asctime)s %(levelname)s rank {rank}: %(message)s"
 
 
 def setup(rank: int, path: AnyPath) -> contextlib.ExitStack:
-    """Sends the process's log to a file and to stderr, until the result is closed.
+    """Logs to a file and to stderr until the result is closed.
 
-    The file receives the warnings of all libraries, and messages of tfdist from INFO on. Stderr receives the same on
-    the chief, and warnings on other ranks. Other handlers that write to the terminal are removed meanwhile, so that no
-    line appears twice. An exception that ends the context is written to the file only, because whoever catches it
-    prints it on the terminal: as one line for a `TfdistError` or an interrupt, with traceback for others.
+    The file receives warnings of all libraries, and messages of tfdist from level INFO. Stderr receives the same on the
+    chief, and warnings on other ranks. Other handlers that write to the terminal are removed meanwhile, to avoid duplicate
+    lines. An exception that ends the context is written to the file only, because its handler prints it on the terminal:
+    as one line for a `TfdistError` or an interrupt, with a traceback for others.
 
     Args:
       rank: rank of this process; 0 is the chief.
-      path: path of the log file, which is created with its directory if necessary, or appended to.
+      path: path of the log file, which is created with its directory, or appended to.
 
     Returns:
       A context manager with `close()`, which restores the previous handlers.
     """
     formatter = logging.Formatter(_FORMAT.format(rank=rank))
-    with must_write(path):
+    with reraise_as_write_error(path):
         file_path = path_of(path)
         storage_of(file_path).make_directory(file_path.parent)
         file = _File(file_path)
@@ -43,9 +43,9 @@ def setup(rank: int, path: AnyPath) -> contextlib.ExitStack:
     with contextlib.ExitStack() as stack:
         stack.callback(tfdist.setLevel, tfdist.level)
         for logger in (root, logging.getLogger("tensorflow")):
-            for existing in list(_terminal_handlers(logger)):
-                logger.removeHandler(existing)
-                stack.callback(logger.addHandler, existing)
+            for previous_handler in list(_terminal_handlers(logger)):
+                logger.removeHandler(previous_handler)
+                stack.callback(logger.addHandler, previous_handler)
         for handler in (file, terminal):
             handler.setFormatter(formatter)
             root.addHandler(handler)
@@ -60,7 +60,7 @@ def _write_error(file: "_File", error: BaseException | None, trace: TracebackTyp
     if error is not None:
         text = one_line(str(error)) or type(error).__name__
         exc_info = None if isinstance(error, TfdistError | KeyboardInterrupt) else (type(error), error, trace)
-        file.has_failed |= isinstance(error, WriteError)  # the error itself says so
+        file.has_failed |= isinstance(error, WriteError)
         file.handle(logging.LogRecord("tfdist", logging.ERROR, __file__, 0, text, None, exc_info))
 
 
@@ -74,7 +74,7 @@ class LogReporter(Reporter):
 
 
 class _File(logging.Handler):
-    """Writes to the log file. A failure is printed once, in one line, and does not end the run."""
+    """Writes to the log file. The first failure is printed in one line, and does not end the run."""
 
     def __init__(self, path: StoragePath):
         super().__init__()
@@ -89,7 +89,6 @@ class _File(logging.Handler):
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """See base class."""
         error = sys.exception()
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -98,9 +97,8 @@ class _File(logging.Handler):
             print(f"{self._path} lacks lines from here on: {error.strerror}.", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """See base class."""
         super().close()
-        with contextlib.suppress(OSError):  # about lines that could not be written
+        with contextlib.suppress(OSError):  # a failure was already printed
             self._file.close()
 
 
@@ -121,7 +119,7 @@ class _StandardError(logging.Handler):
 def _terminal_handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
     streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     for handler in logger.handlers:
-        writer = getattr(handler, "python_handler", handler)  # absl wraps the handler that has the stream
+        writer = getattr(handler, "python_handler", handler)  # absl wraps the handler
         stream = getattr(writer, "stream", None)
         if isinstance(handler, _StandardError) or (stream is not None and stream in streams):
             yield handler

@@ -1,4 +1,4 @@
-"""The interface of reporters, to which the trainer reports the progress of a run."""
+"""The interface of reporters, which receive the progress of a run from the trainer."""
 
 import contextlib
 import dataclasses
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfdist.coordination import Json
-from tfdist.reporting.file_errors import GrowingFile, must_write
+from tfdist.reporting.file_errors import GrowingFile, reraise_as_write_error
 from tfdist.reporting.schema import SCHEMA, to_json
 from tfdist.storage import AnyPath, path_of, storage_of
 
@@ -24,12 +24,12 @@ class RunPlan:
       total_steps: the step (number of updates) at which training ends.
       batch_size: number of examples in a global batch.
       examples_per_epoch: number of examples in the training set; None if unknown.
-      first_step: number of updates done before this run; positive if it resumes another.
-      examples_before: number of examples used in those updates; None if all had `batch_size` examples.
-      first_epoch: number, from 0, of the epoch in the data's stream that is shown as epoch 1; negative if the first one has
-        a higher number.
-      shows_communication: whether to show the size and the time of a step's communication.
-      description: model, data and devices, as texts by name, to show before the first step; may be empty.
+      first_step: number of updates before this run; positive if it is resumed.
+      examples_before: number of examples used in these updates; None if all had `batch_size` examples.
+      first_epoch: index of the epoch in the data's stream that is displayed as epoch 1; negative if the first displayed
+        epoch has a higher number.
+      shows_communication: whether to display the size and the time of a step's communication.
+      description: model, data and devices, as texts by name, to display before the first step; may be empty.
     """
 
     total_steps: int
@@ -48,64 +48,63 @@ class RunPlan:
         return self._examples(step) / self.examples_per_epoch
 
     def epoch_text(self, step: int) -> str:
-        """Returns the epoch of the last of `step` updates as people count, such as `epoch 3/20`; "" if it is unknown.
+        """Returns the epoch of the last of `step` updates, such as `epoch 3/20`, counted from 1; "" if unknown.
 
-        The step that completes an epoch belongs to it, although it may use the first examples of the next one.
+        The step that completes an epoch belongs to it, even if it uses the first examples of the next one.
         """
         if not self.examples_per_epoch:
             return ""
-        shown = (
-            step + 1 if step == self.first_step < self.total_steps else step
-        )  # at the start, that of the next update
-        return f"epoch {self._epoch_number(shown)}/{self._epoch_number(self.total_steps)}"
+        # At the start, the epoch of the next update is displayed.
+        displayed_step = step + 1 if step == self.first_step < self.total_steps else step
+        return f"epoch {self._epoch_number(displayed_step)}/{self._epoch_number(self.total_steps)}"
 
     def _epoch_number(self, step: int) -> int:
-        """Returns the number, from 1, of the epoch of the first example of the last of `step` updates."""
+        """Returns the epoch, counted from 1, of the first example of the last of `step` updates."""
         assert self.examples_per_epoch
         return self._examples(max(step - 1, 0)) // self.examples_per_epoch - self.first_epoch + 1
 
     def _examples(self, step: int) -> int:
-        before = self.first_step * self.batch_size if self.examples_before is None else self.examples_before
-        return before + (step - self.first_step) * self.batch_size
+        earlier_examples = self.first_step * self.batch_size if self.examples_before is None else self.examples_before
+        return earlier_examples + (step - self.first_step) * self.batch_size
 
 
 class Reporter:
-    """A destination for reports of a run; here nothing is reported, as on ranks other than the chief.
+    """A destination for reports of a run. The base class reports nothing and is used on ranks other than the chief.
 
     `start` is called once, then `progress` and `record` repeatedly, then `close` once. A separate evaluation needs no
-    `start`. Records follow `tfdist.reporting.schema`; all their fields except `kind` and `step` may be missing.
+    `start`. Records follow `tfdist.reporting.schema`; all fields except `kind` and `step` may be missing.
     """
 
     def start(self, plan: RunPlan) -> None:
         """Called before the first step."""
 
     def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """Called after every compiled call, so it must be cheap.
+        """Called after every compiled call; must be cheap.
 
         Args:
-          step: number of updates done so far.
+          step: number of updates so far.
           record: latest loss, metrics and rates by field name.
         """
 
     @contextlib.contextmanager
     def busy(self, task: str) -> Iterator[None]:
-        """Context of a task that takes long, such as "compiling the training step"; reporters that show progress show it."""
+        """Context of a long task, such as "compiling the training step", which may be displayed."""
         yield
 
     def record(self, record: Mapping[str, Json]) -> None:
-        """Called with the result of a training window or of an evaluation: one line of metrics.jsonl."""
+        """Called with the result of a training window or an evaluation: one line of metrics.jsonl."""
 
     def sync(self) -> None:
-        """Flushes all records to disk before a checkpoint, because they will not be recorded again.
+        """Flushes all records to disk before a checkpoint, because they will not be repeated.
 
-        For reporters whose output is read when a run resumes; others need to do nothing.
+        Only needed by reporters whose output is read when a run resumes.
         """
 
     def close(self, outcome: str) -> None:
         """Ends the report and releases resources.
 
         Args:
-          outcome: the outcome in a few words: `done`, `loss not finite`, `failed`; empty if it is not reported.
+          outcome: a short text, such as `done`, `loss not finite` or `failed`; empty if it is not reported.
         """
 
 
@@ -144,14 +143,14 @@ class MultiReporter(Reporter):
             reporter.sync()
 
     def close(self, outcome: str) -> None:
-        """See base class. Closes all reporters even if one of them raises an error, which is raised afterwards."""
+        """See base class. Closes all reporters even if one of them raises an error."""
         with contextlib.ExitStack() as stack:
             for reporter in reversed(self._reporters):
                 stack.callback(reporter.close, outcome)
 
 
 def synchronizer(ledger: "NullLedger", reporter: Reporter | None) -> Callable[[], None]:
-    """Returns a function that flushes to disk the data of a checkpoint that are stored elsewhere."""
+    """Returns a function that flushes the ledger and the reporter to disk before a checkpoint."""
 
     def synchronize() -> None:
         ledger.sync()
@@ -164,11 +163,7 @@ def synchronizer(ledger: "NullLedger", reporter: Reporter | None) -> Callable[[]
 class MetricsFile(Reporter):
     """Appends each record to a file, as one line of JSON.
 
-    Records survive a crash of the process and, up to the last `sync`, of the machine. The file is created at the start,
-    even if nothing is ever recorded.
-
-    Args:
-      path: path of the file, which is created or appended to.
+    Records survive a crash of the process and, up to the last `sync`, of the machine. The file is created immediately.
     """
 
     def __init__(self, path: AnyPath):
@@ -194,7 +189,7 @@ class MetricsFile(Reporter):
 
 
 class OutcomeFile(Reporter):
-    """Writes the outcome of a run; while it is running, and after a kill, there is no such file.
+    """Writes the outcome of a run; the file does not exist while the run is running, or after it was killed.
 
     Args:
       path: path of the file, in an existing directory.
@@ -203,11 +198,11 @@ class OutcomeFile(Reporter):
 
     def __init__(self, path: AnyPath, clock: Callable[[], float] = time.time):
         self._path, self._clock = path_of(path), clock
-        with must_write(path), contextlib.suppress(FileNotFoundError):
+        with reraise_as_write_error(path), contextlib.suppress(FileNotFoundError):
             storage_of(self._path).remove(self._path)
 
     def close(self, outcome: str) -> None:
         """See base class."""
         text = json.dumps({"outcome": outcome, "time": self._clock()})
-        with must_write(self._path):
+        with reraise_as_write_error(self._path):
             storage_of(self._path).replace(self._path, f"{text}\n".encode())

@@ -1,4 +1,4 @@
-"""The directory of a run: its files, their creation, and the start of a run in it."""
+"""The directory of a run and its files."""
 
 import contextlib
 import dataclasses
@@ -14,12 +14,12 @@ from tfdist.reporting import environment
 from tfdist.storage import AnyPath, Storage, StoragePath, path_of, storage_of
 
 _LOGS = "logs"
-FIND = "find"  # results of searches for the learning rate and the batch size
+FIND = "find"  # results of searches for the learning rate and batch size
 _STARTS = "starts.jsonl"
 _PARTIAL = ".partial"
-# May exist before a run begins: logs of a launcher, searches, the lock, and a partial file of a killed process.
-_ALLOWED_BEFORE = (_LOGS, FIND, "lock", f"{_STARTS}{_PARTIAL}")
-# Patterns of the files that a run writes into its directories: checkpoints, also partial and damaged ones, ledgers, and events.
+# Files that may exist before a run starts: logs of a launcher, searches, the lock, and a partial file of a killed process.
+_ALLOWED_FILES = (_LOGS, FIND, "lock", f"{_STARTS}{_PARTIAL}")
+# Patterns of files that a run writes: checkpoints, including partial and damaged ones, ledgers, and events.
 _FILE_NAMES = {
     "checkpoints": re.compile(r"\.?step-[0-9]{9,18}(\..*)?"),
     "ledger": re.compile(r"start-[0-9]+-rank-[0-9]+\.bin"),
@@ -42,7 +42,7 @@ class _Entry:
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """The files of a run, by name. Only `create`, `begin` and `make` change anything on disk.
+    """The files of a run, by name.
 
     Attributes:
       path: path of the directory.
@@ -52,16 +52,14 @@ class RunDirectory:
     flags = _Entry("flags.txt")  # flags that repeat the run, for `--flagfile`
     environment = _Entry("environment.json")  # versions, hosts, command and machine; see `tfdist.reporting.environment`
     starts = _Entry(_STARTS)  # one line per start of the run, with its first step, flags and hosts
-    end = _Entry("finished.json")  # the end of a finished run; missing before
+    end = _Entry("finished.json")  # describes the end of a finished run
     checkpoints = _Entry("checkpoints")  # directory of checkpoints; defined by `tfdist.checkpoint.format`
     metrics = _Entry("metrics.jsonl")  # records of the run; defined by `tfdist.reporting.schema`
-    dropped = _Entry("metrics-dropped.jsonl")  # records of steps that were repeated after a checkpoint
-    outcome = _Entry("outcome.json")  # outcome of the last start; missing while it is running, and after a kill
+    dropped = _Entry("metrics-dropped.jsonl")  # records of steps that were repeated from a checkpoint
+    outcome = _Entry("outcome.json")  # outcome of the last start; missing while it is running or if it was killed
     curves = _Entry("curves.png")  # plot of loss and metrics
-    all_reduce_table = _Entry("all_reduce.csv")  # the table of algorithms that `--all_reduce=auto` has measured
-    timeline = _Entry(
-        "timeline.png"
-    )  # plot of the computation of each process of a pipeline over time, by `--profile_steps`
+    all_reduce_table = _Entry("all_reduce.csv")  # table of algorithms measured by `--all_reduce=auto`
+    timeline = _Entry("timeline.png")  # plot of the actions of a pipeline's processes, by `--profile_steps`
     model = _Entry("model.keras")  # the trained model, for Keras
     tensorboard = _Entry("tensorboard")  # directory for `tensorboard --logdir`
     loggers = _Entry("loggers.json")  # the run's ids in experiment trackers
@@ -80,11 +78,10 @@ class RunDirectory:
         communication: str = "",
         clock: Callable[[], float] = time.time,
     ) -> "RunDirectory":
-        """Creates the directory and writes flags.txt and environment.json; for the chief, once per run.
+        """Creates the directory and writes flags.txt and environment.json; called once per run, on the chief.
 
         Args:
-          path: an empty or missing directory, also as the URL of another storage; it may contain `logs`, which a
-            launcher creates before.
+          path: path or URL of an empty or missing directory; it may contain `logs` of a launcher.
           flags: contents of flags.txt, to repeat the run.
           hosts: host name of each rank, by rank.
           communication: see `Strategy.communication`.
@@ -106,49 +103,56 @@ class RunDirectory:
         communication: str = "",
         step: int = 0,
         checkpoint: str = "",
-        evaluated: bool = True,
+        is_evaluated: bool = True,
         facts: Mapping[str, Json] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> int:
-        """Prepares the directory for a run that begins at `step`; later records are dropped, as they will be repeated.
+        """Prepares the directory for a run that starts at `step`; drops later records, which will be repeated.
 
         Args:
           flags: as in `create`.
           hosts: as in `create`.
           communication: as in `create`.
-          step: number of updates done so far.
-          checkpoint: checkpoint with these updates; empty for none.
-          evaluated: whether an evaluation at that step has been completed; otherwise it will be repeated.
+          step: number of updates so far.
+          checkpoint: checkpoint of this step; empty for none.
+          is_evaluated: whether the evaluation at this step was completed; otherwise it will be repeated.
           facts: further fields of this start in starts.jsonl.
           clock: as in `create`.
 
         Returns:
-          How many times the run was started before.
+          The number of earlier starts.
 
         Raises:
           InputError: the directory cannot be written.
         """
-        described = environment.describe(hosts, clock(), communication)
-        start = {"step": step, "checkpoint": checkpoint, **(facts or {}), "flags": flags.splitlines(), **described}
-        with _writing(self.path):
+        environment_fields = environment.describe(hosts, clock(), communication)
+        start = {
+            "step": step,
+            "checkpoint": checkpoint,
+            **(facts or {}),
+            "flags": flags.splitlines(),
+            **environment_fields,
+        }
+        with _reraise_as_input_error(self.path):
             starts = self._contents(self.starts)
             self._storage.make_directory(self.logs)
             self._storage.clean_staged(self.model)
-            self._drop(lambda r: r["step"] < step or (r["step"] == step and (evaluated or r["kind"] == "train")))
+            self._drop_records(
+                lambda r: r["step"] < step or (r["step"] == step and (is_evaluated or r["kind"] == "train"))
+            )
             if self._storage.exists(self.end):
                 self._storage.remove(self.end)
-            # First and atomically: if the process is killed afterwards, the run has begun, with all that the next start
-            # needs.
+            # First and atomically: this file has everything that the next start needs if this process is killed.
             self._storage.replace(self.starts, starts + f"{json.dumps(start)}\n".encode())
             self._storage.replace(self.flags, flags.encode())
-            self._storage.replace(self.environment, (json.dumps(described, indent=2) + "\n").encode())
+            self._storage.replace(self.environment, (json.dumps(environment_fields, indent=2) + "\n").encode())
         return len(starts.splitlines())
 
     def finish(self, facts: Mapping[str, Json]) -> None:
-        """Records that the run has finished, once all its files are complete; until it begins again.
+        """Records that the run has finished and all its files are complete.
 
         Args:
-          facts: the last step, the flags that determine the end, and the reason of the end.
+          facts: the last step, the flags that determine the end, and the reason for the end.
 
         Raises:
           OSError: it cannot be written.
@@ -157,7 +161,7 @@ class RunDirectory:
 
     @property
     def finished(self) -> dict[str, Any]:
-        """The facts with which the run has finished; empty if it has not."""
+        """The facts passed to `finish`; empty if the run has not finished."""
         facts = _json(self._contents(self.end)) if self.is_done else None
         return facts if isinstance(facts, dict) and _is_count(facts.get("step")) else {}
 
@@ -167,19 +171,19 @@ class RunDirectory:
         Raises:
           InputError: it cannot be written.
         """
-        with _writing(path):
+        with _reraise_as_input_error(path):
             self._storage.replace(path, contents)
 
     def clear(self) -> None:
-        """Deletes the files of the run, for one that begins again; other files, and logs, stay.
+        """Deletes the files of the run, except logs; other files are kept.
 
-        Where it began is deleted last: if the process is killed before, the directory is still that of a run.
+        starts.jsonl is deleted last: if the process is killed before that, the directory still contains a run.
 
         Raises:
           InputError: a file cannot be deleted.
         """
         storage = self._storage
-        with _writing(self.path):
+        with _reraise_as_input_error(self.path):
             records = (self.metrics, self.dropped, self.curves, self.outcome, self.loggers, self.timeline)
             for path in (self.end, self.model, self.flags, self.environment, self.all_reduce_table, *records):
                 if storage.exists(path):
@@ -192,20 +196,19 @@ class RunDirectory:
                         (storage.remove_directory if entry.is_directory else storage.remove)(path)
             storage.remove(self.starts)
 
-    def _drop(self, is_kept: Callable[[dict[str, Any]], bool]) -> None:
-        """Moves records from metrics.jsonl to another file, so that nothing is lost."""
+    def _drop_records(self, is_kept: Callable[[dict[str, Any]], bool]) -> None:
         records = self._records_with_lines()
-        dropped = [line for line, record in records if not is_kept(record)]
-        if dropped:
+        dropped_lines = [line for line, record in records if not is_kept(record)]
+        if dropped_lines:
             file = self._storage.append(self.dropped)
             with contextlib.closing(file):
-                file.write(b"".join(dropped))
+                file.write(b"".join(dropped_lines))
                 file.sync()
         if self._storage.exists(self.metrics):
             self._storage.replace(self.metrics, b"".join(line for line, record in records if is_kept(record)))
 
     def _contents(self, path: StoragePath) -> bytes:
-        """Returns the contents of a file; none if there is no file.
+        """Returns the contents of a file; empty if it does not exist.
 
         Raises:
           InputError: it cannot be read, or is a link or not a regular file.
@@ -221,10 +224,10 @@ class RunDirectory:
             ) from error
 
     def read_starts(self) -> list[dict[str, Any]]:
-        """Returns the contents of starts.jsonl; none if there is no such file.
+        """Returns the contents of starts.jsonl; empty if it does not exist.
 
         Raises:
-          InputError: it cannot be read, or a line is not what a run writes.
+          InputError: it cannot be read, or a line is invalid.
         """
         starts = []
         for number, line in enumerate(self._contents(self.starts).splitlines()):
@@ -235,7 +238,7 @@ class RunDirectory:
                 and all(isinstance(start.get(name, ""), str) for name in ("checkpoint", "commits", "launched"))
             ):
                 raise InputError(
-                    f"Each line of {self.starts} must describe a start of the run. Received: another line {number + 1}. "
+                    f"Each line of {self.starts} must describe a start of the run. Received: an invalid line {number + 1}. "
                     "Restore the file, or start a run in another directory."
                 )
             starts.append(start)
@@ -246,12 +249,12 @@ class RunDirectory:
         return flag_values((self.read_starts() or [{}])[-1].get("flags"))
 
     def make(self) -> None:
-        """Creates the directory if it does not exist; it may be a link itself.
+        """Creates the directory if it does not exist; it may be a link.
 
         Raises:
-          InputError: it cannot be created, or a directory of the run in it is a link: writing would change other files.
+          InputError: it cannot be created, or a directory of the run in it is a link, through which other files would change.
         """
-        with _writing(self.path):
+        with _reraise_as_input_error(self.path):
             self._storage.make_directory(self.path)
         for name in _DIRECTORIES:
             if self._storage.is_link(self.path / name):
@@ -262,7 +265,7 @@ class RunDirectory:
         return [record for _, record in self._records_with_lines()]
 
     def _records_with_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """Returns lines with their contents, up to one that is no record, as a crash may leave it."""
+        """Returns lines with their records, up to the first invalid line, which a crash may have left."""
         records = []
         for line in self._contents(self.metrics).splitlines(keepends=True):
             record = _json(line)
@@ -277,29 +280,29 @@ class RunDirectory:
 
     @property
     def is_run(self) -> bool:
-        """Whether a run has begun in it."""
+        """Whether it contains a run."""
         info = self._storage.info(self.starts)
         return info is not None and not info.is_directory
 
     @property
     def is_unused(self) -> bool:
-        """Whether an existing directory has only files that may exist before a run, such as a launcher's logs."""
-        return all(entry.name in _ALLOWED_BEFORE for entry in self._storage.entries(self.path))
+        """Whether an existing directory has only files that may exist before a run, such as logs of a launcher."""
+        return all(entry.name in _ALLOWED_FILES for entry in self._storage.entries(self.path))
 
     @property
     def is_done(self) -> bool:
-        """Whether a run in it has finished."""
+        """Whether it contains a finished run."""
         info = self._storage.info(self.model)
         return info is not None and (info.is_directory or info.size > 0)  # empty after a failure of the machine
 
     @property
     def has_dropped(self) -> bool:
-        """Whether records were moved to `dropped`."""
+        """Whether records have been moved to `dropped`."""
         return self._storage.exists(self.dropped)
 
     @property
     def has_trained(self) -> bool:
-        """Whether an earlier start has made any recorded step."""
+        """Whether an earlier start has recorded any step."""
         storage, ledgers = self._storage, self.ledger(0, 0).parent
         if self.has_dropped:
             return True
@@ -309,14 +312,14 @@ class RunDirectory:
 
     @staticmethod
     def check(path: AnyPath) -> None:
-        """Checks that a run could begin in a directory, without creating it.
+        """Checks that a run can start in a directory, without creating it.
 
         Raises:
           InputError: it is not empty, or cannot be written.
         """
         directory = path_of(path)
         storage = storage_of(directory)
-        with _writing(path):
+        with _reraise_as_input_error(path):
             if storage.is_directory(directory) and not RunDirectory(directory).is_unused:
                 raise InputError(
                     f"The output directory must be empty or new. Received: {path}, which has files in it. Give another "
@@ -325,7 +328,7 @@ class RunDirectory:
             storage.check_writable(directory)
 
     def ledger(self, start: int, rank: int) -> StoragePath:
-        """Returns the file with the examples that a process has used, for the n-th start of the run, from 0."""
+        """Returns the file with the examples that a process has used since a start of the run, numbered from 0."""
         return self.path / "ledger" / f"start-{start}-rank-{rank}.bin"
 
     def log(self, rank: int) -> StoragePath:
@@ -334,7 +337,7 @@ class RunDirectory:
 
 
 def default_path(dataset: str, model: str, ending: str) -> str:
-    """Returns the path of a run's directory that is named after its data set and model, without their arguments."""
+    """Returns a path for a run's directory, named after its data set and model, without their arguments."""
     names = (
         "".join(c if c.isalnum() or c in "._" else "_" for c in text.partition("(")[0]) for text in (dataset, model)
     )
@@ -342,14 +345,13 @@ def default_path(dataset: str, model: str, ending: str) -> str:
 
 
 def flag_values(lines: Any) -> dict[str, str]:
-    """Returns the values of flags, as text by name, from the lines of a flag file; anything else is skipped."""
+    """Returns the values of flags, as text by name, from the lines of a flag file; other lines are ignored."""
     texts = [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
     matches = [re.fullmatch(r"--(\w+)=(.*)", text, re.DOTALL) for text in texts]
     return {match[1]: match[2] for match in matches if match}
 
 
 def _json(line: bytes) -> Any:
-    """Returns the value of a line; None if it is not JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -361,7 +363,7 @@ def _is_count(number: object) -> bool:
 
 
 @contextlib.contextmanager
-def _writing(path: AnyPath) -> Iterator[None]:
+def _reraise_as_input_error(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Summaries of runs from the files of their directories, and tables and figures of runs and their differences."""
+"""Summarizes runs from the files of their directories, and compares them in tables and figures."""
 
 import dataclasses
 import datetime
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import InputError
-from tfdist.reporting.plain_reporter import printable, rounded
+from tfdist.reporting.plain_reporter import format_number, printable
 from tfdist.reporting.run_directory import RunDirectory, flag_values
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
 from tfdist.storage import StoragePath, storage_of
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 _LOCK = "lock"
-# As in Keras's callbacks, the direction of a metric follows from its name.
+# As in Keras's callbacks, the direction of a metric is derived from its name.
 _HIGHER_IS_BETTER = re.compile(
     r"acc|auc|precision|recall|(^|_)f(1|beta|measure)|iou|(^|_)r2|cosine_similarity|top_?k|bleu|dice|hit"
 )
 FINISHED, RUNNING, KILLED = "finished", "running", "killed"
-_NOT_COMPARED = ("output_dir",)
-_MAIN = ("strategy", "model", "dataset")
+_IGNORED_FLAGS = ("output_dir",)
+_FIRST_FLAGS = ("strategy", "model", "dataset")
 UNKNOWN = "-"
 _NAMES = ("run", "model", "data set")  # columns whose text may be long
 _SHORT_LENGTH = 20
 _MIN_LENGTH = 12
-# matplotlib's "tab10" without its gray, which is used for unnamed things.
+# matplotlib's "tab10" without its gray, which is used in the legend.
 _COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
 _STYLES = ("-", "--", ":", "-.")
 _LOG_SCALE_RATIO = 100.0
@@ -43,22 +43,22 @@ AXES = {"step": "step (optimizer updates)", "epoch": "epoch", "time": "time sinc
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """A run, as described by its files.
+    """A summary of the files of a run.
 
     Attributes:
-      name: name of the run: the path of its directory, relative to the directory that the user gave.
-      directory: the directory.
-      flags: flags of its last start, as text by name.
+      name: path of the run's directory, relative to the directory that the user gave.
+      directory: directory of the run.
+      flags: flags of the last start, as text by name.
       versions: versions of packages, by name.
-      strategy: its strategy; empty if unknown.
+      strategy: name of the strategy; empty if unknown.
       replicas: number of replicas; None if unknown.
-      started: time of its first start, in seconds since 1970 (UTC); None if unknown.
-      starts: number of its starts.
-      seconds: wall time of all its starts; None if unknown.
-      steps: number of updates done, according to its records.
-      total_steps: step at which it ends, according to its flags; None if unknown.
-      status: finished, running, killed, or how it ended: interrupted, preempted, failed, loss not finite, ...
-      records: its records, in the schema of metrics.jsonl.
+      start_time: time of the first start, in seconds since 1970 (UTC); None if unknown.
+      starts: number of starts.
+      seconds: wall time of all starts; None if unknown.
+      steps: number of updates, according to the records.
+      total_steps: step at which the run ends, according to its flags; None if unknown.
+      status: finished, running, killed, or another outcome: interrupted, preempted, failed, loss not finite, ...
+      records: all records, in the schema of metrics.jsonl.
     """
 
     name: str
@@ -67,7 +67,7 @@ class RunSummary:
     versions: Mapping[str, str]
     strategy: str
     replicas: int | None
-    started: float | None
+    start_time: float | None
     starts: int
     seconds: float | None
     steps: int
@@ -77,13 +77,13 @@ class RunSummary:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the metrics of evaluations, the loss first; if there are none, those of training."""
+        """Names of the metrics of evaluations, or of training if there are none, with the loss first."""
         records = self.evaluations or self.records
         return list(dict.fromkeys(name for record in records for name in ("loss", *main_metrics(record))))
 
     @property
     def evaluations(self) -> list[Mapping[str, Any]]:
-        """Its evaluations."""
+        """Records of evaluations."""
         return [record for record in self.records if record["kind"] == EVAL]
 
     def last(self, metric: str) -> float | None:
@@ -119,10 +119,10 @@ def is_higher_better(metric: str) -> bool:
 
 
 def read_run(path: StoragePath, name: str) -> RunSummary:
-    """Reads the files of a run's directory; changes nothing.
+    """Reads the files of a run's directory, without changing anything.
 
     Raises:
-      InputError: no run has begun in it, or its starts.jsonl is damaged.
+      InputError: it is not the directory of a run, or its starts.jsonl is damaged.
       OSError: a file cannot be read.
     """
     directory = RunDirectory(path)
@@ -143,7 +143,7 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
         versions=_texts(last.get("versions")),
         strategy=str(last.get("strategy") or flags.get("strategy", "")),
         replicas=_count(last.get("replicas")),
-        started=times[0],
+        start_time=times[0],
         starts=len(starts),
         seconds=_seconds(times, [*records, outcome]),
         steps=steps,
@@ -164,8 +164,8 @@ def _status(directory: RunDirectory, outcome: str) -> str:
 def _is_locked(directory: RunDirectory) -> bool:
     """Returns whether a process is writing to the directory.
 
-    A process clears the lock file when it releases the lock, so that the lock itself is tried only if the file says that
-    it is held, which may be because the process was killed.
+    A process clears the lock file when it releases the lock, so the lock is tried only if the file is not empty, which may
+    be because the process was killed.
     """
     path = directory.path / _LOCK
     storage = storage_of(path)
@@ -176,7 +176,7 @@ def _is_locked(directory: RunDirectory) -> bool:
             return False
     except BlockingIOError:
         return True
-    except OSError:  # this user may not lock it, but the file says that it is held
+    except OSError:  # this user may not lock the file, but it is not empty
         return True
 
 
@@ -205,7 +205,7 @@ def _time(text: Any) -> float | None:
 
 
 def _seconds(starts: Sequence[float | None], records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Returns the time from each start to the last record before the next one, in total."""
+    """Returns the total time from each start to the last record before the next start."""
     known_starts = [start for start in starts if start is not None]
     times = [time for record in records if (time := number(record.get("time"))) is not None and math.isfinite(time)]
     total = 0.0
@@ -226,14 +226,15 @@ def _total_steps(flags: Mapping[str, str], start: Mapping[str, Any]) -> int | No
 def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
     """Returns the columns of the table: by title, a function that returns the cell of a run.
 
-    Args:
-      metric: metric to show next to the loss.
+    `metric` is shown next to the loss.
     """
-    shown = [name for name in dict.fromkeys(("loss", metric)) if name]
-    values = {title: cell for name in shown for title, cell in ((name, _last(name)), (f"best {name}", _best(name)))}
+    metric_names = [name for name in dict.fromkeys(("loss", metric)) if name]
+    values = {
+        title: cell for name in metric_names for title, cell in ((name, _last(name)), (f"best {name}", _best(name)))
+    }
     return {
         "run": lambda run: run.name,
-        "started": lambda run: when(run.started),
+        "started": lambda run: format_time(run.start_time),
         "strategy": lambda run: f"{run.strategy or UNKNOWN}{'' if run.replicas is None else f' x{run.replicas}'}",
         "model": lambda run: run.flags.get("model", UNKNOWN),
         "data set": lambda run: run.flags.get("dataset", UNKNOWN),
@@ -245,33 +246,33 @@ def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
 
 
 def _last(metric: str) -> Callable[[RunSummary], str]:
-    return lambda run: UNKNOWN if (value := run.last(metric)) is None else rounded(value)
+    return lambda run: UNKNOWN if (value := run.last(metric)) is None else format_number(value)
 
 
 def _best(metric: str) -> Callable[[RunSummary], str]:
-    return lambda run: UNKNOWN if (best := run.best(metric)) is None else f"{rounded(best[1])} @{best[0]}"
+    return lambda run: UNKNOWN if (best := run.best(metric)) is None else f"{format_number(best[1])} @{best[0]}"
 
 
 def table(runs: Sequence[RunSummary], metric: str, width: int | None = None) -> list[str]:
-    """Returns the lines of the table of runs, and a note that names the columns for which there was no room.
+    """Returns the lines of a table of runs, and a note about omitted columns.
 
     Args:
-      runs: the runs.
+      runs: the runs to list.
       metric: metric to show next to the loss.
-      width: number of columns of the terminal; None for any number.
+      width: number of columns of the terminal; None for no limit.
     """
     cells = {title: [cell(run) for run in runs] for title, cell in columns(metric).items()}
     if width is None or _width(cells) <= width:
         return _lines(cells)
     for title in _NAMES:
-        cells[title] = [shortened(cell, _SHORT_LENGTH) for cell in cells[title]]
-    omitted = []
+        cells[title] = [abbreviate(cell, _SHORT_LENGTH) for cell in cells[title]]
+    omitted_titles = []
     for title in ("started", "loss", metric, "best loss", "time", "strategy", "model"):
         if title in cells and _width(cells) > width:
-            omitted.append(title)
+            omitted_titles.append(title)
             del cells[title]
-    note = f"Left out in {width} columns: {', '.join(omitted)}. A wider terminal, a pipe or --json shows all."
-    return [*_lines(cells), *(textwrap.wrap(note, width) if omitted else [])]
+    note = f"Left out in {width} columns: {', '.join(omitted_titles)}. A wider terminal, a pipe or --json shows all."
+    return [*_lines(cells), *(textwrap.wrap(note, width) if omitted_titles else [])]
 
 
 def _width(cells: Mapping[str, Sequence[str]]) -> int:
@@ -279,30 +280,30 @@ def _width(cells: Mapping[str, Sequence[str]]) -> int:
 
 
 def _lines(cells: Mapping[str, Sequence[str]]) -> list[str]:
-    return aligned([list(cells), *map(list, zip(*cells.values(), strict=True))])
+    return align_columns([list(cells), *map(list, zip(*cells.values(), strict=True))])
 
 
-def shortened(text: str, length: int) -> str:
-    """Returns a text of at most `length` characters, at least 3, by replacing its middle, as in `csv:/data...e.csv`."""
+def abbreviate(text: str, length: int) -> str:
+    """Shortens a text to `length` characters, at least 3, by replacing its middle, as in `csv:/data...e.csv`."""
     tail = (length - 3) // 2
     return text if len(text) <= length else f"{text[: length - 3 - tail]}...{text[len(text) - tail :]}"
 
 
-def fitted(rows: Sequence[Sequence[str]], width: int | None) -> list[list[str]]:
-    """Returns rows, whose cells after the first are shortened to fit `width` columns; None for any width."""
+def fit_rows(rows: Sequence[Sequence[str]], width: int | None) -> list[list[str]]:
+    """Abbreviates all cells except the first of each row to fit `width` columns; None for no limit."""
     if width is None:
         return [list(row) for row in rows]
     count, first = len(rows[0]) - 1, max(len(row[0]) for row in rows)
     length = max((width - first) // count - 2, _MIN_LENGTH)
-    return [[row[0], *(shortened(cell, length) for cell in row[1:])] for row in rows]
+    return [[row[0], *(abbreviate(cell, length) for cell in row[1:])] for row in rows]
 
 
 def differences(runs: Sequence[RunSummary]) -> list[list[str]]:
-    """Returns rows of the flags and versions that differ: the name, and its value in each run."""
+    """Returns rows of flags and versions that differ: the name, and the value in each run."""
     rows = []
     for kind, values_of in (("", lambda run: run.flags), ("version of ", lambda run: run.versions)):
-        names = sorted({name for run in runs for name in values_of(run)} - set(_NOT_COMPARED))
-        for name in sorted(names, key=lambda name: name not in _MAIN):
+        names = sorted({name for run in runs for name in values_of(run)} - set(_IGNORED_FLAGS))
+        for name in sorted(names, key=lambda name: name not in _FIRST_FLAGS):
             values = [values_of(run).get(name, UNKNOWN) for run in runs]
             if len(set(values)) > 1:
                 rows.append([f"{kind}{name}", *(value or '""' for value in values)])
@@ -311,7 +312,7 @@ def differences(runs: Sequence[RunSummary]) -> list[list[str]]:
 
 
 def results(runs: Sequence[RunSummary]) -> list[list[str]]:
-    """Returns rows of results: the best value of each metric with its step, steps, status and time of each run."""
+    """Returns rows of results: the best and the last value of each metric, steps, status and time of each run."""
     metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
     return [
         *([f"best {name}", *map(_best(name), runs)] for name in metrics),
@@ -320,8 +321,8 @@ def results(runs: Sequence[RunSummary]) -> list[list[str]]:
     ]
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the rows as lines with aligned columns; empty if there are none."""
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns rows as lines with aligned columns."""
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
@@ -338,7 +339,7 @@ def duration(seconds: float | None) -> str:
     return f"{rounded_seconds} s" if rounded_seconds >= 10 else f"{seconds:.1f} s"
 
 
-def when(seconds: float | None) -> str:
+def format_time(seconds: float | None) -> str:
     """Formats a time in the local time zone."""
     return UNKNOWN if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
@@ -349,7 +350,7 @@ def as_json(run: RunSummary) -> Mapping[str, Any]:
     return {
         "run": run.name,
         "path": str(run.directory.path),
-        "started_unix_seconds": run.started,
+        "started_unix_seconds": run.start_time,
         "starts": run.starts,
         "wall_seconds": run.seconds,
         "strategy": run.strategy,
@@ -367,10 +368,10 @@ def as_json(run: RunSummary) -> Mapping[str, Any]:
 
 
 def draw(runs: Sequence[RunSummary], metrics: Sequence[str], axis: str = "step") -> "Figure":
-    """Returns the figure, which has no window and does not use matplotlib's global state.
+    """Returns the figure, without using a window or matplotlib's global state.
 
-    Each metric has a panel, and each run a color: a pale line for training, a line with markers for evaluation, and a star
-    at the best one.
+    Each metric has a panel and each run has a color: a pale line for training, a line with markers for evaluation, and a
+    star for the best evaluation.
 
     Args:
       runs: runs with different names.
@@ -417,8 +418,8 @@ def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> 
                 axes.plot(*zip(*points, strict=True), **style, **line_style)
                 values += [value for _, value in points]
         if best := run.best(metric):
-            x_of_best = next(x for x, value in _curve_points(run, metric, EVAL, axis) if value == best[1])
-            axes.plot([x_of_best], [best[1]], color=style["color"], linewidth=0, marker="*", markersize=11, zorder=4)
+            best_x = next(x for x, value in _curve_points(run, metric, EVAL, axis) if value == best[1])
+            axes.plot([best_x], [best[1]], color=style["color"], linewidth=0, marker="*", markersize=11, zorder=4)
     axes.set_title(_text(metric), loc="left")
     axes.set_xlabel(AXES[axis])
     axes.set_ylabel(_text(metric))
@@ -436,21 +437,21 @@ def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> 
 
 
 def _style(index: int) -> dict[str, Any]:
-    """Returns color and line style of a run, by its index; different for the first 36."""
+    """Returns the color and line style of a run by its index; the first 36 are different."""
     return {"color": _COLORS[index % len(_COLORS)], "linestyle": _STYLES[index // len(_COLORS) % len(_STYLES)]}
 
 
 def _curve_points(run: RunSummary, metric: str, kind: str, axis: str) -> list[tuple[float, float]]:
     times = [time for record in run.records if (time := number(record.get("time"))) is not None]
-    begin = min(times, default=0.0)
+    start_time = min(times, default=0.0)
     points = []
     for record in run.records:
         x, value = number(record.get(axis)), number(record.get(metric))
         if record["kind"] == kind and x is not None and value is not None and math.isfinite(value):
-            points.append(((x - begin) / 60 if axis == "time" else x, value))
+            points.append(((x - start_time) / 60 if axis == "time" else x, value))
     return points
 
 
 def _text(text: str) -> str:
-    """Escapes characters of formulas, and names that matplotlib would leave out of a legend."""
+    """Escapes formulas, and names that matplotlib would omit from a legend."""
     return text.replace("$", r"\$").lstrip("_") or text

@@ -1,4 +1,4 @@
-"""The schema of metrics.jsonl: one JSON object per line, the record of a training window or of an evaluation.
+"""The schema of metrics.jsonl: each line is a JSON object, the record of a training window or an evaluation.
 
 A training window consists of the steps since the previous training record. Its record, and that of an evaluation:
 
@@ -13,16 +13,14 @@ A training window consists of the steps since the previous training record. Its 
      "peak_memory_bytes": 734003200, "device_peak_memory_bytes": 52428800}
     {"schema": 1, "kind": "eval", "step": 100, "epoch": 4.45, "time": 1770000001.5, "loss": 0.12, "accuracy": 0.97}
 
-`FIELDS` defines the fields. Every other key is the name of a metric, whose value has the metric's unit: accuracy is
-called `accuracy` (or as named by the model's author) in both kinds of record. `schema`, `kind` and `step` are always
-present; other fields are omitted if unknown, such as `device_peak_memory_bytes` without a GPU, and `loss_scale` without
-loss scaling.
+`FIELDS` defines the fields. Every other key is the name of a metric, such as `accuracy`, which is the same in both kinds of
+record. `schema`, `kind` and `step` are always present; other fields are omitted if unknown, such as
+`device_peak_memory_bytes` without a GPU, and `loss_scale` without loss scaling.
 
-The fields that compare ranks exclude collectives: ranks wait for one another there, so that a slow rank would affect
-the times of all.
+Fields that compare ranks exclude collectives, in which ranks wait for one another and a slow rank would affect all times.
 
-JSON has no numbers that are not finite, so such a value is a string: "nan", "inf" or "-inf". Python's `float()` accepts
-numbers and these strings.
+JSON has no infinite numbers or NaN; these are the strings "nan", "inf" or "-inf". Python's `float()` accepts numbers and these
+strings.
 
 The version is increased when a field is renamed, removed, or changes its meaning, but not for a new field.
 """
@@ -40,8 +38,8 @@ from tfdist.errors import InputError
 SCHEMA = 1
 TRAIN = "train"
 EVAL = "eval"
-_BOTH = (TRAIN, EVAL)
-_OF_ONE_EXPERT = re.compile(r"_expert_\d+$")  # see `tfdist.layers.MixtureOfExperts`
+_ALL_KINDS = (TRAIN, EVAL)
+_EXPERT_METRIC = re.compile(r"_expert_\d+$")  # see `tfdist.layers.MixtureOfExperts`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,32 +59,34 @@ class Field:
 
 FIELDS: Mapping[str, Field] = MappingProxyType(
     {
-        "schema": Field("", "version of this schema", _BOTH),
-        "kind": Field("", "`train`: a training window; `eval`: an evaluation of the whole test set", _BOTH),
-        "step": Field("updates", "optimizer updates done when the record was made", _BOTH),
-        "epoch": Field("epochs", "training examples seen by then, over the size of the training set", _BOTH),
-        "time": Field("s", "when the record was made, in seconds since 1970 (UTC)", _BOTH),
-        "loss": Field("", "mean over the window's global batches, or over the test set; penalties included", _BOTH),
+        "schema": Field("", "version of this schema", _ALL_KINDS),
+        "kind": Field("", "`train`: a training window; `eval`: an evaluation of the whole test set", _ALL_KINDS),
+        "step": Field("updates", "optimizer updates at the time of the record", _ALL_KINDS),
+        "epoch": Field("epochs", "training examples used so far, over the size of the training set", _ALL_KINDS),
+        "time": Field("s", "time of the record, in seconds since 1970 (UTC)", _ALL_KINDS),
+        "loss": Field(
+            "", "mean over the window's global batches, or over the test set, including penalties", _ALL_KINDS
+        ),
         "learning_rate": Field("", "the optimizer's learning rate at the window's last step"),
         "examples_per_second": Field("examples/s", "examples of all replicas over the window's wall time"),
-        "step_seconds": Field("s", "wall time of a step on the chief, waiting for data included: mean of the window"),
-        "step_seconds_min": Field("s", "least time of a rank for its own input and gradients: mean of the window"),
-        "step_seconds_max": Field("s", "most time of a rank for its own input and gradients: mean of the window"),
-        "slowest_rank": Field("rank", "the rank with `step_seconds_max`; the lowest if several have it"),
+        "step_seconds": Field("s", "wall time of a step on the chief, including waiting for data: mean of the window"),
+        "step_seconds_min": Field("s", "shortest time of a rank for its own input and gradients: mean of the window"),
+        "step_seconds_max": Field("s", "longest time of a rank for its own input and gradients: mean of the window"),
+        "slowest_rank": Field("rank", "the rank with `step_seconds_max`; the lowest if there are several"),
         "slowest_rank_cost": Field("", "fraction of a step for which the other ranks wait for `slowest_rank`"),
         "data_wait_seconds": Field("s", "time a step waited for its input on the chief: mean of the window"),
         "gradient_norm": Field("", "global norm of the reduced gradients, before clipping, at the last step"),
-        "loss_scale": Field("", "what the loss is multiplied by, after the window's last step"),
-        "skipped_steps": Field("steps", "steps of the window that changed nothing, because a gradient overflowed"),
+        "loss_scale": Field("", "factor of the loss after the window's last step"),
+        "skipped_steps": Field("steps", "steps of the window without an update, because a gradient overflowed"),
         "payload_bytes": Field(
             "bytes",
-            "what the chief hands to the engine in a step, for its replica's sum of gradients and as `message_bytes`",
+            "data that the chief passes to the engine in a step: gradients of its replica, and `message_bytes`",
         ),
-        "message_bytes": Field("bytes", "of these, what it sends to other stages of a pipeline"),
-        "compression_ratio": Field("", "size of the gradients over what is sent for their sum"),
+        "message_bytes": Field("bytes", "part of `payload_bytes` that is sent to other stages of a pipeline"),
+        "compression_ratio": Field("", "size of the gradients over the size of the data sent for their sum"),
         "staleness": Field(
             "updates",
-            "age of the weights of a gradient: mean over all parameters in pipelines without a flush, and over the updates of "
+            "age of the weights of a gradient: mean over all parameters in pipelines without a flush, or over the updates of "
             "a call with parameter servers",
         ),
         "max_staleness": Field(
@@ -96,26 +96,26 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
             "", "distance of the replicas' weights to their mean, over the norm of the mean, before the last exchange"
         ),
         "exposed_communication_seconds": Field(
-            "s", "time of a step less that of one that sends nothing, last measured"
+            "s", "time of a step minus the time of one that sends nothing, last measured"
         ),
         "codec_seconds": Field("s", "time of a step for encoding and decoding, last measured without communication"),
         "compression_error": Field("", "||sent - exact|| / ||exact|| of the gradient with the largest, last measured"),
         "compression_cosine": Field("", "cosine of sent and exact of the gradient with the smallest, last measured"),
-        "optimizer_state_bytes": Field("bytes", "optimizer state that the chief's process has, if it is sharded"),
-        "peak_memory_bytes": Field("bytes", "most resident memory the chief's process ever had"),
-        "device_peak_memory_bytes": Field("bytes", "most memory ever allocated on one of the chief's devices"),
+        "optimizer_state_bytes": Field("bytes", "optimizer state of the chief's process, if it is sharded"),
+        "peak_memory_bytes": Field("bytes", "peak resident memory of the chief's process"),
+        "device_peak_memory_bytes": Field("bytes", "peak memory allocated on one of the chief's devices"),
     }
 )
 
 
 def metrics_of(record: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns the metrics of a record, which are not in `FIELDS`, in the order of the record."""
+    """Returns the metrics of a record, which are all values not in `FIELDS`, in order."""
     return {name: value for name, value in record.items() if name not in FIELDS}
 
 
 def main_metrics(record: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns the metrics to display: all except the load of each expert, of which there may be hundreds."""
-    return {name: value for name, value in metrics_of(record).items() if not _OF_ONE_EXPERT.search(name)}
+    """Returns the metrics to display: all except the loads of single experts, of which there may be hundreds."""
+    return {name: value for name, value in metrics_of(record).items() if not _EXPERT_METRIC.search(name)}
 
 
 def check_metric_names(names: Iterable[str]) -> None:
@@ -124,16 +124,16 @@ def check_metric_names(names: Iterable[str]) -> None:
     Raises:
       InputError: a metric has the name of a field.
     """
-    reserved = [name for name in names if name in FIELDS]
-    if reserved:
+    reserved_names = [name for name in names if name in FIELDS]
+    if reserved_names:
         raise InputError(
-            f"A metric must not have the name of a field of metrics.jsonl. Received: {', '.join(reserved)}. "
+            f"A metric must not have the name of a field of metrics.jsonl. Received: {', '.join(reserved_names)}. "
             "Give the metric another name: keras.metrics.Mean(name=...)."
         )
 
 
 def to_json(value: object) -> Json:
-    """Converts a value of a record to JSON: numbers of any library to Python's types, NaN and inf to text.
+    """Converts a value of a record to JSON: numbers of any library to Python's types, NaN and inf to strings.
 
     Raises:
       TypeError: the type of the value has no JSON equivalent.
@@ -157,10 +157,10 @@ def to_json(value: object) -> Json:
 
 def number(value: object) -> float | None:
     """Returns a record's value as a float, including "nan", "inf" and "-inf"; None if it is not a number."""
-    plain = to_json(value)
-    if isinstance(plain, bool) or not isinstance(plain, int | float | str):
+    json_value = to_json(value)
+    if isinstance(json_value, bool) or not isinstance(json_value, int | float | str):
         return None
     try:
-        return float(plain)
+        return float(json_value)
     except (ValueError, OverflowError):
         return None

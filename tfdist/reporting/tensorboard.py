@@ -11,18 +11,18 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tfdist.coordination import Json
-from tfdist.reporting.file_errors import must_write
+from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, number
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _PREFIX = "events.out.tfevents"
-_NO_EVENTS = f"{_PREFIX}.0"  # sorts before all files of events, whose prefix is followed by a time
+_NO_EVENTS = f"{_PREFIX}.0"  # sorts before all names of event files
 _VERSION = "brain.Event:2"
 
 
 class EventFile:
-    """A new file of events; they survive the end of the process."""
+    """A new event file; written events survive a crash of the process."""
 
     def __init__(self, path: StoragePath):
         """Creates the file, which must not exist, in an existing directory."""
@@ -32,11 +32,11 @@ class EventFile:
 
     def scalar(self, name: str, value: float, step: int, wall_time: float | None) -> None:
         """Writes a scalar; `wall_time` is in seconds since 1970 (UTC), by default now."""
-        when = time.time() if wall_time is None else wall_time
-        self._write(Event(wall_time=when, step=step, summary=scalar_pb(name, value)))
+        event_time = time.time() if wall_time is None else wall_time
+        self._write(Event(wall_time=event_time, step=step, summary=scalar_pb(name, value)))
 
     def start(self, step: int) -> None:
-        """Marks that this step and later ones replace earlier values of the directory."""
+        """Marks that values of this step and later ones replace earlier ones in the directory."""
         self._write(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def close(self) -> None:
@@ -48,25 +48,25 @@ class EventFile:
 
 
 def new_name(directory: StoragePath) -> str:
-    """Returns a name for another file of a directory; files are read in the order of their names."""
+    """Returns a name for a new file in a directory; TensorBoard reads files in the order of their names."""
     storage = storage_of(directory)
-    begin = f"{_PREFIX}.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-    return next(name for n in itertools.count() if not storage.exists(directory / (name := f"{begin}.{n}")))
+    prefix = f"{_PREFIX}.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+    return next(name for n in itertools.count() if not storage.exists(directory / (name := f"{prefix}.{n}")))
 
 
 def last_name(directory: StoragePath) -> str:
-    """Returns the name of the last file of a directory, or one that sorts before all names."""
+    """Returns the name of the last event file of a directory, or a name that sorts before all others."""
     names = (entry.name for entry in storage_of(directory).entries(directory))
     return max([_NO_EVENTS, *(name for name in names if name.startswith(_PREFIX))])
 
 
-_NOT_CURVES = ("schema", "kind", "step", "time")
+_NOT_SCALARS = ("schema", "kind", "step", "time")
 
 
 class TensorBoardReporter(Reporter):
-    """Writes every number of a record, named as in metrics.jsonl, so that both runs share their charts.
+    """Writes every number of a record, with the names in metrics.jsonl, so both runs share their charts.
 
-    Events are written before `record` returns. If a run resumes, TensorBoard ignores earlier values of repeated steps.
+    Events are written before `record` returns. After a run resumes, TensorBoard ignores earlier values of repeated steps.
 
     Args:
       directory: directory for `tensorboard --logdir`; contains a run for each kind of record, `train` and `eval`.
@@ -75,44 +75,44 @@ class TensorBoardReporter(Reporter):
     def __init__(self, directory: AnyPath):
         self._directory = path_of(directory)
         self._files: dict[str, EventFile] = {}
-        self._first: int | None = None
+        self._first_step: int | None = None
 
     def start(self, plan: RunPlan) -> None:
         """See base class."""
-        self._first = plan.first_step + 1
+        self._first_step = plan.first_step + 1
 
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""
         if "step" not in record:
             return
         kind = str(record.get("kind", TRAIN))
-        with must_write(self._directory):
+        with reraise_as_write_error(self._directory):
             if kind not in self._files:
-                self._files[kind] = _new_file(self._directory / kind, self._first)
+                self._files[kind] = _new_file(self._directory / kind, self._first_step)
             for name, value in record.items():
-                scalar = None if name in _NOT_CURVES else number(value)
+                scalar = None if name in _NOT_SCALARS else number(value)
                 if scalar is not None:
                     self._files[kind].scalar(name, scalar, int(record["step"]), number(record.get("time")))
 
     def close(self, outcome: str) -> None:
         """See base class."""
-        with must_write(self._directory):
+        with reraise_as_write_error(self._directory):
             for file in self._files.values():
                 file.close()
         self._files.clear()
 
 
-def _new_file(directory: StoragePath, first: int | None) -> "EventFile":
-    """Creates a file of events; if `first` is given, this step and later ones replace earlier values.
+def _new_file(directory: StoragePath, first_step: int | None) -> "EventFile":
+    """Creates an event file; if `first_step` is given, this step and later ones replace earlier values.
 
-    TensorBoard ignores the first mark of a directory, but not later ones. The mark is in a separate file, between the
-    existing events and those to come.
+    The mark for this is in a separate file between earlier and later events, because TensorBoard ignores the first mark of a
+    directory.
     """
     # Imported late, because TensorBoard imports TensorFlow.
 
     storage_of(directory).make_directory(directory)
-    if first is not None:
+    if first_step is not None:
         mark = EventFile(directory / f"{last_name(directory)}.start")
-        mark.start(first)
+        mark.start(first_step)
         mark.close()
     return EventFile(directory / new_name(directory))

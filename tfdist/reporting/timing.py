@@ -11,14 +11,10 @@ class StepTimer:
 
         with timer.call(steps=10):
             result = loop(...)
-        timer.inside(waited=..., busy=...)
+        timer.add_inner_times(wait_seconds=..., busy_seconds=...)
         record |= timer.window()
 
-    Time outside of calls (evaluation, callbacks) is not counted.
-
-    Args:
-      batch_size: number of examples in a global batch.
-      clock: monotonic clock in seconds.
+    Time between calls (evaluation, callbacks) is not included.
     """
 
     def __init__(self, batch_size: int, clock: Callable[[], float] = perf_counter):
@@ -29,39 +25,35 @@ class StepTimer:
     @contextlib.contextmanager
     def call(self, steps: int) -> Iterator[None]:
         """Measures a compiled call of `steps` steps; its result must be complete when the context exits."""
-        began = self._clock()
+        start_time = self._clock()
         yield
-        self._seconds += self._clock() - began
+        self._seconds += self._clock() - start_time
         self._steps += steps
 
-    def inside(self, waited: float, busy: float) -> None:
-        """Adds times that a call measured internally.
+    def add_inner_times(self, wait_seconds: float, busy_seconds: float) -> None:
+        """Adds times that were measured inside a call.
 
         Args:
-          waited: seconds spent waiting for input.
-          busy: seconds of computation until this process had its own gradients.
+          wait_seconds: time spent waiting for input.
+          busy_seconds: time of computing this process's own gradients.
         """
-        self._waited += waited
-        self._busy += busy
+        self._wait_seconds += wait_seconds
+        self._busy_seconds += busy_seconds
 
     @property
     def own_seconds(self) -> float | None:
         """Seconds per step of this process without collectives: input and gradients.
 
-        None before any call, and if the devices have no clock, as on TPUs, because the time for input alone would be
+        None before the first call, and if devices have no clock, such as TPUs, because the time for input alone would be
         misleading.
         """
-        return (self._waited + self._busy) / self._steps if self._busy else None
+        return (self._wait_seconds + self._busy_seconds) / self._steps if self._busy_seconds else None
 
     def fields(self) -> dict[str, float]:
-        """Returns the window's fields of a training record on this rank.
-
-        Returns:
-          `step_seconds`, `data_wait_seconds` and `examples_per_second`; empty if no call was measured.
-        """
+        """Returns `step_seconds`, `data_wait_seconds` and `examples_per_second` of the window; empty without calls."""
         if not self._steps:
             return {}
-        fields = {"step_seconds": self._seconds / self._steps, "data_wait_seconds": self._waited / self._steps}
+        fields = {"step_seconds": self._seconds / self._steps, "data_wait_seconds": self._wait_seconds / self._steps}
         if self._seconds > 0:
             fields["examples_per_second"] = self._batch_size * self._steps / self._seconds
         return fields
@@ -73,31 +65,26 @@ class StepTimer:
         return fields
 
     def _reset(self) -> None:
-        self._steps, self._seconds, self._waited, self._busy = 0, 0.0, 0.0, 0.0
+        self._steps, self._seconds, self._wait_seconds, self._busy_seconds = 0, 0.0, 0.0, 0.0
 
 
 def cost_of_slowest(own_seconds: Sequence[float | None], step_seconds: float) -> float | None:
-    """Returns the fraction of a step for which the other ranks wait for the slowest; None if they are not comparable.
-
-    Args:
-      own_seconds: see `over_ranks`.
-      step_seconds: wall time of a step.
-    """
-    known = [seconds for seconds in own_seconds if seconds is not None]
-    if len(known) < 2 or len(known) < len(own_seconds) or step_seconds <= 0:
+    """Returns the fraction of a step for which the other ranks wait for the slowest; None if it is unknown."""
+    times = [seconds for seconds in own_seconds if seconds is not None]
+    if len(times) < 2 or len(times) < len(own_seconds) or step_seconds <= 0:
         return None
-    *others, slowest = sorted(known)
-    return min((slowest - median(others)) / step_seconds, 1.0)
+    *other_times, slowest = sorted(times)
+    return min((slowest - median(other_times)) / step_seconds, 1.0)
 
 
-def over_ranks(own_seconds: Sequence[float | None]) -> dict[str, float | int]:
+def compare_ranks(own_seconds: Sequence[float | None]) -> dict[str, float | int]:
     """Returns the fields of a training record that compare ranks.
 
-    Synchronous ranks wait for one another inside a step, so that a slow one affects the `step_seconds` of all. Ranks
-    are therefore compared by their times without collectives.
+    Ranks are compared by their times without collectives: synchronous ranks wait for one another inside a step, so a slow
+    rank affects the `step_seconds` of all.
 
     Args:
-      own_seconds: `StepTimer.own_seconds` of each rank, by rank; None for ranks without one.
+      own_seconds: `StepTimer.own_seconds` of each rank, by rank.
 
     Returns:
       `step_seconds_min`, `step_seconds_max` and `slowest_rank`; empty if no rank has a time.

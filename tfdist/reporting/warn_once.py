@@ -1,4 +1,4 @@
-"""Warnings about suspicious situations, each logged once per process."""
+"""Logs each warning only once per process."""
 
 import functools
 import logging
@@ -11,20 +11,19 @@ def warn_once(text: str, situation: str = "") -> None:
 
     Args:
       text: the finding, its consequence, and the remedy.
-      situation: name of the situation, if there are several texts about it: only the first of them is logged.
+      situation: name of a situation with several texts; only the first of them is logged.
     """
-    logged = _texts(situation or text)
-    if not logged:
-        logged.append(text)
+    logged_texts = _logged_texts(situation or text)
+    if not logged_texts:
+        logged_texts.append(text)
         _log.warning("%s", text)
 
 
 @functools.cache
-def _texts(situation: str) -> list[str]:
-    """Returns the list of the texts logged about a situation, the same list for each call."""
+def _logged_texts(situation: str) -> list[str]:
     return []
 
 
 def forget() -> None:
     """Clears the record of logged warnings; for tests."""
-    _texts.cache_clear()
+    _logged_texts.cache_clear()

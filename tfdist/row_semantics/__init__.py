@@ -1,8 +1,8 @@
-"""Semantics of the numbers that a user's code computes from the rows of a batch: means, sums, rows, or something else.
+"""Labels of the values that user code computes from the rows of a batch: means, sums, rows, or others.
 
-Derived from the operations of a traced function, never from data: each operation has a rule that says what its results are,
-given what its inputs are. `tfdist.step.row_dependence` concludes from that what the losses and metrics of a model are, and
-`tfdist.keras_fit.step_labels` what the results of a custom `train_step` are.
+Labels are derived from the operations of a traced function, never from data: each type of operation has a rule from the labels
+of its inputs to those of its results. `tfdist.step.row_dependence` labels the losses and metrics of a model,
+`tfdist.keras_fit.step_labels` the results of a custom `train_step`.
 """
 
 from tfdist.row_semantics.declarations import register

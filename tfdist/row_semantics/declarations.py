@@ -1,4 +1,4 @@
-"""Labels that are declared where a tensor is computed, instead of derived from its operations."""
+"""Labels that code declares for a tensor, instead of labels derived from its operations."""
 
 import contextlib
 import contextvars
@@ -33,124 +33,124 @@ _COLLECTION = "declared_row_labels"  # of a graph: (tensor, declaration, inputs)
 
 
 def declare(tensor: tf.Tensor, declaration: Declaration, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the tensor with the label that `declaration` computes from those of `inputs`, tensors of the same graph."""
+    """Labels a tensor with the result of `declaration` for the labels of `inputs`, tensors of the same graph."""
     with tf.control_dependencies(list(inputs)):
-        declared = tf.identity(tensor)
-    declared.graph.add_to_collection(_COLLECTION, (declared, declaration, list(inputs)))
-    return declared
+        labelled_tensor = tf.identity(tensor)
+    labelled_tensor.graph.add_to_collection(_COLLECTION, (labelled_tensor, declaration, list(inputs)))
+    return labelled_tensor
 
 
 def declarations(graph: Any) -> dict[str, tuple[Declaration, list[tf.Tensor]]]:
     """Returns the declarations of a graph, by the name of the operation whose output they describe."""
-    declared = graph.get_collection(_COLLECTION)  # includes those of branches and loops, which share the collection
-    return {tensor.op.name: (declaration, inputs) for tensor, declaration, inputs in declared if tensor.graph is graph}
+    entries = graph.get_collection(_COLLECTION)  # branches and loops share the collection
+    return {tensor.op.name: (declaration, inputs) for tensor, declaration, inputs in entries if tensor.graph is graph}
 
 
 def row_wise(
     function: Callable[..., tf.Tensor],
     result: Declaration | None = None,
-    of_rows: Callable[[Value], Value] = lambda upstream: upstream,
+    row_gradient: Callable[[Value], Value] = lambda upstream: upstream,
 ) -> Callable[..., tf.Tensor]:
-    """Declares that a function of rows, replicated tensors and variables acts on each row separately, as does its gradient.
+    """Declares that a function of rows, replicated tensors and variables acts on each row separately.
 
     Args:
-      function: takes tensors, the rows along their first axis, and returns one such tensor.
-      result: the value of what it returns, if that is not rows.
-      of_rows: returns the gradient with respect to each row's part of the result, given that of the result.
+      function: takes tensors with the rows along their first axis, and returns such a tensor.
+      result: returns the value of the result; rows by default.
+      row_gradient: converts the gradient with respect to the result to the gradient with respect to each row's part of it.
     """
     result = result or _rows_value
 
     @tf.custom_gradient
-    def declared(*inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-        with tf.GradientTape(persistent=True) as tape:  # gradients may be differentiated, too
-            tape.watch([each for each in inputs if each.dtype.is_floating])
+    def labelled_function(*inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        with tf.GradientTape(persistent=True) as tape:  # for gradients of gradients
+            tape.watch([x for x in inputs if x.dtype.is_floating])
             y = function(*inputs)
 
         def gradient(upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
-            def declared_gradient(x: tf.Tensor, source: int | None) -> tf.Tensor:
+            def declare_gradient(x: tf.Tensor, source: int | None) -> tf.Tensor:
                 def declaration(dy: Value, *input_values: Value) -> Value:
                     if isinstance(result(*input_values).label, AllRows):
                         return Value(ALL_ROWS)
                     is_row = source is not None and not isinstance(input_values[source].label, Replicated)
-                    return _like_rows(of_rows(dy)) if is_row else _sum_of_rows(of_rows(dy))
+                    return _rows_like(row_gradient(dy)) if is_row else _sum_of_rows(row_gradient(dy))
 
                 return declare(x, declaration, [upstream, *inputs])
 
-            numbers = [number for number, each in enumerate(inputs) if each.dtype.is_floating]
+            numbers = [number for number, x in enumerate(inputs) if x.dtype.is_floating]
             sources = [*(inputs[number] for number in numbers), *variables]
             source_gradients = tape.gradient(y, sources, upstream, unconnected_gradients="zero")
             results: list[Any] = [None] * len(inputs)
-            for number, each in zip(numbers, source_gradients, strict=False):
-                results[number] = declared_gradient(tf.ensure_shape(each, inputs[number].shape), number)
-            totals = [declared_gradient(tf.convert_to_tensor(each), None) for each in source_gradients[len(numbers) :]]
+            for number, x in zip(numbers, source_gradients, strict=False):
+                results[number] = declare_gradient(tf.ensure_shape(x, inputs[number].shape), number)
+            totals = [declare_gradient(tf.convert_to_tensor(x), None) for x in source_gradients[len(numbers) :]]
             return (results, totals) if variables else results
 
         return declare(y, result, inputs), gradient
 
-    return declared
+    return labelled_function
 
 
 def register(*, rows_to: RowsTo) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declares what a function computes from rows, where this cannot be derived, as for `tf.py_function` or a custom operation.
+    """Declares what a function computes from rows if it cannot be derived, as for `tf.py_function` or a custom operation.
 
-    Replicas rely on it, in Keras's `fit` and in a `tfdist.Trainer`. `tfdist verify` checks it on the first batch: the
-    result for all rows against those for two parts of them.
+    Keras's `fit` and `tfdist.Trainer` rely on the declaration. `tfdist verify` checks it on the first batch: it compares the
+    result for all rows with the results for two parts of them.
 
     Args:
-      rows_to: "rows" for a value of each row, along the first axis; "sum" or "mean" over rows; "replicated" for what does not
-        depend on the rows.
+      rows_to: "rows" for one value per row, along the first axis; "sum" or "mean" for a sum or mean over rows; "replicated"
+        for a value that does not depend on the rows.
 
     Returns:
-      A decorator of a function that takes tensors, with the rows along their first axis or the same on all replicas, and
-      returns a tensor.
+      A decorator for a function that takes tensors, with rows along the first axis or equal on all replicas, and returns a
+      tensor.
 
     Raises:
-      InputError: `rows_to` is something else.
+      InputError: `rows_to` has another value.
     """
-    if rows_to not in _DECLARED:
-        raise InputError(f"`rows_to` must be one of {', '.join(_DECLARED)}. Received: {rows_to!r}.")
+    if rows_to not in _DECLARATIONS:
+        raise InputError(f"`rows_to` must be one of {', '.join(_DECLARATIONS)}. Received: {rows_to!r}.")
 
-    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def registered(*inputs: Any, **options: Any) -> Any:
+        def wrapper(*inputs: Any, **options: Any) -> Any:
             if getattr(tf.compat.v1.get_default_graph(), "name", "") == GRAPH:
-                declared = row_wise(functools.partial(function, **options), *_DECLARED[rows_to])
-                return declared(*map(tf.convert_to_tensor, inputs))
+                labelled_function = row_wise(functools.partial(function, **options), *_DECLARATIONS[rows_to])
+                return labelled_function(*map(tf.convert_to_tensor, inputs))
             y = function(*inputs, **options)
-            if (limits := _checked.get()) and tf.executing_eagerly():
+            if (limits := _check_limits.get()) and tf.executing_eagerly():
                 _check(functools.partial(function, **options), inputs, y, rows_to, *limits)
             return y
 
-        return registered
+        return wrapper
 
-    return decorated
+    return decorate
 
 
 @contextlib.contextmanager
 def checked(rows: int, tolerance: float) -> Iterator[None]:
-    """Context in which eager calls of registered functions with a batch are checked; raises `InputError` if one is wrong."""
-    token = _checked.set((rows, tolerance))
+    """Context in which eager calls of registered functions raise `InputError` if their declaration is wrong."""
+    token = _check_limits.set((rows, tolerance))
     try:
         yield
     finally:
-        _checked.reset(token)
+        _check_limits.reset(token)
 
 
 def _check(function: Any, inputs: Sequence[Any], y: Any, rows_to: str, rows: int, tolerance: float) -> None:
-    """Compares the result of a function for all rows with those for two parts of them."""
+    """Compares the result of a function for all rows with its results for two parts of them."""
     cut = -(-rows // 3)
-    cuts = [
+    parts = [
         [
-            each[part] if each.shape.rank and each.shape[0] == rows else each
-            for each in map(tf.convert_to_tensor, inputs)
+            tensor[selection] if tensor.shape.rank and tensor.shape[0] == rows else tensor
+            for tensor in map(tf.convert_to_tensor, inputs)
         ]
-        for part in (slice(cut), slice(cut, None))
+        for selection in (slice(cut), slice(cut, None))
     ]
-    expected, first, second = np.asarray(y), *(np.asarray(function(*part)) for part in cuts)
+    expected, first, second = np.asarray(y), *(np.asarray(function(*selection)) for selection in parts)
     weights = {"sum": (1, 1), "mean": (cut / rows, 1 - cut / rows), "replicated": (0.5, 0.5)}.get(rows_to)
-    joined = weights[0] * first + weights[1] * second if weights else np.concatenate([first, second])
-    if joined.shape != expected.shape or np.linalg.norm(joined - expected) > tolerance * np.linalg.norm(expected):
-        a, b, c, d = (np.array2string(value, threshold=4, edgeitems=1) for value in (expected, first, second, joined))
+    result = weights[0] * first + weights[1] * second if weights else np.concatenate([first, second])
+    if result.shape != expected.shape or np.linalg.norm(result - expected) > tolerance * np.linalg.norm(expected):
+        a, b, c, d = (np.array2string(value, threshold=4, edgeitems=1) for value in (expected, first, second, result))
         raise InputError(
             f'A function must be what it is registered as. Received: {function.func.__name__}, rows_to="{rows_to}", which '
             f"returns {a} for {rows} rows, but {b} and {c} for {cut} and {rows - cut} of them, which make {d}. Register "
@@ -159,33 +159,33 @@ def _check(function: Any, inputs: Sequence[Any], y: Any, rows_to: str, rows: int
 
 
 def _rows_value(*values: Value) -> Value:
-    """Returns unscaled rows like those of the inputs, which must be unscaled, too; for zeros, the result need not be zeros."""
-    label: Any = _like_rows(*values).label
+    """Returns rows like those of the inputs, which must not be scaled by COUNT; rows of zeros may become other rows."""
+    label: Any = _rows_like(*values).label
     return Value(ALL_ROWS if getattr(label, "power", 1) else dataclasses.replace(label, power=0))
 
 
 def _sum_value(power: int, *values: Value) -> Value:
     """Returns a sum over rows times COUNT^power."""
-    return Value(Partial("sum", power) if _like_rows(*values).label == Rows(0, COUNT) else ALL_ROWS)
+    return Value(Partial("sum", power) if _rows_like(*values).label == Rows(0, COUNT) else ALL_ROWS)
 
 
-def _gradient_of_each(power: int, upstream: Value) -> Value:
-    """Returns the gradient with respect to what each row adds to such a sum, given that of the sum."""
+def _gradient_of_row(power: int, upstream: Value) -> Value:
+    """Returns the gradient with respect to the summand of each row, given that of the sum times COUNT^power."""
     label = times_count(upstream.label, power)
     return Value(Rows(0, COUNT, label.power) if isinstance(label, Replicated) else ALL_ROWS)
 
 
-def _like_rows(*values: Value) -> Value:
-    """Returns rows like those of the inputs, all of which must have them or be replicated."""
-    rows = [value.label for value in values if isinstance(value.label, Rows)]
-    others = [value.label for value in values if not isinstance(value.label, Rows)]
-    if not rows:
-        return Value(_unscaled_replicated(others[0]) if len(set(others)) == 1 else ALL_ROWS)
-    agrees = all(label.axis == 0 and label.size == rows[0].size for label in rows)
-    power = rows[0].power if len(rows) == 1 else 0
-    agrees = agrees and (len(rows) == 1 or not any(label.power for label in rows))
-    agrees = agrees and all(_unscaled_replicated(label) != ALL_ROWS for label in others)
-    return Value(Rows(0, rows[0].size, power) if agrees else ALL_ROWS)
+def _rows_like(*values: Value) -> Value:
+    """Returns rows like those of the inputs, which must all be rows or replicated."""
+    row_labels = [value.label for value in values if isinstance(value.label, Rows)]
+    other_labels = [value.label for value in values if not isinstance(value.label, Rows)]
+    if not row_labels:
+        return Value(_unscaled_replicated(other_labels[0]) if len(set(other_labels)) == 1 else ALL_ROWS)
+    agrees = all(label.axis == 0 and label.size == row_labels[0].size for label in row_labels)
+    power = row_labels[0].power if len(row_labels) == 1 else 0
+    agrees = agrees and (len(row_labels) == 1 or not any(label.power for label in row_labels))
+    agrees = agrees and all(_unscaled_replicated(label) != ALL_ROWS for label in other_labels)
+    return Value(Rows(0, row_labels[0].size, power) if agrees else ALL_ROWS)
 
 
 def _unscaled_replicated(label: Label) -> Label:
@@ -200,52 +200,52 @@ def _sum_of_rows(value: Value) -> Value:
 
 
 def all_rows_of(rows: tf.Tensor, name: str, weight: tf.Tensor | None) -> tf.Tensor:
-    """Returns rows as if those of all replicas had been gathered, with the gradient of that.
+    """Labels rows as gathered from all replicas, with the corresponding gradient.
 
     Args:
       rows: tensor [rows, ...].
       name: name of the call.
-      weight: by which each replica's loss is weighted after differentiation; None for 1.
+      weight: weight of the replica's loss, applied after differentiation; None for 1.
     """
 
     @tf.custom_gradient
-    def gathered(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    def gather(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             weighted = upstream if weight is None else upstream * tf.cast(weight, upstream.dtype)
-            own = declare(weighted, _own_rows_of_sum, [weighted])
-            return own if weight is None else own / tf.cast(weight, upstream.dtype)
+            local_rows = declare(weighted, _local_rows_of_sum, [weighted])
+            return local_rows if weight is None else local_rows / tf.cast(weight, upstream.dtype)
 
-        return declare(x, _gathered, [x]), gradient
+        return declare(x, _gather_value, [x]), gradient
 
-    return gathered(tf.identity(rows, name=f"{name}/rows"))
+    return gather(tf.identity(rows, name=f"{name}/rows"))
 
 
-def _gathered(value: Value) -> Value:
+def _gather_value(value: Value) -> Value:
     label = value.label
     is_rows = isinstance(label, Rows) and not label.axis and not label.power and label.size == COUNT
     return Value(Replicated() if is_rows else ALL_ROWS)
 
 
-def _own_rows_of_sum(value: Value) -> Value:
-    """Returns a replica's own rows of a sum over replicas for all rows."""
+def _local_rows_of_sum(value: Value) -> Value:
+    """Returns the local rows of a sum over replicas for all rows."""
     if is_zero(value.label):
         return Value(Rows(0, COUNT, None))
     return Value(Rows(0, COUNT) if sum_power(value.label) == 0 else ALL_ROWS)
 
 
-def summed(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor as if it had been summed over replicas; without a gradient."""
-    return declare(tensor, lambda value: Value(_total(value.label), value.dims), [tensor])
+def declare_sum(tensor: tf.Tensor) -> tf.Tensor:
+    """Labels a tensor as summed over replicas, without a gradient."""
+    return declare(tensor, lambda value: Value(_sum_label(value.label), value.dims), [tensor])
 
 
-def _total(label: Label) -> Label:
+def _sum_label(label: Label) -> Label:
     return ZEROS if is_zero(label) else Replicated() if sum_power(label) == 0 else ALL_ROWS
 
 
-_DECLARED: dict[str, tuple[Declaration, Callable[[Value], Value]]] = {
+_DECLARATIONS: dict[str, tuple[Declaration, Callable[[Value], Value]]] = {
     "rows": (_rows_value, lambda upstream: upstream),
-    "sum": (functools.partial(_sum_value, 0), functools.partial(_gradient_of_each, 0)),
-    "mean": (functools.partial(_sum_value, -1), functools.partial(_gradient_of_each, -1)),
+    "sum": (functools.partial(_sum_value, 0), functools.partial(_gradient_of_row, 0)),
+    "mean": (functools.partial(_sum_value, -1), functools.partial(_gradient_of_row, -1)),
     "replicated": (lambda *_: Value(Replicated()), lambda _: Value(ALL_ROWS)),
 }
-_checked: contextvars.ContextVar[tuple[int, float] | None] = contextvars.ContextVar("checked", default=None)
+_check_limits: contextvars.ContextVar[tuple[int, float] | None] = contextvars.ContextVar("checked", default=None)

@@ -1,4 +1,4 @@
-"""Explanations of labels in words: their meaning, the line of user code that causes them, and the effect on a step."""
+"""Explanations of labels: their meaning, the line of user code that caused them, and their effect on a step."""
 
 import contextlib
 import contextvars
@@ -31,18 +31,18 @@ _REDUCTIONS = {
     "all": "a logical and over rows",
     "any": "a logical or over rows",
 }
-_SENTENCES = {
+_PHRASES = {
     "gradient": "the gradient of {}",
     "result": '"{}", which it returns,',
     "metric": "the metric variable {}",
     "variable": "{}, which it assigns,",
     "output": "an output",
 }
-_ON_REPLICAS = {"mean": "averaged", "sum": "summed", "same": "the same", "rows": "each its own", "": "need all rows"}
+_COMBINATIONS = {"mean": "averaged", "sum": "summed", "same": "the same", "rows": "each its own", "": "need all rows"}
 
 
-class Labelled(NamedTuple):
-    """A value of a step, its label, and how the replicas' values combine into the whole batch's; "" if they do not."""
+class LabelledValue(NamedTuple):
+    """A value of a step, its label, and how to combine the replicas' values; "" if they cannot be combined."""
 
     kind: Literal["loss", "gradient", "metric", "variable", "result", "output"]
     name: str
@@ -52,7 +52,7 @@ class Labelled(NamedTuple):
     @property
     def sentence(self) -> str:
         """The value and its label, in words."""
-        return f"{_SENTENCES.get(self.kind, '{}').format(self.name)} is {explained(self.label)}"
+        return f"{_PHRASES.get(self.kind, '{}').format(self.name)} is {describe_label(self.label)}"
 
 
 class Communication(NamedTuple):
@@ -60,14 +60,14 @@ class Communication(NamedTuple):
 
     Attributes:
       calls: the collective calls.
-      refused: why the step cannot be partitioned, so that each replica computes the whole batch; empty if it can.
+      refused: why the step cannot be partitioned and each replica computes the whole batch; empty if it can.
     """
 
     calls: Sequence[RecordedCall] = ()
     refused: str = ""
 
     def count(self, operation: str) -> int:
-        """Returns the number of tensors of an operation, "all_reduce" or "all_gather"."""
+        """Returns the number of tensors that an operation, "all_reduce" or "all_gather", communicates."""
         return sum(len(call.shapes) for call in self.calls if call.operation == operation)
 
     def __str__(self) -> str:
@@ -94,18 +94,18 @@ class Explanation(NamedTuple):
     """The values of a step, and their effect on replicas.
 
     Attributes:
-      step: which step.
+      step: description of the step.
       values: its values.
-      reason: why the replicas' values cannot be combined, if no single value is the reason; empty if they can.
+      reason: why the replicas' values cannot be combined, if no single value is the cause; empty if they can.
       otherwise: the behavior of replicas if the values cannot be combined.
       trained: the variables that have gradients.
-      calls: collective calls of the step's own code.
+      calls: collective calls in the code of the step.
       communication: the communication of replicas in Keras's `fit` if the values cannot be combined.
-      without_rule: types of the step's operations that have no rule.
+      without_rule: types of operations in the step that have no rule.
     """
 
     step: str
-    values: Sequence[Labelled]
+    values: Sequence[LabelledValue]
     reason: str
     otherwise: str
     trained: Sequence[keras.Variable]
@@ -114,40 +114,40 @@ class Explanation(NamedTuple):
     without_rule: Collection[str] = ()
 
     def rows(self, *, all_values: bool) -> list[tuple[str, str, str]]:
-        """Returns the rows of a table, one for values that are alike; of all values, or of those that cannot be combined."""
-        alike: dict[tuple[str, str, str], list[str]] = {}
+        """Returns the rows of a table, with equal values in one row; `all_values` includes those that can be combined."""
+        groups: dict[tuple[str, str, str], list[str]] = {}
         for kind, name, label, op in self.values:
             if all_values or not op:
-                alike.setdefault((kind, explained(label), _ON_REPLICAS[op]), []).append(name)
+                groups.setdefault((kind, describe_label(label), _COMBINATIONS[op]), []).append(name)
         return [
             (
                 f"{kind} {', '.join(names)}" if len(names) < 4 else f"{count_of(len(names), kind)} ({names[0]}, ...)",
                 meaning,
                 op,
             )
-            for (kind, meaning, op), names in alike.items()
+            for (kind, meaning, op), names in groups.items()
         ]
 
     @property
     def summary(self) -> str:
         """The effect on replicas, as one line."""
-        count, uncombined = count_of(len(self.values), "value"), sum(not value.op for value in self.values)
-        if uncombined or self.reason:
-            reason = f"{uncombined} of {count} cannot be combined from those of replicas" if uncombined else self.reason
+        count, failures = count_of(len(self.values), "value"), sum(not value.op for value in self.values)
+        if failures or self.reason:
+            reason = f"{failures} of {count} cannot be combined from those of replicas" if failures else self.reason
             return f"{reason}: {self.otherwise}."
-        how = {_ON_REPLICAS[value.op] for value in self.values if value.kind == "gradient"} or {"averaged"}
+        verbs = {_COMBINATIONS[value.op] for value in self.values if value.kind == "gradient"} or {"averaged"}
         size = sum(tensor_bytes(tf.TensorSpec(variable.shape, variable.dtype)) for variable in self.trained)
-        sent = ", ".join(f"{call.name} ({_size(call)})" for call in self.calls)
+        calls = ", ".join(f"{call.name} ({_size(call)})" for call in self.calls)
         return (
-            f"All {count} are means, sums or rows: gradients ({byte_size(size)}) are {' or '.join(sorted(how))}, metrics are "
-            f"summed when they are logged, and {'a step communicates ' + sent if sent else 'nothing else is communicated'}."
+            f"All {count} are means, sums or rows: gradients ({byte_size(size)}) are {' or '.join(sorted(verbs))}, metrics are "
+            f"summed when they are logged, and {f'a step communicates {calls}' if calls else 'nothing else is communicated'}."
         )
 
 
 def _size(call: RecordedCall) -> str:
-    of_a_row = tuple(tuple(1 if dim is None else dim for dim in shape) for shape in call.shapes)
-    each = "" if of_a_row == call.shapes else " for each row"
-    return byte_size(dataclasses.replace(call, shapes=of_a_row).payload_bytes) + each
+    row_shapes = tuple(tuple(1 if dim is None else dim for dim in shape) for shape in call.shapes)
+    suffix = "" if row_shapes == call.shapes else " for each row"
+    return byte_size(dataclasses.replace(call, shapes=row_shapes).payload_bytes) + suffix
 
 
 _listener: contextvars.ContextVar[Callable[[Explanation], None] | None] = contextvars.ContextVar(
@@ -158,7 +158,7 @@ listener = _listener.get
 
 @contextlib.contextmanager
 def using_listener(function: Callable[[Explanation], None]) -> Iterator[None]:
-    """Context in which a function, the `listener`, gets the explanation of each step before it runs, even on one replica."""
+    """Context in which `function`, as the `listener`, gets the explanation of each step before it runs."""
     token = _listener.set(function)
     try:
         yield
@@ -166,24 +166,24 @@ def using_listener(function: Callable[[Explanation], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
-def explained(label: Label) -> str:
-    """Returns a label in words and, if the value depends on all rows, the operation that is the cause and its line."""
+def describe_label(label: Label) -> str:
+    """Describes a label and, for a value that depends on all rows, the operation that caused it and its line."""
     match label:
         case Replicated(None) | Rows(_, _, None):
             return "zero"
         case Replicated(power):
-            return "the same on all replicas" + _times(power, "the number of rows")
+            return "the same on all replicas" + _power_phrase(power, "the number of rows")
         case Rows(axis, size, power):
             count = "one value" if size == COUNT else "several values"
-            along = f" along axis {axis}" if axis else ""
-            return f"{count} for each row{along}" + _times(power, "the number of rows")
+            axis_clause = f" along axis {axis}" if axis else ""
+            return f"{count} for each row{axis_clause}" + _power_phrase(power, "the number of rows")
         case Partial("sum", power) if power < 0:
-            return "a mean over rows" + _times(power + 1, "their number")
+            return "a mean over rows" + _power_phrase(power + 1, "their number")
         case Partial(reduction, power):
-            return _REDUCTIONS[reduction] + _times(power, "their number")
+            return _REDUCTIONS[reduction] + _power_phrase(power, "their number")
         case ReplicatedPlusSum(power, variable):
-            before = "a value that is the same on all replicas" if variable is None else "its value before"
-            return f"{before} plus {explained(Partial('sum', power))}"
+            base = "a value that is the same on all replicas" if variable is None else "its value before"
+            return f"{base} plus {describe_label(Partial('sum', power))}"
         case AllRows(cause):
             return "computed from all rows together" + (
                 f", by {_operation_location(cause)}" if cause is not None else ""
@@ -191,40 +191,40 @@ def explained(label: Label) -> str:
 
 
 @contextlib.contextmanager
-def noting_static_rows() -> Iterator[list[str]]:
-    """Context that notes where user code reads the first dim of a tensor's static shape although it is unknown."""
+def record_static_row_reads() -> Iterator[list[str]]:
+    """Context that records where user code reads the first, unknown dim of a tensor's static shape."""
     getitem, iterate = tf.TensorShape.__getitem__, tf.TensorShape.__iter__
     notes: list[str] = []
 
-    def note(caller: types.FrameType) -> None:
+    def record(caller: types.FrameType) -> None:
         if not caller.f_code.co_filename.startswith((*_LIBRARIES, "<")):
             location = f"{_shortest_path(caller.f_code.co_filename)}:{caller.f_lineno}"
             notes.append(f"the number of rows is read from a static shape, not by keras.ops.shape, in {location}")
 
-    def noting_getitem(shape: tf.TensorShape, key: Any) -> Any:
+    def recording_getitem(shape: tf.TensorShape, key: Any) -> Any:
         dim = getitem(shape, key)
         if dim is None and isinstance(key, int) and key in (0, -shape.rank):
-            note(sys._getframe(1))
+            record(sys._getframe(1))
         return dim
 
-    def noting_iter(shape: tf.TensorShape) -> Iterator[Any]:
+    def recording_iter(shape: tf.TensorShape) -> Iterator[Any]:
         caller = sys._getframe(1)
-        if shape.rank and getitem(shape, 0) is None and _reads_first_unpacked(caller):
-            note(caller)
+        if shape.rank and getitem(shape, 0) is None and _reads_first_variable(caller):
+            record(caller)
         return iterate(shape)
 
-    patches = ((tf.TensorShape, "__getitem__", noting_getitem), (tf.TensorShape, "__iter__", noting_iter))
+    patches = ((tf.TensorShape, "__getitem__", recording_getitem), (tf.TensorShape, "__iter__", recording_iter))
     with keras_internals.patched(*patches):
         yield notes
 
 
-def _reads_first_unpacked(frame: types.FrameType) -> bool:
-    """Returns whether a frame unpacks a sequence, as by `b, *_ = x.shape`, and reads the first variable somewhere."""
+def _reads_first_variable(frame: types.FrameType) -> bool:
+    """Returns whether a frame unpacks a sequence, such as `b, *_ = x.shape`, and uses the first variable."""
     instructions = list(dis.get_instructions(frame.f_code))
     index = [instruction.offset for instruction in instructions].index(frame.f_lasti)
     if not instructions[index].opname.startswith("UNPACK_"):
         return False
-    # Python 3.13 joins some instructions, which then have several names.
+    # Python 3.13 merges some instructions, which then have several names.
     operands = [i.argval if isinstance(i.argval, tuple) else (i.argval,) for i in instructions]
     loads = [names for i, names in zip(instructions, operands, strict=True) if i.opname.startswith("LOAD_")]
     return any(operands[index + 1][0] in names for names in loads)
@@ -234,8 +234,8 @@ def _shortest_path(name: str) -> str:
     return min(name, os.path.relpath(name), key=len)
 
 
-def _times(power: int | None, number: str) -> str:
-    """Returns how a value is multiplied by a power of the number of rows."""
+def _power_phrase(power: int | None, number: str) -> str:
+    """Returns a phrase for the multiplication by a power of the number of rows."""
     if not power:
         return ""
     names = {1: number, 2: f"the square of {number}"}

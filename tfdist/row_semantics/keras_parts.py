@@ -1,8 +1,8 @@
-"""Parts of Keras whose rows are declared, because what Keras documents cannot be derived from their operations.
+"""Parts of Keras that are declared as row-wise, because this cannot be derived from their operations.
 
-Batch normalization computes statistics of the rows that it is given: of a replica or, if it is synchronized, of all replicas.
-Either is documented. The hinge losses convert labels 0 and 1 to -1 and 1 if no label is another number; rows whose labels are
-all 1 are converted to the same. CTC and dilated convolutions are computed row by row, by operations that have no rule.
+Batch normalization computes statistics of its rows: those of a replica or, if it is synchronized, of all replicas; both are
+documented. The hinge losses convert labels 0 and 1 to -1 and 1 if there are no other labels, and do not change rows whose
+labels are all 1. CTC and dilated convolutions compute each row separately, by operations without a rule.
 """
 
 import contextlib
@@ -18,28 +18,28 @@ from tfdist.row_semantics.declarations import row_wise
 
 
 def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
-    """Returns the batch normalizations of Keras and of this library."""
+    """Returns the batch normalizations of a model that are Keras's or tfdist's own."""
     layers = [layer for layer in keras_internals.layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
     return [layer for layer in layers if not keras_internals.is_user_defined(layer)]
 
 
 @contextlib.contextmanager
-def declared(model: keras.Model, *, synchronized: bool = True) -> Iterator[None]:
-    """Context in which these parts declare that they compute each row by itself.
+def declare_row_wise(model: keras.Model, *, synchronized: bool = True) -> Iterator[None]:
+    """Context in which these parts declare that they compute each row separately.
 
     Args:
       model: built model.
-      synchronized: whether synchronized batch normalizations are among them, which communicate.
+      synchronized: whether to include synchronized batch normalizations, which communicate.
     """
     layers = [layer for layer in normalizations(model) if synchronized or not layer.synchronized]
     wrappers: dict[str, Callable[..., Any]] = {
         "convert_binary_labels_to_hinge": row_wise,
-        "ctc_loss": _ctc,
-        "conv": _dilated,
-        "depthwise_conv": _dilated,
+        "ctc_loss": _declare_ctc_loss,
+        "conv": _declare_convolution,
+        "depthwise_conv": _declare_convolution,
     }
     for layer in layers:
-        layer.__dict__["call"] = _call(layer.call)  # bypasses Keras's tracking
+        layer.__dict__["call"] = _declare_call(layer.call)  # bypasses Keras's tracking
     try:
         with keras_internals.functions_wrapped(wrappers):
             yield
@@ -48,26 +48,24 @@ def declared(model: keras.Model, *, synchronized: bool = True) -> Iterator[None]
             layer.__dict__.pop("call")
 
 
-def _call(call: Callable[..., Any]) -> Callable[..., Any]:
+def _declare_call(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
-    def declared_call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def row_wise_call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return row_wise(lambda x: call(x, *args, **kwargs))(inputs)
 
-    return declared_call
+    return row_wise_call
 
 
-def _ctc(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
-    def declared_loss(target: Any, output: Any, target_length: Any, output_length: Any, mask_index: int = 0) -> Any:
-        declared = row_wise(functools.partial(ctc_loss, mask_index=mask_index))
-        return declared(target, output, target_length, output_length)
+def _declare_ctc_loss(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
+    def row_wise_loss(target: Any, output: Any, target_length: Any, output_length: Any, mask_index: int = 0) -> Any:
+        loss = row_wise(functools.partial(ctc_loss, mask_index=mask_index))
+        return loss(target, output, target_length, output_length)
 
-    return declared_loss
+    return row_wise_loss
 
 
-def _dilated(convolution: Callable[..., Any]) -> Callable[..., Any]:
-    """Dilated positions are moved to the axis of rows, and back."""
-
-    def declared_convolution(
+def _declare_convolution(convolution: Callable[..., Any]) -> Callable[..., Any]:
+    def row_wise_convolution(
         inputs: Any,
         kernel: Any,
         strides: Any = 1,
@@ -75,10 +73,10 @@ def _dilated(convolution: Callable[..., Any]) -> Callable[..., Any]:
         data_format: Any = None,
         dilation_rate: Any = 1,
     ) -> Any:
-        def convolved(x: Any, weights: Any) -> Any:
+        def convolve(x: Any, weights: Any) -> Any:
             return convolution(x, weights, strides, padding, data_format, dilation_rate)
 
         is_dilated = any(rate != 1 for rate in keras.tree.flatten(dilation_rate))
-        return (row_wise(convolved) if is_dilated else convolved)(inputs, tf.convert_to_tensor(kernel))
+        return (row_wise(convolve) if is_dilated else convolve)(inputs, tf.convert_to_tensor(kernel))
 
-    return declared_convolution
+    return row_wise_convolution

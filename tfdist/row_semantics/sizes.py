@@ -1,7 +1,7 @@
 """Symbolic sizes: monomials in the number of rows of a batch and in other unknown dims.
 
-A traced function with an unknown batch size computes shapes, divisors and axes from them. `COUNT` stands for the rows that a
-replica computes, of which there is at least one.
+A traced function with an unknown batch size computes shapes, divisors and axes from them. `COUNT` stands for the number of rows
+of a replica, which is at least 1.
 """
 
 import dataclasses
@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 _ROWS = ""  # the symbol of COUNT
-_POSITIVE = "+"  # the first letter of other symbols that are not 0
+_POSITIVE = "+"  # first letter of other symbols that cannot be 0
 _numbers = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A coefficient times powers of symbols, each of which stands for an integer that is not negative.
+    """A coefficient times powers of symbols for nonnegative integers.
 
     Attributes:
       coefficient: an exact number.
-      powers: pairs (symbol, power that is not 0), sorted.
+      powers: sorted pairs (symbol, nonzero power).
     """
 
     coefficient: Fraction = Fraction(1)
@@ -100,27 +100,27 @@ COUNT = Size(Fraction(1), ((_ROWS, 1),))
 
 
 def size(value: Any) -> Size | None:
-    """Returns a known number; None if it is not finite."""
+    """Returns a number as a size; None if it is not finite."""
     return Size(Fraction(value)) if math.isfinite(value) else None
 
 
 def symbol(name: str, *, is_positive: bool = False) -> Size:
-    """Returns a new unknown dim, equal on all replicas: a tensor may have another one in each iteration of a loop."""
+    """Returns a new unknown dim, equal on all replicas; the dim of a tensor may differ between iterations of a loop."""
     return Size(Fraction(1), ((f"{_POSITIVE * is_positive}{name}#{next(_numbers)}", 1),))
 
 
-def shortened(dim: Size, count: int) -> Size:
-    """Returns the length of what is left without some elements: two tensors have the same if they are shortened alike."""
+def shorten(dim: Size, count: int) -> Size:
+    """Returns a dim without `count` of its elements; equal dims stay equal."""
     return Size(Fraction(1), ((f"({dim})-{count}", 1),)) if count else dim
 
 
 def product(sizes: Iterable[Size | None]) -> Size | None:
     """Returns the product; None if a factor is unknown."""
     total = ONE
-    for each in sizes:
-        if each is None:
+    for factor in sizes:
+        if factor is None:
             return None
-        total *= each
+        total *= factor
     return total
 
 

@@ -1,4 +1,4 @@
-"""Traces code of one replica with symbolic rows, and labels what it computes and assigns."""
+"""Traces the code of one replica with a symbolic number of rows, and labels its results and assignments."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -9,29 +9,25 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import OneReplica, Op, RecordedCall
-from tfdist.row_semantics.declarations import GRAPH, all_rows_of, declare, summed
+from tfdist.row_semantics.declarations import GRAPH, all_rows_of, declare, declare_sum
 from tfdist.row_semantics.interpreter import Interpreter
 from tfdist.row_semantics.sizes import COUNT, symbol
 from tfdist.row_semantics.values import ALL_ROWS, REPLICATED, AllRows, Label, ReplicatedPlusSum, Rows, Value
 
-_OF_GRADIENTS = "gradient_tape/"  # names of operations that a tape creates
-# Errors of code that cannot be traced with an unknown number of rows.
+_GRADIENT_PREFIX = "gradient_tape/"  # in the names of operations that a tape creates
+# Raised by code that cannot be traced with an unknown number of rows.
 FAILURES = (tf.errors.OpError, ValueError, TypeError, AttributeError)
 
 
 class LabelledCollectives(OneReplica):
-    """Collectives of a replica that is traced to be labelled: they communicate nothing, and declare what they return.
-
-    Attributes:
-      calls: the calls so far.
-    """
+    """Collectives for tracing: they communicate nothing, declare the labels of their results, and record `calls`."""
 
     def __init__(self, weight: tf.Tensor | None, *, communicates: bool = True):
         """Initializes the collectives.
 
         Args:
-          weight: scalar, by which the replica's loss is weighted after differentiation; None for 1.
-          communicates: whether what is called a replica here is one; a micro-step of one has no collectives.
+          weight: scalar weight of the replica's loss, applied after differentiation; None for 1.
+          communicates: whether there are other replicas; micro-steps of one replica have no collectives.
         """
         self._weight, self._communicates = weight, communicates
         self.calls: list[RecordedCall] = []
@@ -41,7 +37,7 @@ class LabelledCollectives(OneReplica):
         self._record("all_reduce", name, tensors)
         if not self._communicates:
             return list(tensors)
-        return [summed(tensor) if op == "sum" else _unknown(tensor) for tensor in tensors]
+        return [declare_sum(tensor) if op == "sum" else _declare_all_rows(tensor) for tensor in tensors]
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
@@ -52,40 +48,40 @@ class LabelledCollectives(OneReplica):
 
     def all_rows_of(self, rows: tf.Tensor, name: str) -> tf.Tensor:
         """See base class."""
-        [whole] = self.all_gather([rows], name=name)
-        return whole
+        [all_rows] = self.all_gather([rows], name=name)
+        return all_rows
 
     def _record(self, operation: str, name: str, tensors: Sequence[tf.Tensor]) -> None:
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         self.calls.append(RecordedCall(operation, name, tuple(tensor.dtype for tensor in tensors), shapes))
 
 
-def _unknown(tensor: tf.Tensor) -> tf.Tensor:
+def _declare_all_rows(tensor: tf.Tensor) -> tf.Tensor:
     return declare(tensor, lambda value: Value(REPLICATED if value.is_replicated else ALL_ROWS, value.dims), [tensor])
 
 
 class _Scope(keras.StatelessScope):
-    """Holds values of variables, except of those that are differentiated: a tape identifies these by their resources.
+    """Holds the values of variables, except of differentiated ones, which a tape identifies by their resources.
 
-    Values that are assigned to them must be replicated, and so is the value that is read instead.
+    Values assigned to differentiated variables must be replicated, as is the value that is read instead.
     """
 
     def __init__(self, state_values: Sequence[tuple[keras.Variable, tf.Tensor]]):
         super().__init__(state_values, collect_losses=True)
-        self._held = {id(variable) for variable, _ in state_values}
+        self._held_ids = {id(variable) for variable, _ in state_values}
         self._assigned: dict[int, Any] = {}
-        self._updated: set[int] = set()
+        self._updated_ids: set[int] = set()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """See base class; a value read after an assignment has no gradient, as if it were read from the variable."""
         value = super().get_current_value(variable)
-        return tf.stop_gradient(value) if id(variable) in self._updated else value
+        return tf.stop_gradient(value) if id(variable) in self._updated_ids else value
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """See base class."""
-        if id(update[0]) in self._held:
+        if id(update[0]) in self._held_ids:
             super().add_update(update)
-            self._updated.add(id(update[0]))
+            self._updated_ids.add(id(update[0]))
         else:
             self._assigned[id(update[0])] = update[1]
 
@@ -102,12 +98,11 @@ class Labels(NamedTuple):
     """The labels of one call of a function.
 
     Attributes:
-      results: structure like what the function returned; None for what is no tensor.
-      variables: for each variable, the label of its value afterwards; None if it has not been assigned. A
-        `ReplicatedPlusSum` is a sum that was added to the variable's own value.
-      are_increments: for each variable, whether it has been assigned its own value plus something independent of it, if
-        it has been assigned.
-      is_used: returns whether results are computed from a variable's value before.
+      results: labels in the structure of the function's result; None for leaves that are not tensors.
+      variables: for each variable, the label of its final value; None if it has not been assigned. A `ReplicatedPlusSum` is a
+        sum that was added to the variable's initial value.
+      are_increments: for each variable, whether all assignments add something independent of it to its initial value.
+      is_used: returns whether results depend on a variable's initial value.
       others: labels of the values that were assigned to TensorFlow's variables.
       without_rule: types of operations without a rule.
     """
@@ -121,7 +116,7 @@ class Labels(NamedTuple):
 
 
 def variables_of_state(*groups: Sequence[keras.Variable]) -> list[keras.Variable]:
-    """Returns the variables of groups, each once."""
+    """Returns the distinct variables of groups."""
     return list({id(variable): variable for group in groups for variable in group}.values())
 
 
@@ -130,12 +125,12 @@ class Trace(NamedTuple):
 
     Attributes:
       graph: its graph.
-      rows: structure of placeholders of the batch; None for what is left out.
+      rows: structure of the batch's placeholders; None for missing parts.
       size: placeholder of the size of the global batch, a scalar int32.
-      unchanged: placeholders of the values of state, by the id of the variable.
-      results: what the function returned.
-      values: for each variable, its value afterwards; None if it has not been assigned.
-      inputs: what is known of each placeholder, by reference.
+      unchanged: placeholders of the initial values of state, by the id of the variable.
+      results: result of the function.
+      values: for each variable, its final value; None if it has not been assigned.
+      inputs: value of each placeholder, by reference.
       assigns_others: whether other variables have been assigned.
     """
 
@@ -149,15 +144,15 @@ class Trace(NamedTuple):
     assigns_others: bool
 
     def assigned(self, variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Returns those of the traced variables that have been assigned, with their values."""
+        """Returns the traced variables that have been assigned, with their final values."""
         pairs = zip(variables, self.values, strict=True)
         return [(v, value) for v, value in pairs if value is not None and value is not self.unchanged.get(id(v))]
 
 
-def traced(
+def trace_function(
     function: Callable[..., Any], batch: Any, variables: Sequence[keras.Variable], state: Sequence[keras.Variable]
 ) -> Trace:
-    """Traces a function of a batch, without executing anything; see `labels_of` for the arguments."""
+    """Traces a function of a batch without running it; see `labels_of` for the arguments."""
     with keras_internals.symbolic_graph(GRAPH) as graph:
         rows = tf.nest.map_structure(lambda spec: None if spec is None else _placeholder(spec), batch)
         size = tf.compat.v1.placeholder(tf.int32, [])
@@ -165,45 +160,45 @@ def traced(
         with _Scope(state_values) as scope:
             results = function(rows, size)
             values = [scope.value_of(variable) for variable in variables]
-            others = scope.assigns_others(variables)
+            assigns_others = scope.assigns_others(variables)
     inputs = {size.ref(): Value(REPLICATED)}
     for leaf in tf.nest.flatten(rows):
-        inputs |= _of_rows(leaf)
+        inputs |= _batch_values(leaf)
     inputs |= {placeholder.ref(): Value(REPLICATED, variable=id(variable)) for variable, placeholder in state_values}
     for outside, inside in graph.captures:
         inputs[inside.ref()] = Value(REPLICATED, variable=id(outside) if inside.dtype == tf.resource else None)
     unchanged = {id(variable): placeholder for variable, placeholder in state_values}
-    return Trace(graph, rows, size, unchanged, results, values, inputs, others)
+    return Trace(graph, rows, size, unchanged, results, values, inputs, assigns_others)
 
 
 def labels_of(
     function: Callable[..., Any], batch: Any, variables: Sequence[keras.Variable], state: Sequence[keras.Variable]
 ) -> Labels:
-    """Traces a function of a batch, without executing anything, and labels its results.
+    """Traces a function of a batch without running it, and labels its results.
 
     Args:
-      function: called with the batch and the size of the global batch, a scalar int32.
-      batch: structure of `tf.TensorSpec` [rows, ...], with None for what is left out; the number of rows is ignored.
+      function: takes the batch and the size of the global batch, a scalar int32.
+      batch: structure of `tf.TensorSpec` [rows, ...], with None for missing parts; the number of rows is ignored.
       variables: variables that the function may assign.
-      state: those of them that are not differentiated.
+      state: the variables that are not differentiated.
     """
-    trace = traced(function, batch, variables, state)
+    trace = trace_function(function, batch, variables, state)
     interpreter = Interpreter()
     labelled = interpreter.values(trace.graph, trace.inputs)
     unchanged, results, values = trace.unchanged, trace.results, trace.values
 
-    def assigned(variable: keras.Variable, value: Any) -> Label | None:
+    def assigned_label(variable: keras.Variable, value: Any) -> Label | None:
         is_unchanged = value is None or value is unchanged.get(id(variable))
-        return None if is_unchanged else _assigned(variable, _value_of(labelled, value))
+        return None if is_unchanged else _assigned_label(variable, _value_of(labelled, value))
 
     def is_increment(variable: keras.Variable, value: Any) -> bool:
-        before = unchanged.get(id(variable))
-        return value is None or value is before or (before is not None and _adds_to(value, before))
+        original = unchanged.get(id(variable))
+        return value is None or value is original or (original is not None and _adds_to(value, original))
 
-    flat = [each for each in tf.nest.flatten(results) if isinstance(each, tf.Tensor)]
+    flat = [x for x in tf.nest.flatten(results) if isinstance(x, tf.Tensor)]
     return Labels(
-        tf.nest.map_structure(lambda each: _label(labelled, each) if isinstance(each, tf.Tensor) else None, results),
-        list(map(assigned, variables, values)),
+        tf.nest.map_structure(lambda x: _label(labelled, x) if isinstance(x, tf.Tensor) else None, results),
+        list(map(assigned_label, variables, values)),
         list(map(is_increment, variables, values)),
         lambda variable: _depends(flat, unchanged.get(id(variable))),
         [value.known_label for value in interpreter.variables.values()],
@@ -211,31 +206,31 @@ def labels_of(
     )
 
 
-def _adds_to(value: tf.Tensor, before: tf.Tensor) -> bool:
-    """Returns whether a value is an earlier one plus something that does not depend on it."""
-    if value is before:
+def _adds_to(value: tf.Tensor, original: tf.Tensor) -> bool:
+    """Returns whether `value` is `original` plus something that does not depend on it."""
+    if value is original:
         return True
     if value.op.type in ("Identity", "StopGradient", "Cast", "TensorScatterAdd"):
-        return _adds_to(value.op.inputs[0], before) and not _depends(list(value.op.inputs)[1:], before)
+        return _adds_to(value.op.inputs[0], original) and not _depends(list(value.op.inputs)[1:], original)
     if value.op.type not in ("AddV2", "Add", "Sub"):
         return False
     left, right = value.op.inputs
-    if _adds_to(left, before):
-        return not _depends([right], before)
-    return value.op.type != "Sub" and _adds_to(right, before) and not _depends([left], before)
+    if _adds_to(left, original):
+        return not _depends([right], original)
+    return value.op.type != "Sub" and _adds_to(right, original) and not _depends([left], original)
 
 
 def _depends(tensors: Sequence[tf.Tensor], source: tf.Tensor | None) -> bool:
-    """Returns whether any of some tensors of a graph is computed from another one."""
+    """Returns whether any of the tensors is computed from `source`."""
     if source is None:
         return False
-    stack, seen = [tensor for tensor in tensors if tensor.graph is source.graph], set()
+    stack, visited = [tensor for tensor in tensors if tensor.graph is source.graph], set()
     while stack:
         tensor = stack.pop()
         if tensor is source:
             return True
-        if tensor.op.name not in seen:
-            seen.add(tensor.op.name)
+        if tensor.op.name not in visited:
+            visited.add(tensor.op.name)
             stack.extend(tensor.op.inputs)
     return False
 
@@ -248,48 +243,47 @@ def _placeholder(spec: Any) -> Any:
     return tf.compat.v1.placeholder(spec.dtype, [None, *spec.shape[1:]] if spec.shape.rank else spec.shape)
 
 
-def _of_rows(leaf: Any) -> dict[Any, Value]:
-    """Returns what is known of a part of a batch; there are no rules for ragged and sparse tensors."""
+def _batch_values(leaf: Any) -> dict[Any, Value]:
+    """Returns the values of the placeholders of a part of a batch; ragged and sparse tensors have no rules."""
     if not isinstance(leaf, tf.Tensor):
         return {
             part.ref(): Value(ALL_ROWS) for part in tf.nest.flatten(leaf, expand_composites=True) if part is not None
         }
     if not leaf.shape.rank:
         return {leaf.ref(): Value(ALL_ROWS)}
-    others = [symbol(leaf.name, is_positive=True) for _ in leaf.shape[1:]]
-    return {leaf.ref(): Value(Rows(0, COUNT), (COUNT, *others))}
+    other_dims = [symbol(leaf.name, is_positive=True) for _ in leaf.shape[1:]]
+    return {leaf.ref(): Value(Rows(0, COUNT), (COUNT, *other_dims))}
 
 
 def _value_of(tensor_values: dict[Any, Value], tensor: tf.Tensor) -> Value:
-    """Returns what is known of a tensor; those of inner functions, which have been left, are unknown."""
+    """Returns the value of a tensor, which is unknown for a tensor of an inner function."""
     return tensor_values.get(tensor.ref(), Value(ALL_ROWS))
 
 
 def _label(tensor_values: dict[Any, Value], tensor: tf.Tensor) -> Label:
-    """Returns the label of a result; a gradient that needs all rows names an operation of the loss, if there is one."""
+    """Returns the label of a result; the cause of a gradient's label is an operation of the loss, if there is one."""
     label = _value_of(tensor_values, tensor).known_label
     cause = label.cause if isinstance(label, AllRows) else None
-    if cause is None or not cause.name.startswith(_OF_GRADIENTS):
+    if cause is None or not cause.name.startswith(_GRADIENT_PREFIX):
         return label
-    parts = cause.name.removeprefix(_OF_GRADIENTS).split(
-        "/"
-    )  # an operation's name may be a scope of those of its gradient
+    # The name of an operation may be a scope of the operations of its gradient.
+    parts = cause.name.removeprefix(_GRADIENT_PREFIX).split("/")
     for count in range(len(parts), 0, -1):
         with contextlib.suppress(KeyError):
             return AllRows(tensor.graph.get_operation_by_name("/".join(parts[:count])))
-    stack, seen = [cause], {cause.name}
+    stack, visited = [cause], {cause.name}
     while stack:
         operation = stack.pop()
         labels = [tensor_values[output.ref()].label for output in operation.outputs if output.ref() in tensor_values]
-        is_cause = any(isinstance(each, AllRows) and each.cause is operation for each in labels)
-        if is_cause and not operation.name.startswith(_OF_GRADIENTS):
+        is_cause = any(isinstance(other, AllRows) and other.cause is operation for other in labels)
+        if is_cause and not operation.name.startswith(_GRADIENT_PREFIX):
             return AllRows(operation)
-        stack.extend(each.op for each in operation.inputs if each.op.name not in seen)
-        seen.update(each.op.name for each in operation.inputs)
+        stack.extend(x.op for x in operation.inputs if x.op.name not in visited)
+        visited.update(x.op.name for x in operation.inputs)
     return label
 
 
-def _assigned(variable: keras.Variable, value: Value) -> Label:
+def _assigned_label(variable: keras.Variable, value: Value) -> Label:
     label = value.known_label
     if isinstance(label, ReplicatedPlusSum) and label.variable != id(variable):
         return ALL_ROWS

@@ -1,4 +1,4 @@
-"""Static knowledge of a tensor: its label, its dims, its numbers if computed from shapes, and the elements of a list."""
+"""Static knowledge of a tensor: its label, dims, numbers if it is computed from shapes, and elements if it is a list."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -8,16 +8,16 @@ import numpy as np
 
 from tfdist.row_semantics.sizes import ONE, Size
 
-# Labels: how the values that replicas compute from their rows make up the value that one device computes from all of them.
-# Replica r has COUNT_r >= 1 rows of a batch of COUNT = sum of COUNT_r; t_r is a tensor as it computes it, and t as one device
-# does. Labels include powers of COUNT, since code divides by the number of rows: a mean is a sum times COUNT^-1.
+# A label relates the values that replicas compute from their rows to the value that one device computes from all rows. Replica
+# r has COUNT_r >= 1 rows of a batch of COUNT = sum of COUNT_r; t_r is the tensor of the replica, t that of one device. Labels
+# include powers of COUNT, because code divides by the number of rows: a mean is a sum times COUNT^-1.
 
 Reduction = Literal["sum", "max", "min", "all", "any"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """t_r = COUNT_r^power u and t = COUNT^power u, where u is the same on all replicas. Zeros have each power: None."""
+    """t_r = COUNT_r^power u and t = COUNT^power u, where u is equal on all replicas. Zeros have any power: None."""
 
     power: int | None = 0
 
@@ -31,8 +31,8 @@ class Rows:
 
     Attributes:
       axis: axis of the rows.
-      size: its size, a multiple of COUNT: what belongs to one row of the batch is contiguous.
-      power: power of COUNT; None for zeros, which have each power.
+      size: its size, a multiple of COUNT: the elements of one row of the batch are contiguous.
+      power: power of COUNT; None for zeros, which have any power.
     """
 
     axis: int
@@ -62,7 +62,7 @@ class ReplicatedPlusSum:
 
     Attributes:
       power: power of the sum.
-      variable: the variable whose value the replicated one is; None if it is another value.
+      variable: the variable whose value is the replicated one; None for another value.
     """
 
     power: int
@@ -74,10 +74,10 @@ class ReplicatedPlusSum:
 
 @dataclasses.dataclass(frozen=True)
 class AllRows:
-    """Depends on the rows of all replicas in another way, or in an unknown one.
+    """Depends on the rows of all replicas in another way, or in an unknown way.
 
     Attributes:
-      cause: operation of TensorFlow that decided it; None if a value is only known symbolically.
+      cause: operation of TensorFlow that caused the label; None if a value is only known symbolically.
     """
 
     cause: Any = dataclasses.field(default=None, compare=False)
@@ -92,19 +92,19 @@ REPLICATED, ZEROS, SUM, MEAN, ALL_ROWS = Replicated(), Replicated(None), Partial
 
 
 def is_zero(label: Label) -> bool:
-    """Returns whether a label says that all elements are 0."""
+    """Returns whether all elements are known to be 0."""
     return isinstance(label, Replicated | Rows) and label.power is None
 
 
 def power_of(label: Label) -> int:
-    """Returns the power of COUNT; 0 for zeros, which have each."""
+    """Returns the power of COUNT; 0 for zeros, which have any power."""
     return 0 if isinstance(label, AllRows) else label.power or 0
 
 
 def sum_power(label: Label) -> int | None:
-    """Returns the power with which a label is a sum over replicas, too; None if it is none, or zeros.
+    """Returns the power of COUNT with which a value is a sum over replicas; None if it is not, or is zero.
 
-    A replicated value is the mean of itself: COUNT_r^p u sums up with the power p - 1.
+    A replicated value is its own mean: COUNT_r^p u is a sum with the power p - 1.
     """
     if isinstance(label, Partial) and label.reduction == "sum":
         return label.power
@@ -112,24 +112,24 @@ def sum_power(label: Label) -> int | None:
 
 
 def times_count(label: Label, power: int) -> Label:
-    """Returns the label of a value times COUNT^power, where COUNT is that of all rows on one device."""
+    """Returns the label of a value times COUNT^power, where COUNT is the number of all rows on one device."""
     known = getattr(label, "power", None)
     return label if known is None else dataclasses.replace(label, power=known + power)
 
 
 def common_power(powers: Iterable[int | None]) -> tuple[bool, int | None]:
-    """Returns whether all powers but those of zeros (None) are equal, and this power."""
+    """Returns whether all powers except those of zeros (None) are equal, and this power."""
     distinct = {power for power in powers if power is not None}
     return len(distinct) <= 1, next(iter(distinct), None)
 
 
 def without_base(label: Label) -> Label:
-    """Returns the label of a tensor's elements after they are moved: the base of a sum is then no longer a variable."""
+    """Returns the label of a tensor with rearranged elements: the base of a sum is no longer a variable."""
     return dataclasses.replace(label, variable=None) if isinstance(label, ReplicatedPlusSum) else label
 
 
 def join(labels: Sequence[Label]) -> Label:
-    """Returns the label of a value that is one of several, whole or element by element, chosen equally on all replicas."""
+    """Returns the label of a value whose elements are selected from several values, equally on all replicas."""
     if not labels:
         return ZEROS
     for label in labels:
@@ -147,11 +147,11 @@ def join(labels: Sequence[Label]) -> Label:
     powers = {sum_power(label) for label in distinct}
     if None not in powers and len(powers) == 1:
         return Partial("sum", powers.pop())  # type: ignore[arg-type]
-    return _with_replicated(distinct)
+    return _join_replicated(distinct)
 
 
-def _with_replicated(labels: Sequence[Label]) -> Label:
-    """Returns the label of a value chosen from sums and replicated values."""
+def _join_replicated(labels: Sequence[Label]) -> Label:
+    """Returns the label of a selection from sums and replicated values."""
     powers = {
         label.power if isinstance(label, ReplicatedPlusSum) else sum_power(label)
         for label in labels
@@ -171,7 +171,7 @@ Dims = tuple[Size | None, ...]
 
 
 class NoRuleError(Exception):
-    """The label of a result cannot be derived; the message says why."""
+    """The label of a result cannot be derived; the message is the reason."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,12 +179,12 @@ class Value:
     """The static knowledge of a tensor.
 
     Attributes:
-      label: how replicas' values make up the value of all rows.
-      dims: its dims; None if the rank is unknown, and None for an unknown dim.
-      numbers: array of its elements as sizes, None for unknown elements; None if there are too many or none is known.
+      label: relation of the replicas' values to the value of all rows.
+      dims: its dims; None if the rank is unknown; an unknown dim is None.
+      numbers: array of its elements as sizes, with None for unknown elements; None if there are too many or none is known.
         The label is `AllRows` if their powers of COUNT differ, as in a shape.
-      element: for a list of tensors, the value of each of them.
-      variable: for a resource, the variable; for a value, the variable that it was read from, unchanged.
+      element: for a list of tensors, the value of its elements.
+      variable: for a resource, its variable; for the unchanged value of a variable, this variable.
     """
 
     label: Label
@@ -207,13 +207,13 @@ class Value:
 
     @property
     def known_label(self) -> Label:
-        """The label, if the shape is known as well: zeros that a loop did not write into a list have any shape."""
+        """The label if the shape is known, which it is not for unwritten elements of a list; else `ALL_ROWS`."""
         is_unknown = self.dims is not None and None in self.dims and self.label != ALL_ROWS
         return ALL_ROWS if is_unknown else self.label
 
     @property
     def base(self) -> object:
-        """The variable whose value it is, or is the base of a sum that is added to it; None if it is neither."""
+        """The variable whose value it is, or to whose value a sum is added; else None."""
         return self.label.variable if isinstance(self.label, ReplicatedPlusSum) else self.variable
 
     @property
@@ -243,24 +243,24 @@ class Value:
 
     @property
     def known_numbers(self) -> list[Size]:
-        """Its elements, all of them known.
+        """Its elements.
 
         Raises:
-          NoRuleError: they are not.
+          NoRuleError: an element is unknown.
         """
-        if self.numbers is None or any(each is None for each in self.numbers.flat):
+        if self.numbers is None or any(number is None for number in self.numbers.flat):
             raise NoRuleError("the numbers are unknown")
         return list(self.numbers.flat)
 
     @property
     def integers(self) -> list[int]:
-        """Its elements, known integers.
+        """Its elements as integers.
 
         Raises:
-          NoRuleError: they are not.
+          NoRuleError: an element is not a known integer.
         """
         try:
-            return [int(each) for each in self.known_numbers]
+            return [int(number) for number in self.known_numbers]
         except ValueError as error:
             raise NoRuleError(str(error)) from None
 
@@ -269,11 +269,11 @@ class Value:
 UNWRITTEN = Value(ZEROS)
 
 
-def of_numbers(numbers: np.ndarray, dims: Dims | None = None) -> Value:
-    """Returns the value with these elements."""
-    if any(each is None for each in numbers.flat):
+def numeric_value(numbers: np.ndarray, dims: Dims | None = None) -> Value:
+    """Returns the value of a tensor with these elements."""
+    if any(number is None for number in numbers.flat):
         label: Label = ALL_ROWS
-    elif powers := {each.power for each in numbers.flat if each.coefficient}:
+    elif powers := {number.power for number in numbers.flat if number.coefficient}:
         label = Replicated(powers.pop()) if len(powers) == 1 else ALL_ROWS
     else:
         label = ZEROS if numbers.size else REPLICATED
@@ -281,7 +281,7 @@ def of_numbers(numbers: np.ndarray, dims: Dims | None = None) -> Value:
 
 
 def join_values(values: Sequence[Value]) -> Value:
-    """Returns the value of one of several tensors, chosen equally on all replicas."""
+    """Returns the value of a tensor that is selected from several, equally on all replicas."""
     values = [value for value in values if value != UNWRITTEN] or [UNWRITTEN]
     first = values[0]
     if all(other == first for other in values[1:]):
@@ -291,8 +291,8 @@ def join_values(values: Sequence[Value]) -> Value:
         value.dims is not None and first.dims is not None and len(value.dims) == len(first.dims) for value in values
     ):
         dims = tuple(
-            each[0] if len(set(each)) == 1 else None
-            for each in zip(*(value.known_dims for value in values), strict=True)
+            sizes[0] if len(set(sizes)) == 1 else None
+            for sizes in zip(*(value.known_dims for value in values), strict=True)
         )
     elements = [value.element for value in values if value.element is not None]
     variable = first.variable if all(value.variable == first.variable for value in values) else None
@@ -312,14 +312,14 @@ def broadcast_dims(values: Sequence[Value]) -> Dims | None:
 
 
 def broadcast_dim(sizes: set[Size | None]) -> Size | None:
-    """Returns the dim to which dims that are not 1 are broadcast: one that may be 1 is, one known to be larger is not."""
+    """Returns the dim to which dims other than 1 are broadcast: a known one, as an unknown one may be 1."""
     if len(sizes) < 2:
         return next(iter(sizes), ONE)
-    return next((each for each in sizes if each is not None and each.is_known), None)
+    return next((size for size in sizes if size is not None and size.is_known), None)
 
 
 def broadcast_sizes(values: Sequence[Value]) -> list[set[Size | None]]:
-    """Returns for each axis of tensors that are broadcast against each other the sizes that are not 1."""
+    """Returns, for each axis of tensors that are broadcast against each other, the sizes other than 1."""
     rank = max(value.rank for value in values)
     return [
         {value.known_dims[position] for value in values if value.rank >= -position} - {ONE}
@@ -328,17 +328,17 @@ def broadcast_sizes(values: Sequence[Value]) -> list[set[Size | None]]:
 
 
 def axis_of_rows(values: Sequence[Value]) -> tuple[int, Size] | None:
-    """Returns the axis of the rows from the right (negative) and its size, common to all values that are rows.
+    """Returns the common axis of all values that are rows, counted from the right (negative), and its size.
 
-    Values that are not must be broadcast along this axis. Returns None if they do not agree.
+    Other values must be broadcast along this axis. Returns None if values disagree.
     """
     common = None
     for value in values:
         if isinstance(value.label, Rows):
-            this = (value.label.axis - value.rank, value.label.size)
-            if common not in (None, this):
+            axis_and_size = (value.label.axis - value.rank, value.label.size)
+            if common not in (None, axis_and_size):
                 return None
-            common = this
+            common = axis_and_size
     if common is None:
         return None
     for value in values:

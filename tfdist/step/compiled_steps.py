@@ -19,16 +19,16 @@ from tfdist.distribution.strategy import State, Strategy
 from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.compression import EXACT, choose_methods
 from tfdist.pipelining.execution import ActionClock
-from tfdist.pipelining.staged_model import without_flush_of
+from tfdist.pipelining.staged_model import pipeline_without_flush
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
-from tfdist.step.compression import Compression, SummedByEngine
+from tfdist.step.compression import Compression, EngineSum
 from tfdist.step.delayed_step import DelayedStep, compile_delayed_loop, compile_timed_steps
 from tfdist.step.gradient_source import GradientSource
 from tfdist.step.local_step import compile_local_loop
 from tfdist.step.metrics import ModelMetrics
 from tfdist.step.pipelined_step import PipelinedGradients
-from tfdist.step.settings import Settings, cost_of, named_specs, sent_as_rows
+from tfdist.step.settings import Settings, cost_of, named_specs, sparse_gradient_names
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 from tfdist.step.validation import inner_optimizer
@@ -37,10 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 class Steps:
-    """Creates the steps of a built model. Loops are compiled once for each set of options; all share the state.
+    """Creates the steps of a built model. Loops are compiled once for each set of options and share the state.
 
     Attributes:
-      end: step at which the current run ends: steps may read later batches before.
+      end: step at which the current run ends; steps that read ahead stop there.
     """
 
     def __init__(
@@ -55,10 +55,12 @@ class Steps:
         self.model = model
         self.strategy = strategy
         self.specs = named_specs(model.trainable_variables, "loss")
-        self.compression = SummedByEngine() if strategy.sums_gradients else compression
+        self.compression = EngineSum() if strategy.sums_gradients else compression
         self.overrides: dict[str, str] = {}
         self.end = 0
-        self._settings = replace(settings, sparse=sent_as_rows(model) if self.compression.takes_rows else frozenset())
+        self._settings = replace(
+            settings, sparse=sparse_gradient_names(model) if self.compression.takes_rows else frozenset()
+        )
         self._store = store
         self._metrics = metrics
         self._loops: dict[Any, tuple[Step, Loop]] = {}
@@ -77,48 +79,52 @@ class Steps:
           batch_size: see `Settings`.
           make: `compile_loop`, or `loop_on_the_host` for batches that are already in memory.
           rate: factor of the optimizer's learning rate.
-          local: whether each replica updates weights of its own; then `make` is not used.
+          local: whether each replica updates its own weights; `make` is then ignored.
         """
         key = (batch_size, make, rate, local, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
             with self.strategy.raise_on_all_members("loop"):
-                step, loop = self._local(batch_size) if local else self._together(batch_size, make)
+                step, loop = (
+                    self._create_local_loop(batch_size) if local else self._create_synchronous_loop(batch_size, make)
+                )
             optimizer = inner_optimizer(self.model.optimizer)
-            context = functools.partial(_scheduled, optimizer, rate)
-            self._loops[key] = (step, _traced_in(context, loop))
+            context = functools.partial(_learning_rate_scope, optimizer, rate)
+            self._loops[key] = (step, _run_in_context(context, loop))
         self._current, loop = self._loops[key]
         return loop
 
     def custom_loop(self, key: Any, create: Callable[[Settings, StateStore, ModelMetrics], tuple[Step, Loop]]) -> Loop:
-        """Returns a loop of other steps, which is created once for each key."""
+        """Returns a loop with custom steps, created once for each key."""
         if key not in self._loops:
             self._loops[key] = create(replace(self._settings, sparse=frozenset()), self._store, self._metrics)
         self._current, loop = self._loops[key]
         return loop
 
     def loop_at_rate(self, batch_size: int, rate: Callable[[keras.Variable], tf.Tensor]) -> Loop:
-        """Returns a loop with another learning rate, which is not kept; it updates the same variables.
+        """Returns a loop with another learning rate that updates the same variables; it is not cached.
 
-        `rate` returns the learning rate, given the optimizer's number of updates.
+        `rate` maps the optimizer's number of updates to the learning rate.
         """
-        if pipeline := without_flush_of(self.strategy):
+        if pipeline := pipeline_without_flush(self.strategy):
             check_without_flush(pipeline.schedule.name, find="learning_rate")
         step = self._step(batch_size)
         optimizer = inner_optimizer(self.model.optimizer)
         context = functools.partial(keras_internals.replaced_learning_rate, optimizer, rate)
-        return _traced_in(context, compile_loop(step, self.strategy))
+        return _run_in_context(context, compile_loop(step, self.strategy))
 
-    def _together(self, batch_size: int | None, make: Callable[[Step, Strategy], Loop]) -> tuple[Step, Loop]:
-        if pipeline := without_flush_of(self.strategy):
-            delayed = self._delayed(batch_size)
-            return delayed, compile_delayed_loop(delayed, pipeline, lambda: self.end)
+    def _create_synchronous_loop(
+        self, batch_size: int | None, make: Callable[[Step, Strategy], Loop]
+    ) -> tuple[Step, Loop]:
+        if pipeline := pipeline_without_flush(self.strategy):
+            step_ = self._delayed_step(batch_size)
+            return step_, compile_delayed_loop(step_, pipeline, lambda: self.end)
         step = self._step(batch_size)
         return step, make(step, self.strategy)
 
-    def _delayed(self, batch_size: int | None, **options: Any) -> DelayedStep:
+    def _delayed_step(self, batch_size: int | None, **options: Any) -> DelayedStep:
         return DelayedStep(self._source(batch_size, **options), self.reducer(), self._store)
 
-    def _local(self, batch_size: int | None) -> tuple[Step, Loop]:
+    def _create_local_loop(self, batch_size: int | None) -> tuple[Step, Loop]:
         settings = replace(self._settings, batch_size=batch_size, sparse=frozenset())
         source = GradientSource(self.model, self.strategy, self._store, settings, self._metrics, is_local=True)
         step = Step(source, Sum(), self._store)
@@ -130,7 +136,7 @@ class Steps:
     def _source(
         self, batch_size: int | None, *collectives: Collectives, takes_rows: bool = True, **options: Any
     ) -> Any:
-        """Returns the source of the gradients; `takes_rows`: whether the reducer accepts rows."""
+        """Returns the gradient source; `takes_rows`: whether the reducer accepts rows."""
         kind = GradientSource if self.strategy.trains_whole_model else PipelinedGradients
         sparse = self._settings.sparse if takes_rows else frozenset()
         settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
@@ -144,12 +150,12 @@ class Steps:
 
     @property
     def has_loop(self) -> bool:
-        """Whether a loop was created, and compiled by its first call."""
+        """Whether a loop was created."""
         return bool(self._loops)
 
     @property
     def sends_rows(self) -> bool:
-        """Whether the traced forward pass sends a number of rows that may change from step to step."""
+        """Whether the traced forward pass sends rows, whose number may change from step to step."""
         return self._current is not None and self._current.sends_rows
 
     def communication(self, spec: Any) -> Communication:
@@ -157,23 +163,25 @@ class Steps:
         return self._source(None, takes_rows=False).communication(spec)
 
     def choose_methods(self, methods: Mapping[str, str], candidates: Sequence[str]) -> None:
-        """Switches these gradients to other methods; every process must do the same at the same step.
+        """Switches gradients to other compression methods; every process must make this call at the same step.
 
-        The choice is part of the state: for each gradient, `compression/choice` has the index of its method among the
-        candidates, or -1.
+        The choice is part of the state: `compression/choice` contains, for each gradient, the index of its method among
+        the candidates, or -1.
 
         Args:
           methods: methods by name of gradient.
           candidates: methods to choose from.
         """
         self.overrides |= methods
-        numbers = [candidates.index(methods[s.name]) if s.name in methods else -1 for s in self.specs]
+        indices = [candidates.index(methods[s.name]) if s.name in methods else -1 for s in self.specs]
         variable = self._choice_variable()
-        self.strategy.run(lambda: variable.assign(numbers))
+        self.strategy.run(lambda: variable.assign(indices))
 
     def restore_methods(self, overrides: Mapping[str, str]) -> None:
-        """Restores the methods of a resumed run; user code that only its checkpoint names is not run."""
-        self.overrides = {name: methods for name, methods in overrides.items() if self.compression.names(methods)}
+        """Restores the methods of a resumed run. User code that only the checkpoint names is not run."""
+        self.overrides = {
+            name: methods for name, methods in overrides.items() if self.compression.includes_code(methods)
+        }
         unknown = sorted({methods for name, methods in overrides.items() if name not in self.overrides})
         if unknown and self.strategy.is_chief:
             _log.warning(
@@ -184,24 +192,24 @@ class Steps:
 
     @property
     def all_reduce_table(self) -> list[list[Any]]:
-        """The table of algorithms that was measured, as JSON; empty if there is none. Part of the state of a run."""
+        """The measured table of algorithms as JSON; empty if there is none. Part of the state of a run."""
         tuned = self.strategy.tuned
         return [list(band) for band in tuned.table.bands] if tuned and tuned.is_measured else []
 
     @property
     def needs_all_reduce_table(self) -> bool:
-        """Whether a table of algorithms is to be measured before the next step."""
+        """Whether a table of algorithms must be measured before the next step."""
         tuned = self.strategy.tuned
         return bool(tuned and tuned.is_measured and not tuned.table.bands)
 
     def use_all_reduce_table(self, table: AlgorithmTable) -> None:
-        """Switches to a measured table of algorithms; every process must do the same at the same step."""
+        """Switches to a measured table of algorithms; every process must make this call at the same step."""
         assert self.strategy.tuned
         self.strategy.tuned = self.strategy.tuned.with_table(table)
         self._loops.clear()  # compiled with other algorithms
 
     def resume_all_reduce_table(self, bands: Sequence[Sequence[Any]], replicas: int) -> None:
-        """Restores the table of a resumed run, unless it was measured between another number of replicas."""
+        """Restores the table of a resumed run, unless it was measured with another number of replicas."""
         tuned = self.strategy.tuned
         if bands and replicas == self.strategy.replicas and tuned and tuned.is_measured:
             self.use_all_reduce_table(AlgorithmTable(tuple(Band(*band) for band in bands)))
@@ -213,7 +221,7 @@ class Steps:
         return variable
 
     def use_exact_sums(self, names: Sequence[str]) -> None:
-        """Switches these gradients to exact sums, the first of which includes the error stored by error feedback."""
+        """Switches gradients to exact sums. The first sum includes the error stored by error feedback."""
         state_names = {state.name for state in self.reducer().state(self.specs)}
         self.overrides |= {name: f"none(feedback={f'{name}/error' in state_names})" for name in names}
 
@@ -245,7 +253,7 @@ class Steps:
 
     @property
     def idle_compression(self) -> str:
-        """A warning if a method was named and every gradient is too small for it; else ""."""
+        """A warning if a method was chosen and every gradient is too small for it; otherwise ""."""
         methods = self.compression.methods
         if not isinstance(methods, str) or methods in ("none", "auto") or not self.has_small_gradients:
             return ""
@@ -280,17 +288,17 @@ class Steps:
 
         def replica_function(batch: Any, number: tf.Tensor) -> Any:
             with using(step_collectives):
-                computed = step.compute(batch, number, tf.constant(True))
-            step.undo(computed)
-            return computed.finite, computed.norm, read()
+                result = step.compute(batch, number, tf.constant(True))
+            step.undo(result)
+            return result.finite, result.norm, read()
 
         return tf.function(lambda batch, number: self.strategy.run(replica_function, batch, number), autograph=False)
 
     def timed_steps(self, batch_size: int, clock: ActionClock, count: int) -> Callable[[Any, tf.Tensor], tf.Tensor]:
         """Compiles steps of a pipeline without a flush that update nothing; see `compile_timed_steps`."""
-        pipeline = without_flush_of(self.strategy)
+        pipeline = pipeline_without_flush(self.strategy)
         assert pipeline
-        return compile_timed_steps(self._delayed(batch_size, clock=clock), pipeline, clock, count)
+        return compile_timed_steps(self._delayed_step(batch_size, clock=clock), pipeline, clock, count)
 
     @property
     def gradient_bytes(self) -> int:
@@ -299,31 +307,30 @@ class Steps:
 
     @property
     def cost(self) -> dict[str, float]:
-        """The communication of a step: `payload_bytes`, of these `message_bytes`, and the `compression_ratio` of gradients.
+        """The communication of a step: `payload_bytes`, which include `message_bytes`, and the gradients' `compression_ratio`.
 
         Empty before the first step, and if the engine itself sums the gradients.
         """
         step = self._current
-        if step is None or step.sent is None:
+        if step is None or step.gradient_calls is None:
             return {}
         exact_bytes = sum(map(tensor_bytes, self.specs))
         messages = step.source.messages
         message_bytes = messages.payload_bytes if messages else 0
-        return cost_of(self.compression.payload_bytes(step.sent), exact_bytes, message_bytes)
+        return cost_of(self.compression.payload_bytes(step.gradient_calls), exact_bytes, message_bytes)
 
 
 @contextlib.contextmanager
-def _scheduled(optimizer: keras.Optimizer, rate: float) -> Iterator[None]:
-    """Context in which updates are traced with a factor of the learning rate, and the momentum of its schedule."""
+def _learning_rate_scope(optimizer: keras.Optimizer, rate: float) -> Iterator[None]:
+    """Context in which updates are traced with a scaled learning rate and with the momentum of its schedule."""
     with keras_internals.scaled_learning_rate(optimizer, rate), keras_internals.scheduled_momentum(optimizer):
         yield
 
 
-def _traced_in(context: Callable[[], contextlib.AbstractContextManager[None]], loop: Loop) -> Loop:
-    """Returns a loop that is called, and so traced, in a context."""
+def _run_in_context(context: Callable[[], contextlib.AbstractContextManager[None]], loop: Loop) -> Loop:
 
-    def traced(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+    def run(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
         with context():
             return loop(iterator, first_step, steps, with_norm)
 
-    return traced
+    return run

@@ -1,4 +1,4 @@
-"""Summation of a trainer's gradients over replicas: the options of compression, and the reducer that they determine."""
+"""Compression options of a trainer, and the reducer of gradients that they determine."""
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tfdist.collectives import Recording
-from tfdist.config.rules import own_code
+from tfdist.config.rules import user_methods
 from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, create_reducer, parse_choice
@@ -36,7 +36,7 @@ class Compression:
 
     @functools.cached_property
     def choice(self) -> Choice | None:
-        """When and among which methods to choose by measurement, for `auto`; None otherwise."""
+        """The options of `auto`, which chooses methods by measurement; None for other methods."""
         return None if isinstance(self.methods, Reducer) else parse_choice(self.methods)
 
     @property
@@ -44,14 +44,14 @@ class Compression:
         """The initial methods."""
         return EXACT if isinstance(self.methods, Reducer) or self.choice else self.methods
 
-    def names(self, methods: str) -> bool:
-        """Returns whether this object also refers to all user code to which some methods refer."""
-        return own_code(methods) <= own_code(self.choice.allow if self.choice else self.rules)
+    def includes_code(self, methods: str) -> bool:
+        """Returns whether these options name all user code that `methods` name."""
+        return user_methods(methods) <= user_methods(self.choice.allow if self.choice else self.rules)
 
     def reducer(
         self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
     ) -> Reducer:
-        """Returns the reducer for these tensors, with other methods for those in `overrides`; see `create_reducer`."""
+        """Returns the reducer of `tensors`; `overrides` has other methods by name. See `create_reducer`."""
         if isinstance(self.methods, Reducer):
             return self.methods
         return create_reducer(
@@ -65,12 +65,12 @@ class Compression:
         )
 
     def payload_bytes(self, sent: Recording) -> int:
-        """Returns the number of bytes that a replica has sent for gradients."""
+        """Returns the number of bytes that a replica sends for gradients."""
         return sent.payload_bytes
 
 
-class SummedByEngine(Compression):
-    """For a strategy whose engine sums gradients, which are left as they are: a bucket would gather their shards."""
+class EngineSum(Compression):
+    """Leaves gradients unchanged for a strategy whose engine sums them: a bucket would gather their shards."""
 
     takes_rows = False
 

@@ -1,7 +1,7 @@
-"""Checks some examples against the model and its losses before training, by tables of rules for labels and inputs.
+"""Checks some examples against the model and its losses before training, with rules for labels and inputs.
 
-Keras and TensorFlow compute garbage or NaN from labels that do not fit, or fail in an operation whose message contains
-arrays and files of the library.
+With labels that do not fit, Keras and TensorFlow compute garbage or NaN, or fail with a message that lists arrays and
+library files.
 """
 
 import contextlib
@@ -19,36 +19,36 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.errors import InputError, TfdistError, engine_errors
-from tfdist.errors.engine_errors import described, one_line, refusal_inside, shortened
-from tfdist.step.loss import at_path
+from tfdist.errors.engine_errors import error_summary, nested_input_error, one_line, truncate
+from tfdist.step.loss import value_at_path
 
-_CAST = re.compile(r"Cast \w+ to \w+ is not supported")  # any other lack of an implementation is not the data's fault
+_CAST = re.compile(r"Cast \w+ to \w+ is not supported")  # other unimplemented operations are not caused by the data
 _PARTS = ("x", "y", "sample_weight")
 _KERAS, _TENSORFLOW = (str(pathlib.Path(library.__file__).parent) + os.sep for library in (keras, tf))
 _LIBRARIES = (_KERAS, _TENSORFLOW)
 _ROOT = pathlib.Path(__file__).parents[2]
 _TFDIST = tuple(str(_ROOT / package) + os.sep for package in ("tfdist", "strategies"))
 _WRAPPERS = tuple(str(_ROOT / "tfdist" / package) + os.sep for package in ("keras_internals", "pipelining"))
-_PYTHON = (threading.__file__, contextlib.__file__)  # between a strategy and what it calls
-_NOT_OF_THE_MODEL = re.compile(r"IteratorGetNext|PyFunc")  # reading data, or Python code in the graph, failed
+_PYTHON = (threading.__file__, contextlib.__file__)  # between a strategy and the functions that it calls
+_NON_MODEL_OPERATIONS = re.compile(r"IteratorGetNext|PyFunc")  # reading data, or Python code in the graph, failed
 _XLA = re.compile(r"[^\n]*\bXLA_\w+_JIT\b[^\n]*|[^\n]*\btf2xla\b[^\n]*")
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
-# Words in errors caused by data that does not fit; any other error is a bug, and is raised unchanged.
-_OF_THE_DATA = re.compile(
+# Words in errors caused by data that does not fit. Other errors are bugs and are raised unchanged.
+_DATA_ERROR_WORDS = re.compile(
     r"shape|rank|dim|size|dtype|type|cast|incompatible|compatible|broadcast|label|input|structure|outputs|range|bound|argument",
     re.IGNORECASE,
 )
-_OF_THE_ENGINE = re.compile(r"Distributed\w*Variable|replica context|strategy\.scope|SymbolicTensor")
+_ENGINE_ERROR_WORDS = re.compile(r"Distributed\w*Variable|replica context|strategy\.scope|SymbolicTensor")
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")  # methods a model may override
 _LOCATION = re.compile(r'^File "(.+)", line (\d+)', re.MULTILINE)
 
 
 @contextlib.contextmanager
-def must_fit(element_spec: Any) -> Iterator[None]:
+def explain_mismatch(element_spec: Any) -> Iterator[None]:
     """Context that turns errors of Keras or TensorFlow about shapes, dtypes or labels into `InputError`.
 
-    An error is raised unchanged if no code of Keras was running (reading data, compressing gradients), or if it was
-    raised by user code, such as a layer or a loss function, whose traceback is more helpful.
+    An error is raised unchanged if no Keras code was running (reading data, compressing gradients), or if user code such
+    as a layer or a loss function raised it, since its traceback is more helpful.
 
     Args:
       element_spec: structure (x,), (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, of one example.
@@ -58,16 +58,16 @@ def must_fit(element_spec: Any) -> Iterator[None]:
     except (ValueError, TypeError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
         if isinstance(error, tf.errors.UnimplementedError) and not _CAST.search(error.message):
             raise
-        if refusal := refusal_inside(error):
+        if refusal := nested_input_error(error):
             raise refusal from error
-        if refused := _XLA.search(str(error)):
-            raise not_compilable(refused[0]) from error
+        if xla_message := _XLA.search(str(error)):
+            raise compilation_error(xla_message[0]) from error
         locations = _graph_locations(error) if isinstance(error, tf.errors.OpError) else _locations(error)
-        if isinstance(error, TfdistError) or not _in_keras(locations) or _is_of_own_step(error):
+        if isinstance(error, TfdistError) or not _in_keras(locations) or _is_in_overridden_step(error):
             raise
-        if not _OF_THE_DATA.search(str(error)) or _OF_THE_ENGINE.search(str(error)):
+        if not _DATA_ERROR_WORDS.search(str(error)) or _ENGINE_ERROR_WORDS.search(str(error)):
             raise
-        parts = [f"{name} {_text_of(part)}" for name, part in zip(_PARTS, element_spec, strict=False)]
+        parts = [f"{name} {_describe_specs(part)}" for name, part in zip(_PARTS, element_spec, strict=False)]
         if match := _LABEL.search(engine_errors.cause(error)):  # the rest of the message is all labels of the batch
             raise InputError(
                 f"Labels must be in 0..{int(match[2]) - 1}, because the model has {match[2]} outputs. Received: {match[1]}. "
@@ -75,35 +75,35 @@ def must_fit(element_spec: Any) -> Iterator[None]:
             ) from error
         raise InputError(
             f"Model, loss and metrics must fit the data. Received: examples with {', '.join(parts)}; "
-            f"{described(error)}"
+            f"{error_summary(error)}"
             f"{_user_code(locations)}. Change the model, --loss or --metrics, or the data.{_notes(error)}"
         ) from error
 
 
-def not_compilable(cause: str) -> InputError:
+def compilation_error(cause: str) -> InputError:
     """Returns the error for a step that XLA cannot compile, with the cause."""
     return InputError(
         "--jit_compile needs a forward and backward pass that XLA compiles and that does not communicate (synchronized "
-        f"BatchNorm and masked losses do). Received: {shortened(one_line(cause))} Leave --jit_compile out, or change the "
+        f"BatchNorm and masked losses do). Received: {truncate(one_line(cause))} Leave --jit_compile out, or change the "
         "model."
     )
 
 
 def _locations(error: BaseException) -> list[tuple[str, str]]:
-    """Returns file and line of each call, innermost last; without wrappers around methods of Keras."""
+    """Returns file and line of each call, innermost last, without wrappers around Keras methods."""
     frames = traceback.extract_tb(error.__traceback__)
     return [(f.filename, str(f.lineno)) for f in frames if not f.filename.startswith(_WRAPPERS)]
 
 
 def _graph_locations(error: tf.errors.OpError) -> list[tuple[str, str]]:
-    """Returns the same for the creation of the failed operation; empty if it is not an operation of the model."""
-    if _NOT_OF_THE_MODEL.search(error.message):
+    """Returns the locations that created the failed operation; empty if it is not an operation of the model."""
+    if _NON_MODEL_OPERATIONS.search(error.message):
         return []
-    return [(f"{os.sep}{path.lstrip(os.sep)}", line) for path, line in _LOCATION.findall(_stripped(error.message))]
+    return [(f"{os.sep}{path.lstrip(os.sep)}", line) for path, line in _LOCATION.findall(_strip_lines(error.message))]
 
 
-def _is_of_own_step(error: BaseException) -> bool:
-    """Returns whether the error was raised in a step overridden by the model, whose author should see it unchanged."""
+def _is_in_overridden_step(error: BaseException) -> bool:
+    """Returns whether a step that the model overrides raised the error; its author should see it unchanged."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.name in _STEPS and not frame.filename.startswith((*_LIBRARIES, *_TFDIST)) for frame in frames)
 
@@ -112,21 +112,21 @@ def _in_keras(locations: list[tuple[str, str]]) -> bool:
     return any(path.startswith(_KERAS) for path, _ in locations) and locations[-1][0].startswith(_LIBRARIES)
 
 
-def _stripped(text: str) -> str:
+def _strip_lines(text: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines())
 
 
-def _text_of(specs: Any) -> str:
-    written = keras.tree.map_structure(lambda spec: f"{spec.dtype.name}{list(spec.shape)}", specs)
-    return str(written).replace("'", "")
+def _describe_specs(specs: Any) -> str:
+    text = keras.tree.map_structure(lambda spec: f"{spec.dtype.name}{list(spec.shape)}", specs)
+    return str(text).replace("'", "")
 
 
 def _user_code(locations: list[tuple[str, str]]) -> str:
-    """Returns the innermost place in the user's code, such as a custom layer, in parentheses; nothing if there is none."""
-    outside = (
+    """Returns the innermost location in user code, such as a custom layer, in parentheses; "" if there is none."""
+    user_locations = (
         location for location in reversed(locations) if not location[0].startswith((*_LIBRARIES, *_TFDIST, *_PYTHON))
     )
-    return next((f" ({path}, line {line})" for path, line in outside), "")
+    return next((f" ({path}, line {line})" for path, line in user_locations), "")
 
 
 def _notes(error: BaseException) -> str:
@@ -144,7 +144,7 @@ class Finding(NamedTuple):
 
     Attributes:
       text: the problem, its effect and the remedy.
-      is_error: whether training is certainly wrong; otherwise it is only suspicious.
+      is_error: whether training is certainly wrong, rather than only suspicious.
     """
 
     text: str
@@ -152,18 +152,18 @@ class Finding(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """The labels of one output, with the loss that takes them.
+    """The labels of one output, and their loss.
 
     Attributes:
       name: name in messages.
       shape: shape of one example's labels; None for an unknown dim.
       dtype: name of their dtype.
-      values: [rows, ...], the labels of some examples; None if only their form is known.
+      values: [rows, ...], the labels of some examples; None if only their shape and dtype are known.
       weights: [rows, ...], weights of these examples; None if all count equally.
-      loss: name of the Keras loss; "" for any other.
+      loss: name of the Keras loss; "" for any other loss.
       options: arguments of the loss.
-      outputs: shape of the model's output for one example; None if it is not known.
-      activation: name of the activation with which the output ends; None if it is not known.
+      outputs: shape of the model's output for one example; None if unknown.
+      activation: name of the output's last activation; None if unknown.
     """
 
     name: str
@@ -178,7 +178,7 @@ class Labels(NamedTuple):
 
     @property
     def classes(self) -> int | None:
-        """Number of classes for which the output has a value; None if it is not known."""
+        """Number of classes in the output; None if unknown."""
         return self.outputs[-1] if self.outputs else None
 
 
@@ -224,21 +224,21 @@ def _out_of_range(labels: Labels) -> Finding | None:
         values[values != labels.options["ignore_class"]] if labels.options.get("ignore_class") is not None else values
     )
     values = values[np.isfinite(values)]
-    wrong = values[(values < 0) | (values >= classes)]
-    if not wrong.size:
+    invalid_values = values[(values < 0) | (values >= classes)]
+    if not invalid_values.size:
         return None
-    starts_at_one = values.min() == 1 and values.max() == classes
-    remedy = "Subtract 1 from the labels" if starts_at_one else _more_units(wrong, values)
-    worst = wrong.max() if wrong.max() >= classes else wrong.min()
+    is_one_based = values.min() == 1 and values.max() == classes
+    remedy = "Subtract 1 from the labels" if is_one_based else _out_of_range_remedy(invalid_values, values)
+    worst = invalid_values.max() if invalid_values.max() >= classes else invalid_values.min()
     return Finding(
         f"Labels must be in 0..{classes - 1}, because the model has {classes} outputs. Received: {labels.name} with "
-        f"{worst:g} ({wrong.size} of {values.size} labels are out of range). {remedy}.",
+        f"{worst:g} ({invalid_values.size} of {values.size} labels are out of range). {remedy}.",
         is_error=True,
     )
 
 
-def _more_units(wrong: np.ndarray, values: np.ndarray) -> str:
-    if wrong.min() < 0:
+def _out_of_range_remedy(invalid_values: np.ndarray, values: np.ndarray) -> str:
+    if invalid_values.min() < 0:
         return "Number the classes from 0, or name the label to leave out by the loss's ignore_class"
     return f"Give the model's last layer {int(values.max()) + 1} units, or number the classes from 0"
 
@@ -310,9 +310,9 @@ def _shape(shape: tuple[int | None, ...]) -> str:
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
-_SOME_COLUMNS = 3  # as many as a message names
+_MAX_COLUMNS = 3  # the number of columns that a message names
 _BYTE = 255
-_BRIGHT = 64  # scaled images have no pixel of this value
+_MIN_BYTE_PEAK = 64  # scaled images have no pixel of this value
 
 
 class Inputs(NamedTuple):
@@ -321,7 +321,7 @@ class Inputs(NamedTuple):
     Attributes:
       name: name in messages.
       values: [rows, ...], those of some examples.
-      scales: whether the model may scale it: it has a layer or an operation for that, or its code is not known.
+      scales: whether the model may scale the array: it has such a layer or operation, or its code is unknown.
     """
 
     name: str
@@ -330,15 +330,15 @@ class Inputs(NamedTuple):
 
 
 def where_not_finite(inputs: Inputs) -> str:
-    """Returns where NaN or inf is: "x", or "column 3 of x" if examples are rows of a table; "" if nowhere."""
+    """Returns the location of NaN or inf: "x", or "column 3 of x" if examples are rows of a table; "" if there is none."""
     values = inputs.values
     if not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all():
         return ""
     if values.ndim != 2 or values.shape[1] == 1:
         return inputs.name
     columns = [str(column) for column in np.flatnonzero(~np.isfinite(values).all(axis=0))]
-    if len(columns) > _SOME_COLUMNS:
-        return f"{len(columns)} columns of {inputs.name}, such as {', '.join(columns[:_SOME_COLUMNS])}"
+    if len(columns) > _MAX_COLUMNS:
+        return f"{len(columns)} columns of {inputs.name}, such as {', '.join(columns[:_MAX_COLUMNS])}"
     if len(columns) == 1:
         return f"column {columns[0]} of {inputs.name}"
     return f"columns {', '.join(columns[:-1])} and {columns[-1]} of {inputs.name}"
@@ -361,7 +361,7 @@ def _not_scaled(inputs: Inputs) -> Finding | None:
     is_image = values.ndim in (3, 4) and (values.dtype == np.uint8 or np.issubdtype(values.dtype, np.floating))
     if inputs.scales or not is_image or not np.isfinite(values).all():
         return None
-    if values.min() < 0 or not _BRIGHT < values.max() <= _BYTE or (values != np.round(values)).any():
+    if values.min() < 0 or not _MIN_BYTE_PEAK < values.max() <= _BYTE or (values != np.round(values)).any():
         return None
     return Finding(
         f"{inputs.name} has values of 0 to {values.max():g}, like bytes of images, and no layer of the model scales them: "
@@ -389,14 +389,14 @@ _SCALING = (
 )
 
 
-def findings_of_form(model: keras.Model, element_spec: Any) -> list[Finding]:
-    """Returns the problems of the shapes and dtypes of labels, before the model is built.
+def spec_findings(model: keras.Model, element_spec: Any) -> list[Finding]:
+    """Returns problems with the shapes and dtypes of labels, before the model is built.
 
     Args:
       model: compiled model.
       element_spec: structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, of one example.
     """
-    specs = _flat(element_spec[1], "y")
+    specs = _flatten(element_spec[1], "y")
     losses = keras_internals.user_losses(model)
     outputs = getattr(model, "outputs", None) or []
     if len(specs) == len(losses) == len(outputs) == 1:
@@ -407,7 +407,7 @@ def findings_of_form(model: keras.Model, element_spec: Any) -> list[Finding]:
 
 
 def findings(model: keras.Model, examples: Any) -> list[Finding]:
-    """Returns the problems, certain or possible, of some examples.
+    """Returns certain and possible problems with some examples.
 
     Args:
       model: compiled and built model.
@@ -415,8 +415,10 @@ def findings(model: keras.Model, examples: Any) -> list[Finding]:
     """
     x, y, *weights = examples
     scales = _may_scale(model)
-    results = [finding for name, array in _flat(x, "x") for finding in _apply(INPUT_RULES, Inputs(name, array, scales))]
-    for name, array in _flat(weights[0], "sample_weight") if weights else ():
+    results = [
+        finding for name, array in _flatten(x, "x") for finding in _apply(INPUT_RULES, Inputs(name, array, scales))
+    ]
+    for name, array in _flatten(weights[0], "sample_weight") if weights else ():
         results += _apply(INPUT_RULES, Inputs(name, array, True))
     for labels in _labels_of(model, y, weights[0] if weights else None):
         results += _apply(LABEL_RULES, labels)
@@ -424,41 +426,41 @@ def findings(model: keras.Model, examples: Any) -> list[Finding]:
 
 
 def not_finite(examples: Any) -> list[str]:
-    """Returns where in (x, y) or (x, y, sample_weight) there is NaN or inf, as in `where_not_finite`."""
-    named = zip(("x", "y", "sample_weight"), examples, strict=False)
-    arrays = [each for name, part in named for each in _flat(part, name)]
+    """Returns the locations of NaN and inf in (x, y) or (x, y, sample_weight); see `where_not_finite`."""
+    named_parts = zip(("x", "y", "sample_weight"), examples, strict=False)
+    arrays = [leaf for name, part in named_parts for leaf in _flatten(part, name)]
     locations = [where_not_finite(Inputs(name, array, True)) for name, array in arrays]
     return [location for location in locations if location]
 
 
 def _labels_of(model: keras.Model, y: Any, weights: Any) -> Iterator[Labels]:
     """Yields the labels of each output that has a loss."""
-    names = keras.tree.pack_sequence_as(y, [name for name, _ in _flat(y, "y")])
-    flat = keras_internals.flat_losses(model)
-    outputs = getattr(model, "outputs", None) or [None] * len(flat)
-    if not flat or len(outputs) != len(flat) or len(keras.tree.flatten(y)) != len(flat):
+    names = keras.tree.pack_sequence_as(y, [name for name, _ in _flatten(y, "y")])
+    losses = keras_internals.flat_losses(model)
+    outputs = getattr(model, "outputs", None) or [None] * len(losses)
+    if not losses or len(outputs) != len(losses) or len(keras.tree.flatten(y)) != len(losses):
         return  # no output has a loss, or some have none
     by_path, outputs_by_path = keras_internals.match_structures(model, y, outputs)
     names_by_path, _ = keras_internals.match_structures(model, names, outputs)
-    of_all = None if keras.tree.is_nested(weights) else weights
-    for path, loss, _ in flat:
-        values = at_path(by_path, path)
-        yield _labels(at_path(names_by_path, path), values, loss, at_path(outputs_by_path, path))._replace(
-            values=values, weights=of_all
+    shared_weights = None if keras.tree.is_nested(weights) else weights
+    for path, loss, _ in losses:
+        values = value_at_path(by_path, path)
+        yield _labels(value_at_path(names_by_path, path), values, loss, value_at_path(outputs_by_path, path))._replace(
+            values=values, weights=shared_weights
         )
 
 
 def _labels(name: str, values: Any, loss: Any, output: keras.KerasTensor | None) -> Labels:
-    """Returns labels without values, of a `tf.TensorSpec` of one example or of an array [rows, ...]."""
+    """Returns labels without values; `values` is a `tf.TensorSpec` of one example or an array [rows, ...]."""
     is_spec = isinstance(values, tf.TensorSpec)
-    named, options = keras_internals.loss_form(loss) if loss is not None else ("", {})
+    loss_name, options = keras_internals.loss_form(loss) if loss is not None else ("", {})
     return Labels(
         name=name,
         shape=tuple(values.shape) if is_spec else tuple(values.shape[1:]),
         dtype=values.dtype.name,
         values=None,
         weights=None,
-        loss=named,
+        loss=loss_name,
         options=options,
         outputs=None if output is None else tuple(output.shape[1:]),
         activation=None if output is None else keras_internals.last_activation(output),
@@ -472,12 +474,12 @@ def _may_scale(model: keras.Model) -> bool:
     return not is_known or any(isinstance(layer, _SCALING) for layer in layers)
 
 
-def _flat(structure: Any, name: str) -> list[tuple[str, Any]]:
+def _flatten(structure: Any, name: str) -> list[tuple[str, Any]]:
     """Returns the leaves of a structure, with names such as x["age"]."""
     if isinstance(structure, dict):
-        return [each for key in sorted(structure) for each in _flat(structure[key], f'{name}["{key}"]')]
+        return [leaf for key in sorted(structure) for leaf in _flatten(structure[key], f'{name}["{key}"]')]
     if isinstance(structure, tuple | list):
-        return [each for number, part in enumerate(structure) for each in _flat(part, f"{name}[{number}]")]
+        return [leaf for number, part in enumerate(structure) for leaf in _flatten(part, f"{name}[{number}]")]
     return [(name, structure)]
 
 

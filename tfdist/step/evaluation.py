@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import using
-from tfdist.collectives.rows import counting
+from tfdist.collectives.rows import mask_if_empty
 from tfdist.data import EvaluationPipeline, check_equal_shares
 from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import ReplicaRows
@@ -16,9 +16,9 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step import loss, randomness
-from tfdist.step.layer_state import assign, restore_unless, selected
-from tfdist.step.metrics import ModelMetrics, scalars_weighted
-from tfdist.step.partitioned_step import partitioned
+from tfdist.step.layer_state import assign, restore_unless, select
+from tfdist.step.metrics import ModelMetrics, weight_scalars
+from tfdist.step.partitioned_step import partition_step
 
 
 class Evaluator:
@@ -31,9 +31,9 @@ class Evaluator:
         self._metrics = metrics
         self._drain = drain
         if strategy.compiles_loops:
-            self._run = tf.function(self._batches, autograph=False, reduce_retracing=True)
+            self._run = tf.function(self._sum_on_device, autograph=False, reduce_retracing=True)
         else:
-            self._evaluate_batch = strategy.compiled(lambda *arguments: strategy.run(self._batch, *arguments))
+            self._evaluate_batch = strategy.compiled(lambda *arguments: strategy.run(self._batch_sums, *arguments))
             self._run = self._loop_on_host
 
     def evaluate(self, data: Any, batch_size: int) -> dict[str, float]:
@@ -44,9 +44,9 @@ class Evaluator:
           batch_size: examples per batch, over all replicas; only a loss with `reduction="sum"` depends on it.
 
         Raises:
-          InputError: the strategy needs equal shares, which the data set does not give.
+          InputError: the strategy needs equal shares, and the data set cannot be divided equally.
         """
-        # Equal shares, since padding would count in metrics that do not take weights.
+        # Shares must be equal: padding would count in metrics that ignore weights.
         if self._strategy.compiles_replicas:
             check_equal_shares(batch_size, self._strategy.replicas)
             if data.size % self._strategy.replicas:
@@ -56,18 +56,18 @@ class Evaluator:
                 )
         pipeline = EvaluationPipeline(data, batch_size)
         iterator = self._strategy.distribute(pipeline.dataset)
-        sums = self._summed(iterator, pipeline.steps, data.size % batch_size > 0)
+        sums = self._sum_batches(iterator, pipeline.steps, data.size % batch_size > 0)
         metric_sums, regularization = self._drain(), self._strategy.parts.regularization(self._model)
         results = {"loss": loss.evaluation_loss(self._model, sums, regularization)}
         results |= self._metrics.results(metric_sums) if metric_sums else {}
         names = [mean.name for mean in self._metrics.losses]
         return results | dict(zip(names, loss.evaluation_losses(sums) if names else (), strict=True))
 
-    def _summed(self, iterator: Any, steps: int, is_short: bool) -> np.ndarray:
-        """Returns the sums over all batches; `is_short` says whether the last one is smaller.
+    def _sum_batches(self, iterator: Any, steps: int, is_short: bool) -> np.ndarray:
+        """Returns the sums over all batches; `is_short`: whether the last batch is smaller.
 
-        A smaller last batch gets a call of its own, since a layer may gather rows, and TensorFlow's collectives between
-        processes need equal shapes within one call of a compiled function.
+        A smaller last batch gets a separate call: a layer may gather rows, and TensorFlow's collectives between processes
+        need equal shapes within one call of a compiled function.
         """
         full_batches = steps - is_short
         sums = []
@@ -85,43 +85,45 @@ class Evaluator:
         ]
         return tf.add_n([self._strategy.local(sums)[0] for sums in results])
 
-    def _batches(self, iterator: Any, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    def _sum_on_device(self, iterator: Any, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
         length = 2 * (len(keras_internals.flat_losses(self._model)) + 1)
 
-        def body(done: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def body(index: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             replica_sums = self._strategy.local(
-                self._strategy.run(self._batch, next(iterator), tf.cast(done, tf.int64))
+                self._strategy.run(self._batch_sums, next(iterator), tf.cast(index, tf.int64))
             )
-            return done + 1, sums + tf.add_n(replica_sums)
+            return index + 1, sums + tf.add_n(replica_sums)
 
-        start = (first, tf.zeros([length], tf.float64))
-        _, local_sums = tf.while_loop(lambda done, _: done < end, body, start, parallel_iterations=1)
+        initial = (first, tf.zeros([length], tf.float64))
+        _, local_sums = tf.while_loop(lambda index, _: index < end, body, initial, parallel_iterations=1)
         totals = self._strategy.run(self._merge, local_sums / len(self._strategy.local_replicas))
         return self._strategy.local(totals)[0]
 
-    def _batch(self, own_rows: ReplicaRows, number: tf.Tensor) -> tf.Tensor:
+    def _batch_sums(self, own_rows: ReplicaRows, number: tf.Tensor) -> tf.Tensor:
         if self._metrics.count_all_rows:
-            return self._partitioned(own_rows, number)
+            return self._partitioned_sums(own_rows, number)
         x, y, weight = keras.utils.unpack_x_y_sample_weight(own_rows.batch)
-        rows, before = own_rows.rows, [tf.identity(variable) for variable in self._metrics.variables]
-        collectives = counting(self._strategy.collectives, rows)
-        draws = randomness.not_training(self._seeds, self._seed, "evaluate", number, collectives.rank, collectives.size)
-        # A scalar counts as this replica's rows do, since in one batch of all rows each row would count the same.
-        with using(collectives), scalars_weighted(loss.floating(rows)):
+        rows, previous_values = own_rows.rows, [tf.identity(variable) for variable in self._metrics.variables]
+        collectives = mask_if_empty(self._strategy.collectives, rows)
+        draws = randomness.inference_draws(
+            self._seeds, self._seed, "evaluate", number, collectives.rank, collectives.size
+        )
+        # A scalar is weighted by this replica's rows, since each row of the whole batch has the same weight.
+        with using(collectives), weight_scalars(loss.floating(rows)):
             with self._strategy.layouts.computing(self._model.trainable_variables), draws:
                 outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
                 parts = loss.terms(self._model, y, outputs, weight)
                 sums = loss.evaluation_sums(self._model, parts, rows, own_rows.batch_size)
             keras_internals.update_metrics(self._model, y, outputs, weight)
         if collectives.size > 1:
-            [sums] = selected(rows > 0, [sums], [tf.zeros_like(sums)])
-            restore_unless(rows > 0, self._metrics.variables, before)
+            [sums] = select(rows > 0, [sums], [tf.zeros_like(sums)])
+            restore_unless(rows > 0, self._metrics.variables, previous_values)
         if not self._strategy.parts.computes_outputs:
             sums = loss.without_outputs(sums)
-            assign(self._metrics.variables, before)
+            assign(self._metrics.variables, previous_values)
         return sums
 
-    def _partitioned(self, own_rows: ReplicaRows, number: tf.Tensor) -> tf.Tensor:
+    def _partitioned_sums(self, own_rows: ReplicaRows, number: tf.Tensor) -> tf.Tensor:
         """Returns this replica's share of the sums that one device computes from all rows of a batch."""
         collectives, draws = self._strategy.collectives, (self._seeds, self._seed, "evaluate", number)
 
@@ -132,8 +134,8 @@ class Evaluator:
             keras_internals.update_metrics(self._model, y, outputs, weight)
             return (), {"sums": sums}
 
-        with randomness.not_training(*draws, collectives.rank, collectives.size):
-            result = partitioned(self._model, self._metrics.variables, step, own_rows, collectives)
+        with randomness.inference_draws(*draws, collectives.rank, collectives.size):
+            result = partition_step(self._model, self._metrics.variables, step, own_rows, collectives)
         result.assign()
         return result.values["sums"] / collectives.size
 

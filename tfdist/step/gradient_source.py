@@ -1,4 +1,4 @@
-"""Gradients of a step: of a batch, or summed over micro-steps, with the state that these assign."""
+"""Gradients of a step, of a whole batch or summed over micro-steps, and the state that micro-steps assign."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -13,74 +13,74 @@ from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.gradients import accumulated, unscaled
+from tfdist.gradients import accumulate_gradients, unscale
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step import loss, randomness
-from tfdist.step.data_check import not_compilable
-from tfdist.step.layer_state import MEAN_DTYPE, assign, means_of, state_of_user, weighted_terms
-from tfdist.step.metrics import LossShare, ModelMetrics, scalars_weighted
-from tfdist.step.partitioned_step import communication, partitioned
-from tfdist.step.reduction import Computed, global_norm
+from tfdist.step.data_check import compilation_error
+from tfdist.step.layer_state import MEAN_DTYPE, assign, means_of, user_state, weighted_terms
+from tfdist.step.metrics import LossShare, ModelMetrics, weight_scalars
+from tfdist.step.partitioned_step import communication, partition_step
+from tfdist.step.reduction import ComputeResult, global_norm
 from tfdist.step.settings import Settings, named_specs
 from tfdist.step.state_store import StateStore
 
 
 class MicroStepState:
-    """State that each micro-step begins as it was before the step, and of which a step leaves the mean, weighted by rows.
+    """State that every micro-step starts with its value before the step, and that a step replaces by a row-weighted mean.
 
-    So a counter of steps counts a step once, and a moving mean moves once, however many micro-steps there are. Integers and
+    A step counter therefore counts a step once, and a moving mean moves once, for any number of micro-steps. Integers and
     spectrally normalized weights, which do not depend on rows, are those of the last micro-step. The methods are called in
     replica functions.
 
-    Without loops, metrics and moving statistics would be assigned in each micro-step of one graph, and DTensor may silently
-    compile that so that only one of the updates counts (tests/traps/dtensor_test.py): they are assigned once, at the end.
+    Without loops, one graph would assign metrics and moving statistics in each micro-step, and DTensor may silently apply
+    only one of these updates (tests/traps/dtensor_test.py): they are assigned once, at the end.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy):
         self._strategy = strategy
-        self._means, self._others = state_of_user(model, strategy)
-        averaged = {id(variable) for variable in self._means}
-        self._others += [v for v in keras_internals.spectrally_normalized(model) if id(v) not in averaged]
-        self._before: list[tf.Tensor] = []
-        self._assigned: dict[int, tuple[keras.Variable, Any]] | None = None  # None if micro-steps assign themselves
+        self._means, self._last_values = user_state(model, strategy)
+        mean_ids = {id(variable) for variable in self._means}
+        self._last_values += [v for v in keras_internals.spectral_norm_variables(model) if id(v) not in mean_ids]
+        self._initial_values: list[tf.Tensor] = []
+        self._assignments: dict[int, tuple[keras.Variable, Any]] | None = None  # None if micro-steps assign themselves
 
     def specs(self) -> list[tf.TensorSpec]:
-        """Returns shapes and dtypes of what `end` returns."""
+        """Returns the shapes and dtypes of the result of `end`."""
         specs = [tf.TensorSpec(variable.shape, MEAN_DTYPE) for variable in self._means]
         return [*specs, tf.TensorSpec([], MEAN_DTYPE)] if specs else []
 
     def begin(self, *, is_unrolled: bool) -> None:
-        """Stores the state before the first micro-step; `is_unrolled`: whether one graph has all micro-steps."""
-        self._assigned = {} if is_unrolled else None
-        self._before = [tf.identity(variable) for variable in (*self._means, *self._others)]
+        """Stores the state before the first micro-step; `is_unrolled`: whether one graph contains all micro-steps."""
+        self._assignments = {} if is_unrolled else None
+        self._initial_values = [tf.identity(variable) for variable in (*self._means, *self._last_values)]
 
     @contextlib.contextmanager
     def micro_step(self) -> Iterator[None]:
-        """Context of a micro-step, which begins with the state before the step, and assigns only this replica's copies."""
-        variables = [*self._means, *self._others]
-        with self._assigning_later(), self._strategy.own_copies(variables):
-            assign(variables, self._before)
+        """Context of a micro-step, which starts with the state before the step and assigns only this replica's copies."""
+        variables = [*self._means, *self._last_values]
+        with self._deferred_assignments(), self._strategy.own_copies(variables):
+            assign(variables, self._initial_values)
             yield
 
     @contextlib.contextmanager
-    def _assigning_later(self) -> Iterator[None]:
-        """Context in which variables have the values that micro-steps have assigned so far."""
-        if self._assigned is None:
+    def _deferred_assignments(self) -> Iterator[None]:
+        """Context in which variables have the values that previous micro-steps assigned."""
+        if self._assignments is None:
             yield
             return
-        with keras_internals.RecordedScope(self._assigned.values(), read=keras_internals.value_of) as scope:
+        with keras_internals.RecordedScope(self._assignments.values(), read=keras_internals.value_of) as scope:
             yield
-        self._assigned |= {id(variable): (variable, value) for variable, value in scope.assigned}
+        self._assignments |= {id(variable): (variable, value) for variable, value in scope.assigned}
 
     def end(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the summands for `set_means` at the end of a micro-step of this number of rows."""
+        """Returns the terms for `set_means` at the end of a micro-step with this number of rows."""
         return weighted_terms(self._means, rows) if self._means else []
 
     def set_means(self, sums: Sequence[tf.Tensor]) -> None:
         """Assigns the means, and the values of unrolled micro-steps, after the last micro-step."""
-        with self._assigning_later():
+        with self._deferred_assignments():
             assign(self._means, means_of(sums, self._means) if self._means else [])
-        for variable, value in (self._assigned or {}).values():
+        for variable, value in (self._assignments or {}).values():
             variable.assign(value)
 
 
@@ -110,9 +110,9 @@ class GradientSource:
       scale: state of the loss scale; empty without loss scaling.
       is_local: whether each replica trains on its own rows and weights.
       without_gradient: for each trace, the indices of the variables for which this replica has no gradient.
-      has_own_time: whether the time of the computation is this replica's own, instead of one that contains waiting.
-      keeps_gradients: whether nothing is sent to sum gradients.
-      messages: the calls between stages of a pipeline in the latest trace; None if there are none.
+      has_own_time: whether the computation can be timed without time spent waiting for other replicas.
+      keeps_gradients: whether gradients are summed without communication.
+      messages: the calls between pipeline stages in the latest trace; None if there are none.
     """
 
     has_own_time = True
@@ -130,7 +130,6 @@ class GradientSource:
         *,
         is_local: bool = False,
     ):
-        """Initializes the source and creates the state of the loss scale; by default, with the strategy's collectives."""
         self.model, self.strategy, self.settings, self.metrics = model, strategy, settings, metrics
         self.is_local = is_local
         self.collectives = OneReplica() if is_local else collectives or strategy.step_collectives
@@ -138,7 +137,7 @@ class GradientSource:
         self.seeds = randomness.seed_states(model)
         self.scale = store.variables(settings.scale_state())
         self.without_gradient: list[frozenset[int]] = []
-        self._in_rows = [spec.name in settings.sparse for spec in named_specs(self.variables)]
+        self._is_sparse = [spec.name in settings.sparse for spec in named_specs(self.variables)]
         self._micro_step_state = MicroStepState(model, strategy)
 
     def draws(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
@@ -146,56 +145,48 @@ class GradientSource:
         return step, self.strategy.collectives.rank, self.strategy.collectives.size
 
     def local(self, rows: ReplicaRows, step: tf.Tensor, collectives: Collectives) -> LocalGradients:
-        """Computes the gradients of a replica's rows. A replica function.
-
-        Args:
-          rows: the rows.
-          step: scalar int64; number of steps done so far.
-          collectives: collectives of the replicas, which record the calls.
-        """
+        """Computes the gradients of a replica's rows in step `step`, scalar int64. A replica function."""
         if not self.is_partitioned:
             batch_size = count_rows(rows.batch) if self.is_local else rows.batch_size
-            return self._of_rows(rows.batch, batch_size, step, collectives)
+            return self._row_gradients(rows.batch, batch_size, step, collectives)
         rows = ReplicaRows(rows.batch, (rows.rows,), tf.convert_to_tensor(rows.batch_size))
-        result = partitioned(self.model, self.metrics.variables, self._of_one_device, rows, collectives)
+        result = partition_step(self.model, self.metrics.variables, self._one_device_step, rows, collectives)
         result.assign()
         value = result.values["loss"]
         return LocalGradients(result.gradients, value / tf.cast(collectives.size, value.dtype))
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether a replica computes its shares of what one device computes from all rows."""
+        """Whether a replica computes its share of a single-device step over all rows."""
         return self.metrics.count_all_rows
 
     def communication(self, spec: Any) -> Communication:
         """Returns the communication of a partitioned step; `spec`: structure of `tf.TensorSpec` of a batch."""
-        return communication(self.model, self.metrics.variables, self._of_one_device, spec)
+        return communication(self.model, self.metrics.variables, self._one_device_step, spec)
 
     def unused(self) -> frozenset[int]:
         """Returns the indices of the variables for which this replica had no gradient in any trace."""
         return frozenset.intersection(*self.without_gradient) if self.without_gradient else frozenset()
 
-    def agreed(self, computed: Computed, with_norm: tf.Tensor) -> Computed:
-        """Returns the result with the norm, if requested or needed, and the same values on every process."""
+    def agree(self, result: ComputeResult, with_norm: tf.Tensor) -> ComputeResult:
+        """Returns the result with the norm, if requested or needed, and with equal values on every process."""
         if self.settings.clip.norm:
-            return computed._replace(norm=global_norm(computed.gradients))
-        return computed._replace(
-            norm=tf.cond(with_norm, lambda: global_norm(computed.gradients), lambda: computed.norm)
-        )
+            return result._replace(norm=global_norm(result.gradients))
+        return result._replace(norm=tf.cond(with_norm, lambda: global_norm(result.gradients), lambda: result.norm))
 
-    def _of_one_device(self, batch: Any) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+    def _one_device_step(self, batch: Any) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         gradients, value = self._micro_step(self._differentiate, batch, count_rows(batch))
         return gradients, {"loss": value}
 
-    def _of_rows(
+    def _row_gradients(
         self, batch: Any, batch_size: int | tf.Tensor, step: tf.Tensor, collectives: Collectives
     ) -> LocalGradients:
-        """Computes the gradients of rows, at once or in micro-steps; `batch_size`: rows over which the loss is a mean."""
-        differentiate = self._compiled(self._differentiate)
+        """Computes the gradients of rows, at once or in micro-steps; the loss is a mean over `batch_size` rows."""
+        differentiate = self._compile(self._differentiate)
         if self.settings.micro_steps == 1:
             return self._micro_step(differentiate, batch, batch_size)
-        # The denominators of the whole batch are computed first, so that nothing is sent between micro-steps. Only the
-        # masks of this forward pass are used; the rest of its graph is never run.
+        # The denominators of the whole batch are computed first, so micro-steps need no communication. Only the masks of this
+        # forward pass are used; the rest of its graph is never run.
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         with self.strategy.layouts.computing(self.variables):
             values = [(variable, variable.value) for variable in self.model.variables]
@@ -217,7 +208,7 @@ class GradientSource:
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
         dtype, all_specs = tf.as_dtype(keras.config.floatx()), [*specs, *state.specs()]
         with using(_MicroStepCollectives(collectives)):
-            sums, value = accumulated(micro_step, batch, self.settings.micro_steps, all_specs, dtype, shards)
+            sums, value = accumulate_gradients(micro_step, batch, self.settings.micro_steps, all_specs, dtype, shards)
         state.set_means(sums[len(specs) :])
         return LocalGradients(sums[: len(specs)], value)
 
@@ -230,17 +221,17 @@ class GradientSource:
     ) -> LocalGradients:
         gradients, share, outputs = differentiate(batch, batch_size, totals)
         _, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        self.metrics.update(y, outputs, weight, self._of_global_batch(share) if self.is_local else share)
+        self.metrics.update(y, outputs, weight, self._scale_to_global_batch(share) if self.is_local else share)
         return LocalGradients(gradients, share.value)
 
-    def _of_global_batch(self, share: LossShare) -> LossShare:
-        """Returns the share of a local loss such that those of all replicas add up to the mean over the global batch."""
+    def _scale_to_global_batch(self, share: LossShare) -> LossShare:
+        """Scales a local loss so that the shares of all replicas add up to the mean over the global batch."""
         batch_size = self.settings.batch_size
         weight = loss.floating(share.batch_size) / loss.floating(batch_size)
         terms = [term * tf.cast(weight, term.dtype) for term in share.terms]
         return LossShare(share.value * tf.cast(weight, share.value.dtype), terms, share.rows, batch_size)
 
-    def _compiled(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
+    def _compile(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
         if not self.settings.jit_compile:
             return differentiate
 
@@ -250,7 +241,7 @@ class GradientSource:
             try:
                 return compiled(*args)
             except (RuntimeError, tf.errors.OpError) as error:
-                raise not_compilable(str(error).splitlines()[0]) from error
+                raise compilation_error(str(error).splitlines()[0]) from error
 
         return compiled if isinstance(self.collectives, OneReplica) else without_communication
 
@@ -266,23 +257,27 @@ class GradientSource:
         gradients, _, (share, outputs) = self.strategy.gradients(scaled_loss, self.variables, batch)
         self.without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
         takes_rows = self.settings.micro_steps == 1
-        accepted = [
-            g if takes_rows and in_rows and isinstance(g, tf.IndexedSlices) else dense(g, v)
-            for g, v, in_rows in zip(gradients, self.variables, self._in_rows, strict=True)
+        accepted_gradients = [
+            g if takes_rows and is_sparse and isinstance(g, tf.IndexedSlices) else dense(g, v)
+            for g, v, is_sparse in zip(gradients, self.variables, self._is_sparse, strict=True)
         ]
-        return (accepted if scale is None else [unscaled(g, scale) for g in accepted]), share, outputs
+        return (
+            (accepted_gradients if scale is None else [unscale(g, scale) for g in accepted_gradients]),
+            share,
+            outputs,
+        )
 
     def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[Any, ...]:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
-        with scalars_weighted(loss.floating(rows) / loss.floating(batch_size)):
+        with weight_scalars(loss.floating(rows) / loss.floating(batch_size)):
             outputs = self.strategy.layouts.by_rows(self.model(x, training=True))
         parts = loss.terms(self.model, y, outputs, weight)
         if totals is None:
             totals = loss.totals(parts, batch_size, current())
         value = loss.training_loss(self.model, parts, totals, rows, batch_size=batch_size)
-        recorded = loss.recorded_loss(self.model, value, parts, totals, rows, batch_size)
-        return value, LossShare(*recorded, rows, batch_size), outputs
+        recorded_shares = loss.recorded_loss(self.model, value, parts, totals, rows, batch_size)
+        return value, LossShare(*recorded_shares, rows, batch_size), outputs
 
 
 class _MicroStepCollectives(Recording):
@@ -297,7 +292,7 @@ class _MicroStepCollectives(Recording):
 
 
 def dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable) -> tf.Tensor:
-    """Returns a dense gradient, which all replicas can send: zeros for None, rows scattered to their indices."""
+    """Returns a dense gradient: zeros for None, and rows scattered to their indices."""
     if gradient is None:
         return tf.zeros(variable.shape, variable.dtype)
     tensor = tf.convert_to_tensor(gradient)

@@ -16,16 +16,18 @@ from tfdist.step import randomness
 from tfdist.step.validation import inner_optimizer, statistics_of_all_replicas
 
 
+# A Keras variable has a copy on each replica. A `tf.Variable` that is created outside of a strategy's scope has none: each
+# replica assigns it, so that a counter, for example, counts every step once per replica.
 def refuse_shared_variables(model: keras.Model, strategy: Strategy, operations: int) -> None:
     """Raises `InputError` if a step assigns a shared `tf.Variable` of the model, its layers or its metrics.
 
-    Call it in a replica function, after the step is traced; `operations` is their number before the step.
+    Call it in a replica function after the step is traced; `operations` is the number of operations before the step.
     """
     if len(strategy.local_replicas) < 2 or tf.executing_eagerly():
         return
     shared = list(_shared_variables(model))
-    assigned = keras_internals.assigned_since(operations, [variable for _, variable in shared])
-    for (owner, variable), is_assigned in zip(shared, assigned, strict=True):
+    are_assigned = keras_internals.assigned_since(operations, [variable for _, variable in shared])
+    for (owner, variable), is_assigned in zip(shared, are_assigned, strict=True):
         if is_assigned:
             raise InputError(
                 "A variable that a step assigns must be a Keras variable, with a copy on each replica. Received: a tf.Variable "
@@ -35,7 +37,7 @@ def refuse_shared_variables(model: keras.Model, strategy: Strategy, operations: 
 
 
 def _shared_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
-    """Returns each `tf.Variable` without copies in an attribute of the model, a layer or a metric, with the owner's name."""
+    """Yields each `tf.Variable` without copies in an attribute of the model, a layer or a metric, with the owner's name."""
     variables: dict[int, tf.Variable] = {}
     for owner in (model, *keras_internals.layers_of(model), *keras_internals.metrics_of(model)):
         for attribute in list(vars(owner).values()):
@@ -57,24 +59,24 @@ class Values(NamedTuple):
     """Values of a replica's variables before a forward pass.
 
     Attributes:
-      own: of moving statistics and metrics.
-      others: of all other variables, of which most forward passes assign none.
-      operations: number of operations that were traced before.
+      tracked: values of moving statistics and metrics.
+      untracked: values of all other variables, which most forward passes do not assign.
+      operations: number of previously traced operations.
     """
 
-    own: list[tf.Tensor]
-    others: list[tf.Tensor]
+    tracked: list[tf.Tensor]
+    untracked: list[tf.Tensor]
     operations: int
 
 
 class SideEffects:
     """The variables that a forward pass may assign; the methods are called in replica functions.
 
-    Moving statistics and metrics are always restored. Any other variable, such as an integer that a layer counts with or
-    a weight that a layer normalizes, is restored if the traced forward pass assigns it: to keep the values of all weights
-    would take the memory of another copy. States of random layers are not restored, because each step sets them. Neither
-    are tables of which a step updates some rows, as TensorFlow copies such a table whenever it is read as a whole, and the
-    variables of stages that are spread over devices.
+    Moving statistics and metrics are always restored. Any other variable, such as a layer's counter or normalized weight,
+    is restored only if the traced forward pass assigns it, because keeping the values of all weights would need the memory
+    of another copy. States of random layers are not restored, because each step sets them. Neither are tables of which a
+    step updates some rows, because TensorFlow copies such a table whenever it is read as a whole, nor variables of stages
+    that are spread over devices.
     """
 
     def __init__(
@@ -83,103 +85,97 @@ class SideEffects:
         metrics: Sequence[keras.Variable],
         strategy: Strategy,
         sparse: Collection[str] = (),
-        averaged: Collection[keras.Variable] = (),
+        averaged_statistics: Collection[keras.Variable] = (),
     ):
-        """Collects the variables.
+        """Collects the variables of a compiled and built model.
 
-        Args:
-          model: compiled and built model.
-          metrics: variables of its metrics.
-          strategy: strategy of the replicas.
-          sparse: paths of the tables of which a step updates some rows.
-          averaged: statistics with which later steps are known to compute.
+        `sparse`: paths of tables of which a step updates some rows; `averaged_statistics`: statistics that later steps use.
         """
         self._model, self._strategy = model, strategy
-        self._own = [*keras_internals.moving_statistics(model), *metrics]
-        of_all_rows = statistics_of_all_replicas(model)
-        self._of_rows = [i for i, variable in enumerate(self._own) if id(variable) not in of_all_rows]
-        left_out = {id(variable) for variable in (*self._own, *randomness.seed_states(model))}
-        others = model.variables if strategy.layouts.holds_variables else []
-        self._others = [v for v in others if id(v) not in left_out and v.path not in sparse]
-        self._assigned: list[keras.Variable] = []
-        self._of_user, _ = state_of_user(model, strategy)
-        self._averaged = list(averaged)
+        self._tracked = [*keras_internals.moving_statistics(model), *metrics]
+        global_statistics = statistics_of_all_replicas(model)
+        self._row_indices = [i for i, variable in enumerate(self._tracked) if id(variable) not in global_statistics]
+        excluded = {id(variable) for variable in (*self._tracked, *randomness.seed_states(model))}
+        candidates = model.variables if strategy.layouts.holds_variables else []
+        self._untracked = [v for v in candidates if id(v) not in excluded and v.path not in sparse]
+        self._assigned_variables: list[keras.Variable] = []
+        self._user_state, _ = user_state(model, strategy)
+        self._averaged_statistics = list(averaged_statistics)
 
     def begin(self) -> Values:
         """Returns the values before the forward pass."""
-        own, others = ([tf.identity(v) for v in variables] for variables in (self._own, self._others))
-        return Values(own, others, keras_internals.count_operations())
+        tracked, untracked = ([tf.identity(v) for v in variables] for variables in (self._tracked, self._untracked))
+        return Values(tracked, untracked, keras_internals.count_operations())
 
-    def end(self, before: Values) -> list[tf.Tensor]:
+    def end(self, initial: Values) -> list[tf.Tensor]:
         """Returns the values to be restored by `undo`, after the forward pass is traced.
 
         Raises:
           InputError: the forward pass assigns a variable that replicas share.
         """
-        refuse_shared_variables(self._model, self._strategy, before.operations)
-        are_assigned = keras_internals.assigned_since(before.operations, self._others)
-        self._assigned = [
-            variable for variable, is_assigned in zip(self._others, are_assigned, strict=True) if is_assigned
+        refuse_shared_variables(self._model, self._strategy, initial.operations)
+        are_assigned = keras_internals.assigned_since(initial.operations, self._untracked)
+        self._assigned_variables = [
+            variable for variable, is_assigned in zip(self._untracked, are_assigned, strict=True) if is_assigned
         ]
         return [
-            *before.own,
-            *(value for value, is_assigned in zip(before.others, are_assigned, strict=True) if is_assigned),
+            *initial.tracked,
+            *(value for value, is_assigned in zip(initial.untracked, are_assigned, strict=True) if is_assigned),
         ]
 
-    def averaged(self, results: Any, before: Values) -> list[keras.Variable]:
-        """Returns the statistics to be averaged after the forward pass: it assigns them, and later steps compute with them."""
-        known = {id(variable) for variable in self._averaged}
-        feedback = fed_back(self._of_user, results, before.operations)
-        return [*self._averaged, *(variable for variable in feedback if id(variable) not in known)]
+    def statistics_to_average(self, results: Any, initial: Values) -> list[keras.Variable]:
+        """Returns the statistics to average: those that the forward pass assigns and later steps use."""
+        known_ids = {id(variable) for variable in self._averaged_statistics}
+        feedback = feedback_variables(self._user_state, results, initial.operations)
+        return [*self._averaged_statistics, *(variable for variable in feedback if id(variable) not in known_ids)]
 
-    def undo(self, before: Sequence[tf.Tensor]) -> None:
-        """Restores the values that `end` has returned in the same trace."""
-        count = len(self._own)
-        assign(self._own, before[:count])
-        with self._strategy.own_copies(self._assigned):
-            assign(self._assigned, before[count:])
+    def undo(self, initial_values: Sequence[tf.Tensor]) -> None:
+        """Restores the values that `end` returned in the same trace."""
+        count = len(self._tracked)
+        assign(self._tracked, initial_values[:count])
+        with self._strategy.own_copies(self._assigned_variables):
+            assign(self._assigned_variables, initial_values[count:])
 
-    def undo_unless(self, rows: tf.Tensor, before: Values) -> None:
-        """Restores what depends on a replica's rows, unless there are any: means over no rows are NaN."""
-        restore_unless(rows > 0, [self._own[i] for i in self._of_rows], [before.own[i] for i in self._of_rows])
+    def undo_unless(self, rows: tf.Tensor, initial: Values) -> None:
+        """Restores variables that depend on a replica's rows if it has none: means over no rows are NaN."""
+        restore_unless(
+            rows > 0, [self._tracked[i] for i in self._row_indices], [initial.tracked[i] for i in self._row_indices]
+        )
 
 
-def state_of_user(model: keras.Model, strategy: Strategy) -> tuple[list[keras.Variable], list[keras.Variable]]:
-    """Returns the state of a user's layers, floating-point and other; none for stages, of which a process has a part."""
+def user_state(model: keras.Model, strategy: Strategy) -> tuple[list[keras.Variable], list[keras.Variable]]:
+    """Returns the state of a user's layers, floating-point and other; none if a process has only some stages."""
     state = keras_internals.own_state(model) if strategy.trains_whole_model else []
     is_floating = [tf.as_dtype(variable.dtype).is_floating for variable in state]
-    floating = [variable for variable, is_one in zip(state, is_floating, strict=True) if is_one]
-    return floating, [variable for variable, is_one in zip(state, is_floating, strict=True) if not is_one]
+    floating = [variable for variable, matches in zip(state, is_floating, strict=True) if matches]
+    return floating, [variable for variable, matches in zip(state, is_floating, strict=True) if not matches]
 
 
-def fed_back(variables: Sequence[keras.Variable], results: Any, operations: int) -> list[keras.Variable]:
-    """Returns which variables are assigned, and then computed with, after so many traced operations; in a replica function."""
+def feedback_variables(variables: Sequence[keras.Variable], results: Any, operations: int) -> list[keras.Variable]:
+    """Returns the variables that are assigned and then used after the first `operations`; in a replica function."""
     if not variables:
         return []
     tensors = [leaf for leaf in tf.nest.flatten(results, expand_composites=True) if isinstance(leaf, tf.Tensor)]
-    feeds_back = keras_internals.feeds_back(tensors, operations, variables)
-    return [variable for variable, is_used in zip(variables, feeds_back, strict=True) if is_used]
+    is_fed_back = keras_internals.feeds_back(tensors, operations, variables)
+    return [variable for variable, is_used in zip(variables, is_fed_back, strict=True) if is_used]
 
 
-def restore_unless(condition: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
-    """Restores variables if a scalar condition does not hold; in a replica function.
-
-    For example, those of a replica without rows of a batch, since its means are NaN.
-    """
-    assign(variables, selected(condition, [tf.convert_to_tensor(variable) for variable in variables], before))
+def restore_unless(condition: tf.Tensor, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
+    """Restores variables if a scalar condition is False, for example on a replica without rows. In a replica function."""
+    assign(variables, select(condition, [tf.convert_to_tensor(variable) for variable in variables], values))
 
 
-def selected(condition: tf.Tensor, values: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns values if a scalar condition holds, and the others if not; the condition is spread, or DTensor would crash."""
-    return [tf.where(tf.broadcast_to(condition, x.shape), x, y) for x, y in zip(values, others, strict=True)]
+def select(condition: tf.Tensor, values: Sequence[tf.Tensor], alternatives: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Selects values by a scalar condition, which is broadcast because DTensor crashes on scalar conditions."""
+    return [tf.where(tf.broadcast_to(condition, x.shape), x, y) for x, y in zip(values, alternatives, strict=True)]
 
 
 def average_over_rows(variables: Sequence[keras.Variable], weight: tf.Tensor, collectives: Collectives) -> None:
-    """Replaces variables that replicas have assigned from their rows by their mean over replicas; in a replica function.
+    """Replaces variables that depend on a replica's rows by their mean over replicas. In a replica function.
 
-    `weight` is the number of the replica's rows, or its part of them.
+    `weight` is the number of the replica's rows, or its fraction of all rows.
     """
-    assign(variables, means_over_replicas(variables, weight, collectives, name="statistics"))
+    assign(variables, replica_means(variables, weight, collectives, name="statistics"))
 
 
 def assign(variables: Sequence[tf.Variable | keras.Variable], values: Sequence[tf.Tensor]) -> None:
@@ -188,13 +184,13 @@ def assign(variables: Sequence[tf.Variable | keras.Variable], values: Sequence[t
         variable.assign(value)
 
 
-# Of means of what replicas or micro-steps have computed from their rows, such as moving statistics. In float64, means of equal
-# numbers, such as counters of steps, are exact, and those of the lowest float32 are finite.
+# The dtype of means over replicas or micro-steps, for example of moving statistics. In float64, means of equal numbers, such as
+# step counters, are exact, and means of the lowest float32 are finite.
 MEAN_DTYPE = tf.float64
 
 
 def weighted_terms(values: Sequence[tf.Tensor | keras.Variable], weight: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the summands of weighted means, of `MEAN_DTYPE`: each value times its weight, and the weight.
+    """Returns the terms of weighted means, in `MEAN_DTYPE`: each value times its weight, and the weight.
 
     Args:
       values: tensors or variables of floating dtypes.
@@ -209,7 +205,7 @@ def means_of(sums: Sequence[tf.Tensor], values: Sequence[tf.Tensor | keras.Varia
 
     Args:
       sums: sums of all `weighted_terms`.
-      values: the caller's own values.
+      values: this replica's values.
     """
     *totals, weight = sums
     means = []
@@ -220,10 +216,10 @@ def means_of(sums: Sequence[tf.Tensor], values: Sequence[tf.Tensor | keras.Varia
     return means
 
 
-def means_over_replicas(
+def replica_means(
     values: Sequence[tf.Tensor | keras.Variable], weight: tf.Tensor, collectives: Collectives, *, name: str
 ) -> list[tf.Tensor]:
-    """Returns the weighted means over replicas, as `means_of`; in a replica function.
+    """Returns the weighted means over replicas; see `means_of`. A replica function.
 
     Cost: one all-reduce of the values and a scalar, in float64.
     """
@@ -236,7 +232,7 @@ def means_over_replicas(
 class TemporaryValues:
     """Context in which variables have temporary values; every process must enter it.
 
-    Each replica's own values are restored bit for bit on exit; meanwhile they take memory in addition to the temporary ones.
+    Each replica's original values are restored bit for bit on exit; until then, both take memory.
     """
 
     def __init__(
@@ -248,14 +244,14 @@ class TemporaryValues:
         are_local: bool = True,
         differ: Callable[[], bool] = lambda: True,
     ):
-        """Initializes the context; compiles nothing yet.
+        """Initializes the context.
 
         Args:
           variables: variables of the model or the optimizer.
           strategy: strategy of the replicas.
-          values: replica function that returns the values to assign, given this replica's own ones.
+          values: replica function that maps this replica's values to the temporary ones.
           are_local: whether each replica has its own values of the variables.
-          differ: returns whether the values differ from those of the variables.
+          differ: returns whether the temporary values may differ from the original ones.
         """
         self._variables, self._strategy, self._values = list(variables), strategy, values
         self._are_local, self._differ = are_local, differ
@@ -265,40 +261,39 @@ class TemporaryValues:
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         """Returns the context."""
-        own = self.assign()
+        original_values = self.assign()
         try:
             yield
         finally:
-            if own is not None:
-                self._compiled_restore(own)
+            if original_values is not None:
+                self._compiled_restore(original_values)
 
     def assign(self) -> Any:
-        """Assigns the values permanently; returns the replicas' own ones, or None if nothing changes."""
+        """Assigns the values permanently; returns the replicas' original values, or None if nothing changes."""
         return self._compiled_swap() if self._variables and self._differ() else None
 
     def _swap(self) -> list[tf.Tensor]:
-        """Assigns the values; returns this replica's own ones. A replica function."""
-        own = [tf.identity(keras_internals.value_of(variable)) for variable in self._variables]
-        values = self._values(own)
-        with tf.control_dependencies(own):
-            self._assign(values)
-        return own
+        """Assigns the values and returns this replica's original ones. A replica function."""
+        original_values = [tf.identity(keras_internals.value_of(variable)) for variable in self._variables]
+        new_values = self._values(original_values)
+        with tf.control_dependencies(original_values):
+            self._assign(new_values)
+        return original_values
 
     def _assign(self, values: Any) -> None:
-        """Assigns values of all variables. A replica function."""
         with self._strategy.own_copies(self._variables) if self._are_local else contextlib.nullcontext():
             for variable, value in zip(self._variables, values, strict=True):
                 keras_internals.value_of(variable).assign(self._strategy.layouts.stored(variable, value))
 
 
 def averaged_statistics(model: keras.Model, strategy: Strategy) -> TemporaryValues:
-    """Returns a context in which a model's moving statistics are their mean over replicas.
+    """Returns a context in which a model's moving statistics have their mean over replicas.
 
-    Cost: one all-reduce of them, in float64.
+    Cost: one all-reduce in float64.
     """
 
-    def means(own: list[tf.Tensor]) -> list[tf.Tensor]:
-        return means_over_replicas(own, tf.ones([]), strategy.collectives, name="statistics")
+    def means(local_values: list[tf.Tensor]) -> list[tf.Tensor]:
+        return replica_means(local_values, tf.ones([]), strategy.collectives, name="statistics")
 
     statistics = keras_internals.moving_statistics(model)
     return TemporaryValues(statistics, strategy, means, differ=lambda: strategy.replicas > 1)
@@ -308,20 +303,20 @@ def averaged_weights(model: keras.Model, strategy: Strategy) -> TemporaryValues:
     """Returns a context in which the weights of a model are their moving averages; the same on every replica.
 
     Without an average, or before the first update, nothing changes. Moving statistics, such as those of batch
-    normalization, stay as they are: they already are averages.
+    normalization, are already averages and stay unchanged.
     """
     optimizer = inner_optimizer(model.optimizer)
     pairs = keras_internals.weight_averages(optimizer)
     weights = [variable for variable, _ in pairs]
 
-    def averages(own: list[tf.Tensor]) -> list[tf.Tensor]:
-        stored = [keras_internals.value_of(average) for _, average in pairs]
+    def averages(local_weights: list[tf.Tensor]) -> list[tf.Tensor]:
+        averages_or_none = [keras_internals.value_of(average) for _, average in pairs]
         # A replica that does not have an average passes the weight in its place.
         values = [
-            own_weight if value is None else tf.convert_to_tensor(value)
-            for value, own_weight in zip(stored, own, strict=True)
+            weight if value is None else tf.convert_to_tensor(value)
+            for value, weight in zip(averages_or_none, local_weights, strict=True)
         ]
-        return strategy.optimizer_shards.from_owners(weights, values, "averages")
+        return strategy.optimizer_shards.gather_from_owners(weights, values, "averages")
 
     def is_updated() -> bool:
         return int(strategy.local(keras_internals.value_of(optimizer.iterations))[0]) > 0

@@ -24,7 +24,7 @@ class Term(NamedTuple):
     Attributes:
       numerator: scalar; sum of weighted values over this replica's rows.
       denominator: scalar; this replica's part of the divisor of the sum of numerators.
-      per_row: denominator per row if it is the same for every row, so that the total is known without communication;
+      per_row: denominator per row if it is equal for all rows, in which case the total is known without communication;
         None if it depends on the data; 0 if training uses the sum.
       weight: weight of this loss among the model's losses.
       values_per_row: scalar; values per row of a loss without reduction, whose mean is recorded; None for other losses.
@@ -44,13 +44,13 @@ class Term(NamedTuple):
 
 def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> list[Term]:
     """Returns one replica's parts of the losses with which the model was compiled."""
-    flat = keras_internals.flat_losses(model)
-    if flat:
+    flat_losses = keras_internals.flat_losses(model)
+    if flat_losses:
         y_true, y_pred = keras_internals.match_structures(model, y_true, y_pred)
     parts = []
-    for path, loss, weight in flat:
-        weights = at_path(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
-        labels, outputs = at_path(y_true, path), at_path(y_pred, path)
+    for path, loss, weight in flat_losses:
+        weights = value_at_path(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
+        labels, outputs = value_at_path(y_true, path), value_at_path(y_pred, path)
         parts.append(_term(loss, labels, outputs, weights, 1.0 if weight is None else weight))
     return parts
 
@@ -60,8 +60,8 @@ def replicas_and_micro_steps(replicas: int, micro_steps: int) -> str:
     return f"{count_of(replicas, 'replica')} and {count_of(micro_steps, 'micro-step')}"
 
 
-def not_means(losses: Sequence[str], replicas: int, micro_steps: int) -> InputError:
-    """Returns the error for losses of a batch that are not the means of its parts' losses; each is named with what it is."""
+def non_mean_error(losses: Sequence[str], replicas: int, micro_steps: int) -> InputError:
+    """Returns the error for losses of a batch that are not the means of its parts' losses; `losses` describes each."""
     return InputError(
         "A loss must be a mean over rows where its step cannot be partitioned, as with micro-steps, XLA, stages and local "
         f"training. Received: {'; '.join(losses)}; with {replicas_and_micro_steps(replicas, micro_steps)}. Leave these out, "
@@ -75,13 +75,13 @@ def totals(parts: list[Term], batch_size: int | tf.Tensor, collectives: Collecti
     Args:
       parts: result of `terms` for all of this replica's rows.
       batch_size: rows of the global batch.
-      collectives: used to sum denominators that depend on the data: one message for all of them, and none without any.
+      collectives: sums denominators that depend on the data, in one message.
     """
-    unknown = [i for i, part in enumerate(parts) if part.per_row is None]
+    data_dependent = [i for i, part in enumerate(parts) if part.per_row is None]
     denominators = [(part.per_row or 0) * tf.cast(batch_size, part.numerator.dtype) for part in parts]
-    if unknown:
-        sums = collectives.all_reduce([parts[i].denominator[None] for i in unknown], name="loss/denominators")
-        for i, total in zip(unknown, sums, strict=True):
+    if data_dependent:
+        sums = collectives.all_reduce([parts[i].denominator[None] for i in data_dependent], name="loss/denominators")
+        for i, total in zip(data_dependent, sums, strict=True):
             denominators[i] = total[0]
     return denominators
 
@@ -97,7 +97,7 @@ def training_loss(
     """Returns a share of the global batch's loss, to be differentiated; the shares add up to the loss.
 
     Args:
-      model: model that has just made its forward pass, so that its own losses are up to date.
+      model: model after its forward pass, whose added losses are up to date.
       parts: result of `terms`.
       totals: result of `totals`.
       rows: scalar integer; rows of this share.
@@ -115,12 +115,12 @@ def _total(summands: list[tf.Tensor]) -> tf.Tensor:
     return sum(summands[1:], start=summands[0])
 
 
-def as_recorded(
+def recorded_parts(
     parts: list[Term], totals: list[tf.Tensor], batch_size: int | tf.Tensor
 ) -> tuple[list[Term], list[tf.Tensor]]:
-    """Returns terms and denominators of the loss that is recorded; the same lists if it is the loss that is differentiated.
+    """Returns the terms and denominators of the recorded loss; the same lists if it equals the differentiated loss.
 
-    A loss without reduction is a vector, of which Keras differentiates the sum and records the mean.
+    For a loss without reduction, which is a vector, Keras differentiates the sum and records the mean.
     """
     if all(part.values_per_row is None for part in parts):
         return parts, totals
@@ -133,41 +133,41 @@ def as_recorded(
 
 def recorded_loss(
     model: keras.Model,
-    differentiated: tf.Tensor,
+    training_value: tf.Tensor,
     parts: list[Term],
     totals: list[tf.Tensor],
     rows: tf.Tensor,
     batch_size: int | tf.Tensor,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Returns a share of the loss as it is recorded, and of each loss with which the model was compiled.
+    """Returns a share of the recorded loss, and of each loss with which the model was compiled.
 
-    `differentiated` is the result of `training_loss` for the other arguments.
+    `training_value` is the result of `training_loss` for the other arguments.
     """
-    recorded, denominators = as_recorded(parts, totals, batch_size)
-    shares = shares_of(recorded, denominators)
-    if recorded is parts:
-        return differentiated, shares
-    return training_loss(model, recorded, denominators, rows, batch_size=batch_size), shares
+    logged_parts, denominators = recorded_parts(parts, totals, batch_size)
+    shares = shares_of(logged_parts, denominators)
+    if logged_parts is parts:
+        return training_value, shares
+    return training_loss(model, logged_parts, denominators, rows, batch_size=batch_size), shares
 
 
 def shares_of_losses(
-    of_data: Sequence[tf.Tensor],
-    of_weights: Sequence[tf.Tensor],
+    data_losses: Sequence[tf.Tensor],
+    weight_losses: Sequence[tf.Tensor],
     parts: list[Term],
     totals: list[tf.Tensor],
-    share_of_rows: tf.Tensor,
+    row_share: tf.Tensor,
 ) -> list[tf.Tensor]:
     """Returns shares of the global batch's losses, weighted, which add up to a share of its loss.
 
     Args:
-      of_data: losses that layers have added in a forward pass of this share's rows, which are means over them.
-      of_weights: regularization losses.
+      data_losses: losses added by layers in the forward pass, which are means over this share's rows.
+      weight_losses: regularization losses.
       parts: result of `terms`.
       totals: result of `totals`.
-      share_of_rows: scalar; rows of this share, divided by those of the global batch.
+      row_share: scalar; rows of this share, divided by those of the global batch.
     """
-    regularization = [tf.reduce_sum(loss) * tf.cast(share_of_rows, loss.dtype) for loss in of_weights]
-    return _of_data(of_data, parts, totals, share_of_rows) + regularization
+    regularization = [tf.reduce_sum(loss) * tf.cast(row_share, loss.dtype) for loss in weight_losses]
+    return _data_loss_shares(data_losses, parts, totals, row_share) + regularization
 
 
 def shares_of(parts: list[Term], totals: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -181,12 +181,14 @@ def shares_of(parts: list[Term], totals: list[tf.Tensor]) -> list[tf.Tensor]:
 def mean_over_rows(
     model: keras.Model, parts: list[Term], totals: list[tf.Tensor], rows: tf.Tensor, batch_size: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the loss as a mean over this replica's rows; the means, weighted by rows, average to the global loss.
+    """Returns the loss as a mean over this replica's rows; the row-weighted mean over replicas is the global loss.
 
-    For code that is written for one device and takes the loss of a batch to be a mean over its rows.
+    For single-device code that assumes that the loss of a batch is a mean over its rows.
     """
     own_rows, all_rows = floating(rows), floating(batch_size)
-    summands = _of_data(keras_internals.data_losses(model), parts, totals, tf.math.divide_no_nan(own_rows, all_rows))
+    summands = _data_loss_shares(
+        keras_internals.data_losses(model), parts, totals, tf.math.divide_no_nan(own_rows, all_rows)
+    )
     summands = [tf.math.divide_no_nan(summand * all_rows, own_rows) for summand in summands]
     return _total([*summands, *(tf.reduce_sum(loss) for loss in keras_internals.weight_losses(model))])
 
@@ -197,41 +199,36 @@ def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor, batc
     Sum it over batches and replicas for `evaluation_loss`.
 
     Args:
-      model: model that has just made its forward pass, so that its own losses are up to date.
+      model: model after its forward pass, whose added losses are up to date.
       parts: result of `terms`.
       rows: scalar integer; this replica's rows.
       batch_size: rows of the batch, over all replicas.
     """
     count = tf.cast(rows, tf.float64)
-    of_layers = [tf.cast(tf.reduce_sum(loss), tf.float64) * count for loss in keras_internals.data_losses(model)]
+    layer_losses = [tf.cast(tf.reduce_sum(loss), tf.float64) * count for loss in keras_internals.data_losses(model)]
     pairs = [(tf.cast(part.numerator, tf.float64), tf.cast(part.denominator, tf.float64)) for part in parts]
     weight = tf.cast(batch_size, tf.float64)  # the weight of a batch in Keras's mean of the batches' sums
     pairs = [(pair[0] * weight, pair[1]) if part.is_sum else pair for part, pair in zip(parts, pairs, strict=True)]
     return tf.stack(
-        [number for pair in [*pairs, (tf.add_n(of_layers) if of_layers else count * 0, count)] for number in pair]
+        [number for pair in [*pairs, (tf.add_n(layer_losses) if layer_losses else count * 0, count)] for number in pair]
     )
 
 
 def without_outputs(sums: tf.Tensor) -> tf.Tensor:
-    """Returns `evaluation_sums` of a process that has some layers, but not the outputs: only losses that layers add."""
+    """Returns `evaluation_sums` of a process that has layers but not the outputs: only losses that layers add."""
     return tf.concat([tf.zeros_like(sums[:-2]), sums[-2:-1], tf.zeros_like(sums[-1:])], axis=0)
 
 
-def evaluation_loss(model: keras.Model, sums: Any, of_weights: float) -> float:
-    """Returns the loss for summed `evaluation_sums`: that of the whole data set as if it were one batch.
+def evaluation_loss(model: keras.Model, sums: Any, regularization: float) -> float:
+    """Returns the loss of the whole data set as one batch, given summed `evaluation_sums`.
 
     A loss with `reduction="sum"` is, as in Keras, the mean of the batches' sums, weighted by their rows.
-
-    Args:
-      model: compiled model.
-      sums: the sums.
-      of_weights: regularization losses of all weights.
     """
-    of_layers, rows = float(sums[-2]), float(sums[-1])
+    layer_loss, rows = float(sums[-2]), float(sums[-1])
     weights = [1.0 if flat.weight is None else flat.weight for flat in keras_internals.flat_losses(model)]
     value = sum(weight * loss for weight, loss in zip(weights, evaluation_losses(sums), strict=True))
-    value += of_layers / rows if rows else 0.0
-    return value + of_weights
+    value += layer_loss / rows if rows else 0.0
+    return value + regularization
 
 
 def evaluation_losses(sums: Any) -> list[float]:
@@ -242,7 +239,7 @@ def evaluation_losses(sums: Any) -> list[float]:
 
 def _term(loss: keras.Loss, y_true: Any, y_pred: Any, sample_weight: Any, weight: float) -> Term:
     values, mask = keras_internals.loss_values(loss, y_true, y_pred)
-    # A user's function returned a scalar: assumed to be a mean over the rows.
+    # A scalar result of a user's function is assumed to be a mean over the rows.
     if values.shape.rank == 0:
         rows = tf.cast(tf.shape(keras.tree.flatten(y_pred)[0])[0], values.dtype)
         return Term(values * rows, rows, 1, weight)
@@ -267,24 +264,24 @@ def _denominator(
     return tf.cast(tf.size(values), loss.dtype), tf.TensorShape(values.shape[1:]).num_elements()
 
 
-def _of_data(
-    of_layers: Sequence[tf.Tensor], parts: list[Term], totals: list[tf.Tensor], share_of_rows: tf.Tensor
+def _data_loss_shares(
+    layer_losses: Sequence[tf.Tensor], parts: list[Term], totals: list[tf.Tensor], row_share: tf.Tensor
 ) -> list[tf.Tensor]:
     """Returns one replica's weighted shares of the losses that depend on its rows."""
-    losses = [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in of_layers]
-    weighted = [
+    losses = [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in layer_losses]
+    weighted_shares = [
         share if part.weight == 1.0 else share * part.weight
         for part, share in zip(parts, shares_of(parts, totals), strict=True)
     ]
-    return weighted + [value * share_of_rows for value in losses]
+    return weighted_shares + [value * row_share for value in losses]
 
 
 def floating(number: int | tf.Tensor) -> tf.Tensor:
-    """Casts a number, such as that of rows, to the dtype of losses."""
+    """Casts a number, such as a number of rows, to the dtype of losses."""
     return tf.cast(number, keras.config.floatx())
 
 
-def at_path(structure: Any, path: tuple[Any, ...]) -> Any:
+def value_at_path(structure: Any, path: tuple[Any, ...]) -> Any:
     """Returns the part of a structure at a path of keys and indices."""
     for key in path:
         structure = structure[key]

@@ -1,6 +1,6 @@
 """Metrics of a global batch: each replica's sums are merged once per call, and summed on the host in float64.
 
-Keras metrics store sums (a total and a count, counts of a confusion matrix), so the global values are the sums over
+Keras metrics store sums (a total and a count, or the counts of a confusion matrix), so the global values are sums over
 replicas and calls. Merged values leave the device once per call, and the variables on the device are reset to zero.
 """
 
@@ -21,22 +21,21 @@ from tfdist.gradients import Bucketed, Sum
 from tfdist.step.loss import floating
 
 # The weight of scalars in Keras's means, such as the result of a metric function that returns the mean of its batch.
-# `keras.metrics.Mean` counts a scalar as 1. That is right for a whole batch, but on a replica the scalar is a mean over the
-# replica's own rows: it must count as these rows do.
+# `keras.metrics.Mean` counts a scalar as 1. That is correct for a whole batch, but on a replica the scalar is a mean over the
+# replica's rows, and must be weighted by them.
 _weight: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("weight of scalars", default=None)
 
 
 @contextlib.contextmanager
-def scalars_weighted(weight: tf.Tensor | None) -> Iterator[None]:
+def weight_scalars(weight: tf.Tensor | None) -> Iterator[None]:
     """Context in which `keras.metrics.Mean` and its subclasses weight scalars that have no sample weight.
 
-    Values with rows are averaged over rows as always. A scalar in `keras.metrics.Sum` is added as it is: whether it is a
-    sum or a mean over rows is unknown. A mean that is updated inside a `tf.function` of the model's code is not weighted,
-    because such a function is not traced again for each caller.
+    Values with rows are averaged over rows as usual. A scalar in `keras.metrics.Sum` is added unchanged, because it may be
+    a sum or a mean over rows. A mean that is updated inside a `tf.function` of the model's code is not weighted, because
+    such a function is not retraced for each caller.
 
     Args:
-      weight: scalar, floating; the replica's part of the rows of a batch, so that all parts add up to one scalar. None for
-        unpatched Keras.
+      weight: floating-point scalar; the replica's fraction of the rows of a batch. None for unpatched Keras.
     """
     _patch()
     token = _weight.set(weight)
@@ -57,7 +56,7 @@ def _patch() -> None:
             weight is None
             or sample_weight is not None
             or not _is_scalar(values)
-            or not keras_internals.in_function_of(weight)
+            or not keras_internals.is_in_current_function(weight)
         ):
             original(self, values, sample_weight)
             return
@@ -71,10 +70,10 @@ def _is_scalar(values: Any) -> bool:
 
 
 class LossShare(NamedTuple):
-    """One replica's part in the loss of some rows of a global batch.
+    """One replica's share of the loss of some rows of a global batch.
 
     Attributes:
-      value: scalar; the shares add up to the global batch's loss, as it is recorded.
+      value: scalar; the shares add up to the global batch's recorded loss.
       terms: scalars; the same for each loss with which the model was compiled, before weighting.
       rows: scalar integer; rows of this share.
       batch_size: rows of the global batch.
@@ -87,12 +86,12 @@ class LossShare(NamedTuple):
 
 
 class ModelMetrics:
-    """The metrics of a model that a trainer records: the compiled ones, the model's own and those of layers.
+    """The metrics that a trainer records: compiled metrics, and metrics of the model and its layers.
 
     Attributes:
       losses: Keras's means of the outputs' losses; none if there is a single loss.
       variables: variables of the metrics and of `losses`.
-      count_all_rows: whether each replica's variables count all rows, as in partitioned steps, instead of its own rows.
+      count_all_rows: whether each replica's variables count all rows, as in partitioned steps, rather than its own.
     """
 
     def __init__(self, model: keras.Model):
@@ -104,7 +103,7 @@ class ModelMetrics:
 
     def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
         """Updates the metrics with one replica's rows; inside a replica function."""
-        with scalars_weighted(floating(share.rows) / floating(share.batch_size)):
+        with weight_scalars(floating(share.rows) / floating(share.batch_size)):
             keras_internals.update_metrics(self._model, y, outputs, weight)
         track_outputs(self.losses, share.terms, share.rows, share.batch_size)
 
@@ -131,10 +130,10 @@ class KerasMetrics(ModelMetrics):
     @functools.cached_property
     def _means(self) -> list[keras.metrics.Mean]:
         """The metrics whose result is the quotient of their variables."""
-        own = {id(variable) for variable in self.variables}
+        variable_ids = {id(variable) for variable in self.variables}
         parts = [*self._model.metrics, *keras_internals.metrics_of(self._model)]
         means = [part for part in parts if getattr(part.result, "__func__", None) is keras.metrics.Mean.result]
-        return [mean for mean in means if id(mean.total) in own]
+        return [mean for mean in means if id(mean.total) in variable_ids]
 
     def results(self, values: Sequence[np.ndarray]) -> dict[str, float]:
         """Returns Keras's logs."""
@@ -144,10 +143,7 @@ class KerasMetrics(ModelMetrics):
         return logs
 
     def by_metric(self, values: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Returns each metric's results; a key is the metric's index in the model, a slash and its name in logs.
-
-        The result of a metric that is compiled into the model may itself be a dict.
-        """
+        """Returns each metric's results; a key is the metric's index in the model, a slash and its name in logs."""
         logs: dict[str, Any] = {}
         sums = dict(zip(map(id, self.variables), values, strict=True))
         means = {mean: _quotient(mean, sums[id(mean.total)], sums[id(mean.count)]) for mean in self._means}
@@ -157,14 +153,17 @@ class KerasMetrics(ModelMetrics):
         ]
         with _with_results(means), keras.StatelessScope(other_values) if other_values else contextlib.nullcontext():
             for number, metric in enumerate(self._model.metrics):
-                named = keras_internals.by_name(metric.name, metric.result())
-                logs |= {f"{number}/{name}": tf.nest.map_structure(_to_python, value) for name, value in named.items()}
+                named_results = keras_internals.by_name(metric.name, metric.result())
+                logs |= {
+                    f"{number}/{name}": tf.nest.map_structure(_to_python, value)
+                    for name, value in named_results.items()
+                }
         return logs
 
 
 @contextlib.contextmanager
 def _with_results(results: Mapping[keras.Metric, Any]) -> Iterator[None]:
-    """Context in which metrics have the given results, so that no TensorFlow operations compute them."""
+    """Context in which metrics have the given results, without TensorFlow operations to compute them."""
     for metric, result in results.items():
         metric.__dict__["result"] = functools.partial(_identity, result)
     try:
@@ -179,7 +178,7 @@ def _identity(value: Any) -> Any:
 
 
 def _quotient(mean: keras.metrics.Mean, total: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Returns the result of a mean, as Keras computes it in the mean's dtype."""
+    """Returns the result of a mean, computed in its dtype as in Keras."""
     dtype = tf.as_dtype(mean.dtype).as_numpy_dtype
     return np.asarray(total, dtype) / np.asarray(count or 1, dtype)
 
@@ -191,7 +190,7 @@ def _to_python(value: Any) -> Any:
 
 
 def track_loss(mean: keras.metrics.Mean, value: tf.Tensor, rows: tf.Tensor, batch_size: int | tf.Tensor) -> None:
-    """Adds a share of a loss to Keras's mean over batches, in which each batch is weighted by its rows."""
+    """Adds a share of a loss to Keras's mean over batches, which weights each batch by its rows."""
     mean.total.assign_add(tf.cast(value, mean.total.dtype) * tf.cast(batch_size, mean.total.dtype))
     mean.count.assign_add(tf.cast(rows, mean.count.dtype))
 
@@ -199,10 +198,10 @@ def track_loss(mean: keras.metrics.Mean, value: tf.Tensor, rows: tf.Tensor, batc
 def track_outputs(
     means: Sequence[keras.metrics.Mean], values: Sequence[tf.Tensor], rows: tf.Tensor, batch_size: int | tf.Tensor
 ) -> None:
-    """Adds shares of the outputs' losses to Keras's means over batches, in which batches have equal weight.
+    """Adds shares of the outputs' losses to Keras's means over batches, with equal weight for each batch.
 
-    Keras weights them by their static batch size, which is unknown if batch sizes vary. A model with a single loss has
-    no separate mean for it.
+    Keras weights by the static batch size, which is unknown if batch sizes vary. A model with a single loss has no
+    separate mean for it.
     """
     for mean, value in zip(means, values, strict=False):
         mean.total.assign_add(tf.cast(value, mean.total.dtype))
@@ -213,7 +212,6 @@ class Totals:
     """Sums of metric variables over several calls."""
 
     def __init__(self, sums: Sequence[np.ndarray] = ()):
-        """Creates the sums; they are empty by default."""
         self._sums = list(sums)
 
     @property
@@ -231,11 +229,11 @@ class Totals:
 
 
 def check_names(model: keras.Model) -> None:
-    """Raises `InputError` if metrics that a call of the model updates share a name, among themselves or with a compiled one."""
+    """Raises `InputError` if metrics updated by a call of the model share a name with each other or a compiled metric."""
     names = [name for name, _ in keras_internals.metrics_updated_by_calls(model)]
-    compiled = [metric.name for metric in keras_internals.compiled_metrics(model)]
+    compiled_names = [metric.name for metric in keras_internals.compiled_metrics(model)]
     for name in names:
-        if names.count(name) > 1 or name in compiled:
+        if names.count(name) > 1 or name in compiled_names:
             raise InputError(
                 f"Metrics of a model and its layers must have unique names. Received twice: {name}. Rename the layers, or "
                 "the metrics."
@@ -278,8 +276,8 @@ def make_drain(metrics: ModelMetrics, strategy: Strategy) -> Callable[[], list[n
     """Returns a function that merges the metrics' variables over replicas, resets them and returns the sums."""
     if not metrics.variables:
         return list
-    drained = tf.function(lambda: drain(metrics, strategy), autograph=False)
-    return lambda: [np.asarray(value, np.float64) for value in drained()]
+    compiled_drain = tf.function(lambda: drain(metrics, strategy), autograph=False)
+    return lambda: [np.asarray(value, np.float64) for value in compiled_drain()]
 
 
 def drain(metrics: ModelMetrics, strategy: Strategy) -> list[tf.Tensor]:
@@ -287,14 +285,14 @@ def drain(metrics: ModelMetrics, strategy: Strategy) -> list[tf.Tensor]:
     variables = metrics.variables
 
     def replica_function() -> list[tf.Tensor]:
-        local = [tf.identity(variable.value) for variable in variables]
+        local_values = [tf.identity(variable.value) for variable in variables]
         if metrics.count_all_rows:
-            merged = local
+            totals = local_values
         else:
-            merged = Bucketed(Sum()).reduce(local, [], strategy.job_collectives, name="metrics").totals
-        with tf.control_dependencies(merged):
+            totals = Bucketed(Sum()).reduce(local_values, [], strategy.job_collectives, name="metrics").totals
+        with tf.control_dependencies(totals):
             for variable in variables:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
-        return merged
+        return totals
 
     return [strategy.local(value)[0] for value in strategy.run(replica_function)] if variables else []

@@ -1,6 +1,6 @@
-"""A step as one device computes it, partitioned by rows: for code that compares or divides what replicas have in part.
+"""A single-device step partitioned by rows, for code that combines values of all rows.
 
-The step is traced as for one device, and emitted again for each replica, with the sums and rows of other replicas that its
+The step is traced for one device and emitted for each replica, with the sums and rows of other replicas that its
 operations need; see `tfdist.row_semantics.partitioning`.
 """
 
@@ -13,28 +13,28 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica, Recording, using
-from tfdist.collectives.rows import counting
+from tfdist.collectives.rows import mask_if_empty
 from tfdist.data.batches import count_rows, has_static_rows
 from tfdist.data.row_partition import ReplicaRows
-from tfdist.errors.engine_errors import described
+from tfdist.errors.engine_errors import error_summary
 from tfdist.row_semantics import keras_parts
-from tfdist.row_semantics.explanation import Communication, noting_static_rows
-from tfdist.row_semantics.partitioning import NotPartitionedError, Partitioned
-from tfdist.row_semantics.tracing import FAILURES, Trace, traced, variables_of_state
+from tfdist.row_semantics.explanation import Communication, record_static_row_reads
+from tfdist.row_semantics.partitioning import NotPartitionedError, PartitionedProgram
+from tfdist.row_semantics.tracing import FAILURES, Trace, trace_function, variables_of_state
 
 _log = logging.getLogger(__name__)
 
-# (batch) -> gradients, and values by name, as one device computes them from all rows
+# (batch) -> gradients, and values by name; computes them from all rows, on one device
 OneDeviceStep = Callable[[Any], tuple[Sequence[tf.Tensor], Mapping[str, Any]]]
 
 
 class StepResult(NamedTuple):
-    """What a step computes on each replica.
+    """The result of a partitioned step on each replica.
 
     Attributes:
-      gradients: a replica's shares: their sums over replicas are the gradients of the batch.
-      totals: the gradients of the batch, if each replica has computed them from sums; else None.
-      values: the values that the step returns, the same on each replica.
+      gradients: a replica's shares; their sums over replicas are the gradients of the batch.
+      totals: the gradients of the batch if each replica computed them from sums, else None.
+      values: the values that the step returns, equal on every replica.
       assigned: variables and the values that the step assigns to them.
     """
 
@@ -49,21 +49,14 @@ class StepResult(NamedTuple):
             variable.assign(value)
 
 
-def partitioned(
+def partition_step(
     model: keras.Model,
     metrics: Sequence[keras.Variable],
     step: OneDeviceStep,
     own_rows: ReplicaRows,
     collectives: Collectives,
 ) -> StepResult:
-    """Emits a step for a replica's rows into the current graph.
-
-    Args:
-      model: built model.
-      metrics: variables of its metrics.
-      step: the step.
-      own_rows: the replica's rows.
-      collectives: collectives of all replicas.
+    """Emits a step for a replica's rows into the current graph; `metrics` are the variables of the model's metrics.
 
     Raises:
       NotPartitionedError: the step cannot be partitioned.
@@ -74,19 +67,19 @@ def partitioned(
 
     def one_device_step(batch: Any, _: tf.Tensor) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         with using(OneReplica()), keras_internals.functions_inlined():
-            with keras_parts.declared(model, synchronized=False):
+            with keras_parts.declare_row_wise(model, synchronized=False):
                 gradients, values = step(batch)
         return list(gradients), {key: tf.convert_to_tensor(value) for key, value in values.items()}
 
-    trace = traced(
+    trace = trace_function(
         one_device_step,
         tf.nest.map_structure(lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf), own_rows.batch),
         variables,
         state,
     )
-    assigned = trace.assigned(variables)
-    trained = {id(variable) for variable in weights}
-    if trace.assigns_others or any(id(variable) in trained for variable, _ in assigned):
+    assignments = trace.assigned(variables)
+    weight_ids = {id(variable) for variable in weights}
+    if trace.assigns_others or any(id(variable) in weight_ids for variable, _ in assignments):
         raise NotPartitionedError("it assigns variables that are trained, or are not the model's")
     normalization = {
         id(variable)
@@ -94,45 +87,43 @@ def partitioned(
         if not layer.synchronized
         for variable in layer.variables
     }
-    own_pairs = [pair for pair in assigned if id(pair[0]) in normalization]
-    whole_pairs = [pair for pair in assigned if id(pair[0]) not in normalization]
+    local_pairs = [pair for pair in assignments if id(pair[0]) in normalization]
+    shared_pairs = [pair for pair in assignments if id(pair[0]) not in normalization]
     gradients, values = trace.results
-    results = [*gradients, *values.values(), *(value for _, value in whole_pairs)]
-    emitted = _emitted(trace, state, own_rows, results, collectives)
-    whole = emitted.whole(results[len(gradients) :])
-    assigned = [*zip([v for v, _ in whole_pairs], whole[len(values) :], strict=True)]
-    for variable, own in zip([v for v, _ in own_pairs], emitted.traced([value for _, value in own_pairs]), strict=True):
-        assigned.append((variable, tf.where(own_rows.rows > 0, own, tf.convert_to_tensor(variable))))
-    totals = emitted.whole(gradients) if emitted.are_whole(gradients) else None
-    return StepResult(emitted.shares(gradients), totals, dict(zip(values, whole, strict=False)), assigned)
+    results = [*gradients, *values.values(), *(value for _, value in shared_pairs)]
+    partition = _emit(trace, state, own_rows, results, collectives)
+    shared_values = partition.whole(results[len(gradients) :])
+    assignments = [*zip([v for v, _ in shared_pairs], shared_values[len(values) :], strict=True)]
+    for variable, local_value in zip(
+        [v for v, _ in local_pairs], partition.traced([value for _, value in local_pairs]), strict=True
+    ):
+        assignments.append((variable, tf.where(own_rows.rows > 0, local_value, tf.convert_to_tensor(variable))))
+    totals = partition.whole(gradients) if partition.are_whole(gradients) else None
+    return StepResult(partition.shares(gradients), totals, dict(zip(values, shared_values, strict=False)), assignments)
 
 
 def communication(
     model: keras.Model, metrics: Sequence[keras.Variable], step: OneDeviceStep, spec: Any
 ) -> Communication:
-    """Returns what replicas communicate in a partitioned step, besides the sums of its gradients.
+    """Returns the communication of a partitioned step in addition to gradient sums.
 
-    Args:
-      model: built model.
-      metrics: variables of its metrics.
-      step: the step.
-      spec: structure of `tf.TensorSpec` of a batch.
+    `metrics` are the variables of the model's metrics, and `spec` is a structure of `tf.TensorSpec` of a batch.
     """
-    recorded = Recording(OneReplica())
+    recording = Recording(OneReplica())
     with keras_internals.symbolic_graph("partitioned"):
         try:
             batch = tf.nest.map_structure(_placeholder, spec)
             rows = count_rows(batch)
-            with noting_static_rows() as read:
-                partitioned(model, metrics, step, ReplicaRows(batch, (rows,), rows), recorded)
+            with record_static_row_reads() as static_reads:
+                partition_step(model, metrics, step, ReplicaRows(batch, (rows,), rows), recording)
         except NotPartitionedError as error:
             return Communication(refused=str(error))
         except FAILURES as error:
-            _log.debug("A step of %s is not partitioned: %s", model.name, described(error))
+            _log.debug("A step of %s is not partitioned: %s", model.name, error_summary(error))
             return Communication(refused="it cannot be traced for any number of rows")
-    if read and has_static_rows(spec):
+    if static_reads and has_static_rows(spec):
         return Communication(refused="it may do something else for this number of rows than for others")
-    return Communication(recorded.calls)
+    return Communication(recording.calls)
 
 
 def _placeholder(spec: Any) -> Any:
@@ -143,18 +134,18 @@ def _placeholder(spec: Any) -> Any:
     return tf.compat.v1.placeholder(spec.dtype, [None, *spec.shape[1:]])
 
 
-def _emitted(
+def _emit(
     trace: Trace,
     state: Sequence[keras.Variable],
     own_rows: ReplicaRows,
     results: Sequence[tf.Tensor],
     collectives: Collectives,
-) -> Partitioned:
+) -> PartitionedProgram:
     tensors = {trace.size.ref(): own_rows.batch_size}
     rows = zip(tf.nest.flatten(trace.rows), tf.nest.flatten(own_rows.batch), strict=True)
     tensors |= {placeholder.ref(): leaf for placeholder, leaf in rows if leaf is not None}
     tensors |= {trace.unchanged[id(variable)].ref(): tf.convert_to_tensor(variable) for variable in state}
     tensors |= {inside.ref(): outside for outside, inside in trace.graph.captures}
-    fed = {reference: (trace.inputs[reference], tensor) for reference, tensor in tensors.items()}
+    feeds = {reference: (trace.inputs[reference], tensor) for reference, tensor in tensors.items()}
     counts = count_rows(own_rows.batch), own_rows.rows, own_rows.batch_size
-    return Partitioned(trace.graph, fed, results, counts, counting(collectives, own_rows.rows))
+    return PartitionedProgram(trace.graph, feeds, results, counts, mask_if_empty(collectives, own_rows.rows))

@@ -1,4 +1,4 @@
-"""A training step in a process that has some stages of a model: it computes its actions of a pipeline schedule."""
+"""A training step in a process with some stages of a model, which computes its actions of a pipeline schedule."""
 
 import contextlib
 import itertools
@@ -12,7 +12,7 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, current
 from tfdist.errors import InputError
 from tfdist.errors.formatting import count_of
-from tfdist.gradients import unscaled
+from tfdist.gradients import unscale
 from tfdist.pipelining.cutting import StageGraph
 from tfdist.pipelining.execution import ActionClock, run_schedule
 from tfdist.pipelining.has_stages import HasStages
@@ -20,13 +20,13 @@ from tfdist.pipelining.passes import Forward, Gradient
 from tfdist.pipelining.spread_stage import SpreadStage
 from tfdist.pipelining.stage_costs import crossing_specs
 from tfdist.pipelining.stage_devices import StageDevices
-from tfdist.pipelining.stage_parts import summed_over_stages
+from tfdist.pipelining.stage_parts import sum_over_stages
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
 from tfdist.step.gradient_source import GradientSource, LocalGradients, dense
-from tfdist.step.layer_state import fed_back
-from tfdist.step.metrics import LossShare, scalars_weighted
-from tfdist.step.reduction import Computed, square_norms
+from tfdist.step.layer_state import feedback_variables
+from tfdist.step.metrics import LossShare, weight_scalars
+from tfdist.step.reduction import ComputeResult, square_norms
 
 
 class MicroBatch(NamedTuple):
@@ -34,9 +34,9 @@ class MicroBatch(NamedTuple):
 
     Attributes:
       rows: (x, y) or (x, y, sample_weight).
-      number: scalar; its number in the step.
-      step: scalar int64; number of updates done before.
-      replica: number of the replica.
+      number: scalar; index in the step.
+      step: scalar int64; number of previous updates.
+      replica: rank of the replica.
       totals: denominators of the losses; empty in stages other than the last.
       batch_size: rows of the global batch.
     """
@@ -53,7 +53,7 @@ class PipelinedGradients(GradientSource):
     """The gradients of this process's stages, computed in micro-batches; loss, norm and finiteness are those of all stages.
 
     Attributes:
-      clock: notes when actions begin and end; None notes nothing.
+      clock: records when actions begin and end, if set.
     """
 
     model: StagedModel
@@ -65,20 +65,20 @@ class PipelinedGradients(GradientSource):
         super().__init__(*args)
         self.clock, self.keeps_gradients = clock, self.strategy.replicas == 1
         self.messages = Recording(self.strategy.pipeline_collectives)
-        whole = self.model.full_model
-        self.seeds = randomness.seed_states(whole)  # so that layers of different stages draw different numbers
-        state = [*keras_internals.own_state(whole), *keras_internals.spectrally_normalized(whole)]
+        full_model = self.model.full_model
+        self.seeds = randomness.seed_states(full_model)  # layers of different stages must draw different numbers
+        state = [*keras_internals.own_state(full_model), *keras_internals.spectral_norm_variables(full_model)]
         self._layer_state = {id(variable) for variable in state}
         shared = {id(variable): min(stages) for variable, stages in self.model.cut.shared}
-        own = self.model.stages
+        local_stages = self.model.stages
         self._is_shared = [id(variable) in shared for variable in self.variables]
-        self._is_first = [shared.get(id(variable), min(own)) in own for variable in self.variables]
+        self._is_first = [shared.get(id(variable), min(local_stages)) in local_stages for variable in self.variables]
 
     def begin(self) -> None:
         """Begins a trace."""
         self.messages = Recording(self.strategy.pipeline_collectives)
 
-    def _of_rows(
+    def _row_gradients(
         self, batch: Any, batch_size: int | tf.Tensor, step: tf.Tensor, collectives: Collectives
     ) -> LocalGradients:
         """See base class; with the share of the losses of these stages."""
@@ -101,29 +101,33 @@ class PipelinedGradients(GradientSource):
         )
         by_id: dict[int, Gradient] = {}
         for number, stage in stages.items():
-            for variable, gradient in zip(stage.trained, stage.gradients_of(sums.gradients[number]), strict=True):
-                before = by_id.get(id(variable))
-                by_id[id(variable)] = gradient if before is None else before if gradient is None else before + gradient
+            for variable, gradient in zip(
+                stage.trainable_variables, stage.gradients_of(sums.gradients[number]), strict=True
+            ):
+                previous = by_id.get(id(variable))
+                by_id[id(variable)] = (
+                    gradient if previous is None else previous if gradient is None else previous + gradient
+                )
         gradients = [by_id[id(variable)] for variable in self.variables]
-        without = (i for i, g in enumerate(gradients) if g is None and not self._is_shared[i])
-        self.without_gradient.append(frozenset(without))
+        missing = (i for i, g in enumerate(gradients) if g is None and not self._is_shared[i])
+        self.without_gradient.append(frozenset(missing))
         tensors = [dense(gradient, variable) for gradient, variable in zip(gradients, self.variables, strict=True)]
         return LocalGradients(tensors, sums.share)
 
     def totals(self, batch: Any, batch_size: int | tf.Tensor) -> list[tf.Tensor]:
         """Returns the denominators of the losses, which the first backward pass needs.
 
-        They depend on the data by masks and weights alone. Masks are those of a forward pass of the whole model, whose
-        other operations are never run, except for those with side effects, such as `tf.py_function`; the weights that this
-        process does not have are zeros in it. Where no output has a mask, there is no such pass.
+        They depend on the data only through masks and weights. Masks come from a forward pass of the whole model, in which
+        weights of other processes are zeros; its other operations are never run, except for side effects such as
+        `tf.py_function`. Without masks, there is no such pass.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         unmasked = self.model.cut.unmasked_outputs(tf.shape(keras.tree.flatten(x)[0])[0])
         if unmasked is not None:
             return loss.totals(loss.terms(self.model, y, unmasked, weight), batch_size, current())
-        outputs, stand_ins = self.model.with_zeros(x, training=False)
+        outputs, placeholders = self.model.with_zeros(x, training=False)
         terms = loss.terms(self.model, y, outputs, weight)
-        zeros = {id(value) for value in stand_ins}
+        zeros = {id(value) for value in placeholders}
         for term in terms:
             if term.per_row is None and keras_internals.is_computed_from(term.denominator, zeros):
                 raise InputError(
@@ -133,22 +137,22 @@ class PipelinedGradients(GradientSource):
                 )
         return loss.totals(terms, batch_size, current())
 
-    def agreed(self, computed: Computed, with_norm: tf.Tensor) -> Computed:
-        """See base class; one message of all stages. Of a shared variable, the first stage adds the gradient to the norm.
+    def agree(self, result: ComputeResult, with_norm: tf.Tensor) -> ComputeResult:
+        """See base class; one message of all stages. The first stage of a shared variable adds its gradient to the norm.
 
-        Gradients of shared variables are summed over their stages here, after they have been reduced over replicas: the
-        messages of two stages contain different tensors, and an engine's sums may depend on them.
+        Gradients of shared variables are summed over their stages here, after the reduction over replicas: the messages of
+        two stages contain different tensors, and an engine's sums may depend on them.
         """
         floatx = keras.config.floatx()
-        value = computed.loss
-        gradients = summed_over_stages(computed.gradients, self.variables, self.model.cut, self.strategy, self.messages)
+        value = result.loss
+        gradients = sum_over_stages(result.gradients, self.variables, self.model.cut, self.strategy, self.messages)
         squares = square_norms(list(itertools.compress(gradients, self._is_first)))
-        failed = tf.cast(tf.logical_not(computed.finite), floatx)
-        own = tf.stack([tf.cast(value, floatx), failed, tf.add_n([tf.zeros([], floatx), *squares])])
-        [everyone] = self.strategy.pipeline_collectives.all_gather([own[None]], name="stages/agreed")
-        total, failed, norm = tf.unstack(tf.reduce_sum(everyone, axis=0))
+        has_failed = tf.cast(tf.logical_not(result.finite), floatx)
+        local_values = tf.stack([tf.cast(value, floatx), has_failed, tf.add_n([tf.zeros([], floatx), *squares])])
+        [all_values] = self.strategy.pipeline_collectives.all_gather([local_values[None]], name="stages/agreed")
+        total, has_failed, norm = tf.unstack(tf.reduce_sum(all_values, axis=0))
         total = tf.cast(total, value.dtype)
-        return computed._replace(gradients=gradients, loss=total, finite=tf.equal(failed, 0), norm=tf.sqrt(norm))
+        return result._replace(gradients=gradients, loss=total, finite=tf.equal(has_failed, 0), norm=tf.sqrt(norm))
 
     def forward(
         self,
@@ -157,53 +161,51 @@ class PipelinedGradients(GradientSource):
         received: Sequence[tf.Tensor],
         values: contextlib.AbstractContextManager[Any] | None = None,
     ) -> tuple[Sequence[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Returns the tensors that a stage sends for a micro-batch, and its loss shares; the last stage updates metrics.
+        """Returns the tensors that a stage sends for a micro-batch, and its shares of the differentiated and recorded loss.
 
-        The loss is that to differentiate and, as another tensor if it differs, that to record.
-
-        Args:
-          graph: the stage.
-          micro_batch: the micro-batch.
-          received: tensors from the previous stage.
-          values: context in which variables have other values.
+        The two losses are the same tensor if they are equal. The last stage updates metrics. `received` are tensors from
+        the previous stage, and `values` is a context in which variables have other values.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(micro_batch.rows)
         totals, batch_size = micro_batch.totals, micro_batch.batch_size
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         share = loss.floating(rows) / loss.floating(batch_size)
         operations = keras_internals.count_operations()
-        with values or contextlib.nullcontext(), scalars_weighted(share), self._draws(micro_batch):
+        with values or contextlib.nullcontext(), weight_scalars(share), self._draws(micro_batch):
             outputs, sent = graph.call(self.model.cut.named_inputs(x), received, training=True)
-            of_layers = graph.take_data_losses(), graph.weight_losses()
-        self._check_state(graph, (outputs, sent, of_layers), operations)
+            layer_losses = graph.take_data_losses(), graph.weight_losses()
+        self._check_state(graph, (outputs, sent, layer_losses), operations)
         terms = loss.terms(self.model, y, outputs, weight) if graph.is_last else []
         totals = totals if terms else []
-        recorded = loss.as_recorded(terms, totals, batch_size)
-        value = _sum(loss.shares_of_losses(*of_layers, terms, totals, share))
-        recorded_value = value if recorded[0] is terms else _sum(loss.shares_of_losses(*of_layers, *recorded, share))
+        recorded_terms = loss.recorded_parts(terms, totals, batch_size)
+        value = _sum(loss.shares_of_losses(*layer_losses, terms, totals, share))
+        recorded_value = (
+            value if recorded_terms[0] is terms else _sum(loss.shares_of_losses(*layer_losses, *recorded_terms, share))
+        )
         if graph.is_last:
             self.metrics.update(
-                y, outputs, weight, LossShare(recorded_value, loss.shares_of(*recorded), rows, batch_size)
+                y, outputs, weight, LossShare(recorded_value, loss.shares_of(*recorded_terms), rows, batch_size)
             )
         return sent, value, recorded_value
 
     def _check_state(self, graph: StageGraph | SpreadStage, results: Any, operations: int) -> None:
-        """Raises `InputError` for state with which later micro-batches would compute; `results`: those of the forward pass."""
+        """Raises `InputError` for assigned state that later micro-batches would read; `results`: of the forward pass."""
         parts = self.strategy.replicas * self.strategy.micro_batches
         variables = [] if parts == 1 or isinstance(graph, SpreadStage) else graph.variables.all
         state = [variable for variable in variables if id(variable) in self._layer_state]
-        if used := fed_back(state, results, operations):
+        if feedback := feedback_variables(state, results, operations):
             raise InputError(
                 "Layers of a pipeline must not compute with state that they assign in training, as one device would assign it "
-                f"once in a step. Received: {used[0].path}, with {count_of(self.strategy.micro_batches, 'micro-batch')} and "
-                f"{count_of(self.strategy.replicas, 'replica')}. Use another --strategy."
+                f"once in a step. Received: {feedback[0].path}, with "
+                f"{count_of(self.strategy.micro_batches, 'micro-batch')} and {count_of(self.strategy.replicas, 'replica')}. "
+                "Use another --strategy."
             )
 
     def _draws(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
         """Returns the context of random operations outside of the model's generators."""
         if self.strategy.replicas * self.strategy.micro_batches == 1:
             return contextlib.nullcontext()
-        return randomness.of_micro_batch(
+        return randomness.micro_batch_draws(
             self.seeds, self.settings.seed, micro_batch.step, micro_batch.replica, micro_batch.number
         )
 
@@ -219,15 +221,17 @@ class PipelinedGradients(GradientSource):
 
 
 class _Stage:
-    """A stage in one step; see `tfdist.pipelining.execution.FedStage`."""
+    """A stage in one step; see `tfdist.pipelining.execution.StepStage`."""
 
     def __init__(
         self, source: PipelinedGradients, graph: StageGraph | SpreadStage, micro_batches: Sequence[MicroBatch]
     ):
         self._source, self._graph, self._micro_batches = source, graph, micro_batches
-        self.trained = graph.variables.trainable
+        self.trainable_variables = graph.variables.trainable
         devices = source.devices
-        self.variables = [variable.value for variable in self.trained] if devices is None else [devices.order]
+        self.variables = (
+            [variable.value for variable in self.trainable_variables] if devices is None else [devices.order]
+        )
         rows = keras.tree.flatten(micro_batches[0].rows)[0].shape[0]
         self.received, self.sent = crossing_specs(graph.received, rows), crossing_specs(graph.sent, rows)
 
@@ -241,15 +245,15 @@ class _Stage:
 
     def gradients(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[Gradient]:
         tensors = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
-        return tensors if isinstance(self._graph, SpreadStage) else _unscaled(tensors, self._scale)
+        return tensors if isinstance(self._graph, SpreadStage) else _unscale(tensors, self._scale)
 
     def gradients_of(self, sums: Sequence[Gradient]) -> Sequence[Gradient]:
-        """Returns the gradients of `trained`, given the sums of what the backward passes have returned."""
+        """Returns the gradients of `trainable_variables`, given the summed results of the backward passes."""
         if not isinstance(self._graph, SpreadStage):
             return sums
         [last] = sums
         gradients = self._graph.pop_gradients(tf.zeros([]) if last is None else last)
-        return _unscaled(gradients, self._source.loss_scale)
+        return _unscale(gradients, self._source.loss_scale)
 
 
 def _sum(shares: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -258,8 +262,8 @@ def _sum(shares: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.add_n([tf.zeros([], floatx), *(tf.cast(share, floatx) for share in shares)])
 
 
-def _unscaled(gradients: list[Gradient], scale: tf.Tensor | None) -> list[Gradient]:
-    return gradients if scale is None else [None if g is None else unscaled(g, scale) for g in gradients]
+def _unscale(gradients: list[Gradient], scale: tf.Tensor | None) -> list[Gradient]:
+    return gradients if scale is None else [None if g is None else unscale(g, scale) for g in gradients]
 
 
 def split_rows(batch: Any, micro_batches: int) -> list[Any]:

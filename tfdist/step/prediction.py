@@ -1,4 +1,4 @@
-"""Prediction: each replica computes its rows, and every process gets all outputs in the order of the rows."""
+"""Prediction: each replica computes its rows, and every process receives all outputs in row order."""
 
 import contextlib
 import functools
@@ -10,16 +10,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import using
-from tfdist.collectives.rows import counting, gather_structure
+from tfdist.collectives.rows import gather_structure, mask_if_empty
 from tfdist.data import Examples, Source
-from tfdist.data.batches import one_pass
-from tfdist.data.inputs import Padded
+from tfdist.data.batches import single_pass
+from tfdist.data.inputs import PaddedSource
 from tfdist.data.row_partition import ReplicaRows, RowPartition
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.step import randomness
-from tfdist.step.data_check import must_fit
-from tfdist.step.partitioned_step import partitioned
+from tfdist.step.data_check import explain_mismatch
+from tfdist.step.partitioned_step import partition_step
 
 
 class BatchPrediction:
@@ -30,15 +30,15 @@ class BatchPrediction:
         model: keras.Model,
         strategy: Strategy,
         seed: int,
-        outputs_of: Callable[[Any], Any],
+        compute_outputs: Callable[[Any], Any],
         metrics: Sequence[keras.Variable] = (),
     ):
-        """Initializes the functions; `metrics`: variables of metrics, which `outputs_of` may update."""
-        self._model, self._strategy, self._outputs_of, self._metrics = model, strategy, outputs_of, metrics
+        """Initializes the functions; `metrics`: variables of metrics that `compute_outputs` may update."""
+        self._model, self._strategy, self._compute_outputs, self._metrics = model, strategy, compute_outputs, metrics
         self._seed, self._seeds = seed, randomness.seed_states(model)
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of what `Strategy.run` accepts: the rows, the number of the batch, and their static number."""
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a compiled function of per-replica rows, the batch number, and the static number of rows."""
 
         def predict(own_rows: Any, number: tf.Tensor, static_rows: int | None = None) -> Any:
             outputs = self._strategy.run(functools.partial(function, static_rows=static_rows), own_rows, number)
@@ -46,15 +46,15 @@ class BatchPrediction:
 
         return self._strategy.compiled(predict)
 
-    def from_own_rows(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
+    def predict_rows(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
         """Computes the outputs for this replica's rows, and gathers those of all replicas."""
-        layouts, collectives = self._strategy.layouts, counting(self._strategy.collectives, own_rows.rows)
-        numbers = self.random_numbers(number, collectives.rank)
-        with layouts.computing(self._model.trainable_variables), numbers, using(collectives):
+        layouts, collectives = self._strategy.layouts, mask_if_empty(self._strategy.collectives, own_rows.rows)
+        random_numbers = self.random_numbers(number, collectives.rank)
+        with layouts.computing(self._model.trainable_variables), random_numbers, using(collectives):
             outputs = layouts.by_rows(self.outputs(own_rows.batch))
         return gather_structure(self._strategy.parts.outputs(outputs), collectives)
 
-    def partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
+    def predict_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
         """Computes the outputs of one device, for a model whose outputs for a row may depend on other rows."""
         collectives = self._strategy.collectives
         structure: list[Any] = []
@@ -65,7 +65,7 @@ class BatchPrediction:
 
         numbers = self.random_numbers(number, collectives.rank)
         with self._strategy.layouts.computing(self._model.trainable_variables), numbers:
-            result = partitioned(self._model, self._metrics, step, own_rows, collectives)
+            result = partition_step(self._model, self._metrics, step, own_rows, collectives)
         result.assign()
         return tf.nest.pack_sequence_as(structure[0], list(result.values.values()))
 
@@ -73,14 +73,14 @@ class BatchPrediction:
         """Returns the outputs for a batch.
 
         Raises:
-          InputError: an output is no dense tensor of rows.
+          InputError: an output is not a dense tensor of rows.
         """
-        outputs = self._outputs_of(batch)
+        outputs = self._compute_outputs(batch)
         for output in tf.nest.flatten(outputs):
             if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
                 received = "a scalar" if isinstance(output, tf.Tensor) else f"a {type(output).__name__}"
                 raise InputError(
-                    "Predictions are concatenated by rows, so that each output must be a dense tensor of rows. Received: "
+                    "Predictions are concatenated by rows, so each output must be a dense tensor of rows. Received: "
                     f"{received}. Call the model itself."
                 )
         return outputs
@@ -88,7 +88,7 @@ class BatchPrediction:
     def random_numbers(self, number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
         """Returns the context of the random numbers of a batch and a replica."""
         number = tf.cast(number, tf.int64)
-        return randomness.not_training(
+        return randomness.inference_draws(
             self._seeds, self._seed, "predict", number, replica, self._strategy.collectives.size
         )
 
@@ -96,7 +96,7 @@ class BatchPrediction:
 class Predictor:
     """Predicts with one model; caches compiled functions.
 
-    Cost: one all-gather of the outputs of a batch, so that the outputs must fit into the memory of each process.
+    Cost: one all-gather of a batch's outputs, which must fit into the memory of each process.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, seed: int, *, is_partitioned: bool = False):
@@ -105,9 +105,11 @@ class Predictor:
         prediction = BatchPrediction(
             model, strategy, seed, lambda batch: model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False)
         )
-        # Batches are gathered one by one, since their rows differ: TensorFlow's collectives between processes need equal
-        # shapes within one call of a compiled function.
-        self._predict = prediction.compiled(prediction.partitioned if is_partitioned else prediction.from_own_rows)
+        # Batches are gathered one by one: their rows differ, and TensorFlow's collectives between processes need equal shapes
+        # within one call of a compiled function.
+        self._predict = prediction.compile(
+            prediction.predict_partitioned if is_partitioned else prediction.predict_rows
+        )
 
     def predict(self, examples: Examples, batch_size: int, limit: int | None = None) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: a structure of arrays [rows, ...]; the same on each process.
@@ -126,22 +128,24 @@ class Predictor:
         size = examples.size if limit is None else min(examples.size, limit)
         divisor = self._strategy.replicas if self._strategy.compiles_replicas else 1
         batch_size = -(-batch_size // divisor) * divisor
-        padded = -(-size // divisor) * divisor
-        if padded > examples.size:
-            examples = _padded(examples, divisor)
+        padded_size = -(-size // divisor) * divisor
+        if padded_size > examples.size:
+            examples = _pad(examples, divisor)
 
         def batches(replicas: Sequence[int], replica_count: int) -> tf.data.Dataset:
-            return one_pass(examples, RowPartition(batch_size, tuple(replicas), replica_count, total=padded))
+            return single_pass(examples, RowPartition(batch_size, tuple(replicas), replica_count, total=padded_size))
 
         iterator = self._strategy.distribute(batches)
-        with must_fit(examples.element_spec[:1]):
-            for number, first in enumerate(range(0, padded, batch_size)):
+        with explain_mismatch(examples.element_spec[:1]):
+            for number, start in enumerate(range(0, padded_size, batch_size)):
                 # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
                 arguments = next(iterator), tf.constant(number, tf.uint64)
                 self._strategy.trace_together(self._predict, *arguments)
                 outputs = self._predict(*arguments)
-                arrays = [self._on_host(value, min(padded - first, batch_size)) for value in tf.nest.flatten(outputs)]
-                yield tf.nest.pack_sequence_as(outputs, [array[: size - first] for array in arrays])
+                arrays = [
+                    self._on_host(value, min(padded_size - start, batch_size)) for value in tf.nest.flatten(outputs)
+                ]
+                yield tf.nest.pack_sequence_as(outputs, [array[: size - start] for array in arrays])
 
     def _on_host(self, value: Any, rows: int) -> np.ndarray:
         array = keras.ops.convert_to_numpy(self._strategy.local(value)[0])
@@ -153,15 +157,15 @@ class Predictor:
         return array
 
 
-def concatenated(parts: Iterator[Any]) -> Any:
-    """Returns structures of arrays as one, concatenated by rows."""
+def concatenate_rows(parts: Iterator[Any]) -> Any:
+    """Concatenates structures of arrays by rows."""
     return tf.nest.map_structure(lambda *rows: np.concatenate(rows), *parts)
 
 
-def _padded(examples: Examples, divisor: int) -> Examples:
+def _pad(examples: Examples, divisor: int) -> Examples:
     if not isinstance(examples, Source):
         raise InputError(
             "The number of examples of a stream must be divisible by the number of replicas for this strategy. Received: "
             f"{examples.size} examples and {divisor} replicas. Leave some out, or give arrays."
         )
-    return Padded(examples, divisor)
+    return PaddedSource(examples, divisor)

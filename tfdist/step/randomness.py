@@ -1,6 +1,6 @@
 """Random layers as a pure function of (seed, step, replica): masks differ between replicas and are reproducible.
 
-`states` is the result of `seed_states`, `step` a scalar int64: the number of updates done before.
+`states` is the result of `seed_states`, and `step` a scalar int64, the number of previous updates.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 
-_DRAWS = 1 << 16  # of a generator in a step: the draws of a replica must not be those of the next one
+_DRAWS = 1 << 16  # maximum draws of a generator per step and replica; replicas must not draw the same numbers
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
@@ -21,7 +21,7 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 
 
 def counters(model: keras.Model) -> list[keras.Variable]:
-    """Returns the integer and bool variables of layers, except the states of seed generators, which each step sets."""
+    """Returns the integer and bool variables of layers, except states of seed generators, which every step sets."""
     seeds = {id(variable) for variable in seed_states(model)}
     dtypes = [(variable, tf.as_dtype(variable.dtype)) for variable in model.non_trainable_variables]
     return [v for v, dtype in dtypes if (dtype.is_integer or dtype.is_bool) and id(v) not in seeds]
@@ -41,7 +41,7 @@ def seed_values(
 
 
 @contextlib.contextmanager
-def own(
+def replica_draws(
     states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int, replicas: int
 ) -> Iterator[None]:
     """Context in which random operations outside of the model's generators also depend only on (seed, step, replica).
@@ -57,17 +57,17 @@ def own(
 
 
 @contextlib.contextmanager
-def of_micro_batch(
+def micro_batch_draws(
     states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int, micro_batch: tf.Tensor
 ) -> Iterator[None]:
-    """Context in which such operations depend only on (seed, step, replica, micro-batch), for code that is traced once."""
+    """Context in which these operations depend only on (seed, step, replica, micro-batch), for code that is traced once."""
     key = tf.random.experimental.stateless_fold_in(_key(seed, len(states), step, replica), micro_batch)
     with keras_internals.keyed(key, frozenset(id(state) for state in states)):
         yield
 
 
 @contextlib.contextmanager
-def not_training(
+def inference_draws(
     states: Sequence[keras.Variable],
     seed: int,
     purpose: str,
@@ -82,15 +82,15 @@ def not_training(
     if replicas == 1:
         yield
         return
-    of_purpose = zlib.crc32(f"{seed} {purpose}".encode())
-    reseed(states, of_purpose, number, replica)
-    with own(states, of_purpose, number, replica, replicas):
+    purpose_seed = zlib.crc32(f"{seed} {purpose}".encode())
+    reseed(states, purpose_seed, number, replica)
+    with replica_draws(states, purpose_seed, number, replica, replicas):
         yield
 
 
 def _key(seed: int, number: int, step: tf.Tensor, replica: tf.Tensor | int) -> tf.Tensor:
     key = tf.constant([seed & 0x7FFFFFFF, number], tf.int32)
-    # The second number of a folded key is what was folded in, and each draw of Keras's generators adds 1 to it.
+    # Each draw of Keras's generators adds 1 to the second number of the key, which is the number folded in.
     for part in (tf.cast(step, tf.int32), tf.cast(replica, tf.int32) * _DRAWS):
         key = tf.random.experimental.stateless_fold_in(key, part)
     return key

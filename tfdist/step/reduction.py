@@ -1,4 +1,4 @@
-"""The reduction of a step: sums over replicas by a reducer with state, their norms, and whether they are applied."""
+"""The reduction of a step: stateful sums over replicas, norms, and conditional application."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -8,47 +8,47 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients import Reduced, Reducer
+from tfdist.gradients import Reducer, ReductionResult
 from tfdist.step.layer_state import assign
 from tfdist.step.state_store import StateStore
 
 
-class Computed(NamedTuple):
-    """The result of `compute` for `apply` and the loop, on each replica.
+class ComputeResult(NamedTuple):
+    """The result of `Step.compute` on each replica.
 
     Attributes:
       gradients: reduced and clipped, equal on every replica.
       state: the reducer's new state, to be stored if the step is applied.
-      scale: new state of the loss scale, whether the step is applied or not; empty without loss scaling.
-      before: values before the step of all variables that the forward pass assigns; to be restored if the
-        step is not applied.
+      scale: new state of the loss scale, also if the step is not applied; empty without loss scaling.
+      previous_values: values before the step of all variables that the forward pass assigns, to be restored if the step
+        is not applied.
       loss: scalar; loss of the global batch, equal on every replica.
       finite: scalar bool; whether the loss and every gradient are finite, the same on every replica.
       norm: scalar; global gradient norm before clipping, if requested or needed, else 0.
-      arrived: scalar float64; time at which the batch was available, in seconds since the epoch; 0 if there is no clock.
-      busy: scalar float64; seconds from then to this replica's own gradients; 0 if there is no clock.
+      arrival_time: scalar float64; time at which the batch was available, in seconds since the epoch; 0 if there is no clock.
+      compute_seconds: scalar float64; seconds from then to this replica's own gradients; 0 if there is no clock.
     """
 
     gradients: list[tf.Tensor]
     state: list[tf.Tensor]
     scale: list[tf.Tensor]
-    before: list[tf.Tensor]
+    previous_values: list[tf.Tensor]
     loss: tf.Tensor
     finite: tf.Tensor
     norm: tf.Tensor
-    arrived: tf.Tensor
-    busy: tf.Tensor
+    arrival_time: tf.Tensor
+    compute_seconds: tf.Tensor
 
 
 class Reduction:
     """A reducer with the variables of its state; the methods are called in replica functions."""
 
     def __init__(self, reducer: Reducer, specs: Sequence[tf.TensorSpec], store: StateStore, prefix: str = ""):
-        """Creates the state; `prefix`: of its names, which keeps it apart from that of another reduction."""
+        """Creates the state; `prefix` distinguishes its names from those of another reduction."""
         states = [dataclasses.replace(state, name=prefix + state.name) for state in reducer.state(specs)]
         self._reducer, self._state = reducer, store.variables(states)
 
-    def reduce(self, tensors: Sequence[tf.Tensor], collectives: Collectives, *, name: str) -> Reduced:
+    def reduce(self, tensors: Sequence[tf.Tensor], collectives: Collectives, *, name: str) -> ReductionResult:
         """Sums tensors over replicas; the reducer's new state is not assigned yet."""
         return self._reducer.reduce(tensors, self.state(), collectives, name=name)
 
@@ -80,7 +80,7 @@ def run_if(
     """Runs one of two functions for its side effects, such as to apply a step or to skip it.
 
     Returns:
-      [gradients] bool: which of the gradients are finite; all if the condition holds.
+      [gradients] bool: whether each gradient is finite; all True if the condition holds.
     """
 
     def apply() -> tf.Tensor:
@@ -89,7 +89,7 @@ def run_if(
 
     def skip() -> tf.Tensor:
         otherwise()
-        # Not tf.stack, which makes floats of no gradients: a stage of a pipeline may have no trainable variables.
+        # Not tf.stack, which returns floats for an empty list: a pipeline stage may have no trainable variables.
         return tf.convert_to_tensor([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients], tf.bool)
 
     return tf.cond(condition, apply, skip)

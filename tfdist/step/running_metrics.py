@@ -1,4 +1,4 @@
-"""Running metrics of a run since its last record and since the start of the epoch; a loss that diverges."""
+"""Running metrics since the last record and since the start of the epoch, and detection of a diverging loss."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,27 +8,27 @@ import numpy as np
 from tfdist.step.metrics import ModelMetrics, Totals
 
 FACTOR = 5.0  # times the initial loss
-STEPS = 10  # in succession
-EXAMPLES = 32  # over which the initial loss is taken, so that single examples do not matter
+STEPS = 10  # consecutive
+EXAMPLES = 32  # in the mean that is the initial loss
 
 
 class Divergence:
     """Compares the loss with the initial one.
 
-    The initial loss is the mean over the first steps that have 32 examples together: one step, unless batches are
-    smaller. A loss diverges if each of 10 steps in succession has a loss of more than 5 times that. Cross-entropy begins
-    near ln(classes), and no useful model stays at a multiple of it; single batches with a large loss, a warm restart or
-    a noisy start do not count. Losses that begin at 0 or below are not judged.
+    The initial loss is the mean over the first steps with 32 examples in total: one step, unless batches are smaller. The
+    loss diverges if 10 consecutive steps have more than 5 times the initial loss. Cross-entropy begins near ln(classes),
+    and no useful model stays at a multiple of it; single batches with a large loss, a warm restart or a noisy start are
+    ignored. Losses that begin at 0 or below are not checked.
     """
 
-    def __init__(self, saved: Mapping[str, Any] | None = None):
-        """Begins with the first step of a run, or with what `to_json` returned."""
-        saved = saved or {"initial": 0.0, "steps": 0, "above": 0, "is_over": False}
-        self._initial, self._steps = float(saved["initial"]), int(saved["steps"])
-        self._above, self._is_over = int(saved["above"]), bool(saved["is_over"])
+    def __init__(self, state: Mapping[str, Any] | None = None):
+        """Starts before the first step of a run, or from a result of `to_json`."""
+        state = state or {"initial": 0.0, "steps": 0, "above": 0, "is_over": False}
+        self._initial, self._steps = float(state["initial"]), int(state["steps"])
+        self._steps_above, self._is_over = int(state["above"]), bool(state["is_over"])
 
     def add(self, losses: Iterable[float], batch_size: int) -> float | None:
-        """Adds finite losses of steps; returns the initial loss if they diverge, once per run.
+        """Adds finite losses of steps; returns the initial loss if the loss diverges, once per run.
 
         Args:
           losses: loss of each step.
@@ -41,17 +41,17 @@ class Divergence:
                 self._initial = (self._initial * self._steps + float(loss)) / (self._steps + 1)
                 self._steps += 1
             else:
-                self._above = self._above + 1 if loss > FACTOR * self._initial else 0
-                self._is_over |= self._initial <= 0 or self._above >= STEPS
+                self._steps_above = self._steps_above + 1 if loss > FACTOR * self._initial else 0
+                self._is_over |= self._initial <= 0 or self._steps_above >= STEPS
         return self._initial if self._is_over and self._initial > 0 else None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as JSON, for a checkpoint."""
-        return {"initial": self._initial, "steps": self._steps, "above": self._above, "is_over": self._is_over}
+        return {"initial": self._initial, "steps": self._steps, "above": self._steps_above, "is_over": self._is_over}
 
 
 def describe(step: int, loss: float, initial: float) -> str:
-    """Returns the warning about a loss that diverges, found after step `step`."""
+    """Returns the warning about a diverging loss after step `step`."""
     return (
         f"The training loss diverges: it has been more than {FACTOR:g} times the initial {initial:.4g} for {STEPS} steps, "
         f"and is {loss:.4g} at step {step}. Lower the learning rate, or add a warmup or gradient clipping."
@@ -65,18 +65,18 @@ class RunningMetrics:
       skipped: number of steps that were not finite.
     """
 
-    def __init__(self, saved: Mapping[str, Any] | None = None):
-        """Creates empty sums, or those that `to_json` returned."""
-        saved = saved or {"loss": 0.0, "counted": 0, "skipped": 0, "sums": []}
-        self._loss = float(saved["loss"])
-        self._counted, self.skipped = int(saved["counted"]), int(saved["skipped"])
+    def __init__(self, state: Mapping[str, Any] | None = None):
+        """Creates empty sums, or restores a result of `to_json`."""
+        state = state or {"loss": 0.0, "counted": 0, "skipped": 0, "sums": []}
+        self._loss = float(state["loss"])
+        self._finite_steps, self.skipped = int(state["counted"]), int(state["skipped"])
         self._totals = Totals()
-        if saved["sums"]:
-            self._totals.add([_array(values) for values in saved["sums"]])
+        if state["sums"]:
+            self._totals.add([_array(values) for values in state["sums"]])
 
     def __bool__(self) -> bool:
         """Returns whether any step was added."""
-        return bool(self._counted or self.skipped)
+        return bool(self._finite_steps or self.skipped)
 
     def add(self, losses: np.ndarray, counted: np.ndarray, sums: Sequence[np.ndarray]) -> None:
         """Adds the steps of a call.
@@ -88,54 +88,54 @@ class RunningMetrics:
         """
         for loss in losses[counted]:
             self._loss += float(loss)
-        self._counted += int(counted.sum())
+        self._finite_steps += int(counted.sum())
         self.skipped += int((~counted).sum())
         self._totals.add(sums)
 
     def results(self, metrics: ModelMetrics) -> dict[str, float]:
         """Returns the mean loss over the finite steps, NaN if there are none, and the metrics."""
-        mean = self._loss / self._counted if self._counted else float("nan")
+        mean = self._loss / self._finite_steps if self._finite_steps else float("nan")
         return {"loss": mean, **self._totals.results(metrics)}
 
     def to_json(self) -> dict[str, Any]:
         """Returns all sums as JSON, without loss of precision."""
         sums = [{"shape": list(v.shape), "values": [float(x).hex() for x in v.flat]} for v in self._totals.sums]
-        return {"loss": self._loss, "counted": self._counted, "skipped": self.skipped, "sums": sums}
+        return {"loss": self._loss, "counted": self._finite_steps, "skipped": self.skipped, "sums": sums}
 
 
-def _array(saved: Mapping[str, Any]) -> np.ndarray:
-    values = [float.fromhex(text) for text in saved["values"]]  # JSON has no inf and no NaN
-    return np.asarray(values, np.float64).reshape(saved["shape"])
+def _array(state: Mapping[str, Any]) -> np.ndarray:
+    values = [float.fromhex(text) for text in state["values"]]  # JSON has no inf and no NaN
+    return np.asarray(values, np.float64).reshape(state["shape"])
 
 
 class Progress:
-    """Running metrics of the steps since the last record and of those since the start of the epoch.
+    """Running metrics since the last record and since the start of the epoch.
 
     Attributes:
       window: since the last record.
       epoch: since the start of the epoch.
-      divergence: whether the loss diverges.
+      divergence: detects a diverging loss.
     """
 
-    def __init__(self, saved: Mapping[str, Any] | None = None):
-        """Creates empty sums, or those that `to_json` returned."""
-        saved = saved or {"window": None, "epoch": None, "divergence": None}
-        self.window, self.epoch = RunningMetrics(saved["window"]), RunningMetrics(saved["epoch"])
-        self.divergence = Divergence(saved["divergence"])
+    def __init__(self, state: Mapping[str, Any] | None = None):
+        """Creates empty sums, or restores a result of `to_json`."""
+        state = state or {"window": None, "epoch": None, "divergence": None}
+        self.window, self.epoch = RunningMetrics(state["window"]), RunningMetrics(state["epoch"])
+        self.divergence = Divergence(state["divergence"])
 
     def next_run(self) -> "Progress":
-        """Returns empty sums for a run that continues training, whose initial loss is that of the first run."""
+        """Returns empty sums for a run that continues training, with the initial loss of the first run."""
         progress = Progress()
         progress.divergence = self.divergence
         return progress
 
     def add(self, losses: np.ndarray, counted: np.ndarray, sums: Sequence[np.ndarray]) -> None:
-        """Adds the steps of a call to both; see `RunningMetrics.add`."""
+        """Adds the steps of a call; see `RunningMetrics.add`."""
         for running_metrics in (self.window, self.epoch):
             running_metrics.add(losses, counted, sums)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all of it as JSON, for checkpoints."""
+        """Returns the state as JSON, for checkpoints."""
         return {
             "window": self.window.to_json(),
             "epoch": self.epoch.to_json(),

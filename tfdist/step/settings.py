@@ -1,4 +1,4 @@
-"""Options of a training step, stable names of the tensors that replicas reduce, and the bytes that a step sends."""
+"""Options of a training step, stable names of the reduced tensors, and the bytes that a step sends."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,18 +20,17 @@ class Settings:
     """Options of a step.
 
     Attributes:
-      batch_size: rows of a global batch; None if they vary, in which case each batch is a `ReplicaRows`, which contains its
-        size.
+      batch_size: rows of a global batch; None if they vary, in which case each batch is a `ReplicaRows` with its size.
       seed: seed of random layers.
       jit_compile: whether to compile the forward and backward pass with XLA.
-      micro_steps: number of consecutive parts in which a replica computes its rows.
+      micro_steps: number of parts into which a replica's rows are divided.
       clip: applied to the reduced gradients.
       loss_scale: for float16; None for no scaling, in which case a step that is not finite ends the run.
       max_skipped_steps: with loss scaling, number of consecutive skipped steps that ends the run.
-      sparse: names, as of `named_specs`, of the gradients that the reducer accepts as rows.
+      sparse: names of the gradients that the reducer accepts as rows; see `named_specs`.
       sync: how replicas are synchronized.
-      averaged: statistics that the forward pass assigns from a replica's rows, and with which a later step computes: they
-        are averaged over replicas after each step. Others are averaged before they are used or saved.
+      averaged_statistics: statistics that the forward pass assigns from a replica's rows and that later steps use. They are
+        averaged over replicas after each step; other statistics are averaged before they are used or saved.
     """
 
     batch_size: int | None
@@ -43,7 +42,7 @@ class Settings:
     max_skipped_steps: int = 50
     sparse: frozenset[str] = frozenset()
     sync: Sync = EveryStep()
-    averaged: Sequence[keras.Variable] = dataclasses.field(default=(), compare=False)
+    averaged_statistics: Sequence[keras.Variable] = dataclasses.field(default=(), compare=False)
 
     def scale_state(self) -> list[State]:
         """Returns the state of the loss scale; empty without loss scaling."""
@@ -54,24 +53,22 @@ class Settings:
 def named_specs(variables: Sequence[keras.Variable], *scalars: str) -> list[tf.TensorSpec]:
     """Returns names, shapes and dtypes of the reduced tensors: one per variable, and scalars of dtype floatx.
 
-    The name of a tensor is the path of its variable. Keras allows several variables to have one path, as in a model that
+    The name of a tensor is the path of its variable. Keras allows several variables with the same path, as in a model that
     contains two models with a layer of the same name: all but the first get a number, as in checkpoints.
-
-    Args:
-      variables: variables of a model.
-      *scalars: names of the scalars.
     """
     tensors = [(v.path, (v.shape, v.dtype)) for v in variables]
-    named = unique_names([*tensors, *((name, ((), keras.config.floatx())) for name in scalars)])
-    return [tf.TensorSpec(shape, dtype, name) for name, (shape, dtype) in named.items()]
+    by_name = unique_names([*tensors, *((name, ((), keras.config.floatx())) for name in scalars)])
+    return [tf.TensorSpec(shape, dtype, name) for name, (shape, dtype) in by_name.items()]
 
 
-def sent_as_rows(model: keras.Model) -> frozenset[str]:
-    """Returns the names of the gradients of large embedding tables, of which only the used rows may be sent."""
+def sparse_gradient_names(model: keras.Model) -> frozenset[str]:
+    """Returns the names of the gradients of large embedding tables, which may be sent as rows."""
     tables = {id(variable) for variable in keras_internals.embeddings(model)}
-    named = zip(named_specs(model.trainable_variables), model.trainable_variables, strict=True)
+    specs_with_variables = zip(named_specs(model.trainable_variables), model.trainable_variables, strict=True)
     return frozenset(
-        spec.name for spec, variable in named if id(variable) in tables and tensor_bytes(spec) >= SPARSE_MIN_BYTES
+        spec.name
+        for spec, variable in specs_with_variables
+        if id(variable) in tables and tensor_bytes(spec) >= SPARSE_MIN_BYTES
     )
 
 
@@ -81,7 +78,7 @@ def cost_of(summed_bytes: float, exact_bytes: int, message_bytes: int = 0) -> di
     Args:
       summed_bytes: bytes that a replica sends per step for the sum of gradients.
       exact_bytes: size of all gradients without compression.
-      message_bytes: bytes that the process sends besides, to other stages of a pipeline.
+      message_bytes: additional bytes that the process sends to other pipeline stages.
     """
     payload = summed_bytes + message_bytes
     return {

@@ -1,4 +1,4 @@
-"""The state store: variables that parts of a step need from step to step, by name."""
+"""The state store: named variables that parts of a step keep from step to step."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ class StateArray(NamedTuple):
 
 
 class StateStore:
-    """Creates and stores the variables of states; one per name, for the whole run."""
+    """Creates and stores the variables of states, one per name for the whole run."""
 
     def __init__(self, strategy: Strategy):
         self._strategy = strategy
         self._states: dict[str, tuple[State, tf.Variable]] = {}
-        self._restored: dict[str, StateArray] = {}
+        self._pending_values: dict[str, StateArray] = {}
         self._message = ""  # logged when the first per-replica state is restored
 
     def variables(self, states: Sequence[State]) -> list[tf.Variable]:
@@ -42,11 +42,11 @@ class StateStore:
         names = [state.name for state in states]
         if len(set(names)) < len(names):
             raise ValueError(f"States must have unique names. Received: {sorted(names)}.")
-        new = [state for state in states if state.name not in self._states]
-        for state, variable in zip(new, self._strategy.allocate(new), strict=True):
+        new_states = [state for state in states if state.name not in self._states]
+        for state, variable in zip(new_states, self._strategy.allocate(new_states), strict=True):
             self._states[state.name] = (state, variable)
-            if state.name in self._restored:
-                self._restore(state, variable, self._restored.pop(state.name))
+            if state.name in self._pending_values:
+                self._restore(state, variable, self._pending_values.pop(state.name))
         return [self._states[name][1] for name in names]
 
     def restore(self, values: Mapping[str, StateArray], message: str = "") -> None:
@@ -54,17 +54,17 @@ class StateStore:
 
         `message` is logged once, when a per-replica state is restored.
         """
-        self._restored, self._message = dict(values), message
+        self._pending_values, self._message = dict(values), message
         for name, (state, variable) in self._states.items():
             initial = np.broadcast_to(np.asarray(tf.cast(state.initial, state.dtype)), state.shape)
             count = len(self._strategy.local_replicas)
-            reset = StateArray(state.per_replica, np.stack([initial] * count) if state.per_replica else initial)
-            self._assign(state, variable, reset)
-            if name in self._restored:
-                self._restore(state, variable, self._restored.pop(name))
+            initial_array = StateArray(state.per_replica, np.stack([initial] * count) if state.per_replica else initial)
+            self._assign(state, variable, initial_array)
+            if name in self._pending_values:
+                self._restore(state, variable, self._pending_values.pop(name))
 
     def _restore(self, state: State, variable: tf.Variable, value: StateArray) -> None:
-        """Assigns the value of another run to a newly initialized state if shape and dtype match."""
+        """Assigns the value of another run to a new state if shape and dtype match."""
         shape = value.values.shape[1:] if value.per_replica else value.values.shape
         dtype = np.dtype(state.dtype.as_numpy_dtype)
         if (value.per_replica, shape, value.values.dtype) != (state.per_replica, state.shape, dtype):

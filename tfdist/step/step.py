@@ -1,8 +1,8 @@
 """One training step as two replica functions.
 
-`compute` is everything up to the reduced gradients and the global loss; `apply` updates weights and optimizer state. A loss
-or gradient that is not finite changes neither. Collectives and updates are never inside a condition within a replica
-function, where tf.distribute forbids them.
+`compute` computes reduced gradients and the global loss; `apply` updates weights and optimizer state. A loss or gradient
+that is not finite changes neither. Collectives and updates are never inside a condition within a replica function, where
+tf.distribute does not allow them.
 """
 
 import logging
@@ -13,16 +13,16 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import Recording, using
-from tfdist.collectives.rows import counting
+from tfdist.collectives.rows import mask_if_empty
 from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
 from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution import clock
-from tfdist.gradients import Reduced, Reducer
+from tfdist.gradients import Reducer, ReductionResult
 from tfdist.step import randomness
 from tfdist.step.gradient_source import GradientSource
 from tfdist.step.layer_state import SideEffects, assign, average_over_rows
-from tfdist.step.reduction import Computed, Reduction, run_if
+from tfdist.step.reduction import ComputeResult, Reduction, run_if
 from tfdist.step.settings import named_specs
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Step:
-    """A step of one model: gradients of a source, their reduction, and an update; replica functions of one strategy."""
+    """A step of one model: gradients of a source, their reduction, and an update, as replica functions of one strategy."""
 
     def __init__(self, source: GradientSource, reducer: Reducer, store: StateStore):
         self.source, self.settings, self.variables = source, source.settings, source.variables
@@ -41,13 +41,17 @@ class Step:
         self._reduction = Reduction(reducer, named_specs(self.variables, "loss"), store)
         self._scale = source.scale
         self._side_effects = SideEffects(
-            source.model, source.metrics.variables, self._strategy, self.settings.sparse, self.settings.averaged
+            source.model,
+            source.metrics.variables,
+            self._strategy,
+            self.settings.sparse,
+            self.settings.averaged_statistics,
         )
-        self._recorded = Recording(source.collectives)
-        self.sent: Recording | None = None
+        self._recording = Recording(source.collectives)
+        self.gradient_calls: Recording | None = None
         self.sends_rows = False
 
-    def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
+    def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> ComputeResult:
         """Runs forward pass, backward pass and reduction. A replica function.
 
         Args:
@@ -55,16 +59,16 @@ class Step:
           step: scalar int64; number of steps done so far.
           with_norm: scalar bool; whether to compute the global norm, which costs a pass over the gradients.
         """
-        self._recorded = Recording(self.source.collectives)  # the calls of one replica in the latest trace
-        with using(self._recorded):
-            return self._computed(batch, step, with_norm)
+        self._recording = Recording(self.source.collectives)  # the calls of one replica in the latest trace
+        with using(self._recording):
+            return self._compute(batch, step, with_norm)
 
-    def _computed(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
+    def _compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> ComputeResult:
         has_clock, no_time = not self._strategy.compiles_replicas, tf.zeros([], tf.float64)  # XLA's programs have none
-        arrived = clock.time_after(batch) if has_clock else no_time
-        batch = clock.available_after(arrived, batch) if has_clock else batch
+        arrival_time = clock.time_after(batch) if has_clock else no_time
+        batch = clock.available_after(arrival_time, batch) if has_clock else batch
         is_whole = self.source.collectives.size == 1 or self.source.is_partitioned  # its values are those of all rows
-        may_not_count = isinstance(batch, ReplicaRows) and not is_whole
+        may_be_empty = isinstance(batch, ReplicaRows) and not is_whole
         rows = (
             batch
             if isinstance(batch, ReplicaRows)
@@ -73,107 +77,118 @@ class Step:
         values = self._side_effects.begin()
         step, replica, replicas = self.source.draws(step)
         randomness.reseed(self.source.seeds, self.settings.seed, step, replica)
-        counted = counting(self._recorded, rows.rows) if may_not_count else self._recorded
-        with using(counted), randomness.own(self.source.seeds, self.settings.seed, step, replica, replicas):
-            gradients, value = self.source.local(rows, step, self._recorded)
-        before = self._side_effects.end(values)
-        self.sends_rows = self._recorded.has_unknown_shapes
-        averaged = [] if is_whole else self._side_effects.averaged((gradients, value), values)
-        if may_not_count:
+        collectives = mask_if_empty(self._recording, rows.rows) if may_be_empty else self._recording
+        with (
+            using(collectives),
+            randomness.replica_draws(self.source.seeds, self.settings.seed, step, replica, replicas),
+        ):
+            gradients, value = self.source.local(rows, step, self._recording)
+        previous_values = self._side_effects.end(values)
+        self.sends_rows = self._recording.has_unknown_shapes
+        statistics = [] if is_whole else self._side_effects.statistics_to_average((gradients, value), values)
+        if may_be_empty:
             self._side_effects.undo_unless(rows.rows, values)
-            *gradients, value = [_if_counted(each, rows.rows) for each in (*gradients, value)]
-        if averaged:
-            average_over_rows(averaged, rows.rows, self._recorded)
-        busy = clock.time_after(gradients) - arrived if has_clock and self.source.has_own_time else no_time
-        reduced = self._reduced([*gradients, value])
-        *gradients, value = reduced.totals
+            *gradients, value = [_zero_if_empty(tensor, rows.rows) for tensor in (*gradients, value)]
+        if statistics:
+            average_over_rows(statistics, rows.rows, self._recording)
+        compute_seconds = (
+            clock.time_after(gradients) - arrival_time if has_clock and self.source.has_own_time else no_time
+        )
+        reduction = self._reduce([*gradients, value])
+        *gradients, value = reduction.totals
         with tf.name_scope("finite"):  # in profiles
-            finite = reduced.all_finite(value)
+            finite = reduction.all_finite(value)
         no_norm = tf.zeros([], keras.config.floatx())
-        computed = Computed(gradients, reduced.state, [], before, value, finite, no_norm, arrived, busy)
-        computed = self.source.agreed(computed, with_norm)
-        clipped = self.settings.clip(computed.gradients, computed.norm)
-        return computed._replace(gradients=clipped, scale=self._scale_after(computed.finite))
+        result = ComputeResult(
+            gradients, reduction.state, [], previous_values, value, finite, no_norm, arrival_time, compute_seconds
+        )
+        result = self.source.agree(result, with_norm)
+        clipped_gradients = self.settings.clip(result.gradients, result.norm)
+        return result._replace(gradients=clipped_gradients, scale=self._next_scale(result.finite))
 
-    def apply(self, computed: Computed, unused: frozenset[int]) -> None:
+    def apply(self, result: ComputeResult, unused: frozenset[int]) -> None:
         """Applies the step: updates weights, optimizer state and all other state. A replica function.
 
         Args:
-          computed: result of `compute`.
+          result: result of `compute`.
           unused: indices of the variables for which no replica has a gradient; they are not updated.
         """
-        used = [i for i in range(len(self.variables)) if i not in unused]
-        gradients, variables = [computed.gradients[i] for i in used], [self.variables[i] for i in used]
+        indices = [i for i in range(len(self.variables)) if i not in unused]
+        gradients, variables = [result.gradients[i] for i in indices], [self.variables[i] for i in indices]
         update = self._strategy.apply_locally if self.source.is_local else self._strategy.optimizer_shards.apply
         update(self.optimizer, gradients, variables)
-        self._reduction.assign(computed.state)
-        assign(self._scale, computed.scale)
+        self._reduction.assign(result.state)
+        assign(self._scale, result.scale)
 
-    def apply_if(self, condition: tf.Tensor, computed: Computed, count: Callable[[], Any]) -> None:
+    def apply_if(self, condition: tf.Tensor, result: ComputeResult, count: Callable[[], Any]) -> None:
         """Applies and counts a step of a local source, or skips it. A replica function, without communication."""
         unused = self.unused()
 
         def apply() -> None:
-            self.apply(computed, unused)
+            self.apply(result, unused)
             count()
 
-        run_if(condition, apply, lambda: self.skip(computed))
+        run_if(condition, apply, lambda: self.skip(result))
 
-    def skip(self, computed: Computed) -> None:
-        """Skips the step: only the loss scale changes, and the forward pass is undone. A replica function."""
-        self.undo(computed)
-        assign(self._scale, computed.scale)
+    def skip(self, result: ComputeResult) -> None:
+        """Skips the step: undoes the forward pass and changes only the loss scale. A replica function."""
+        self.undo(result)
+        assign(self._scale, result.scale)
 
-    def undo(self, computed: Computed) -> None:
+    def undo(self, result: ComputeResult) -> None:
         """Undoes the side effects of the forward pass in `compute`. A replica function."""
-        self._side_effects.undo(computed.before)
+        self._side_effects.undo(result.previous_values)
 
-    def gated(self, computed: Computed, condition: tf.Tensor) -> Computed:
-        """Returns `computed`, marked as not to be applied if `condition`, a scalar bool, is False. A replica function."""
+    def with_condition(self, result: ComputeResult, condition: tf.Tensor) -> ComputeResult:
+        """Marks a result as not to be applied if `condition`, a scalar bool, is False. A replica function."""
         scale = [
             tf.where(condition, new, tf.convert_to_tensor(old))
-            for new, old in zip(computed.scale, self._scale, strict=True)
+            for new, old in zip(result.scale, self._scale, strict=True)
         ]
-        return computed._replace(finite=tf.logical_and(computed.finite, condition), scale=scale)
+        return result._replace(finite=tf.logical_and(result.finite, condition), scale=scale)
 
     def may_continue(self, finite: tf.Tensor, scale: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns whether the run may continue after this step, a scalar bool, given `Computed.finite` and `scale`."""
+        """Returns whether the run may continue after this step, a scalar bool; see `ComputeResult`."""
         return tf.logical_or(finite, scale[-1] < self.settings.max_skipped_steps) if scale else finite
 
     def unused(self) -> frozenset[int]:
-        """Returns the variables for which no replica has a gradient; to be called after `compute` is traced.
+        """Returns the variables for which no replica has a gradient. Call it after `compute` is traced.
 
-        Peers make their first trace together and compare it. Retraces for other shapes, which may happen on
-        some processes only, are not compared.
+        Peers make their first trace together and compare it. Retraces for other shapes, which may happen only on some
+        processes, are not compared.
 
         Raises:
           InputError: replicas of other processes would make different collective calls.
         """
         if self._unused is not None:
             return self._unused
-        agree_on_plan(self._strategy.peers, self._recorded.calls)
-        everyone = self._strategy.peers.gather("step/without_gradient", sorted(self.source.unused()), TRACING_SECONDS)
-        self._unused = unused = frozenset.intersection(*(frozenset(indices) for indices in everyone))
+        agree_on_plan(self._strategy.peers, self._recording.calls)
+        indices_by_process = self._strategy.peers.gather(
+            "step/without_gradient", sorted(self.source.unused()), TRACING_SECONDS
+        )
+        self._unused = unused = frozenset.intersection(*(frozenset(indices) for indices in indices_by_process))
         if unused:
             names = ", ".join(self.variables[i].path for i in sorted(unused))
             _log.warning("The loss does not depend on these variables, which are not updated: %s", names)
         return unused
 
-    def _reduced(self, tensors: list[tf.Tensor | tf.IndexedSlices]) -> Reduced:
+    def _reduce(self, tensors: list[tf.Tensor | tf.IndexedSlices]) -> ReductionResult:
         """Sums gradients and shares of the loss over replicas."""
-        sent = Recording(self._recorded)
-        reduced = self._reduction.reduce(tensors, sent, name="gradients")
-        self.sent = Recording(self._recorded) if self.source.keeps_gradients else sent  # the calls that send gradients
-        return reduced
+        sent = Recording(self._recording)
+        reduction = self._reduction.reduce(tensors, sent, name="gradients")
+        self.gradient_calls = (
+            Recording(self._recording) if self.source.keeps_gradients else sent
+        )  # the calls that send gradients
+        return reduction
 
-    def _scale_after(self, finite: tf.Tensor) -> list[tf.Tensor]:
+    def _next_scale(self, finite: tf.Tensor) -> list[tf.Tensor]:
         if self.settings.loss_scale is None:
             return []
-        return list(self.settings.loss_scale.after([tf.convert_to_tensor(v) for v in self._scale], finite))
+        return list(self.settings.loss_scale.next_state([tf.convert_to_tensor(v) for v in self._scale], finite))
 
 
-def _if_counted(value: tf.Tensor | tf.IndexedSlices, rows: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
-    """Returns a gradient or a share of the loss; zeros, even for NaN, if no row of the replica counts."""
+def _zero_if_empty(value: tf.Tensor | tf.IndexedSlices, rows: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+    """Returns a gradient or a share of the loss, or zeros, even for NaN, if the replica has no rows."""
     if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(_if_counted(value.values, rows), value.indices, value.dense_shape)
+        return tf.IndexedSlices(_zero_if_empty(value.values, rows), value.indices, value.dense_shape)
     return tf.cond(rows > 0, lambda: value, lambda: tf.zeros_like(value))

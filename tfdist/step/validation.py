@@ -1,4 +1,4 @@
-"""Validation of models, optimizers, strategies and data, and handling of an optimizer's own loss scaling."""
+"""Validation of models, optimizers, strategies and data, and replacement of an optimizer's loss scaling."""
 
 import logging
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from tfdist.pipelining.staged_model import full_model
 _log = logging.getLogger(__name__)
 
 
-def check_created_in_scope(strategy: Strategy, what: str, variables: Sequence[keras.Variable]) -> None:
-    """Raises `InputError` if a variable was created outside of the strategy's scope and that makes a difference."""
-    outside = next((variable.path for variable in variables if not strategy.adoption.owns(variable)), None)
-    if outside is not None:
+def check_created_in_scope(strategy: Strategy, label: str, variables: Sequence[keras.Variable]) -> None:
+    """Raises `InputError` if a variable was created outside of the strategy's scope and must be inside it."""
+    outside_path = next((variable.path for variable in variables if not strategy.adoption.owns(variable)), None)
+    if outside_path is not None:
         raise InputError(
-            f"The {what} must be created inside the strategy's scope, where its variables are placed for the strategy. "
-            f"Received: {outside}, created outside. Create the {what} under `with strategy.scope():`."
+            f"The {label} must be created inside the strategy's scope, where its variables are placed for the strategy. "
+            f"Received: {outside_path}, created outside. Create the {label} under `with strategy.scope():`."
         )
 
 
 def check_own_gradients(optimizer: keras.Optimizer) -> None:
-    """Raises `InputError` if an optimizer of a stage may compute with all gradients, of which it has a part only."""
+    """Raises `InputError` if an optimizer may need all gradients, since a stage has only some of them."""
     rule = "The optimizer of a stage has only its own gradients. Received: "
     if optimizer.global_clipnorm:
         remedy = f"Pass clip=Clip(norm={optimizer.global_clipnorm}) to the Trainer."
@@ -45,7 +45,7 @@ def check_trains(model: keras.Model) -> None:
 
 
 def without_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, LossScale | None]:
-    """Unwraps Keras's loss scaling, with which replicas would skip different steps: it checks local gradients only."""
+    """Unwraps Keras's loss scaling. It checks only local gradients, so replicas would skip different steps."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer, None
     loss_scale = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
@@ -62,7 +62,7 @@ def default_loss_scale(model: keras.Model) -> LossScale | None:
 
 
 def check_not_wrapped(optimizer: keras.Optimizer) -> None:
-    """Raises `InputError` for an optimizer that itself sums, or is meant to sum, gradients over Horovod's ranks."""
+    """Raises `InputError` for an optimizer that sums gradients over Horovod's ranks."""
     wrapper = next((kind for kind in type(optimizer).__mro__ if kind.__module__.startswith(_WRAPPERS)), None)
     if wrapper is not None:
         raise InputError(
@@ -72,15 +72,15 @@ def check_not_wrapped(optimizer: keras.Optimizer) -> None:
 
 
 def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
-    """Raises `InputError` for an optimizer that would itself do what a step does."""
-    values = {name: getattr(optimizer, name, None) for name in _REFUSED}
+    """Raises `InputError` for optimizer options that duplicate parts of a step."""
+    values = {name: getattr(optimizer, name, None) for name in _UNSUPPORTED_OPTIONS}
     names = [name for name, value in values.items() if value]
     if names:
-        raise InputError(f"{_REFUSED[names[0]]} Received: {names[0]}={values[names[0]]}.")
+        raise InputError(f"{_UNSUPPORTED_OPTIONS[names[0]]} Received: {names[0]}={values[names[0]]}.")
     if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
         raise InputError("One optimizer must update all variables. Received: MultiOptimizer. Pass one of those in it.")
-    own = {name: getattr(optimizer, name) for name in ("clipnorm", "global_clipnorm", "clipvalue")}
-    clipping = [f"{name}={value}" for name, value in own.items() if value]
+    clip_options = {name: getattr(optimizer, name) for name in ("clipnorm", "global_clipnorm", "clipvalue")}
+    clipping = [f"{name}={value}" for name, value in clip_options.items() if value]
     if clipping and (clip.norm or clip.value):
         raise InputError(
             f"Gradients must be clipped in one place only. Received: {clip} and an optimizer with {', '.join(clipping)}. "
@@ -96,7 +96,7 @@ def inner_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
 
 
 def statistics_of_all_replicas(model: keras.Model) -> set[int]:
-    """Returns the ids of moving statistics over all replicas' rows, which are equal even on a replica without rows."""
+    """Returns the ids of moving statistics over all replicas' rows, which are valid even on a replica without rows."""
     synchronized = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "synchronized", False)]
     return {id(v) for layer in (*synchronized, *synchronized_layers(model)) for v in layer.non_trainable_variables}
 
@@ -116,17 +116,17 @@ def check_micro_steps(model: keras.Model, strategy: Strategy, micro_steps: int) 
             f"parts. Received: accumulate_steps={micro_steps} and {synchronized[0].path}. Use --batch_norm=local or "
             "--accumulate_steps=1."
         )
-    # Without loops, micro-steps read what layers have assigned as tensors, which have no gradients of variables.
-    normalized = [] if strategy.compiles_loops else keras_internals.spectrally_normalized(model)
-    if normalized:
+    # Without loops, micro-steps read assigned values as tensors, through which no gradient reaches the variables.
+    weights = [] if strategy.compiles_loops else keras_internals.spectral_norm_variables(model)
+    if weights:
         raise InputError(
             "On a mesh, SpectralNormalization does not work with several micro-steps. Received: "
-            f"accumulate_steps={micro_steps} and {normalized[0].path}. Use --accumulate_steps=1 or another --strategy."
+            f"accumulate_steps={micro_steps} and {weights[0].path}. Use --accumulate_steps=1 or another --strategy."
         )
 
 
 _WRAPPERS = ("horovod", "tfdist.horovod")
-_REFUSED = {
+_UNSUPPORTED_OPTIONS = {
     "gradient_accumulation_steps": (
         "The optimizer must not accumulate gradients by itself: leave that out and use accumulate_steps. `batch_size` "
         "is the batch of the whole step."
@@ -137,16 +137,16 @@ _REFUSED = {
 
 
 def trained_ids(model: keras.Model) -> list[int]:
-    """Returns the ids of the variables that are trainable now; of all stages, on each process of a pipeline."""
+    """Returns the ids of the currently trainable variables, of all stages on each process of a pipeline."""
     return [id(variable) for variable in full_model(model).trainable_variables]
 
 
-def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras.Optimizer) -> None:
-    """Raises `InputError` if what the trainer has compiled was changed, which would otherwise be silently ignored.
+def check_unchanged(model: keras.Model, expected_ids: Sequence[int], optimizer: keras.Optimizer) -> None:
+    """Raises `InputError` if trainable variables or the optimizer changed after compilation, which would have no effect.
 
-    `trained` are the ids of the variables that were trainable when the trainer was built; empty if it is not built.
+    `expected_ids` are the ids of the variables that were trainable when the trainer was built; empty if it is not built.
     """
-    if trained and trained_ids(model) != list(trained):
+    if expected_ids and trained_ids(model) != list(expected_ids):
         raise InputError(
             "A trainer trains the variables that were trainable when it was built. Received: different ones now. Make "
             "a new Trainer after a change of `trainable`."
@@ -157,27 +157,27 @@ def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras
         )
 
 
-def check_same_data(strategy: Strategy, data: Examples, what: str = "training data") -> None:
-    """Raises `InputError` unless all processes have the same examples, as far as their number, form and checksum show.
+def check_same_data(strategy: Strategy, data: Examples, label: str = "training data") -> None:
+    """Raises `InputError` unless the number, specs and checksum of examples are equal on all processes.
 
-    Otherwise their steps would not match, and one process would wait forever; or a stage of a pipeline would have the
-    inputs, and another one the targets, of different examples. `what` names the data in messages.
+    Otherwise their steps would not match, and one process would wait forever, or the stages of a pipeline would have
+    inputs and targets of different examples. `label` names the data in messages.
     """
     spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
     with long_timeout("its data") as deadline:
-        strategy.group.agree("data/form", {"form of an example": spec}, f"{what}: ", deadline)
-        strategy.group.agree("data/size", {"number of examples": data.size}, f"{what}: ", deadline)
+        strategy.group.agree("data/form", {"form of an example": spec}, f"{label}: ", deadline)
+        strategy.group.agree("data/size", {"number of examples": data.size}, f"{label}: ", deadline)
         if not strategy.group.all_equal("data/checksum", data.checksum, deadline):
             raise InputError(
                 "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
-                f"Received: {what} with other values, or of other files, on some processes. Copy the files to all hosts; call "
+                f"Received: {label} with other values, or of other files, on some processes. Copy the files to all hosts; call "
                 "keras.utils.set_random_seed before data is drawn or shuffled, and leave out sharding by rank "
                 "and parallel maps that draw random numbers."
             )
 
 
 def check_data(strategy: Strategy, data: DataSet) -> None:
-    """Same as `check_same_data`, for the training and the validation data of a run."""
+    """Calls `check_same_data` for the training and validation data of a run."""
     check_same_data(strategy, data.train)
     if data.test is not None:
         check_same_data(strategy, data.test, "validation data")

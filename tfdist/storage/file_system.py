@@ -33,9 +33,9 @@ class FileSystem(Storage):
     @contextlib.contextmanager
     def open(self, path: StoragePath) -> Iterator[StoredFile]:
         """See base class."""
-        descriptor = _regular_file(path, os.O_RDONLY)
+        descriptor = _open_regular_file(path, os.O_RDONLY)
         try:
-            yield _Stored(descriptor)
+            yield _StoredFile(descriptor)
         finally:
             os.close(descriptor)
 
@@ -43,9 +43,9 @@ class FileSystem(Storage):
     def create(self, path: StoragePath) -> Iterator[NewFile]:
         """See base class."""
         try:
-            descriptor = os.open(_local(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(_local_path(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                yield _New(descriptor)
+                yield _NewFile(descriptor)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -55,35 +55,35 @@ class FileSystem(Storage):
     def append(self, path: StoragePath, *, is_new: bool = False) -> AppendedFile:
         """See base class."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        descriptor = _regular_file(path, flags | os.O_EXCL if is_new else flags, is_written=True)
-        return _Appended(open(descriptor, "ab", buffering=0))
+        descriptor = _open_regular_file(path, flags | os.O_EXCL if is_new else flags, for_writing=True)
+        return _AppendedFile(open(descriptor, "ab", buffering=0))
 
     def replace(self, path: StoragePath, data: bytes) -> None:
         """See base class."""
-        partial = _local(path.with_name(f"{path.name}.partial"))
-        partial.unlink(missing_ok=True)  # left by a killed process, or a link to a file that would be overwritten
+        partial = _local_path(path.with_name(f"{path.name}.partial"))
+        partial.unlink(missing_ok=True)  # left by a killed process, or a link to another file
         with self.create(partial) as file:
             file.write(data, 0)
-        os.replace(partial, _local(path))
+        os.replace(partial, _local_path(path))
         self.sync_directory(path.parent)
 
     def remove(self, path: StoragePath) -> None:
         """See base class."""
-        _local(path).unlink()
+        _local_path(path).unlink()
 
     @contextlib.contextmanager
     def lock(self, path: StoragePath, *, exclusive: bool = True) -> Iterator[LockFile]:
         """See base class. The system releases the lock when the process ends for any reason."""
-        descriptor = _regular_file(path, os.O_RDWR | os.O_CREAT, is_written=True)
+        descriptor = _open_regular_file(path, os.O_RDWR | os.O_CREAT, for_writing=True)
         with open(descriptor, "r+b", buffering=0) as file:
             if exclusive:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield _Lock(file)
+            yield _LockFile(file)
 
     def info(self, path: StoragePath) -> Info | None:
         """See base class."""
         try:
-            status = os.stat(_local(path))
+            status = os.stat(_local_path(path))
         except OSError as error:
             if error.errno in _MISSING:
                 return None
@@ -92,28 +92,28 @@ class FileSystem(Storage):
 
     def entries(self, directory: StoragePath) -> list[Entry]:
         """See base class."""
-        with os.scandir(_local(directory)) as entries:
+        with os.scandir(_local_path(directory)) as entries:
             return [Entry(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
     def make_directory(self, directory: StoragePath, *, is_new: bool = False) -> None:
         """See base class."""
-        _local(directory).mkdir(parents=not is_new, exist_ok=not is_new)
+        _local_path(directory).mkdir(parents=not is_new, exist_ok=not is_new)
 
     def remove_directory(self, directory: StoragePath) -> None:
-        """See base class. On NFS it fails while a process reads a file that was in it."""
-        shutil.rmtree(_local(directory))
+        """See base class. On NFS, this fails while a process reads a file that was in it."""
+        shutil.rmtree(_local_path(directory))
 
     def rename(self, path: StoragePath, target: StoragePath) -> None:
         """See base class."""
-        _local(path).rename(_local(target))
+        _local_path(path).rename(_local_path(target))
 
     def sync_directory(self, directory: StoragePath) -> None:
         """See base class."""
-        _sync_one(_local(directory), os.O_DIRECTORY)
+        _fsync(_local_path(directory), os.O_DIRECTORY)
 
     def check_writable(self, directory: StoragePath) -> None:
         """See base class."""
-        path = _local(directory).absolute()
+        path = _local_path(directory).absolute()
         nearest = next(parent for parent in (path, *path.parents) if self.exists(parent))
         if not nearest.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a directory", str(directory))
@@ -122,25 +122,25 @@ class FileSystem(Storage):
 
     def resolved(self, path: StoragePath) -> Path:
         """See base class."""
-        return Path(os.path.realpath(_local(path)))  # `Path.resolve` fails for a cycle of links
+        return Path(os.path.realpath(_local_path(path)))  # `Path.resolve` fails for a cycle of links
 
     def is_link(self, path: StoragePath) -> bool:
         """See base class."""
-        return _local(path).is_symlink()
+        return _local_path(path).is_symlink()
 
     @contextlib.contextmanager
     def staged(self, path: StoragePath) -> Iterator[Path]:
-        """See base class. It is written to a directory next to the path, so that one rename is enough."""
-        target = _local(path).absolute()
-        with tempfile.TemporaryDirectory(prefix=staged_prefix(target), dir=target.parent) as staged:
-            written = Path(staged) / target.name
-            yield written
-            _sync(written)
-            written.rename(target)
+        """See base class. Stages next to the path, so that a single rename suffices."""
+        target = _local_path(path).absolute()
+        with tempfile.TemporaryDirectory(prefix=staged_prefix(target), dir=target.parent) as staging:
+            local_path = Path(staging) / target.name
+            yield local_path
+            _sync(local_path)
+            local_path.rename(target)
             self.sync_directory(target.parent)
 
 
-class _Stored(StoredFile):
+class _StoredFile(StoredFile):
     def __init__(self, descriptor: int):
         self._descriptor = descriptor
 
@@ -152,7 +152,7 @@ class _Stored(StoredFile):
         return os.preadv(self._descriptor, [memory], position)
 
 
-class _New(NewFile):
+class _NewFile(NewFile):
     def __init__(self, descriptor: int):
         self._descriptor = descriptor
 
@@ -160,20 +160,20 @@ class _New(NewFile):
         _write(self._descriptor, data, position)
 
     def is_complete(self, position: int, size: int) -> None:
-        # The range is not needed soon, so this starts its writeback already, not only at the end of the file.
+        # Starts the writeback of the range now rather than at the end of the file.
         os.posix_fadvise(self._descriptor, position, size, os.POSIX_FADV_DONTNEED)
 
 
-class _Appended(AppendedFile):
-    """An unbuffered file: `close` does not repeat a write that has failed on a full disk, which would hide the error."""
+class _AppendedFile(AppendedFile):
+    """An unbuffered file: `close` does not retry a write that failed on a full disk, which would hide the error."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
 
     def write(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
-            left = left[self._file.write(left) :]
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[self._file.write(remaining) :]
 
     def sync(self) -> None:
         os.fsync(self._file.fileno())
@@ -182,34 +182,34 @@ class _Appended(AppendedFile):
         self._file.close()
 
 
-class _Lock(LockFile):
+class _LockFile(LockFile):
     def __init__(self, file: IO[bytes]):
         self._file = file
 
     def write(self, data: bytes) -> None:
         self._file.truncate(0)
         _write(self._file.fileno(), data, 0)
-        # The file stays open, and NFS shows changes to others only after close or fsync.
+        # The file stays open, and NFS shows changes to other hosts only after close or fsync.
         os.fsync(self._file.fileno())
 
     def clear(self) -> None:
         self._file.truncate(0)
 
 
-def _local(path: StoragePath) -> Path:
+def _local_path(path: StoragePath) -> Path:
     return path if isinstance(path, Path) else Path(str(path))
 
 
-def _regular_file(path: StoragePath, flags: int, *, is_written: bool = False) -> int:
-    """Opens a regular file; a file to be written must not have several names, as a hard link of a copied directory has.
+def _open_regular_file(path: StoragePath, flags: int, *, for_writing: bool = False) -> int:
+    """Opens a regular file; a file to be written must not have several hard links, as one in a copied directory may.
 
     Raises:
       NotRegularFile: the path is not that of such a file.
       OSError: with ELOOP for a symbolic link.
     """
     try:
-        # O_NONBLOCK: otherwise opening a pipe would wait for its other end.
-        descriptor = os.open(_local(path), flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        # Without O_NONBLOCK, opening a pipe would wait for its other end.
+        descriptor = os.open(_local_path(path), flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "a link, which is not followed", str(path)) from error
@@ -217,7 +217,7 @@ def _regular_file(path: StoragePath, flags: int, *, is_written: bool = False) ->
             raise NotRegularFile(errno.EINVAL, "not a regular file", str(path)) from error
         raise
     status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and not (is_written and status.st_nlink > 1):
+    if stat.S_ISREG(status.st_mode) and not (for_writing and status.st_nlink > 1):
         return descriptor
     os.close(descriptor)
     problem = "a file with several names" if stat.S_ISREG(status.st_mode) else "not a regular file"
@@ -225,13 +225,13 @@ def _regular_file(path: StoragePath, flags: int, *, is_written: bool = False) ->
 
 
 def _sync(path: Path) -> None:
-    """Returns when a file, or a directory with all of its contents, is durable."""
+    """Flushes a file, or a directory with all of its contents, to disk."""
     for inner in path.iterdir() if path.is_dir() else ():
         _sync(inner)
-    _sync_one(path)
+    _fsync(path)
 
 
-def _sync_one(path: Path, flags: int = 0) -> None:
+def _fsync(path: Path, flags: int = 0) -> None:
     descriptor = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(descriptor)
@@ -240,8 +240,8 @@ def _sync_one(path: Path, flags: int = 0) -> None:
 
 
 def _write(descriptor: int, data: bytes | memoryview, position: int) -> None:
-    """Writes all bytes, as `os.pwrite` may write fewer."""
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(descriptor, left, position)
-        left, position = left[written:], position + written
+    """Writes all bytes; a single `os.pwrite` may write fewer."""
+    remaining = memoryview(data)
+    while remaining:
+        count = os.pwrite(descriptor, remaining, position)
+        remaining, position = remaining[count:], position + count

@@ -42,9 +42,9 @@ AnyPath: TypeAlias = str | os.PathLike[str] | StoragePath  # accepted from users
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Url:
-    """A path of a storage that is not this machine's file system, such as `gs://bucket/runs/first`.
+    """A path of a storage other than this machine's file system, such as `gs://bucket/runs/first`.
 
-    It is not an `os.PathLike`, so that it cannot be opened as a local file by mistake.
+    Not an `os.PathLike`, so it cannot be opened as a local file by mistake.
 
     Attributes:
       scheme: the part before `://`.
@@ -79,8 +79,8 @@ class Url:
         return f"{self.scheme}://{self.key}"
 
 
-_COPY_BYTES = 1 << 22  # that are copied at once
-_MAX_READ_BYTES = 1 << 30  # of a file that `read` returns; files from others may claim any size
+_COPY_BYTES = 1 << 22  # copied at a time
+_MAX_READ_BYTES = 1 << 30  # limit of `read`: an untrusted file may claim any size
 
 
 class Info(NamedTuple):
@@ -110,7 +110,7 @@ class Entry(NamedTuple):
 
 
 class NotRegularFile(OSError):
-    """A directory, device or pipe, where a file is required."""
+    """A directory, device or pipe instead of a regular file."""
 
 
 class StoredFile(abc.ABC):
@@ -138,18 +138,18 @@ class NewFile(abc.ABC):
 
     @abc.abstractmethod
     def write(self, data: bytes | memoryview, position: int) -> None:
-        """Writes all bytes at a position. Large arrays are passed as they are, to be written without a copy."""
+        """Writes all bytes at a position. Large arrays are passed without a copy."""
 
     def is_complete(self, position: int, size: int) -> None:
-        """Called when a range has been written; the storage may begin to make it durable."""
+        """Called after a range has been written; the storage may begin to make it durable."""
 
 
 class AppendedFile(abc.ABC):
-    """A file that grows for as long as a run lasts."""
+    """A file that is appended to during a run."""
 
     @abc.abstractmethod
     def write(self, data: bytes) -> None:
-        """Appends all bytes, without buffering: they survive the end of the process."""
+        """Appends all bytes without buffering, so they survive the end of the process."""
 
     @abc.abstractmethod
     def sync(self) -> None:
@@ -157,27 +157,27 @@ class AppendedFile(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Closes the file; writes nothing."""
+        """Closes the file without writing to it."""
 
 
 class LockFile(abc.ABC):
-    """A file that is locked. Its contents are for people: the lock does not depend on them."""
+    """A locked file. Its contents are informational: the lock does not depend on them."""
 
     @abc.abstractmethod
     def write(self, data: bytes) -> None:
-        """Replaces the contents, durably, so that other hosts can read them."""
+        """Replaces the contents durably, so that other hosts can read them."""
 
     @abc.abstractmethod
     def clear(self) -> None:
-        """Makes the file empty."""
+        """Truncates the file."""
 
 
 class Storage(abc.ABC):
-    """A store of durable files: a tree of directories and files, with the same view from all processes of a run.
+    """A store of durable files: a tree of directories and files that all processes of a run see.
 
-    A storage has no state that differs between processes; its methods may be called by any thread. They raise the
-    subclasses of `OSError` that `os` raises (`FileNotFoundError`, `FileExistsError`, ...), with a `strerror` for the
-    user. A file is durable if it survives the failure of the machine.
+    A storage has no state that differs between processes, and its methods may be called from any thread. They raise the
+    same subclasses of `OSError` as `os` (`FileNotFoundError`, `FileExistsError`, ...), with a `strerror` for the user. A
+    file is durable if it survives a failure of the machine.
     """
 
     # Files
@@ -187,29 +187,29 @@ class Storage(abc.ABC):
         """Opens a file for reading.
 
         Raises:
-          NotRegularFile: it is not a regular file. A link to a file is refused, too, with `errno.ELOOP`.
+          NotRegularFile: the path is not a regular file. A link to a file is refused with `errno.ELOOP`.
         """
 
     @abc.abstractmethod
     def create(self, path: StoragePath) -> AbstractContextManager[NewFile]:
-        """Creates a file that must not exist; it is durable when the context exits without an error.
+        """Creates a file that must not exist; it is durable once the context exits without an error.
 
-        The errors of the body are raised with the path.
+        Errors raised within the context have the path.
         """
 
     @abc.abstractmethod
     def append(self, path: StoragePath, *, is_new: bool = False) -> AppendedFile:
-        """Opens a file to append to, and creates it if necessary; with `is_new` it must not exist.
+        """Opens a file for appending, and creates it if necessary; with `is_new` it must not exist.
 
         Raises:
-          NotRegularFile: it is not a regular file, or has several names; a link is refused, too.
+          NotRegularFile: the path is a link or not a regular file, or the file has several hard links.
         """
 
     @abc.abstractmethod
     def replace(self, path: StoragePath, data: bytes) -> None:
         """Writes a file, replacing an existing one; it is durable when this returns.
 
-        After a failure it has either the old or the new contents. A link is replaced, not followed.
+        After a failure, the file has either the old or the new contents. A link is replaced, not followed.
         """
 
     @abc.abstractmethod
@@ -218,23 +218,23 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def lock(self, path: StoragePath, *, exclusive: bool = True) -> AbstractContextManager[LockFile]:
-        """Locks a file, which is created if necessary; releases it when the context exits or the process ends.
+        """Locks a file, created if necessary, until the context exits or the process ends.
 
         Args:
           path: path of the file.
-          exclusive: False to open it without locking, where locks are not possible.
+          exclusive: False opens the file without locking it, where locks are not supported.
 
         Raises:
-          BlockingIOError: another process has locked it, on any host.
-          NotRegularFile: it is not a regular file, or has several names; a link is refused, too.
-          OSError: files cannot be locked here.
+          BlockingIOError: another process, on any host, has locked it.
+          NotRegularFile: the path is a link or not a regular file, or the file has several hard links.
+          OSError: the storage does not support locks here.
         """
 
     # Directories
 
     @abc.abstractmethod
     def info(self, path: StoragePath) -> Info | None:
-        """Returns information about the file or directory at a path; None if there is none."""
+        """Returns information about the file or directory at a path; None if nothing is there."""
 
     @abc.abstractmethod
     def entries(self, directory: StoragePath) -> list[Entry]:
@@ -242,27 +242,27 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def make_directory(self, directory: StoragePath, *, is_new: bool = False) -> None:
-        """Creates a directory and its parents, unless it exists; with `is_new` it must not, and its parent must."""
+        """Creates a directory and its parents if necessary; with `is_new`, only its parent may exist."""
 
     @abc.abstractmethod
     def remove_directory(self, directory: StoragePath) -> None:
-        """Removes a directory with all of its contents. If it fails, any part of them may be left."""
+        """Removes a directory with all of its contents. A failure may leave any part of them."""
 
     @abc.abstractmethod
     def rename(self, path: StoragePath, target: StoragePath) -> None:
-        """Renames a file, which replaces an existing one, or a directory, to a path that must not exist.
+        """Renames a file, replacing an existing one, or a directory, whose new path must not exist.
 
-        The change is atomic: every process sees all of it under one of the two names.
+        The change is atomic: every process sees the contents under exactly one of the two names.
         """
 
     @abc.abstractmethod
     def sync_directory(self, directory: StoragePath) -> None:
-        """Returns when the entries of a directory are durable: all creations, renames and removals in it."""
+        """Returns when all creations, renames and removals in a directory are durable."""
 
-    # The following methods have an implementation for every storage.
+    # Methods with a default implementation.
 
     def read(self, path: StoragePath) -> bytes:
-        """Returns the contents of a file, which is opened by `open`; raises an `OSError` if it is larger than 1 GiB."""
+        """Returns the contents of a file; raises `OSError` if it is larger than 1 GiB."""
         with self.open(path) as file:
             if file.size > _MAX_READ_BYTES:
                 problem = f"it has {file.size} bytes, more than the largest allowed {_MAX_READ_BYTES}"
@@ -270,17 +270,17 @@ class Storage(abc.ABC):
             return file.read(file.size)
 
     def copy_to(self, path: StoragePath, local: Path) -> None:
-        """Copies a file, which is opened by `open` and may have any size, to a new one of this machine."""
+        """Copies a file of any size to a new local file."""
         with self.open(path) as file, local.open("xb") as copy:
             for position in range(0, file.size, _COPY_BYTES):
                 copy.write(file.read(_COPY_BYTES, position))
 
     def is_link(self, path: StoragePath) -> bool:
-        """Returns whether a path is a link, whose target may be missing."""
+        """Returns whether a path is a link, even if its target is missing."""
         return False
 
     def check_writable(self, directory: StoragePath) -> None:
-        """Raises an `OSError` if it is known that nothing could be created in a directory, which may be missing."""
+        """Raises `OSError` if a directory, which need not exist, is known not to be writable."""
 
     def resolved(self, path: StoragePath) -> StoragePath:
         """Returns the canonical path of a file, with links resolved."""
@@ -297,16 +297,16 @@ class Storage(abc.ABC):
 
     @contextlib.contextmanager
     def staged(self, path: StoragePath) -> Iterator[Path]:
-        """Yields a path of this machine with the same name, for libraries that write files or directories themselves.
+        """Yields a local path with the same name, for libraries that write files or directories themselves.
 
         When the context exits without an error, the result is durable at `path`, where it replaces an existing file.
         """
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            written = Path(folder) / path.name
-            yield written
+            local_path = Path(folder) / path.name
+            yield local_path
             partial = path.with_name(f"{staged_prefix(path)}{secrets.token_hex(4)}")
             try:
-                self._upload(written, partial)
+                self._upload(local_path, partial)
                 self.rename(partial, path)
                 self.sync_directory(path.parent)
             except BaseException:
@@ -336,5 +336,5 @@ class Storage(abc.ABC):
 
 
 def staged_prefix(path: StoragePath) -> str:
-    """Returns the prefix of the names of `Storage.staged` for incomplete files, in the directory of the path."""
+    """Returns the prefix of the names of incomplete files that `Storage.staged` writes next to a path."""
     return f".{path.name}."

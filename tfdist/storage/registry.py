@@ -1,4 +1,4 @@
-"""The storages by the scheme of their paths. A storage in this repository is one line in `_STORAGES`."""
+"""Storages by URL scheme. Each storage of this repository is one line in `_STORAGES`."""
 
 import functools
 import os
@@ -22,11 +22,11 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
 def register(scheme: str, storage: Callable[[], Storage]) -> None:
-    """Registers the storage of all paths `SCHEME://...` of this process.
+    """Registers the storage of all paths `SCHEME://...` in this process.
 
     Args:
       scheme: a lower-case letter, then lower-case letters, digits, `+`, `.` or `-`.
-      storage: class, or another function that returns a storage; called once.
+      storage: class or function that returns a storage; called once.
     """
     if not _URL.fullmatch(f"{scheme}://") or scheme == "file":
         raise ValueError(f"A storage needs its own URL scheme, such as `s3`. Received: {scheme!r}.")
@@ -75,26 +75,26 @@ def storage_of(path: AnyPath) -> Storage:
 def _storage(scheme: str) -> Storage | None:
     if scheme in _STORAGES:
         return _STORAGES[scheme]()
-    declared = [point for point in _declared() if point.name == scheme]
-    return cast(Storage, declared[0].load()()) if declared else None
+    points = [point for point in _entry_points() if point.name == scheme]
+    return cast(Storage, points[0].load()()) if points else None
 
 
 def _schemes() -> list[str]:
-    return [f"{scheme}://" for scheme in sorted({*_STORAGES, *(point.name for point in _declared())})]
+    return [f"{scheme}://" for scheme in sorted({*_STORAGES, *(point.name for point in _entry_points())})]
 
 
-def _declared() -> "EntryPoints":
-    # Imported here, because it takes 15 ms, and most runs use the file system.
+def _entry_points() -> "EntryPoints":
+    # Imported here because it takes 15 ms, and most runs use the file system.
     from importlib.metadata import entry_points
 
     return entry_points(group=ENTRY_POINTS)
 
 
 def text_of(file: AnyPath) -> str:
-    """Returns the text of a file that the user names; a link to a regular file is followed.
+    """Returns the text of a file named by the user; a link to a regular file is followed.
 
     Raises:
-      OSError, UnicodeDecodeError: there is no such file, or it is not text.
+      OSError, UnicodeDecodeError: the file does not exist, or is not text.
     """
     path = path_of(file)
     storage = storage_of(path)
@@ -110,11 +110,11 @@ def read_text(file: AnyPath, rule: str, remedy: str = "") -> str:
       remedy: the remedy, as a sentence; empty for none.
 
     Raises:
-      InputError: there is no such file, or it is not text.
+      InputError: the file does not exist, or is not text.
     """
     try:
         return text_of(file)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        end = f". {remedy}" if remedy else ""
-        raise InputError(f"{rule} Received: {file}: {reason}{end}") from error
+        suffix = f". {remedy}" if remedy else ""
+        raise InputError(f"{rule} Received: {file}: {reason}{suffix}") from error

@@ -13,7 +13,7 @@ from tfdist.step.reduction import Reduction
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import synchronized_layers
 from tfdist.synchronization.elastic_averaging import ElasticSynchronizer
-from tfdist.synchronization.exchange import specs_of
+from tfdist.synchronization.exchange import tensor_specs
 from tfdist.synchronization.federated import FederatedSynchronizer, round_specs
 from tfdist.synchronization.interface import WeightSynchronizer
 from tfdist.synchronization.periodic import HierarchicalSynchronizer, PeriodicSynchronizer
@@ -32,10 +32,10 @@ _KINDS: Mapping[type[Sync], Callable[..., WeightSynchronizer]] = {
 def make_synchronizer(
     sync: Sync, model: keras.Model, strategy: Strategy, compression: Compression, store: StateStore, clip: Clip
 ) -> WeightSynchronizer:
-    """Creates the exchanges of a compiled and built model; every process must call it.
+    """Creates the synchronizer of a compiled and built model; every process must call it.
 
     Raises:
-      InputError: the model communicates in every step, the strategy's replicas cannot train locally, or there are too many
+      InputError: the model communicates in every step, replicas of the strategy cannot train locally, or there are too many
         fragments.
     """
     if strategy.remote:
@@ -47,11 +47,11 @@ def make_synchronizer(
             f"Replicas of strategy {strategy.name} cannot train locally, as its engine compiles whole steps. Received: "
             f"sync={sync}. Use sync=every_step, or mirrored, multiworker or horovod."
         )
-    synchronized = synchronized_layers(model)
-    if synchronized:
+    normalization_layers = synchronized_layers(model)
+    if normalization_layers:
         raise InputError(
             "Replicas that train locally cannot normalize over all replicas. Received: "
-            f"sync={sync} and {synchronized[0].path}. Use --batch_norm=local, or --sync=every_step."
+            f"sync={sync} and {normalization_layers[0].path}. Use --batch_norm=local, or --sync=every_step."
         )
     weights = list(model.trainable_variables)
     if isinstance(sync, FedAvg):
@@ -60,5 +60,5 @@ def make_synchronizer(
         return FederatedSynchronizer(sync, model, strategy, reduction)
     if isinstance(sync, LocalSGD) and not sync.is_blocking:
         return StreamingSynchronizer(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), store)
-    reducer = compression.reducer(specs_of(weights), {}, ())
+    reducer = compression.reducer(tensor_specs(weights), {}, ())
     return _KINDS[type(sync)](sync, model, strategy, reducer, store)

@@ -4,13 +4,12 @@ With x the global weights, w_r the weights of replica r and n_r the rows that it
 
     d = sum over r of n_r (x - w_r) / sum over r of n_r,        x' = outer(x, d),        w_r = x'
 
-d is summed by a reducer, so that it may be compressed, with error feedback. Without an outer optimizer, x' = x - d is
-the mean of the replicas' weights.
+A reducer sums d, which may be compressed, with error feedback. Without an outer optimizer, x' = x - d is the mean of the
+replicas' weights.
 
-Cost of an exchange: one all-reduce of P + 2 numbers, with P trainable parameters: over a ring, each of N replicas sends
-2 P b (N - 1) / N bytes, with b bytes per number, so that a step sends 1 / period of that on average. Averaging the optimizer's
-state takes another all-reduce, and so does averaging the moving statistics, if there are any. Memory: the global weights, and
-the outer optimizer's state.
+Cost of an exchange: one all-reduce of P + 2 numbers for P trainable parameters. Over a ring, each of N replicas sends
+2 P b (N - 1) / N bytes, with b bytes per number, and 1 / period of that per step on average. Averages of the optimizer's state
+and of moving statistics take one more all-reduce each. Memory: the global weights and the outer optimizer's state.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Reducer, Sum
 from tfdist.optimizers.catalog import create_optimizer
-from tfdist.step.layer_state import TemporaryValues, assign, means_over_replicas
+from tfdist.step.layer_state import TemporaryValues, assign, replica_means
 from tfdist.step.local_step import ROWS
 from tfdist.step.reduction import Reduction, square_norms
 from tfdist.step.settings import named_specs
@@ -42,12 +41,9 @@ class GlobalWeights:
     """
 
     def __init__(self, weights: Sequence[keras.Variable], strategy: Strategy, outer: str):
-        """Creates the variables, equal to zero; see `assign`.
+        """Creates variables for the trainable variables `weights`, initialized to zero; see `assign`.
 
-        Args:
-          weights: trainable variables of a built model, or some of them.
-          strategy: their strategy.
-          outer: the outer optimizer, as in `--optimizer`, with its learning rate; "" for none.
+        `outer` is the outer optimizer, as in `--optimizer`, with its learning rate; "" for none.
         """
         self._strategy, self._weights = strategy, list(weights)
         with strategy.scope():
@@ -64,15 +60,15 @@ class GlobalWeights:
 
     def values(self) -> list[tf.Tensor]:
         """Returns the global weights. In a replica function."""
-        return tensors_of(self.copies)
+        return read_variables(self.copies)
 
     def assign(self, values: Sequence[tf.Tensor]) -> None:
         """Assigns values that are equal on all replicas. In a replica function."""
         assign(self.copies, values)
 
-    def take_over(self, weights: Sequence[keras.Variable]) -> None:
-        """Assigns the replicas' weights, which are equal on all of them. In a replica function."""
-        self.assign(tensors_of(weights))
+    def take_weights(self, weights: Sequence[keras.Variable]) -> None:
+        """Assigns the replicas' weights, which must be equal on all replicas. In a replica function."""
+        self.assign(read_variables(weights))
 
     def update(self, changes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Updates the global weights and returns them. In a replica function.
@@ -85,23 +81,23 @@ class GlobalWeights:
         else:
             self._strategy.apply(self._optimizer, changes, self.copies)
         if any(variable.constraint is not None for variable in self._weights):
-            self.assign(constrained(self._weights, self.values()))
+            self.assign(apply_constraints(self._weights, self.values()))
         return self.values()
 
 
-def constrained(weights: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns values as the constraints of the weights, such as `non_neg`, require; a mean or a step may violate them."""
+def apply_constraints(weights: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Applies the constraints of the weights, such as `non_neg`, to values; a mean or a step may violate them."""
     pairs = zip(weights, values, strict=True)
     return [x if v.constraint is None else tf.convert_to_tensor(v.constraint(x)) for v, x in pairs]
 
 
 def zeros_like(variable: keras.Variable, prefix: str) -> keras.Variable:
-    """Creates a variable of the same shape and dtype that is not trained; `prefix`: of its name."""
+    """Creates a non-trainable variable of the same shape and dtype, whose name starts with `prefix`."""
     name = f"{prefix}_{variable.path.replace('/', '_')}"
     return keras.Variable("zeros", shape=variable.shape, dtype=variable.dtype, trainable=False, name=name)
 
 
-def tensors_of(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+def read_variables(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     """Returns this replica's values of variables. In a replica function."""
     return [tf.convert_to_tensor(variable.value) for variable in variables]
 
@@ -110,8 +106,8 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
     """Creates an outer optimizer; None if there is none.
 
     Raises:
-      InputError: there is no such optimizer, it does not take these arguments, accumulates gradients, or its state begins as
-        a copy of the weights.
+      InputError: the optimizer or an argument is unknown, or it accumulates gradients, or its state is initialized with a
+        copy of the weights.
     """
     if not text:
         return None
@@ -119,7 +115,7 @@ def outer_optimizer(text: str) -> keras.Optimizer | None:
     if keras_internals.begins_at_weights(optimizer):
         raise InputError(
             "The state of an outer optimizer cannot begin as a copy of the weights, which it receives later. Received: "
-            f"outer={text}. Use another one, such as adam."
+            f"outer={text}. Use another optimizer, such as adam."
         )
     if optimizer.gradient_accumulation_steps:
         raise InputError(
@@ -141,8 +137,8 @@ class ExchangeResult(NamedTuple):
     rows: tf.Tensor
 
 
-def specs_of(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
-    """Returns names, shapes and dtypes of the message of an exchange: a change per variable, and two scalars."""
+def tensor_specs(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
+    """Returns the specs of an exchange's message: a change per variable, and two scalars."""
     return named_specs(weights, "exchange/rows", "exchange/squares")
 
 
@@ -167,17 +163,9 @@ class Exchange:
         optimizer_state: str = "local",
         statistics: Sequence[keras.Variable] = (),
     ):
-        """Initializes the exchange.
+        """Initializes the exchange of trainable variables `weights`, whose changes `reducer` sums over replicas.
 
-        Args:
-          weights: trainable variables of the model.
-          optimizer: its optimizer.
-          strategy: their strategy.
-          reducer: sums the changes over replicas.
-          global_weights: the global weights.
-          store: store of the state.
-          optimizer_state: what happens to the optimizer's state: "local", "averaged" or "reset".
-          statistics: moving statistics, and state with which layers compute, which are averaged.
+        `optimizer_state` is "local", "averaged" or "reset"; `statistics` are variables to average.
         """
         self._strategy, self._global_weights = strategy, global_weights
         self._weights = list(weights)
@@ -185,48 +173,50 @@ class Exchange:
         self._statistics = list(statistics)
         self._initial_slots = InitialState(optimizer) if optimizer_state == "reset" else None
         [self.rows] = store.variables([ROWS])
-        self.reduction = Reduction(reducer, specs_of(weights), store, "exchange/")
+        self.reduction = Reduction(reducer, tensor_specs(weights), store, "exchange/")
         self.recording: Recording | None = None
 
     def exchange(self, expected_rows: tf.Tensor) -> ExchangeResult:
         """Exchanges the weights. A replica function.
 
         Args:
-          expected_rows: scalar of dtype floatx; rows that a replica with an equal share has had since the last exchange.
+          expected_rows: scalar of dtype floatx; rows since the last exchange of a replica with an equal share.
         """
         self.recording = Recording(self._strategy.step_collectives)
-        # Relative to an equal share, so that changes keep their size, which lossy dtypes may need.
+        # Relative to an equal share, which preserves the magnitude of changes for lossy dtypes.
         rows = tf.cast(tf.convert_to_tensor(self.rows), expected_rows.dtype) / expected_rows
-        own = self.local_weights()
-        reduced = self.reduction.reduce(self._message(own, rows), self.recording, name="exchange")
-        weights, result = self._updated(own, reduced.totals)
+        local_weights = self.local_weights()
+        reduction = self.reduction.reduce(self._message(local_weights, rows), self.recording, name="exchange")
+        weights, result = self._update(local_weights, reduction.totals)
         state = self.new_state(rows, result.rows, self._strategy.step_collectives)
-        self.assign(weights, state, reduced.state)
+        self.assign(weights, state, reduction.state)
         self.rows.assign(tf.zeros([], self.rows.dtype))
         return result
 
-    def _message(self, own: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
+    def _message(self, weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the message of a replica with these weights; see `message_of`."""
-        return message_of(self._global_weights.values(), own, rows)
+        return message_of(self._global_weights.values(), weights, rows)
 
-    def _updated(self, own: Sequence[tf.Tensor], totals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], ExchangeResult]:
-        """Updates the global weights by the sum of all messages; returns the weights with which the replica continues."""
-        return updated(self._global_weights, totals)
+    def _update(
+        self, weights: Sequence[tf.Tensor], totals: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], ExchangeResult]:
+        """Updates the global weights with the sum of all messages; returns the replica's new weights."""
+        return update_global_weights(self._global_weights, totals)
 
     def local_weights(self) -> list[tf.Tensor]:
         """Returns this replica's weights. In a replica function."""
-        return tensors_of(self._weights)
+        return read_variables(self._weights)
 
     def new_state(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
-        """Returns the optimizer's state after an exchange, unless it stays local, and statistics. In a replica function."""
-        means = means_over_replicas(tensors_of(self._statistics), rows, collectives, name="exchange/statistics")
+        """Returns the optimizer's new state, unless it stays local, and averaged statistics. In a replica function."""
+        means = replica_means(read_variables(self._statistics), rows, collectives, name="exchange/statistics")
         return [*self._new_slots(rows, all_rows, collectives), *means]
 
     def _new_slots(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
         if self._initial_slots is not None:
             return self._initial_slots.tensors()
-        own = tensors_of(self._slots)
-        return weighted_mean(own, rows, all_rows, collectives) if own else []
+        slots = read_variables(self._slots)
+        return weighted_mean(slots, rows, all_rows, collectives) if slots else []
 
     def assign(
         self, weights: Sequence[tf.Tensor], state: Sequence[tf.Tensor], reducer_state: Sequence[tf.Tensor]
@@ -238,20 +228,19 @@ class Exchange:
         self.reduction.assign(reducer_state)
 
 
-def message_of(global_weights: Sequence[tf.Tensor], own: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the message of a replica: its changes, weighted by its rows, and two scalars; see `specs_of`.
+def message_of(global_weights: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
+    """Returns a replica's message: its changes, weighted by `rows`, and two scalars; see `specs_of`.
 
-    Args:
-      global_weights: global weights.
-      own: the replica's weights.
-      rows: scalar of dtype floatx; rows on which the replica has trained, as a multiple of an equal share.
+    `rows` is a scalar of dtype floatx: the replica's rows since the last exchange as a multiple of an equal share.
     """
-    changes = [x - w for x, w in zip(global_weights, own, strict=True)]
+    changes = [x - w for x, w in zip(global_weights, weights, strict=True)]
     return [*(change * tf.cast(rows, change.dtype) for change in changes), rows, rows * square_norm(changes)]
 
 
-def updated(global_weights: GlobalWeights, totals: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], ExchangeResult]:
-    """Updates the global weights by the sum of all replicas' messages; returns them, and the result of the exchange."""
+def update_global_weights(
+    global_weights: GlobalWeights, totals: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], ExchangeResult]:
+    """Updates the global weights with the sum of all messages; returns them and the result of the exchange."""
     *changes, rows, squares = totals
     mean = [tf.math.divide_no_nan(change, tf.cast(rows, change.dtype)) for change in changes]
     weights = global_weights.update(mean)
@@ -260,14 +249,14 @@ def updated(global_weights: GlobalWeights, totals: Sequence[tf.Tensor]) -> tuple
 
 
 def weighted_mean(
-    own: Sequence[tf.Tensor], rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives
+    values: Sequence[tf.Tensor], rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives
 ) -> list[tf.Tensor]:
     """Returns the exact mean of each tensor over replicas, weighted by their rows. In a replica function."""
-    weighted = [value * tf.cast(rows, value.dtype) for value in own]
-    totals = Bucketed(Sum()).reduce(weighted, [], collectives, name="exchange/state").totals
+    weighted_values = [local_value * tf.cast(rows, local_value.dtype) for local_value in values]
+    totals = Bucketed(Sum()).reduce(weighted_values, [], collectives, name="exchange/state").totals
     return [
-        tf.where(all_rows > 0, tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)), value)
-        for total, value in zip(totals, own, strict=True)
+        tf.where(all_rows > 0, tf.math.divide_no_nan(total, tf.cast(all_rows, total.dtype)), local_value)
+        for total, local_value in zip(totals, values, strict=True)
     ]
 
 
@@ -277,45 +266,42 @@ def replica_mean(
     """Returns a context in which variables have their mean over the replicas; cost: one all-reduce of them.
 
     Args:
-      variables: variables of which each replica has its own value.
+      variables: variables with a separate value on each replica.
       strategy: strategy of the replicas.
-      rows: replica function that returns a scalar, the replica's weight in the mean; if all are zero, weights are equal.
+      rows: replica function that returns the replica's weight, a scalar; if all are zero, the mean is unweighted.
     """
 
-    def means(own: list[tf.Tensor]) -> list[tf.Tensor]:
+    def means(values: list[tf.Tensor]) -> list[tf.Tensor]:
         own_rows = tf.cast(rows(), keras.config.floatx())
         [total] = strategy.collectives.all_reduce([own_rows], name="replica_mean/rows")
         weight = tf.where(total > 0, own_rows / tf.maximum(total, 1), 1 / strategy.replicas)
-        return weighted_mean(own, weight, tf.ones_like(weight), strategy.collectives)
+        return weighted_mean(values, weight, tf.ones_like(weight), strategy.collectives)
 
     return TemporaryValues(variables, strategy, means, differ=lambda: strategy.replicas > 1)
 
 
 class InitialState:
-    """The state with which an optimizer begins, to reset it; memory: one number per variable."""
+    """The initial state of an optimizer, for resets; memory: one number per variable."""
 
     def __init__(self, optimizer: keras.Optimizer):
-        """Stores the values, before the first update.
-
-        Args:
-          optimizer: built optimizer.
+        """Stores the values of a built optimizer before the first update.
 
         Raises:
-          InputError: its state does not begin at constants, or has changed already.
+          InputError: the initial state is not constant, or has already changed.
         """
         self._slots = keras_internals.slots(optimizer)
-        numbers = keras_internals.initial_slot_values(optimizer)
-        if numbers is None:
+        values = keras_internals.initial_slot_values(optimizer)
+        if values is None:
             raise InputError(
                 "The optimizer's state, which is reset, must begin at constants. Received: "
-                f"{type(optimizer).__name__}, whose state begins as a copy of the weights, at other values, or has been "
-                "changed by earlier updates. Use a new optimizer, such as AdamW, or a sync that does not reset it."
+                f"{type(optimizer).__name__}, whose state begins as a copy of the weights, at other values, or has "
+                "already been updated. Use a new optimizer, such as AdamW, or a sync that does not reset it."
             )
-        self._numbers = numbers
+        self._values = values
 
     def tensors(self) -> list[tf.Tensor]:
         """Returns the values of `keras_internals.slots` of the optimizer. In a replica function."""
-        pairs = zip(self._slots, self._numbers, strict=True)
+        pairs = zip(self._slots, self._values, strict=True)
         return [tf.fill(slot.shape, tf.cast(number, slot.dtype)) for slot, number in pairs]
 
 

@@ -1,4 +1,4 @@
-"""Federated averaging: steps are rounds, after which all replicas have the global weights; see `FedAvg`."""
+"""Federated averaging: a step is a round, after which all replicas have the global weights; see `FedAvg`."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from tfdist.step.compiled_steps import Steps
 from tfdist.step.gradient_source import GradientSource, LocalGradients
 from tfdist.step.layer_state import assign
 from tfdist.step.metrics import ModelMetrics
-from tfdist.step.reduction import Computed, Reduction, global_norm, run_if
+from tfdist.step.reduction import ComputeResult, Reduction, global_norm, run_if
 from tfdist.step.settings import Settings, named_specs
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
@@ -33,13 +33,13 @@ from tfdist.synchronization.interface import WeightSynchronizer
 
 
 class Counts(NamedTuple):
-    """Scalars of a replica in a round, float64.
+    """Counts of a replica in a round, scalar float64.
 
     Attributes:
-      examples: sum of the numbers of examples of its clients.
-      rows: rows on which they have trained.
-      loss: sum over these rows of the loss.
-      not_finite: number of batches whose loss or gradients were not finite; after the first, the replica stops.
+      examples: number of examples of its clients.
+      rows: rows on which its clients have trained.
+      loss: sum of the loss over these rows.
+      not_finite: number of batches whose loss or gradients were not finite; the replica stops after the first one.
     """
 
     examples: tf.Variable
@@ -55,8 +55,8 @@ class Round(NamedTuple):
       change: for each weight, the mean over clients of x - w_k.
       statistics: for each moving statistic and integer of a layer, its mean over clients.
       reducer_state: the reducer's new state.
-      loss: scalar of dtype floatx; mean over all rows; NaN if a client's was not finite.
-      finite: scalar bool; whether everything was finite.
+      loss: scalar of dtype floatx; mean over all rows; NaN if a client's loss was not finite.
+      finite: scalar bool; whether all losses and changes were finite.
       norm: scalar of dtype floatx; norm of `change`.
     """
 
@@ -71,9 +71,8 @@ class Round(NamedTuple):
 class RoundState:
     """Variables of one model's rounds, and their exchange; the methods are called in replica functions.
 
-    Between rounds, all replicas have the global weights and an optimizer without state, so that none of this is saved.
-    Memory on each replica: three variables per trainable variable, with that of `GlobalWeights`, and two per moving
-    statistic.
+    Between rounds, all replicas have the global weights and an optimizer without state, so none of this is saved. Memory
+    on each replica: three variables per trainable variable, including `GlobalWeights`, and two per moving statistic.
 
     Attributes:
       weights: trainable variables of the model.
@@ -88,7 +87,6 @@ class RoundState:
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, reduction: Reduction, outer: str):
-        """Creates the variables; `outer`: the outer optimizer, see `GlobalWeights`."""
         self._strategy, self._reduction = strategy, reduction
         self.recording: Recording | None = None
         self._optimizer = inner_optimizer(model.optimizer)
@@ -118,43 +116,43 @@ class RoundState:
         """Adds the changes of a client with this number of examples."""
         for total, x, w in zip(self.changes, self.global_weights.values(), self.weights, strict=True):
             total.assign_add(tf.cast(examples, total.dtype) * (x - tf.convert_to_tensor(w.value)))
-        of_client = zip(self.statistics_sums, self.statistics, self._initial_statistics, strict=True)
-        for total, statistic, initial in of_client:
+        triples = zip(self.statistics_sums, self.statistics, self._initial_statistics, strict=True)
+        for total, statistic, initial in triples:
             value = tf.cast(tf.convert_to_tensor(statistic.value), total.dtype)
             if not initial.dtype.is_floating:
                 value -= tf.cast(tf.convert_to_tensor(initial), total.dtype)
             total.assign_add(tf.cast(examples, total.dtype) * value)
         self.counts.examples.assign_add(tf.cast(examples, tf.float64))
 
-    def _means(self, of_sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the statistics whose `statistics_sums` over all replicas have these means; integers are rounded."""
-        pairs = zip(of_sums, self._initial_statistics, strict=True)
-        return [mean if initial.dtype.is_floating else _changed(initial, mean) for mean, initial in pairs]
+    def _means(self, means: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the new statistics, given the means of `statistics_sums` over clients; integers are rounded."""
+        pairs = zip(means, self._initial_statistics, strict=True)
+        return [mean if initial.dtype.is_floating else _add_change(initial, mean) for mean, initial in pairs]
 
     def reduce(self, examples: float) -> Round:
         """Reduces the sums of all replicas.
 
         Args:
-          examples: expected examples of a replica in a round: changes are sent relative to them, so that they keep their
-            size, which lossy dtypes may need.
+          examples: expected examples of a replica in a round. Changes are divided by it, which preserves their magnitude
+            for lossy dtypes.
         """
         floatx = keras.config.floatx()
         self.recording = Recording(self._strategy.step_collectives)
-        changes = _relative(self.changes, examples)
-        counts = [tf.cast(count, floatx) for count in _relative(self.counts, examples)]
-        reduced = self._reduction.reduce([*changes, *counts], self.recording, name="round")
-        totals, of_all = reduced.totals[: len(changes)], Counts(*reduced.totals[len(changes) :])
-        change = [tf.math.divide_no_nan(total, tf.cast(of_all.examples, total.dtype)) for total in totals]
-        sums = _relative(self.statistics_sums, examples)
+        changes = _divide_by_examples(self.changes, examples)
+        counts = [tf.cast(count, floatx) for count in _divide_by_examples(self.counts, examples)]
+        reduction = self._reduction.reduce([*changes, *counts], self.recording, name="round")
+        totals, all_counts = reduction.totals[: len(changes)], Counts(*reduction.totals[len(changes) :])
+        change = [tf.math.divide_no_nan(total, tf.cast(all_counts.examples, total.dtype)) for total in totals]
+        sums = _divide_by_examples(self.statistics_sums, examples)
         if sums:
             sums = Bucketed(Sum()).reduce(sums, [], self.recording, name="round/statistics").totals
-        statistics = self._means([total / tf.cast(of_all.examples, total.dtype) for total in sums])
-        finite = tf.logical_and(reduced.all_finite(*change, of_all.loss), tf.equal(of_all.not_finite, 0))
-        loss = tf.where(finite, tf.math.divide_no_nan(of_all.loss, of_all.rows), float("nan"))
-        return Round(change, statistics, reduced.state, loss, finite, tf.cast(global_norm(change), floatx))
+        statistics = self._means([total / tf.cast(all_counts.examples, total.dtype) for total in sums])
+        is_finite = tf.logical_and(reduction.all_finite(*change, all_counts.loss), tf.equal(all_counts.not_finite, 0))
+        loss = tf.where(is_finite, tf.math.divide_no_nan(all_counts.loss, all_counts.rows), float("nan"))
+        return Round(change, statistics, reduction.state, loss, is_finite, tf.cast(global_norm(change), floatx))
 
     def apply(self, result: Round, number: tf.Tensor) -> None:
-        """Updates the global weights and all state; `number`: number of the round."""
+        """Updates the global weights and all state after round `number`."""
         weights = self.global_weights.update(result.change)
         # The number of rounds done becomes the optimizer's number of updates.
         self._assign_weights(weights, number + 1)
@@ -162,13 +160,13 @@ class RoundState:
         self._reduction.assign(result.reducer_state)
 
     def undo(self, number: tf.Tensor) -> None:
-        """Restores the state before the round; `number`: number of the round."""
+        """Restores the state before round `number`."""
         self._assign_weights(self.global_weights.values(), number)
         self._assign_statistics(self._initial_statistics)
 
-    def take_over(self) -> None:
+    def take_weights(self) -> None:
         """Assigns the model's weights, which are equal on all replicas, to the global ones."""
-        self.global_weights.take_over(self.weights)
+        self.global_weights.take_weights(self.weights)
 
     def _assign_statistics(self, values: Sequence[tf.Tensor | tf.Variable]) -> None:
         with self._strategy.own_copies(self.statistics):
@@ -183,7 +181,7 @@ class RoundState:
             count.assign(tf.cast(updates, count.dtype))
 
 
-def _changed(initial: tf.Variable, change: tf.Tensor) -> tf.Tensor:
+def _add_change(initial: tf.Variable, change: tf.Tensor) -> tf.Tensor:
     """Returns an integer or bool value after a change, rounded."""
     value, change = tf.convert_to_tensor(initial), tf.round(change)
     if initial.dtype.is_bool:
@@ -192,7 +190,7 @@ def _changed(initial: tf.Variable, change: tf.Tensor) -> tf.Tensor:
 
 
 def _states(name: str, variables: Sequence[keras.Variable], integers: tf.DType | None = None) -> list[State]:
-    """Returns a state like each variable; `integers`: dtype of those that are not floating, instead of their own."""
+    """Returns a state like each variable; `integers` replaces the dtype of those that are not floating-point."""
     dtypes = [tf.as_dtype(variable.dtype) for variable in variables]
     dtypes = [dtype if dtype.is_floating or integers is None else integers for dtype in dtypes]
     pairs = zip(variables, dtypes, strict=True)
@@ -202,40 +200,39 @@ def _states(name: str, variables: Sequence[keras.Variable], integers: tf.DType |
 class ClientGradients(GradientSource):
     """The gradients of a client.
 
-    With the proximal term, the loss is that of FedProx, F_k(w) + mu / 2 |w - x|^2, whose gradient has mu (w - x); losses
-    that are recorded are without this term.
+    With the proximal term, the loss is that of FedProx, F_k(w) + mu / 2 |w - x|^2, which adds mu (w - x) to the gradient.
+    Recorded losses do not include this term.
     """
 
     def __init__(self, *args: Any, sync: FedAvg, global_weights: GlobalWeights):
-        """Initializes the source; the batch size of the settings is the number of examples of a round."""
+        """Initializes the source; `settings.batch_size` is the number of examples of a round."""
         super().__init__(*args, is_local=True)
         self.sync, self._global_weights = sync, global_weights
 
     def draws(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
-        """See base class: the round, and client and batch in the place of a replica."""
+        """See base class: the round, and a number of client and batch instead of a replica."""
         return step[0], tf.cast(step[1], tf.int32), self.sync.clients + 1
 
-    def _of_rows(self, *args: Any) -> LocalGradients:
+    def _row_gradients(self, *args: Any) -> LocalGradients:
         """See base class."""
-        gradients, value = super()._of_rows(*args)
+        gradients, value = super()._row_gradients(*args)
         if not self.sync.proximal:
             return LocalGradients(gradients, value)
-        of_term = [
+        proximal_gradients = [
             tf.constant(self.sync.proximal, x.dtype) * (tf.convert_to_tensor(w.value) - x)
             for w, x in zip(self.variables, self._global_weights.values(), strict=True)
         ]
         return LocalGradients(
-            [tf.convert_to_tensor(g) + term for g, term in zip(gradients, of_term, strict=True)], value
+            [tf.convert_to_tensor(g) + term for g, term in zip(gradients, proximal_gradients, strict=True)], value
         )
 
 
 def round_specs(weights: Sequence[keras.Variable]) -> list[tf.TensorSpec]:
-    """Returns names, shapes and dtypes of what an exchange reduces: a change per variable, and the counts."""
+    """Returns the specs of an exchange's message: a change per variable, and the counts."""
     return named_specs(weights, *(f"exchange/{name}" for name in Counts._fields))
 
 
-def _relative(totals: Sequence[tf.Variable], examples: float) -> list[tf.Tensor]:
-    """Returns totals of a replica divided by its expected examples."""
+def _divide_by_examples(totals: Sequence[tf.Variable], examples: float) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(total) / tf.constant(examples, total.dtype) for total in totals]
 
 
@@ -243,91 +240,95 @@ class RoundLoop:
     """A loop whose steps are rounds."""
 
     def __init__(self, step: Step, source: ClientGradients, state: RoundState, strategy: Strategy, batch_size: int):
-        """Initializes the loop.
-
-        Arguments are a client's step and its gradients, the variables of the rounds, and the expected examples of a round.
-        """
+        """Initializes the loop; `batch_size` is the expected number of examples of a round."""
         self._step, self._source, self._state, self._strategy = step, source, state, strategy
         self._share = batch_size / strategy.replicas  # expected examples of a replica in a round
-        self._is_compared = False
+        self._plan_checked = False
 
     def run(self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
-        """Runs rounds until the last one, or one that is not finite; see `compile_loop`."""
+        """Runs rounds, up to one that is not finite; see `compile_loop`."""
         # A program or a callback may have assigned weights since the last call.
-        self._strategy.run(self._state.take_over)
+        self._strategy.run(self._state.take_weights)
 
-        def one(done: tf.Tensor, _: Any) -> tuple[list[tf.Tensor], LoopReport]:
-            report, [loss, finite, norm] = self._round(iterator, first_step + tf.cast(done, tf.int64))
+        def run_round(index: tf.Tensor, _: Any) -> tuple[list[tf.Tensor], LoopReport]:
+            report, [loss, finite, norm] = self._round(iterator, first_step + tf.cast(index, tf.int64))
             return [norm, finite], report._replace(values=[loss, finite, tf.size(report.numbers)])
 
         floatx = keras.config.floatx()
         specs = [tf.TensorSpec([], dtype) for dtype in (floatx, tf.bool, tf.int32)]
-        start = [tf.zeros([], floatx), tf.constant(True)]
+        initial_state = [tf.zeros([], floatx), tf.constant(True)]
         (norm, may_continue), report = run_loop(
-            one, start, steps, specs, self._strategy, continues=lambda ending: ending[1]
+            run_round, initial_state, steps, specs, self._strategy, continues=lambda state: state[1]
         )
         losses, counted, sizes = report.values
         return LoopResult(losses, counted, norm, may_continue, (), *report[1:], sizes=sizes)
 
     def _round(self, iterator: Iterator[Any], number: tf.Tensor) -> tuple[LoopReport, list[tf.Tensor]]:
-        """Returns the report of the local steps; loss, finite and norm."""
+        """Runs a round; returns the report of the local steps, and loss, finite and norm."""
         strategy, state = self._strategy, self._state
         strategy.run(state.begin_round)
         report = self._local_steps(iterator, number)
         result = strategy.run(state.reduce, self._share)
-        if not self._is_compared:  # processes make their first trace together
+        if not self._plan_checked:  # processes make their first trace together
             assert state.recording is not None
             agree_on_plan(strategy.peers, state.recording.calls)
-            self._is_compared = True
+            self._plan_checked = True
         loss, finite, norm = (strategy.local(value)[0] for value in (result.loss, result.finite, result.norm))
         run_if(finite, lambda: strategy.run(state.apply, result, number), lambda: strategy.run(state.undo, number))
         return report, [loss, finite, norm]
 
     def _local_steps(self, iterator: Iterator[Any], number: tf.Tensor) -> LoopReport:
-        """Trains all clients of a round; every process makes as many steps as its iterator says."""
+        """Trains all clients of a round; the iterator of each process determines its number of steps."""
         strategy = self._strategy
 
-        def one(_: tf.Tensor, __: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
-            started, turn, numbers = timed_batch(iterator, strategy)
+        def run_step(_: tf.Tensor, __: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
+            start_time, turn, numbers = timed_batch(iterator, strategy)
             assert isinstance(turn, ReplicaTurn)
-            with _at_update(self._step.optimizer, number):
-                computed = strategy.run(self._train, turn, number)
-            waited, busy = strategy.local(computed.arrived)[0] - started, tf.stack(strategy.local(computed.busy))
-            return tf.logical_not(strategy.local(turn.is_last)[0]), LoopReport([], waited, busy, numbers)
+            with _schedule_scope(self._step.optimizer, number):
+                result = strategy.run(self._train, turn, number)
+            wait_seconds, compute_seconds = (
+                strategy.local(result.arrival_time)[0] - start_time,
+                tf.stack(strategy.local(result.compute_seconds)),
+            )
+            return tf.logical_not(strategy.local(turn.is_last)[0]), LoopReport(
+                [], wait_seconds, compute_seconds, numbers
+            )
 
-        _, report = run_loop(one, tf.constant(True), tf.int32.max, [], strategy, continues=lambda has_more: has_more)
+        _, report = run_loop(
+            run_step, tf.constant(True), tf.int32.max, [], strategy, continues=lambda has_more: has_more
+        )
         return report
 
-    def _train(self, turn: ReplicaTurn, number: tf.Tensor) -> Computed:
+    def _train(self, turn: ReplicaTurn, number: tf.Tensor) -> ComputeResult:
         """Computes and applies one step of a client. A replica function, without communication.
 
         Args:
-          turn: the client's batch; if no row of it counts, nothing changes.
+          turn: the client's batch; without rows, nothing changes.
           number: scalar int64; number of the round.
         """
         state, counts = self._state, self._state.counts
         run_if(turn.begins, state.begin_client)
         draw = tf.stack([number, turn.client + self._source.sync.clients * turn.number])
-        computed = self._step.compute(turn.batch, draw, tf.constant(False))
-        active = tf.logical_and(turn.rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
+        result = self._step.compute(turn.batch, draw, tf.constant(False))
+        is_active = tf.logical_and(turn.rows > 0, tf.equal(tf.convert_to_tensor(counts.not_finite), 0))
 
         def count() -> None:
             rows = tf.cast(turn.rows, tf.float64)
             counts.rows.assign_add(rows)
-            counts.loss.assign_add(tf.cast(computed.loss, tf.float64) * rows)
+            counts.loss.assign_add(tf.cast(result.loss, tf.float64) * rows)
 
-        self._step.apply_if(tf.logical_and(active, computed.finite), computed, count)
-        failed = tf.logical_and(active, tf.logical_not(computed.finite))
-        counts.not_finite.assign_add(tf.cast(failed, tf.float64))
+        self._step.apply_if(tf.logical_and(is_active, result.finite), result, count)
+        has_failed = tf.logical_and(is_active, tf.logical_not(result.finite))
+        counts.not_finite.assign_add(tf.cast(has_failed, tf.float64))
         run_if(turn.ends, lambda: state.end_client(turn.client_examples))
-        return computed
+        return result
 
 
 @contextlib.contextmanager
-def _at_update(optimizer: keras.Optimizer, number: tf.Tensor) -> Iterator[None]:
-    """Context in which updates are traced with the schedule's learning rate and momentum at this number of updates.
+def _schedule_scope(optimizer: keras.Optimizer, number: tf.Tensor) -> Iterator[None]:
+    """Context in which updates are traced with the schedule's learning rate and momentum after `number` updates.
 
-    The optimizer's own count is that of the client's steps, which Adam's correction of bias needs.
+    The optimizer itself counts the client's steps, as Adam's bias correction requires.
     """
     schedule = keras_internals.scheduled_learning_rate(optimizer)
     rate = keras_internals.replaced_learning_rate(optimizer, lambda _: schedule(number)) if schedule else None
@@ -336,7 +337,7 @@ def _at_update(optimizer: keras.Optimizer, number: tf.Tensor) -> Iterator[None]:
 
 
 class FederatedSynchronizer(WeightSynchronizer):
-    """Replaces steps by rounds, each of which exchanges weights; between rounds, replicas agree."""
+    """Replaces steps by rounds, which exchange weights; between rounds, replicas have equal weights."""
 
     def __init__(self, sync: FedAvg, model: keras.Model, strategy: Strategy, reduction: Reduction):
         self._sync, self._model, self._strategy = sync, model, strategy
@@ -363,7 +364,7 @@ class FederatedSynchronizer(WeightSynchronizer):
 
 
 def check_loss_scale(settings: Settings) -> None:
-    """Raises `InputError` for a loss scale, which is state that lasts from step to step, of clients."""
+    """Raises `InputError` for clients with a loss scale, whose state would have to last between rounds."""
     if settings.sync.trains_clients and settings.loss_scale is not None:
         raise InputError(
             "Clients start each round anew, without state of earlier steps. Received: "
@@ -371,8 +372,8 @@ def check_loss_scale(settings: Settings) -> None:
         )
 
 
-def owned_by_clients(sync: Sync, examples: Examples, batch_size: int, seed: int) -> Examples:
-    """Returns the training examples as the clients of a method own them; unchanged for a method without clients.
+def divide_among_clients(sync: Sync, examples: Examples, batch_size: int, seed: int) -> Examples:
+    """Divides the training examples among clients; returns them unchanged for a method without clients.
 
     Raises:
       InputError: the examples cannot be divided among clients.

@@ -1,4 +1,4 @@
-"""The interface `WeightSynchronizer` of exchanges between replicas outside of steps. The base class exchanges nothing."""
+"""The `WeightSynchronizer` interface of exchanges between replicas outside of steps."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +13,14 @@ from tfdist.step.compiled_steps import Steps
 
 
 class WeightSynchronizer:
-    """Exchanges weights at certain steps; this base class is for steps that sum gradients themselves.
+    """Exchanges weights at certain steps. This base class exchanges nothing: its steps sum gradients.
 
     Every process makes the same calls at the same steps.
 
     Attributes:
       variables: variables of the exchanges that are equal on all replicas, to be saved with the run.
-      own_variables: variables of which each replica has its own value, to be saved, too.
-      has_local_weights: whether replicas have weights of their own at some steps.
+      own_variables: variables that differ between replicas, also to be saved.
+      has_local_weights: whether the weights of replicas differ at some steps.
     """
 
     variables: Sequence[keras.Variable] = ()
@@ -28,11 +28,11 @@ class WeightSynchronizer:
     has_local_weights: bool = False
 
     def is_local_step(self, step: int) -> bool:
-        """Returns whether, in this step, each replica updates weights of its own."""
+        """Returns whether each replica updates its own weights in this step."""
         return False
 
     def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
-        """Returns the compiled loop for the steps from `step` on.
+        """Returns the compiled loop for the steps starting at `step`.
 
         Args:
           steps: steps of the trainer.
@@ -44,7 +44,7 @@ class WeightSynchronizer:
 
     def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
         """Returns the iterator of the batches of this process's replicas, for `loop`."""
-        return strategy.distribute(pipeline.numbered)
+        return strategy.distribute(pipeline.indexed_dataset)
 
     def next(self, step: int) -> int | None:
         """Returns the next step after `step` at which `at` must be called; None if there is none."""
@@ -63,19 +63,19 @@ class WeightSynchronizer:
         return {}
 
     def settle(self) -> None:
-        """Waits for an exchange that runs during the steps, so that variables may be read and collectives called."""
+        """Waits for an exchange in the background, after which variables may be read and collectives called."""
 
     def training(self) -> contextlib.AbstractContextManager[None]:
-        """Context of a run of steps; no exchange is running afterwards, unless an error has left the context."""
+        """Context of a run of steps. No exchange is running after it, except after an error."""
         return contextlib.nullcontext()
 
     def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
-        """Context in which all replicas have the global weights, for evaluation; their own are restored on exit."""
+        """Context in which all replicas have the global weights, for evaluation; local weights are restored on exit."""
         return contextlib.nullcontext()
 
     @property
     def payload_per_step(self) -> float:
-        """Bytes that a replica sends per step on average; 0 before the first exchange, and if steps count them."""
+        """Average bytes that a replica sends per step; 0 before the first exchange, or if steps count the bytes."""
         return 0
 
     def to_json(self) -> dict[str, Any]:
@@ -83,4 +83,4 @@ class WeightSynchronizer:
         return {}
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
-        """Restores the result of `to_json`, after the variables; empty for an unknown run."""
+        """Restores a result of `to_json`, empty for an unknown run, after the variables were restored."""

@@ -1,4 +1,4 @@
-"""Exchanges at regular intervals: local SGD, with or without an outer optimizer, among all replicas or groups of them."""
+"""Exchanges at regular intervals: local SGD, with or without an outer optimizer, over all replicas or in groups."""
 
 import contextlib
 import functools
@@ -20,28 +20,28 @@ from tfdist.synchronization.exchange import (
     Exchange,
     ExchangeResult,
     GlobalWeights,
-    constrained,
+    apply_constraints,
     message_of,
     replica_mean,
-    specs_of,
+    tensor_specs,
 )
 from tfdist.synchronization.interface import WeightSynchronizer
 
 
-def check_resumed(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_compatible: bool) -> None:
-    """Checks that replicas which have trained locally can continue with a method.
+def check_resumable(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_compatible: bool) -> None:
+    """Checks that replicas which have trained locally can continue with a synchronization method.
 
-    Their weights differ from each other and from the global ones, in a way that depends on the method: another one would
-    take them for equal, or lose the result of a pending exchange.
+    Their weights differ from each other and from the global weights in a way that depends on the method: another method
+    would assume that they are equal, or lose the result of a pending exchange.
 
     Args:
-      sync: how replicas are synchronized from now on.
-      saved: what `WeightSynchronizer.to_json` returned; empty for an unknown run.
+      sync: synchronization of the resumed run.
+      saved: result of `WeightSynchronizer.to_json`; empty for an unknown run.
       step: number of updates done.
-      is_compatible: whether the method can continue what is saved, if replicas train locally in the next step.
+      is_compatible: whether the method can continue from `saved` if replicas train locally in the next step.
 
     Raises:
-      InputError: they cannot.
+      InputError: the method cannot continue the run.
     """
     have_trained_locally = saved.get("last_exchange") is not None or bool(saved.get("since"))
     if not have_trained_locally or (is_compatible and step >= sync.first_local_step):
@@ -66,8 +66,8 @@ class PeriodicSynchronizer(WeightSynchronizer):
         self._exchange = self._make_exchange(self._weights, optimizer, strategy, reducer, self._global_weights, store)
         averages = [average for _, average in keras_internals.weight_averages(optimizer)]
         self._mean = replica_mean([*self._weights, *averages], strategy, self._rows)
-        self._mean_in_agreement = replica_mean(averages, strategy, self._rows)
-        self._compiled: Any = None
+        self._averages_mean = replica_mean(averages, strategy, self._rows)
+        self._compiled_exchange: Any = None
         self._batch_size = 0
         self._last: int | None = None  # step of the last exchange; None before local training begins
 
@@ -86,7 +86,7 @@ class PeriodicSynchronizer(WeightSynchronizer):
         return first if step < first else first + ((step - first) // period + 1) * period
 
     def begin(self, step: int, batch_size: int) -> None:
-        """See base class; after an exchange, replicas' weights are the global ones, even if the program has changed them."""
+        """See base class; after an exchange, the replicas' weights are global, even if the program has changed them."""
         self._batch_size = batch_size
         if self.is_local_step(step) and self._last in (None, step):
             self._last = step
@@ -108,23 +108,23 @@ class PeriodicSynchronizer(WeightSynchronizer):
     def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
         """See base class; right after an exchange, only averages of weights may differ between replicas."""
         agree = self._last is None or self._last == step
-        return self._mean_in_agreement() if agree else self._mean()
+        return self._averages_mean() if agree else self._mean()
 
     def _rows(self) -> tf.Tensor:
         """Returns the number of rows since the last exchange."""
         return tf.convert_to_tensor(self._exchange.rows)
 
     def _take_over_global_weights(self) -> None:
-        """Assigns the weights, which are equal on all replicas, to the global ones."""
-        self._strategy.run(lambda: self._global_weights.take_over(self._weights))
+        """Assigns the weights, which are equal on all replicas, to the global weights."""
+        self._strategy.run(lambda: self._global_weights.take_weights(self._weights))
 
     def _exchange_all(self, rows: tf.Tensor) -> Any:
-        """Exchanges the weights of all replicas, each of which has trained on this many rows."""
+        """Exchanges the weights of all replicas; `rows` is the expected number of rows per replica."""
         return self._strategy.run(self._exchange.exchange, rows)
 
     @property
     def payload_per_step(self) -> float:
-        """See base class; an exchange's payload divided by the period."""
+        """See base class; the payload of an exchange divided by the period."""
         recording = self._exchange.recording
         return recording.payload_bytes / self._sync.period if recording else 0
 
@@ -136,9 +136,9 @@ class PeriodicSynchronizer(WeightSynchronizer):
         """See base class.
 
         Raises:
-          InputError: the run exchanged fragments, with a delay or with a center, or trained locally in a step of the warmup.
+          InputError: the run exchanged fragments, used a delay or a center, or trained locally during the warmup.
         """
-        check_resumed(self._sync, saved, step, is_compatible=self._can_resume(saved))
+        check_resumable(self._sync, saved, step, is_compatible=self._can_resume(saved))
         self._last = saved.get("last_exchange")
 
     def _can_resume(self, saved: Mapping[str, Any]) -> bool:
@@ -146,23 +146,23 @@ class PeriodicSynchronizer(WeightSynchronizer):
         return not saved.get("since") and not saved.get("center")
 
     def _run_exchange(self, share: tf.Tensor) -> ExchangeResult:
-        """Exchanges the weights; the first time, processes compare the calls that they will make."""
-        if self._compiled is None:
-            self._compiled = tf.function(self._exchange_all, autograph=False).get_concrete_function(
+        """Exchanges the weights. Processes compare their calls the first time."""
+        if self._compiled_exchange is None:
+            self._compiled_exchange = tf.function(self._exchange_all, autograph=False).get_concrete_function(
                 tf.TensorSpec([], share.dtype)
             )
             assert self._exchange.recording is not None
             agree_on_plan(self._strategy.peers, self._exchange.recording.calls)
-        result = self._compiled(share)
+        result = self._compiled_exchange(share)
         return ExchangeResult(*(self._strategy.local(value)[0] for value in result))
 
 
 class HierarchicalSynchronizer(PeriodicSynchronizer):
-    """Exchanges weights on several levels: of the exchanges that are due at a step, only the one of the largest groups.
+    """Exchanges weights on several levels. At each step, only the due exchange with the largest groups takes place.
 
     In an exchange of a group G, w_r' = sum over s in G of n_s w_s / sum over s in G of n_s, with n_s the rows of replica s
-    since the last exchange of that level; the global weights change with the last level only. Cost: an all-reduce of P + 2
-    numbers inside each group. The error of one exchange (error feedback) is sent in the next one, of any level.
+    since the last exchange of that level. Only the last level changes the global weights. Cost: an all-reduce of P + 2
+    numbers inside each group. Error feedback sends the error of an exchange in the next one, of any level.
     """
 
     def __init__(
@@ -177,19 +177,19 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
 
         Raises:
           InputError: the replicas cannot be divided into groups of these sizes, or the reducer has a state that must be equal
-            on all replicas, which groups would make different.
+            on all replicas, which groups do not guarantee.
         """
         sync.groups(strategy.replicas)
-        compressed = reducer.state(specs_of(model.trainable_variables))
-        if any(state.dtype.is_floating and not state.per_replica for state in compressed):
+        reducer_states = reducer.state(tensor_specs(model.trainable_variables))
+        if any(state.dtype.is_floating and not state.per_replica for state in reducer_states):
             raise InputError(
-                f"Groups of replicas compress alone, but powersgd needs equal factors on all. Received: sync={sync}. Choose "
-                "another compression, or local_sgd."
+                f"Groups of replicas compress separately, but powersgd needs equal factors on all. Received: sync={sync}. "
+                "Choose another compression, or local_sgd."
             )
         super().__init__(sync, model, strategy, reducer, store)
         self._levels = list(zip(sync.periods, sync.group_sizes, strict=False))
         states = [State(f"exchange/rows_before/{size}", (), tf.float64, per_replica=True) for size in sync.group_sizes]
-        self._rows_before = store.variables(states)
+        self._level_rows = store.variables(states)
         self._compiled_levels: dict[int | None, Any] = {}
 
     def next(self, step: int) -> int | None:
@@ -199,12 +199,12 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
 
     def at(self, step: int) -> Mapping[str, float]:
         """See base class."""
-        several = self._strategy.replicas > 1
-        due = [level for level, (period, _) in enumerate(self._levels) if several and step % period == 0]
-        if step % self._sync.period and due and self._last is not None:
-            period, _ = self._levels[due[-1]]
+        has_replicas = self._strategy.replicas > 1
+        due_levels = [level for level, (period, _) in enumerate(self._levels) if has_replicas and step % period == 0]
+        if step % self._sync.period and due_levels and self._last is not None:
+            period, _ = self._levels[due_levels[-1]]
             share = self._batch_size * period / self._strategy.replicas
-            self._exchange_of_level(due[-1])(tf.constant(share, keras.config.floatx()))
+            self._exchange_of_level(due_levels[-1])(tf.constant(share, keras.config.floatx()))
             return {}
         fields = super().at(step)
         if self._last == step:
@@ -218,7 +218,7 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
         return super().payload_per_step * self._sync.period / period
 
     def _exchange_of_level(self, level: int | None) -> Any:
-        """Returns the compiled exchange of a level; for None, the function that follows an exchange of all replicas."""
+        """Returns the compiled exchange of a level; for None, the function to call after an exchange of all replicas."""
         if level not in self._compiled_levels:
             function = self._begin_levels if level is None else functools.partial(self._exchange_group, level)
 
@@ -231,29 +231,33 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
 
     def _begin_levels(self, share: tf.Tensor) -> None:
         """Starts counting the rows of all levels. A replica function."""
-        for before in self._rows_before:
-            before.assign(self._exchange.rows)
+        for variable in self._level_rows:
+            variable.assign(self._exchange.rows)
 
     def _exchange_group(self, level: int, share: tf.Tensor) -> None:
         """Replaces the weights by their mean over this replica's group. A replica function.
 
         Args:
           level: index of the level.
-          share: scalar of dtype floatx; rows that a replica with an equal share has had since the level's last exchange.
+          share: scalar of dtype floatx; rows since the level's last exchange of a replica with an equal share.
         """
         _, size = self._levels[level]
         collectives = self._strategy.collectives
-        first = collectives.static_rank // size * size
-        group = collectives.group(range(first, first + size))
+        first_rank = collectives.static_rank // size * size
+        group = collectives.group(range(first_rank, first_rank + size))
         exchange = self._exchange
-        rows = tf.cast(tf.convert_to_tensor(exchange.rows) - self._rows_before[level], share.dtype) / share
-        global_weights, own = self._global_weights.values(), exchange.local_weights()
-        reduced = exchange.reduction.reduce(message_of(global_weights, own, rows), group, name=f"exchange/level{level}")
-        *changes, all_rows, _ = reduced.totals
+        rows = tf.cast(tf.convert_to_tensor(exchange.rows) - self._level_rows[level], share.dtype) / share
+        global_weights, local_weights = self._global_weights.values(), exchange.local_weights()
+        reduction = exchange.reduction.reduce(
+            message_of(global_weights, local_weights, rows), group, name=f"exchange/level{level}"
+        )
+        *changes, all_rows, _ = reduction.totals
         means = [
             tf.where(all_rows > 0, x - tf.math.divide_no_nan(d, tf.cast(all_rows, d.dtype)), w)  # all may have skipped
-            for x, d, w in zip(global_weights, changes, own, strict=True)
+            for x, d, w in zip(global_weights, changes, local_weights, strict=True)
         ]
-        exchange.assign(constrained(self._weights, means), exchange.new_state(rows, all_rows, group), reduced.state)
-        for before in self._rows_before[: level + 1]:
-            before.assign(exchange.rows)
+        exchange.assign(
+            apply_constraints(self._weights, means), exchange.new_state(rows, all_rows, group), reduction.state
+        )
+        for variable in self._level_rows[: level + 1]:
+            variable.assign(exchange.rows)

@@ -15,7 +15,7 @@ from tfdist.collectives import Collectives, OneReplica
 from tfdist.data import Pipeline
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.gradients import Clip, Reduced, Reducer
+from tfdist.gradients import Clip, Reducer, ReductionResult
 from tfdist.parameter_server.coordinator import RangeResult
 from tfdist.parameter_server.remote_variables import RemoteVariables
 from tfdist.parameter_server.update_order import Update
@@ -34,9 +34,9 @@ class SummedByServers(Reducer):
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
+    ) -> ReductionResult:
         """See base class."""
-        return Reduced(list(tensors), list(tensors), [], list(tensors))
+        return ReductionResult(list(tensors), list(tensors), [], list(tensors))
 
 
 class ServerSynchronizer(WeightSynchronizer):
@@ -81,7 +81,7 @@ class ServerSynchronizer(WeightSynchronizer):
     def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
         """See base class."""
         if self._remote.whole_batches:
-            return iter(pipeline.numbered(range(1), 1))
+            return iter(pipeline.indexed_dataset(range(1), 1))
         return super().batches(pipeline, strategy)
 
     def at(self, step: int) -> Mapping[str, float]:
@@ -178,8 +178,8 @@ class TicketLoop:
             norm=tf.constant(call.norm if self._remote.whole_batches else norm, keras.config.floatx()),
             may_continue=tf.constant(result.is_finite),
             gradient_finite=(),
-            waited=tf.constant(call.waited, tf.float64),
-            busy=tf.constant([call.busy], tf.float64),
+            wait_seconds=tf.constant(call.waited, tf.float64),
+            compute_seconds=tf.constant([call.busy], tf.float64),
             numbers=tf.concat(call.numbers, 0) if call.numbers else tf.zeros([0], tf.int64),
             sizes=tf.constant(call.sizes[: len(result.losses)]),
         )

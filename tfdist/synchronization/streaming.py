@@ -1,4 +1,4 @@
-"""Exchanges of fragments of the weights at different steps, whose results may be used some steps later."""
+"""Exchanges of weight fragments at different steps, with results that may be used some steps later."""
 
 import concurrent.futures
 import contextlib
@@ -28,25 +28,25 @@ from tfdist.step.validation import inner_optimizer
 from tfdist.synchronization.exchange import (
     ExchangeResult,
     GlobalWeights,
-    constrained,
+    apply_constraints,
     message_of,
+    read_variables,
     replica_mean,
-    specs_of,
-    tensors_of,
-    updated,
+    tensor_specs,
+    update_global_weights,
     zeros_like,
 )
 from tfdist.synchronization.interface import WeightSynchronizer
-from tfdist.synchronization.periodic import check_resumed
+from tfdist.synchronization.periodic import check_resumable
 
 _T = TypeVar("_T")
 
 
 class BackgroundCall(Generic[_T]):
-    """A call of a function, whose result or error another thread gets.
+    """A function call in a background thread, with its result or error.
 
-    The thread is a daemon, unlike those of `concurrent.futures`: a call that waits for a lost process must not keep this
-    one from ending.
+    The thread is a daemon, unlike those of `concurrent.futures`: a call that waits for a lost process must not prevent this
+    process from exiting.
     """
 
     def __init__(self, function: Callable[[], _T], started: threading.Event, *, in_background: bool):
@@ -54,8 +54,8 @@ class BackgroundCall(Generic[_T]):
 
         Args:
           function: takes no arguments.
-          started: set by the function once it may run alongside other calls.
-          in_background: whether to call it in a thread, and to return when it has started.
+          started: set by the function when it may run concurrently with other calls.
+          in_background: whether to call the function in a thread, and to return after `started` is set.
         """
         self._function, self._started = function, started
         self._future: concurrent.futures.Future[_T] = concurrent.futures.Future()
@@ -71,7 +71,7 @@ class BackgroundCall(Generic[_T]):
         return self._future.result()
 
     def wait(self, seconds: float) -> None:
-        """Waits until the call has ended, but no longer than this."""
+        """Waits until the call has ended, for at most this time."""
         concurrent.futures.wait([self._future], seconds)
 
     def _run(self) -> None:
@@ -86,23 +86,23 @@ class BackgroundCall(Generic[_T]):
             self._future.set_result(result)
 
 
-# A fragment of the weights is exchanged separately, in three parts: the message, the exchange, and the use of its result.
-# With the notation of `exchange`, of the weights of one fragment, sent at step t and used at step u = t + delay:
+# Each fragment of the weights is exchanged separately, in three parts: the message, the exchange, and the use of its result.
+# With the notation of `exchange`, for the weights of one fragment, sent at step t and used at step u = t + delay:
 #
 #     d = sum over r of n_r (x - w_r(t)) / sum over r of n_r,        x' = outer(x, d)
 #     w_r(u) = mixing w_r(u) + (1 - mixing) x'            Streaming DiLoCo (Douillard et al., arXiv:2501.18512)
 #     w_r(u) = x' + w_r(u) - w_r(t)                       local SGD with a delay (CoCoD-SGD, Shen et al., arXiv:1906.12043)
 #
-# The exchange neither reads nor changes what steps use, so that both may run at the same time.
+# The exchange neither reads nor changes variables of the steps, so both may run concurrently.
 
 
 class Fragment:
-    """The functions of one fragment, to be run on each replica.
+    """The replica functions of one fragment.
 
     Attributes:
-      weights: trainable variables of the model.
+      weights: trainable variables of the fragment.
       global_weights: the global weights.
-      own_variables: the weights as each replica has sent them, if it keeps its progress.
+      own_variables: the weights that each replica sent, if it keeps its local progress.
       recording: the calls of the exchange's latest trace.
     """
 
@@ -122,11 +122,11 @@ class Fragment:
         self.recording: Recording | None = None
         self._strategy, self._mixing = strategy, mixing
         self._name = f"exchange/{number}"
-        specs = specs_of(weights)
+        specs = tensor_specs(weights)
         self._reduction = Reduction(make_reducer(specs), specs, store, f"{self._name}/")
         # Steps count all rows; the fragments are sent at different steps.
-        counted = State(f"{self._name}/rows_sent", (), tf.float64, per_replica=True)
-        self._all_rows, self._rows_sent = store.variables([ROWS, counted])
+        sent_rows = State(f"{self._name}/rows_sent", (), tf.float64, per_replica=True)
+        self._all_rows, self._rows_sent = store.variables([ROWS, sent_rows])
         self.own_variables: list[keras.Variable] = []
         if mixing is None:
             with strategy.scope():
@@ -136,91 +136,86 @@ class Fragment:
         """Returns the number of rows on which the replica has trained since the fragment was sent."""
         return tf.convert_to_tensor(self._all_rows) - tf.convert_to_tensor(self._rows_sent)
 
-    def take_over(self) -> None:
-        """Assigns the weights, which are equal on all replicas, to the global ones."""
-        self.global_weights.take_over(self.weights)
+    def take_weights(self) -> None:
+        """Assigns the weights, which are equal on all replicas, to the global weights."""
+        self.global_weights.take_weights(self.weights)
         self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
 
     def prepare(self, expected_rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the message of the replica.
 
         Args:
-          expected_rows: scalar of dtype floatx; rows that a replica with an equal share has had since the last exchange.
+          expected_rows: scalar of dtype floatx; rows since the last exchange of a replica with an equal share.
         """
         rows = tf.cast(self.rows(), expected_rows.dtype) / expected_rows
-        own = tensors_of(self.weights)
-        message = message_of(self.global_weights.values(), own, rows)
+        weights = read_variables(self.weights)
+        message = message_of(self.global_weights.values(), weights, rows)
         with self._strategy.own_copies(self.own_variables):
-            assign(self.own_variables, own if self.own_variables else [])
+            assign(self.own_variables, weights if self.own_variables else [])
         self._rows_sent.assign(tf.convert_to_tensor(self._all_rows))
         return message
 
     def exchange(self, message: Sequence[tf.Tensor]) -> ExchangeResult:
         """Sums the messages of all replicas and updates the global weights."""
         self.recording = Recording(SequentialCollectives(self._strategy.step_collectives))
-        reduced = self._reduction.reduce(message, self.recording, name=self._name)
-        _, result = updated(self.global_weights, reduced.totals)
-        self._reduction.assign(reduced.state)
+        reduction = self._reduction.reduce(message, self.recording, name=self._name)
+        _, result = update_global_weights(self.global_weights, reduction.totals)
+        self._reduction.assign(reduction.state)
         return result
 
     def use(self) -> None:
         """Updates the replica's weights with the result of the exchange."""
         global_weights = self.global_weights.values()
-        own = tensors_of(self.weights)
+        local_weights = read_variables(self.weights)
         if self._mixing is None:
-            sent = tensors_of(self.own_variables)
-            weights = constrained(
-                self.weights, [x + (w - s) for x, w, s in zip(global_weights, own, sent, strict=True)]
+            sent_weights = read_variables(self.own_variables)
+            weights = apply_constraints(
+                self.weights, [x + (w - s) for x, w, s in zip(global_weights, local_weights, sent_weights, strict=True)]
             )
         elif self._mixing:
-            mixed = [self._mixing * w + (1 - self._mixing) * x for x, w in zip(global_weights, own, strict=True)]
-            weights = constrained(self.weights, mixed)
+            mixed_weights = [
+                self._mixing * w + (1 - self._mixing) * x for x, w in zip(global_weights, local_weights, strict=True)
+            ]
+            weights = apply_constraints(self.weights, mixed_weights)
         else:
             weights = global_weights
         with self._strategy.own_copies(self.weights):
             assign(self.weights, weights)
 
 
-def fragments_of(weights: Sequence[keras.Variable], count: int) -> list[list[keras.Variable]]:
-    """Splits variables into fragments of about equal size.
+def split_fragments(weights: Sequence[keras.Variable], count: int) -> list[list[keras.Variable]]:
+    """Splits at least `count` variables into fragments of about equal size; variables keep their order in a fragment.
 
-    The largest variable comes first, and each goes to the smallest fragment so far. Layers of equal size are therefore
-    allocated to the fragments in turn, which trains better than fragments of consecutive layers (arXiv:2501.18512).
-
-    Args:
-      weights: at least `count` variables.
-      count: number of fragments.
-
-    Returns:
-      Variables of each fragment, in the given order.
+    Variables are assigned to the smallest fragment so far, the largest variable first. Layers of equal size are therefore
+    distributed in turn, which trains better than fragments of consecutive layers (arXiv:2501.18512).
     """
     sizes = [bytes_of([variable]) for variable in weights]
     members: list[list[int]] = [[] for _ in range(count)]
-    filled = [0] * count
+    fragment_bytes = [0] * count
     for i in sorted(range(len(weights)), key=lambda i: -sizes[i]):
-        smallest = min(range(count), key=lambda p: (filled[p], len(members[p])))
+        smallest = min(range(count), key=lambda p: (fragment_bytes[p], len(members[p])))
         members[smallest].append(i)
-        filled[smallest] += sizes[i]
-    return [[weights[i] for i in sorted(each)] for each in members]
+        fragment_bytes[smallest] += sizes[i]
+    return [[weights[i] for i in sorted(indices)] for indices in members]
 
 
 def bytes_of(weights: Sequence[keras.Variable]) -> int:
-    """Returns the number of bytes of all weights."""
+    """Returns the size of all weights in bytes."""
     return sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in weights)
 
 
-_ENDING_SECONDS = 5.0  # after an error, for an exchange that the other processes have entered, too
+_ENDING_SECONDS = 5.0  # time for a pending exchange to complete after an error
 
 
 @dataclasses.dataclass
 class _InFlight:
-    """A fragment whose exchange has begun and whose result is not used yet.
+    """A fragment whose exchange has begun and whose result has not been used yet.
 
     Attributes:
-      fragment: its number.
-      step: when it was sent.
-      call: the exchange; None once the global weights have its result.
-      divergence: see `ExchangeResult`, once the call has ended.
+      fragment: index of the fragment.
+      step: step at which it was sent.
+      call: the exchange; None after the global weights were updated.
+      divergence: see `ExchangeResult`; set when the call has ended.
     """
 
     fragment: int
@@ -230,10 +225,10 @@ class _InFlight:
 
 
 class StreamingSynchronizer(WeightSynchronizer):
-    """Exchanges each fragment every `period` steps, at an offset of its own, counted from the first local step.
+    """Exchanges each fragment every `period` steps, at a different offset from the first local step.
 
-    The result of an exchange is used some steps later, before another fragment is sent: at most one is in flight. See
-    `LocalSGD.offsets` and `LocalSGD.delays`.
+    The result of an exchange is used some steps later, before the next fragment is sent: at most one fragment is in flight.
+    See `LocalSGD.offsets` and `LocalSGD.delays`.
     """
 
     has_local_weights = True
@@ -259,8 +254,8 @@ class StreamingSynchronizer(WeightSynchronizer):
                 f"{len(weights)} variables. Use at most {len(weights)}."
             )
         self._fragments = [
-            Fragment(p, own, strategy, make_reducer, store, sync.outer, sync.effective_mixing)
-            for p, own in enumerate(fragments_of(weights, sync.fragment_count))
+            Fragment(p, fragment_weights, strategy, make_reducer, store, sync.outer, sync.effective_mixing)
+            for p, fragment_weights in enumerate(split_fragments(weights, sync.fragment_count))
         ]
         self._offsets = sync.offsets([bytes_of(fragment.weights) for fragment in self._fragments])
         self._delays = sync.delays(self._offsets)
@@ -271,10 +266,10 @@ class StreamingSynchronizer(WeightSynchronizer):
             replica_mean([*f.weights, *(averages[id(v)] for v in f.weights if id(v) in averages)], strategy, f.rows)
             for f in self._fragments
         ]
-        self._compiled: dict[Callable[..., Any], Any] = {}
+        self._compiled_functions: dict[Callable[..., Any], Any] = {}
         self._started = threading.Event()
         self._batch_size = 0
-        self._since: list[int] = []  # of each fragment, the step when it was sent; empty before local training begins
+        self._since: list[int] = []  # step at which each fragment was last sent; empty before local training
         self._in_flight: _InFlight | None = None
 
     def is_local_step(self, step: int) -> bool:
@@ -285,19 +280,19 @@ class StreamingSynchronizer(WeightSynchronizer):
         """See base class."""
         if step < self._sync.first_local_step:
             return self._sync.first_local_step
-        sent = [self._next_sent(p, step) for p in self._numbers]
-        used = [self._next_sent(p, step - delay) + delay for p, delay in enumerate(self._delays)]
-        return min(*sent, *used)
+        send_steps = [self._next_send_step(p, step) for p in self._values]
+        use_steps = [self._next_send_step(p, step - delay) + delay for p, delay in enumerate(self._delays)]
+        return min(*send_steps, *use_steps)
 
     @property
-    def _numbers(self) -> range:
+    def _values(self) -> range:
         return range(self._sync.fragment_count)
 
-    def _next_sent(self, fragment: int, step: int) -> int:
+    def _next_send_step(self, fragment: int, step: int) -> int:
         """Returns the next step after `step` at which a fragment is sent."""
         period, offset = self._sync.period, self._offsets[fragment]
-        first = self._sync.first_local_step + (offset or period)
-        return first if step < first else first + ((step - first) // period + 1) * period
+        first_step = self._sync.first_local_step + (offset or period)
+        return first_step if step < first_step else first_step + ((step - first_step) // period + 1) * period
 
     def begin(self, step: int, batch_size: int) -> None:
         """See base class."""
@@ -305,23 +300,23 @@ class StreamingSynchronizer(WeightSynchronizer):
         if self.is_local_step(step) and not self._since:
             self._since = [step] * self._sync.fragment_count
             for fragment in self._fragments:
-                self._on_replicas(fragment.take_over)
+                self._on_replicas(fragment.take_weights)
 
     def at(self, step: int) -> Mapping[str, float]:
-        """See base class; returns `replica_divergence` of a fragment, when it is used."""
+        """See base class; returns `replica_divergence` when the result of an exchange is used."""
         if not self.is_local_step(step) or not self._since:
             self.begin(step, self._batch_size)
             return {}
         fields: dict[str, float] = {}
         fields |= self._use_if_due(step)
-        for number in self._numbers:
-            if self._next_sent(number, step - 1) == step:
+        for number in self._values:
+            if self._next_send_step(number, step - 1) == step:
                 self._send(number, step)
                 fields |= self._use_if_due(step)
         return fields
 
     def settle(self) -> None:
-        """See base class; what was received is then in the global weights."""
+        """See base class; updates the global weights."""
         if self._in_flight and self._in_flight.call:
             result = self._in_flight.call.result()
             self._in_flight.divergence = float(self._strategy.local(result.divergence)[0])
@@ -358,32 +353,34 @@ class StreamingSynchronizer(WeightSynchronizer):
     def to_json(self) -> dict[str, Any]:
         """See base class."""
         self.settle()
-        sent = self._in_flight
-        entry = [sent.fragment, sent.step, repr(sent.divergence)] if sent else []  # as a text, since JSON has no NaN
+        pending = self._in_flight
+        entry = (
+            [pending.fragment, pending.step, repr(pending.divergence)] if pending else []
+        )  # as a text, since JSON has no NaN
         return {"since": list(self._since), "sent": entry}
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
         """See base class.
 
         Raises:
-          InputError: the run was exchanging in another way.
+          InputError: the run used another kind of exchange.
         """
         since = list(saved.get("since", []))
         is_compatible = saved.get("last_exchange") is None and len(since) in (0, self._sync.fragment_count)
-        check_resumed(self._sync, saved, step, is_compatible=is_compatible)
+        check_resumable(self._sync, saved, step, is_compatible=is_compatible)
         self._since = since
         self._in_flight = None
         if saved.get("sent"):
-            fragment, sent_at, divergence = saved["sent"]
-            self._in_flight = _InFlight(fragment, sent_at, divergence=float(divergence))
+            fragment, send_step, divergence = saved["sent"]
+            self._in_flight = _InFlight(fragment, send_step, divergence=float(divergence))
 
     def _send(self, number: int, step: int) -> None:
-        """Sends a fragment; the first time, processes compare the calls that they will make."""
+        """Sends a fragment. Processes compare their calls the first time."""
         fragment = self._fragments[number]
         share = self._batch_size * (step - self._since[number]) / self._strategy.replicas
         message = self._on_replicas(fragment.prepare, tf.constant(share, keras.config.floatx()))
         is_first = fragment.recording is None
-        exchange = self._compiled_for(fragment.exchange, message, before=self._signal)
+        exchange = self._compiled_for(fragment.exchange, message, prologue=self._signal)
         if is_first:
             assert fragment.recording is not None
             agree_on_plan(self._strategy.peers, fragment.recording.calls)
@@ -392,7 +389,7 @@ class StreamingSynchronizer(WeightSynchronizer):
         self._since[number] = step
 
     def _use_if_due(self, step: int) -> dict[str, float]:
-        """Waits for the fragment that was sent, and uses it, if it is to be used at this step."""
+        """Waits for the pending exchange and uses its result, if that is due at this step."""
         if self._in_flight is None or step < self._in_flight.step + self._delays[self._in_flight.fragment]:
             return {}
         self.settle()
@@ -404,29 +401,26 @@ class StreamingSynchronizer(WeightSynchronizer):
         return self._compiled_for(function, *args)(*args)
 
     def _compiled_for(
-        self, function: Callable[..., Any], *args: Any, before: Callable[[], object] = lambda: None
+        self, function: Callable[..., Any], *args: Any, prologue: Callable[[], object] = lambda: None
     ) -> Any:
         """Returns a replica function compiled for arguments of these shapes; once, in the main thread.
 
-        Args:
-          function: replica function.
-          *args: its arguments.
-          before: called first while the function is traced, outside of replicas.
+        `prologue` is called first while the function is traced, outside of replicas.
         """
 
         def run(*run_args: Any) -> Any:
-            before()
+            prologue()
             return self._strategy.run(function, *run_args)
 
-        if function not in self._compiled:
-            self._compiled[function] = tf.function(run, autograph=False).get_concrete_function(*args)
-        return self._compiled[function]
+        if function not in self._compiled_functions:
+            self._compiled_functions[function] = tf.function(run, autograph=False).get_concrete_function(*args)
+        return self._compiled_functions[function]
 
     def _signal(self) -> None:
         """Adds an operation that signals the start of an exchange to the main thread.
 
-        TensorFlow numbers the collectives of a call when it begins, and matches them by number between processes. The main
-        thread must not begin a call at the same time, as some processes would number it first, and others last.
+        TensorFlow numbers the collectives of a call when it begins, and matches numbers between processes. The main thread
+        must not begin a call at the same time, because processes might number the two calls differently.
         """
 
         def signal() -> np.bool_:

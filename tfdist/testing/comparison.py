@@ -1,12 +1,12 @@
 """Compares a strategy's training with that of a single device, step by step and variable by variable.
 
-Both start from the same weights and use the same global batches. Every variable of every step is compared by norms: ||a
-- b|| / ||b||. The weights of the strategy's steps are stored on the host until the reference has made the same step, so
-this takes the memory of (steps + 1) copies of the model; twice that in bfloat16.
+Both start from the same weights and use the same global batches. Every variable is compared after every step by
+||a - b|| / ||b||. The weights after each of the strategy's steps are kept on the host until the reference has made the same
+step, so this needs memory for (steps + 1) copies of the model; twice that in bfloat16.
 
-In bfloat16 a relative norm is not meaningful: a bias near zero, or a variable whose gradient is only rounding error,
-which Adam scales to full steps, differs by its own size. There the reference is also trained in float32, and
-differences are measured in roundings: in units of the difference between 16 and 32 bits on one device.
+In bfloat16 a relative norm is not meaningful: a bias near zero, or a variable whose gradient is only rounding error, which
+Adam scales to full steps, may differ by 100%. In this case, the reference is also trained in float32, and differences are
+measured in roundings: multiples of the difference between 16 and 32 bits on one device.
 """
 
 import dataclasses
@@ -50,16 +50,16 @@ from tfdist.trainer.trainer import Trainer
 
 
 class Replay(WeightSynchronizer):
-    """Steps of one device in the order of recorded updates: delayed gradients."""
+    """Steps of one device, with delayed gradients, in the order of recorded updates."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, updates: Sequence[Update], placement: Sequence[int]):
         """Initializes the replay.
 
         Args:
-          model: the model, with the weights before the first update.
+          model: a model with the weights before the first update.
           strategy: strategy of one device.
-          updates: all updates of the recorded run, in their order.
-          placement: the server of each trained weight, and then of each variable that layers assign.
+          updates: all updates of the recorded run, in order.
+          placement: the server of each trained weight, followed by the server of each variable that layers assign.
         """
         self._model, self._strategy, self._updates, self._placement = model, strategy, updates, placement
 
@@ -68,14 +68,14 @@ class Replay(WeightSynchronizer):
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
             settings = dataclasses.replace(settings, batch_size=batch_size)
-            replayed = Step(GradientSource(self._model, self._strategy, store, settings, metrics), Sum(), store)
-            return replayed, ReplayLoop(replayed, self._strategy, self._updates, self._placement)
+            replay_step = Step(GradientSource(self._model, self._strategy, store, settings, metrics), Sum(), store)
+            return replay_step, ReplayLoop(replay_step, self._strategy, self._updates, self._placement)
 
         return steps.custom_loop("replay", create)
 
 
 class ReplayLoop:
-    """A call of the loop; see `Loop`. It keeps the weights after each of its updates."""
+    """A `Loop` that keeps the weights after each of its updates."""
 
     def __init__(self, step: Step, strategy: Strategy, updates: Sequence[Update], placement: Sequence[int]):
         """Initializes the loop; see `Replay`."""
@@ -83,39 +83,44 @@ class ReplayLoop:
         self._states = keras_internals.moving_statistics(step.source.model)
         self._variables = [*map(keras_internals.value_of, (*step.variables, *self._states))]
         self._compute = tf.function(lambda *args: strategy.run(step.compute, *args), autograph=False)
-        self._apply = tf.function(self._apply_used, autograph=False)
+        self._apply = tf.function(self._apply_update, autograph=False)
 
     def __call__(
         self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
     ) -> LoopResult:
-        """Makes the updates of these steps again."""
+        """Replays the updates of these steps."""
         first, count = int(first_step), int(steps)
         batches = [split_numbers(next(iterator), self._strategy)[0] for _ in range(count)]
         versions = {first: self._values()}
         losses = np.zeros([count])
         for update in self._updates[first : first + count]:
-            read = [versions[update.versions[server]][i] for i, server in enumerate(self._placement)]
-            self._assign(read)
-            computed = self._compute(batches[update.ticket - first], tf.constant(update.ticket, tf.int64), with_norm)
-            assigned, current = self._values(), versions[update.version]
-            self._assign([*current[: len(self._step.variables)], *self._new_states(update, read, assigned, current)])
-            self._apply(computed)
+            read_values = [versions[update.versions[server]][i] for i, server in enumerate(self._placement)]
+            self._assign(read_values)
+            step_result = self._compute(batches[update.ticket - first], tf.constant(update.ticket, tf.int64), with_norm)
+            assigned_values, current_values = self._values(), versions[update.version]
+            self._assign(
+                [
+                    *current_values[: len(self._step.variables)],
+                    *self._new_states(update, read_values, assigned_values, current_values),
+                ]
+            )
+            self._apply(step_result)
             versions[update.version + 1] = self._values()
-            losses[update.ticket - first] = float(computed.loss)
+            losses[update.ticket - first] = float(step_result.loss)
         return LoopResult(
             losses=tf.constant(losses, keras.config.floatx()),
             counted=tf.ones([count], tf.bool),
             norm=tf.zeros([], keras.config.floatx()),
             may_continue=tf.constant(True),
             gradient_finite=(),
-            waited=tf.zeros([], tf.float64),
-            busy=tf.zeros([1], tf.float64),
+            wait_seconds=tf.zeros([], tf.float64),
+            compute_seconds=tf.zeros([1], tf.float64),
             numbers=tf.zeros([0], tf.int64),
             sizes=tf.zeros([count], tf.int32),
         )
 
-    def _apply_used(self, computed: Any) -> None:
-        self._strategy.run(lambda value: self._step.apply(value, self._step.unused()), computed)
+    def _apply_update(self, step_result: Any) -> None:
+        self._strategy.run(lambda value: self._step.apply(value, self._step.unused()), step_result)
 
     def _values(self) -> list[np.ndarray]:
         return [variable.numpy() for variable in self._variables]
@@ -127,22 +132,22 @@ class ReplayLoop:
     def _new_states(
         self,
         update: Update,
-        read: Sequence[np.ndarray],
-        assigned: Sequence[np.ndarray],
-        current: Sequence[np.ndarray],
+        read_values: Sequence[np.ndarray],
+        assigned_values: Sequence[np.ndarray],
+        current_values: Sequence[np.ndarray],
     ) -> Iterator[np.ndarray]:
         """Yields the values of states after an update; see `VariableServer`."""
         for i in range(len(self._step.variables), len(self._variables)):
             is_current = update.versions[self._placement[i]] == update.version
-            yield assigned[i] if is_current else current[i] + (assigned[i] - read[i])
+            yield assigned_values[i] if is_current else current_values[i] + (assigned_values[i] - read_values[i])
 
 
-MOST_ROUNDINGS = 4.0  # two runs in 16 bits differ by about one rounding, a bug by ten or more
+MAX_ROUNDINGS = 4.0  # two correct runs in 16 bits differ by about one rounding; bugs cause ten or more
 _MIN_NORM = 1e-30
-REFERENCE_SECONDS = 24 * 3600.0  # the other processes wait for the reference
+REFERENCE_SECONDS = 24 * 3600.0  # how long the other processes wait for the reference
 
-# By precision and kind of optimizer: one that divides by a gradient's own size turns the rounding error of a small
-# gradient into a full step, so its weights may differ more without being wrong.
+# By precision and kind of optimizer. Adaptive optimizers divide by the size of a gradient, so they turn the rounding error
+# of a small gradient into a full step.
 TOLERANCES = {
     ("float64", "linear"): 1e-9,
     ("float64", "adaptive"): 1e-8,
@@ -150,7 +155,7 @@ TOLERANCES = {
     ("float32", "adaptive"): 1e-3,
 }
 LINEAR = ("SGD", "MomentumCorrectedSGD")
-_STEPS_PER_REPLAY = 10  # in calls of one step, no gradient is ever stale
+_STEPS_PER_REPLAY = 10  # gradients are never stale in calls of one step
 NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small, relative to the model's largest, is rounding error
 
 
@@ -205,69 +210,78 @@ class Comparison(NamedTuple):
 
 
 def tolerance(config: VerifyConfig, optimizer: keras.Optimizer) -> float:
-    """Returns the largest difference that passes: that of the flag, or a default for precision and optimizer."""
-    if in_roundings(config):
-        return MOST_ROUNDINGS
+    """Returns the largest difference that passes: the flag, or a default for the precision and optimizer."""
+    if uses_roundings(config):
+        return MAX_ROUNDINGS
     kind = "linear" if type(optimizer).__name__ in LINEAR else "adaptive"
     return config.tolerance or TOLERANCES[(keras.config.floatx(), kind)]
 
 
-def in_roundings(config: VerifyConfig) -> bool:
+def uses_roundings(config: VerifyConfig) -> bool:
     """Returns whether differences are measured in roundings of 16 bits."""
     return config.precision == "mixed_bfloat16" and not config.tolerance
 
 
-def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
-    """Trains with the strategy on every process and the reference on the first; reports each step's differences.
+def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | None:
+    """Trains with the strategy on all processes and the reference on the chief; reports the differences of each step.
 
     Args:
       session: session whose config is a `VerifyConfig`.
-      say: called with each line of the result.
+      print_line: called with each line of the result.
 
     Returns:
-      The result; None on processes other than the first.
+      The result on the chief; None on other processes.
     """
-    tested = make_trainer(session, session.strategy)
-    if session.strategy.is_chief and session.strategy.devices_in_total == 1:
+    strategy_trainer = make_trainer(session, session.strategy)
+    if session.strategy.is_chief and session.strategy.total_devices == 1:
         warn_once(
             f"Strategy {session.strategy.name} has one device here, so one device is compared with itself, which shows "
             "nothing about several. Add --devices=2, or start several processes by `tfdist launch`.",
             situation=ONE_DEVICE,
         )
-    warn_of_flags(session.config, session.strategy, tested.model)
+    warn_of_flags(session.config, session.strategy, strategy_trainer.model)
     trace: list[dict[str, np.ndarray]] = []
-    with using_listener(lambda found: _print_values(found, say)) if session.strategy.batch_parts > 1 else nullcontext():
-        tested.build(session.data.train)
+    with (
+        using_listener(lambda explanation: _print_values(explanation, print_line))
+        if session.strategy.batch_parts > 1
+        else nullcontext()
+    ):
+        strategy_trainer.build(session.data.train)
     remote = session.strategy.remote
     is_replayed = bool(remote) and remote.whole_batches and remote.staleness.bound != 0
     if is_replayed:
         remote.records_updates = True
-    per_call = _STEPS_PER_REPLAY if is_replayed else 1
-    calls = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)), per_call)
-    equal = _replicas_equal(session.strategy, tested.model)
+    steps_per_call = _STEPS_PER_REPLAY if is_replayed else 1
+    calls = _run(
+        session,
+        strategy_trainer,
+        lambda: trace.append(_values(session.strategy, strategy_trainer.model)),
+        steps_per_call,
+    )
+    replicas_equal = _replicas_equal(session.strategy, strategy_trainer.model)
     if not session.strategy.is_chief:
         return None
     single = create(REFERENCE, Cluster(), lambda _: LocalGroup())
     reference_config = dataclasses.replace(session.config, compression="none", balance="equal")
     rounding = (
         _Rounding(dataclasses.replace(session, config=reference_config), single)
-        if in_roundings(reference_config)
+        if uses_roundings(reference_config)
         else None
     )
     reference = make_trainer(dataclasses.replace(session, config=reference_config), single)
     reference.build(session.data.train)
     if is_replayed:
-        recorded: Any = tested.program.synchronizer
-        updates = recorded.updates
+        synchronizer: Any = strategy_trainer.program.synchronizer
+        updates = synchronizer.updates
         replay = Replay(reference.model, single, updates, remote.servers.placement)
         reference._program = reference.program._replace(synchronizer=replay)
     noise = _noise(session, reference)
-    by_design = _different_by_design(session, reference.model)
+    differing_layers = _different_by_design(session, reference.model)
     limit = tolerance(session.config, reference.model.optimizer)
     if is_replayed:
         stalest = max(update.version - min(update.versions) for update in updates)
-        say(f"One device makes the same updates from the same weights, which were up to {stalest} updates old.")
-    _print_header(session, reference.model, by_design, limit, say)
+        print_line(f"One device makes the same updates from the same weights, which were up to {stalest} updates old.")
+    _print_header(session, reference.model, differing_layers, limit, print_line)
     lines: list[tuple[float, float, str]] = []
 
     def compare() -> None:
@@ -279,31 +293,35 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
             path: (norms[path] / sizes[path], float(np.max(np.abs(value), initial=0.0)))
             for path, value in deltas.items()
         }
-        compared = {path: d for path, d in differences.items() if path not in noise} or differences
-        path = max(compared, key=lambda p: compared[p][0])
-        lines.append((*compared[path], path))
+        candidates = {path: d for path, d in differences.items() if path not in noise} or differences
+        path = max(candidates, key=lambda p: candidates[p][0])
+        lines.append((*candidates[path], path))
 
-    expected = _run(session, reference, compare, per_call)
+    expected = _run(session, reference, compare, steps_per_call)
     steps = [StepComparison(a.step, a.loss, b.loss, *line) for a, b, line in zip(calls, expected, lines, strict=True)]
-    result = Comparison(limit, "roundings" if rounding else "relative", steps, equal, sorted(noise), by_design)
-    _print_result(result, say)
+    result = Comparison(
+        limit, "roundings" if rounding else "relative", steps, replicas_equal, sorted(noise), differing_layers
+    )
+    _print_result(result, print_line)
     return result
 
 
-def _print_values(explanation: Explanation, say: Callable[[str], None]) -> None:
+def _print_values(explanation: Explanation, print_line: Callable[[str], None]) -> None:
     for line in (explanation.summary, *map(": ".join, explanation.rows(all_values=False))):
-        say(line)
+        print_line(line)
 
 
-def _print_result(result: Comparison, say: Callable[[str], None]) -> None:
+def _print_result(result: Comparison, print_line: Callable[[str], None]) -> None:
     for number, a, b, difference, absolute, path in result.steps:
         mark = "" if difference <= result.tolerance else "  <- exceeds the tolerance"
-        say(f"{number:5d}  {a:<14.8g} {b:<14.8g} {difference:9.2e} {absolute:9.2e}  {path}{mark}")
+        print_line(f"{number:5d}  {a:<14.8g} {b:<14.8g} {difference:9.2e} {absolute:9.2e}  {path}{mark}")
     for path in result.not_compared:
-        say(f"Not compared: {path}, whose true gradient is zero, so that its differences are rounding errors.")
+        print_line(f"Not compared: {path}, whose true gradient is zero, so that its differences are rounding errors.")
     equal = result.replicas_equal
-    say("Replicas are equal bit for bit." if equal else "REPLICAS DIFFER: their weights are not equal bit for bit.")
-    say(
+    print_line(
+        "Replicas are equal bit for bit." if equal else "REPLICAS DIFFER: their weights are not equal bit for bit."
+    )
+    print_line(
         f"{'Equal' if result.is_equal else 'NOT EQUAL'}: the largest difference is {result.largest:.2e} {result.unit}; the "
         f"tolerance {result.tolerance:.0e}."
     )
@@ -320,31 +338,37 @@ class _Rounding:
         trainer.build(session.data.train)
         self._first = _values(single, trainer.model)
         self._steps: list[dict[str, np.ndarray]] = []
-        self._changed: dict[str, np.ndarray] = {}
+        self._changed_mask: dict[str, np.ndarray] = {}
         _run(exact, trainer, lambda: self._steps.append(_values(single, trainer.model)))
         keras.config.set_dtype_policy(policy)
 
-    def next(self, rounded: dict[str, np.ndarray]) -> dict[str, float]:
+    def next(self, values: dict[str, np.ndarray]) -> dict[str, float]:
         """Returns for each variable the difference between 16 and 32 bits after the next step.
 
-        It is relative to the change since the first step, and at least the median over variables.
+        The difference relative to the change since the first step is at least its median over all variables.
         """
         exact = self._steps.pop(0)
-        self._changed = {path: exact[path] != self._first[path] for path in exact}
-        roundings = {path: self.norm(path, rounded[path] - exact[path]) for path in exact}
+        self._changed_mask = {path: exact[path] != self._first[path] for path in exact}
+        roundings = {path: self.norm(path, values[path] - exact[path]) for path in exact}
         changes = {path: self.norm(path, exact[path] - self._first[path]) for path in exact}
-        usual = float(np.median([roundings[path] / change for path, change in changes.items() if change] or [0.0]))
-        return {path: max(roundings[path], usual * changes[path], _MIN_NORM) for path in exact}
+        typical_ratio = float(
+            np.median([roundings[path] / change for path, change in changes.items() if change] or [0.0])
+        )
+        return {path: max(roundings[path], typical_ratio * changes[path], _MIN_NORM) for path in exact}
 
     def norm(self, path: str, difference: np.ndarray) -> float:
-        """Returns the norm of a variable's difference at this step, without the largest 5% of its trained elements.
+        """Returns the norm of a variable's difference at this step, without the largest 5% of its changed elements.
 
-        Adam makes a full step of a gradient whose sign is rounding error.
+        Adam turns a gradient whose sign is rounding error into a full step.
         """
-        changed = self._changed[path]
-        sizes, rest = np.abs(difference[changed]), np.abs(difference[~changed])
-        kept = len(sizes) - (math.ceil(len(sizes) / 20) if len(sizes) >= 5 else 0)
-        return math.hypot(_norm(np.sort(sizes)[:kept]), _norm(rest)) if np.isfinite(difference).all() else math.inf
+        mask = self._changed_mask[path]
+        sizes, unchanged_sizes = np.abs(difference[mask]), np.abs(difference[~mask])
+        kept_count = len(sizes) - (math.ceil(len(sizes) / 20) if len(sizes) >= 5 else 0)
+        return (
+            math.hypot(_norm(np.sort(sizes)[:kept_count]), _norm(unchanged_sizes))
+            if np.isfinite(difference).all()
+            else math.inf
+        )
 
 
 class Call(NamedTuple):
@@ -355,8 +379,7 @@ class Call(NamedTuple):
     loss: float
 
 
-def _run(session: Session, trainer: Trainer, after_call: Callable[[], None], per_call: int = 1) -> list[Call]:
-    """Trains, and returns the calls of the loop."""
+def _run(session: Session, trainer: Trainer, observe: Callable[[], None], steps_per_call: int = 1) -> list[Call]:
     config = session.config
     calls: list[Call] = []
     epoch: list[Call] = []
@@ -372,7 +395,7 @@ def _run(session: Session, trainer: Trainer, after_call: Callable[[], None], per
         )
         calls.append(Call(trainer.step, steps, total / steps))
         epoch.append(calls[-1])
-        after_call()
+        observe()
 
     callback = keras.callbacks.LambdaCallback(on_epoch_begin=on_epoch_begin, on_train_batch_end=on_call_end)
     trainer.fit(
@@ -380,7 +403,7 @@ def _run(session: Session, trainer: Trainer, after_call: Callable[[], None], per
         batch_size=config.batch_size,
         steps=config.steps or None,
         epochs=config.epochs or None,
-        schedule=Schedule(steps_per_call=per_call),
+        schedule=Schedule(steps_per_call=steps_per_call),
         callbacks=[callback],
         verbose=0,
     )
@@ -388,7 +411,7 @@ def _run(session: Session, trainer: Trainer, after_call: Callable[[], None], per
 
 
 def _values(strategy: Strategy, model: keras.Model) -> dict[str, np.ndarray]:
-    """Returns the weights; on the chief those of the whole model, elsewhere those of this process."""
+    """Returns the weights of the whole model on the chief, and those of this process elsewhere."""
     with strategy.parts.full_model(model) as full_model:
         return {
             v.path: np.asarray(tf.convert_to_tensor(strategy.local(v.value)[0]), np.float64)
@@ -405,12 +428,12 @@ def _replicas_equal(strategy: Strategy, model: keras.Model) -> bool:
     trainable = [strategy.local(v.value) for v in model.trainable_variables]
     digests = [digest([values[i] for values in trainable]) for i in range(len(strategy.local_replicas))]
     digests_by_rank = strategy.peers.gather("verify/digests", digests, deadline=REFERENCE_SECONDS)
-    equal = len({each for digests in digests_by_rank for each in digests}) == 1
+    equal = len({value for digests in digests_by_rank for value in digests}) == 1
     return all(strategy.group.gather("verify/equal", equal, deadline=REFERENCE_SECONDS))
 
 
 def _noise(session: Session, reference: Trainer) -> set[str]:
-    """Returns variables whose true gradient is zero: those in the model's table, and those measured to be so small."""
+    """Returns the paths of variables whose true gradient is zero, by the model's table or by measurement."""
     model = reference.model
     patterns = models.zero_gradient_patterns(session.config.model)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(_first_batch(session))
@@ -418,7 +441,7 @@ def _noise(session: Session, reference: Trainer) -> set[str]:
     limit = TOLERANCES[keras.config.floatx(), "adaptive"]
     with tf.GradientTape() as tape, checked(int(count_rows(x)), limit):
         loss = model.compute_loss(x, y, model(x, training=True), sample_weight=weight, training=True)
-    for variable, value in state:  # undoes changes of moving averages and random states
+    for variable, value in state:  # restores moving averages and random states
         variable.assign(value)
     gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
     sizes = {
@@ -427,8 +450,8 @@ def _noise(session: Session, reference: Trainer) -> set[str]:
         if g is not None
     }
     threshold = NOISE[keras.config.floatx()] * max(sizes.values(), default=0.0)
-    by_name = {path for path in sizes if any(re.search(pattern, path) for pattern in patterns)}
-    return by_name | {path for path, size in sizes.items() if size <= threshold}
+    zero_gradient_paths = {path for path in sizes if any(re.search(pattern, path) for pattern in patterns)}
+    return zero_gradient_paths | {path for path, size in sizes.items() if size <= threshold}
 
 
 def _first_batch(session: Session) -> Any:
@@ -437,20 +460,22 @@ def _first_batch(session: Session) -> Any:
 
 
 def _print_header(
-    session: Session, model: keras.Model, by_design: list[str], limit: float, say: Callable[[str], None]
+    session: Session, model: keras.Model, differing_layers: list[str], limit: float, print_line: Callable[[str], None]
 ) -> None:
-    say(f"{session.detection.reason}")
-    for path in by_design:
-        say(f"Differs by design: {path} draws numbers or takes statistics for each replica; do not expect equality.")
-    if in_roundings(session.config):
-        say(
+    print_line(f"{session.detection.reason}")
+    for path in differing_layers:
+        print_line(
+            f"Differs by design: {path} draws numbers or takes statistics for each replica; do not expect equality."
+        )
+    if uses_roundings(session.config):
+        print_line(
             "Differences are in roundings: multiples of the distance between bfloat16 and float32 on one device. "
             f"Tolerance {limit:.0e}."
         )
     else:
-        say(f"Tolerance {limit:.0e} for {keras.config.floatx()} and {type(model.optimizer).__name__}.")
-    unit = "roundings" if in_roundings(session.config) else "relative"
-    say(f"{'step':>5}  {'loss':<14} {'of one device':<14} {unit:>9} {'absolute':>9}  largest difference in")
+        print_line(f"Tolerance {limit:.0e} for {keras.config.floatx()} and {type(model.optimizer).__name__}.")
+    unit = "roundings" if uses_roundings(session.config) else "relative"
+    print_line(f"{'step':>5}  {'loss':<14} {'of one device':<14} {unit:>9} {'absolute':>9}  largest difference in")
 
 
 def _different_by_design(session: Session, model: keras.Model) -> list[str]:
@@ -466,8 +491,8 @@ def _takes_local_statistics(layer: keras.Layer, session: Session) -> bool:
 
 
 def _draws_local_numbers(layer: keras.Layer, session: Session) -> bool:
-    """Returns whether parts of a batch draw numbers of their own, or, on a mesh, a micro-step has other rows."""
+    """Returns whether the layer's random numbers depend on the division of the batch into parts."""
     strategy = session.strategy
-    in_parts = strategy.replicas > 1 or session.config.accumulate_steps > 1 or strategy.micro_batches > 0
+    is_partitioned = strategy.replicas > 1 or session.config.accumulate_steps > 1 or strategy.micro_batches > 0
     draws = bool(getattr(layer, "_seed_generators", ())) or hasattr(layer, "seed_generator")
-    return in_parts and draws and bool(getattr(layer, "rate", getattr(layer, "stddev", 0)))
+    return is_partitioned and draws and bool(getattr(layer, "rate", getattr(layer, "stddev", 0)))

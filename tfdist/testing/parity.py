@@ -1,7 +1,7 @@
 """Parity: the same training under a strategy and on one device, compared variable by variable.
 
-Run it in float64, where rounding errors and bugs are far apart. `run_case` trains; `compare` measures the difference of
-two outcomes. New models and optimizers are added to every suite by one line of `CASES`.
+Run it in float64, in which bugs exceed rounding errors by far. `run_case` trains; `compare` measures the differences of two
+outcomes. A line of `CASES` adds a model and an optimizer to every suite.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from tfdist import keras_internals, models
 from tfdist.collectives import Collectives
 from tfdist.data import ArraySource
 from tfdist.distribution.strategy import Strategy
-from tfdist.gradients import Reduced, Reducer
+from tfdist.gradients import Reducer, ReductionResult
 from tfdist.optimizers import LARS, MomentumCorrectedSGD, WarmupAndDecay
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.trainer import Trainer
@@ -29,7 +29,7 @@ EXAMPLES = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A training with the same result under every strategy.
+    """A training that must have the same result under every strategy.
 
     Attributes:
       model: a key of `MODELS`.
@@ -48,8 +48,8 @@ class Case:
     balance: str = "equal"
 
     def __str__(self) -> str:
-        more = ("-weighted" if self.weighted else "") + (f"-{self.balance}" if self.balance != "equal" else "")
-        return f"{self.model}-{self.optimizer}-{self.batch_size}{more}"
+        suffix = ("-weighted" if self.weighted else "") + (f"-{self.balance}" if self.balance != "equal" else "")
+        return f"{self.model}-{self.optimizer}-{self.batch_size}{suffix}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,16 +69,16 @@ class Outcome:
     digests: list[str]
 
 
-def _masked(**_: Any) -> keras.Model:
-    """A model with masked padding, so that the loss is over tokens, whose number differs between replicas."""
+def _masked_model(**_: Any) -> keras.Model:
+    """Returns a model with masked padding: the number of tokens in the loss differs between replicas."""
     inputs = keras.Input((6,), dtype="int32", name="tokens")
     hidden = keras.layers.Embedding(20, 8, mask_zero=True, name="embedding")(inputs)
     hidden = keras.layers.Dense(16, activation="gelu", name="hidden")(hidden)
     return keras.Model(inputs, keras.layers.Dense(8, name="logits")(hidden), name="masked")
 
 
-def _regularized(**_: Any) -> keras.Model:
-    """A model with regularized weights, counted once, and activations, averaged over rows."""
+def _regularized_model(**_: Any) -> keras.Model:
+    """Returns a model with regularized weights, which are counted once, and activations, which are averaged over rows."""
     inputs = keras.Input((8, 8, 1), name="image")
     hidden = keras.layers.Flatten(name="flatten")(inputs)
     hidden = keras.layers.Dense(
@@ -87,8 +87,8 @@ def _regularized(**_: Any) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10, name="logits")(hidden), name="regularized")
 
 
-def _frozen_statistics(**sizes: Any) -> keras.Model:
-    """A CNN whose BatchNorm is in inference mode, so that local BatchNorm is exact."""
+def _frozen_batch_norm_model(**sizes: Any) -> keras.Model:
+    """Returns a CNN whose BatchNorm is in inference mode, for which local BatchNorm is exact."""
     model = models.build("cnn(filters=(4, 8))", **sizes)
     for layer in keras_internals.layers_of(model):
         if isinstance(layer, keras.layers.BatchNormalization):
@@ -99,12 +99,12 @@ def _frozen_statistics(**sizes: Any) -> keras.Model:
 MODELS: Mapping[str, Callable[..., keras.Model]] = {
     "mlp": lambda **sizes: models.build("mlp(hidden=(16, 12))", **sizes),
     "cnn": lambda **sizes: models.build("cnn(filters=(4, 8), batch_norm='synchronized')", **sizes),
-    "cnn_frozen": _frozen_statistics,
+    "cnn_frozen": _frozen_batch_norm_model,
     "transformer": lambda **sizes: models.build("transformer(layers=1, width=16, heads=2, ffn=32)", **sizes),
     "experts": lambda **sizes: models.build("transformer(layers=2, width=16, heads=2, ffn=32, experts=4)", **sizes),
     "deep_transformer": lambda **sizes: models.build("transformer(layers=2, width=16, heads=2, ffn=32)", **sizes),
-    "masked": _masked,
-    "regularized": _regularized,
+    "masked": _masked_model,
+    "regularized": _regularized_model,
     "resnet50": lambda **sizes: models.build("resnet50(batch_norm='synchronized')", **sizes),
 }
 
@@ -136,7 +136,7 @@ CASES = (
     Case(model="regularized", optimizer="sgd", batch_size=13, weighted=True),
 )
 
-# Meshes of four devices and layouts for any of the models: by columns, by rows, batch only, and an axis of size 1.
+# Meshes of four devices, with layouts for all models: by columns, by rows, batch only, and with an axis of size 1.
 MESHES: Mapping[str, tuple[str, str]] = {
     "2x2": ("data:2;model:2", "heads:model;ffn:model;out:model;vocab:model;experts:model"),
     "1x4": ("data:1;model:4", "ffn:model;in:model;experts:model"),
@@ -144,7 +144,7 @@ MESHES: Mapping[str, tuple[str, str]] = {
     "2x2x1": ("data:2;model:2;expert:1", "heads:model;in:model;embed:expert;experts:model"),
 }
 
-# Block after block, which takes twice as long as one block.
+# Two blocks, which take twice as long as one.
 DEEP_CASES = (Case(model="deep_transformer", optimizer="adamw"),)
 
 # A minute or more with each strategy.
@@ -157,13 +157,13 @@ def run_case(strategy: Strategy, case: Case, **trainer_options: Any) -> Outcome:
         trainer_options = {"balance": case.balance, **trainer_options}
     source, trainer = source_of(case), make_trainer(strategy, case, **trainer_options)
     model, losses = trainer.model, []
-    keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
+    record_loss = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
     trainer.fit(
         source,
         batch_size=case.batch_size,
         steps=case.steps,
         schedule=Schedule(steps_per_call=4),
-        callbacks=[keep],
+        callbacks=[record_loss],
         verbose=0,
     )
     evaluation = trainer.evaluate(source, batch_size=case.batch_size)
@@ -192,13 +192,13 @@ def make_trainer(strategy: Strategy, case: Case, **options: Any) -> Trainer:
 
 
 class NoReduction(Reducer):
-    """A faulty reducer, which every suite must detect: each replica keeps its own gradients."""
+    """A faulty reducer that every suite must detect: each replica keeps its own gradients."""
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
+    ) -> ReductionResult:
         """See base class; violates its contract on purpose."""
-        return Reduced(list(tensors), list(tensors), [], list(tensors))
+        return ReductionResult(list(tensors), list(tensors), [], list(tensors))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,9 +232,9 @@ def compare(outcome: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarra
 
 
 def is_noise(path: str, model: str) -> bool:
-    """Returns whether a variable's true gradient is zero, so that its value is rounding error, by the model's table."""
-    shipped = "transformer" if model in LANGUAGE else model
-    return any(re.search(pattern, path) for pattern in models.zero_gradient_patterns(shipped))
+    """Returns whether a variable's true gradient is zero according to the model's table; its value is rounding error."""
+    catalog_name = "transformer" if model in LANGUAGE else model
+    return any(re.search(pattern, path) for pattern in models.zero_gradient_patterns(catalog_name))
 
 
 def _sizes(case: Case) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO
 
-_PORTS = range(10000, 19000)  # below those of outgoing connections and of launchers, even with 1000 added for the group
+_PORTS = range(10000, 19000)  # below those of outgoing connections and launchers, also with 1000 added for the group
 _port_offsets = itertools.count()
 
 
@@ -42,7 +42,7 @@ class Job:
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]], outputs: Sequence[str]):
         self.processes = processes
         self._outputs = outputs
-        self._started = time.monotonic()
+        self._start_time = time.monotonic()
 
     def output(self, rank: int) -> str:
         """Returns the output of a rank so far."""
@@ -51,7 +51,7 @@ class Job:
 
     def wait_for(self, rank: int, text: str, seconds: float) -> None:
         """Waits until a rank has printed a text; raises `AssertionError` with every rank's output on timeout."""
-        self._until(lambda: text in self.output(rank), seconds, f"rank {rank} did not print {text!r}")
+        self._wait_until(lambda: text in self.output(rank), seconds, f"rank {rank} did not print {text!r}")
 
     def wait(self, seconds: float) -> list[Ended]:
         """Waits until all processes have ended; raises `AssertionError` with every rank's output on timeout."""
@@ -60,20 +60,20 @@ class Job:
         def all_ended() -> bool:
             for rank, process in enumerate(self.processes):
                 if rank not in ends and process.poll() is not None:
-                    ends[rank] = time.monotonic() - self._started
+                    ends[rank] = time.monotonic() - self._start_time
             return len(ends) == len(self.processes)
 
-        self._until(all_ended, seconds, "not every rank has ended")
+        self._wait_until(all_ended, seconds, "not every rank has ended")
         return [Ended(p.wait(), self.output(rank), ends[rank]) for rank, p in enumerate(self.processes)]
 
     def kill(self) -> None:
-        """Kills every process and everything that it has started."""
+        """Kills every process and its descendants."""
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _until(self, condition: Callable[[], bool], seconds: float, problem: str) -> None:
+    def _wait_until(self, condition: Callable[[], bool], seconds: float, problem: str) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -113,31 +113,33 @@ def job(
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as files:
         outputs = [os.path.join(directory, f"{rank}.txt") for rank in range(size)]
         processes: list[subprocess.Popen[bytes]] = []
-        running = Job(processes, outputs)
-        files.callback(running.kill)
+        started_job = Job(processes, outputs)
+        files.callback(started_job.kill)
         for rank in range(size):
             config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
-            own = {name: value.replace("{rank}", str(rank)) for name, value in (environment or {}).items()}
+            rank_environment = {name: value.replace("{rank}", str(rank)) for name, value in (environment or {}).items()}
             with open(outputs[rank], "wb") as output:
                 arguments = [argument.replace("{rank}", str(rank)) for argument in command]
-                processes.append(start(arguments, {**os.environ, **own, "TF_CONFIG": json.dumps(config)}, output))
-        yield running
+                processes.append(
+                    start(arguments, {**os.environ, **rank_environment, "TF_CONFIG": json.dumps(config)}, output)
+                )
+        yield started_job
 
 
 def free_addresses(count: int) -> list[str]:
     """Returns loopback addresses whose ports, and the group's ports derived from them, are free.
 
-    No other program should take one before the job does, seconds later: outgoing connections have other ports, and each process
-    that calls this goes through the ports from its own position.
+    Other programs are unlikely to take them before the job does: outgoing connections use other ports, and each calling
+    process starts its search at another port.
     """
     with contextlib.ExitStack() as stack:
         addresses: list[str] = []
         while len(addresses) < count:
-            probe, neighbor = (stack.enter_context(socket.socket()) for _ in range(2))
-            offset = os.getpid() * 5563 + next(_port_offsets)  # processes with successive ids are far from each other
+            probe, group_socket = (stack.enter_context(socket.socket()) for _ in range(2))
+            offset = os.getpid() * 5563 + next(_port_offsets)  # spreads processes with successive ids
             port = _PORTS[offset % len(_PORTS)]
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
-                neighbor.bind(("127.0.0.1", port + 1000))
+                group_socket.bind(("127.0.0.1", port + 1000))
                 addresses.append(f"127.0.0.1:{port}")
         return addresses

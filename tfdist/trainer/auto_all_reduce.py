@@ -1,8 +1,8 @@
 """`--all_reduce=auto`: chooses, for each size of message, the algorithm that takes the least time on the job's own links.
 
-Before the first step, the engine's all-reduce and every algorithm are timed at several sizes, in turns, so that a change of the
-links' load affects all of them; each call begins on all processes together. Algorithms that are clearly slower are timed a
-few times only, the others more often. Rank 0 decides for all processes. The table is part of the state of the run.
+Before the first step, the engine's all-reduce and every algorithm are timed at several sizes. They take turns, so changes in
+load affect all of them, and each call starts on all processes at the same time. Clearly slower algorithms are dropped early.
+Rank 0 decides for all processes. The table is saved with the state of the run.
 """
 
 import logging
@@ -14,28 +14,28 @@ import tensorflow as tf
 
 from tfdist.collectives.all_reduce_algorithms import TunedCollectives, possible_algorithms
 from tfdist.collectives.interface import tensor_bytes
-from tfdist.config.all_reduce import ALGORITHMS, ENGINE, LARGEST, AlgorithmTable, Band
+from tfdist.config.all_reduce import ALGORITHMS, ENGINE, MAX_MESSAGE_BYTES, AlgorithmTable, Band
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors.formatting import byte_size
 from tfdist.trainer.inspections import Inspection, RunView, TimingRounds, medians_of_slowest
 
-CLEARLY = 0.95  # relative to the engine's time
+MAX_TIME_RATIO = 0.95  # of an algorithm that replaces the engine's, to the engine's time
 SMALLEST, GROWTH = 1024, 4
-MOST_BYTES = 64 * 1024 * 1024
-# (rounds, limit): after these rounds, an algorithm that takes longer than `limit` times the fastest one is not timed again.
+MAX_MEASURED_BYTES = 64 * 1024 * 1024
+# (rounds, limit): after these rounds, algorithms that take longer than `limit` times the fastest one are dropped.
 ROUNDS = ((2, 2.0), (7, 1.3), (21, math.inf))
-_SECONDS = 10.0  # once a size has taken this time, it gets no further rounds
+_SECONDS = 10.0  # after this time, a size gets no further rounds
 
 Times = Mapping[int, Mapping[str, float]]  # seconds, by size and algorithm
 _log = logging.getLogger(__name__)
 
 
 class AutoAllReduce(Inspection):
-    """Measures once, before the first step that has no table of algorithms, and chooses."""
+    """Measures once, before the first step without a table of algorithms, and creates the table."""
 
     def __init__(self, run_view: RunView, record: Callable[[str], None]):
-        """Initializes the inspection; `record` gets the table as CSV, on the chief."""
+        """Initializes the inspection; `record` is called with the table as CSV on the chief."""
         self._steps = run_view.steps
         self._record = record
 
@@ -47,8 +47,8 @@ class AutoAllReduce(Inspection):
         """See base class."""
         strategy, specs = self._steps.strategy, self._steps.specs
         sizes = list(map(tensor_bytes, specs))
-        of_a_bucket = min(self._steps.compression.bucket_bytes, sum(sizes))
-        times = measure(strategy, sizes_up_to(max(of_a_bucket, *sizes)))
+        bucket_bytes = min(self._steps.compression.bucket_bytes, sum(sizes))
+        times = measure(strategy, sizes_up_to(max(bucket_bytes, *sizes)))
         rows = strategy.peers.broadcast("all_reduce", [list(band) for band in fastest(times).bands], LONG_SECONDS)
         table = AlgorithmTable(tuple(Band(*row) for row in rows))
         self._steps.use_all_reduce_table(table)
@@ -60,28 +60,27 @@ class AutoAllReduce(Inspection):
 
 
 def sizes_up_to(largest: int) -> list[int]:
-    """Returns the sizes to measure: by factors of 4 from 1 KiB, to the first one that is not smaller than `largest`."""
+    """Returns the sizes to measure: 1 KiB times powers of 4, up to the first one that is at least `largest`."""
     sizes = [SMALLEST]
-    while sizes[-1] < min(largest, MOST_BYTES):
+    while sizes[-1] < min(largest, MAX_MEASURED_BYTES):
         sizes.append(sizes[-1] * GROWTH)
     return sizes
 
 
 def measure(strategy: Strategy, sizes: Sequence[int]) -> dict[int, dict[str, float]]:
-    """Times the engine and all algorithms; every process must call it, and all get the same times.
+    """Times the engine and all algorithms; every process must call it, and gets the same times.
 
     Args:
       strategy: strategy whose `tuned` is not None.
       sizes: sizes in bytes.
 
     Returns:
-      By size and algorithm, the median seconds of the process that takes the longest.
+      By size and algorithm, the median seconds on the slowest process.
     """
     return {size: _measure_size(strategy, size) for size in sizes}
 
 
 def _measure_size(strategy: Strategy, size: int) -> dict[str, float]:
-    """Returns the median seconds of each algorithm at one size; see `measure`."""
     collectives = strategy.tuned
     assert collectives
     calls = {
@@ -89,18 +88,18 @@ def _measure_size(strategy: Strategy, size: int) -> dict[str, float]:
     }
     barrier = compiled_call(strategy, collectives, ENGINE, SMALLEST // 4)
     for call in [barrier, *calls.values()] * 2:
-        call()  # compiles; an engine that caches what processes agree on does so in the second call
-    timing, began = TimingRounds(calls, barrier, kept=ENGINE), time.perf_counter()
+        call()  # the first call compiles; in the second one, some engines cache their negotiation
+    timing, start_time = TimingRounds(calls, barrier, ENGINE), time.perf_counter()
     medians: dict[str, float] = {}
     for rounds, limit in ROUNDS:
         timing.run(rounds)
-        own = [time.perf_counter() - began, timing.times]
-        everyone = strategy.peers.gather(f"all_reduce/{size}/{rounds}", own, LONG_SECONDS)
-        medians = medians_of_slowest([times for _, times in everyone])
+        local_times = [time.perf_counter() - start_time, timing.times]
+        all_times = strategy.peers.gather(f"all_reduce/{size}/{rounds}", local_times, LONG_SECONDS)
+        medians = medians_of_slowest([times for _, times in all_times])
         timing.drop(medians, limit)
-        if everyone[0][0] > _SECONDS:
+        if all_times[0][0] > _SECONDS:
             break
-    return timing.corrected(medians)
+    return timing.correct(medians)
 
 
 def compiled_call(strategy: Strategy, collectives: TunedCollectives, name: str, size: int) -> Callable[[], object]:
@@ -111,26 +110,26 @@ def compiled_call(strategy: Strategy, collectives: TunedCollectives, name: str, 
         [total] = collectives.all_reduce([tf.fill([size // 4], value)], name=f"all_reduce/{name}/{size}")
         return total[0]
 
-    one = tf.constant(1.0)
-    # A concrete function, since TensorFlow would warn of many functions with the same code.
-    compiled = tf.function(lambda value: strategy.run(replica_function, value), autograph=False).get_concrete_function(
-        one
+    scalar = tf.constant(1.0)
+    # A concrete function, because TensorFlow warns about many functions with the same code.
+    function = tf.function(lambda value: strategy.run(replica_function, value), autograph=False).get_concrete_function(
+        scalar
     )
-    return lambda: [float(value) for value in strategy.local(compiled(one))]
+    return lambda: [float(value) for value in strategy.local(function(scalar))]
 
 
 def fastest(times: Times) -> AlgorithmTable:
-    """Returns the table of the fastest algorithms; the engine unless another one is faster by more than noise.
+    """Returns the table of the fastest algorithms; the engine's is kept unless another one is faster by more than noise.
 
-    Between two sizes that were measured, the border is their geometric mean.
+    The limit between two measured sizes is their geometric mean.
     """
     bands: list[Band] = []
     sizes = sorted(times)
-    for size, following in zip(sizes, [*sizes[1:], None], strict=True):
+    for size, next_size in zip(sizes, [*sizes[1:], None], strict=True):
         seconds = times[size]
         best = min(seconds, key=seconds.__getitem__)
-        algorithm = best if seconds[best] < CLEARLY * seconds[ENGINE] else ENGINE
-        end = int((size * following) ** 0.5) if following else LARGEST
+        algorithm = best if seconds[best] < MAX_TIME_RATIO * seconds[ENGINE] else ENGINE
+        end = int((size * next_size) ** 0.5) if next_size else MAX_MESSAGE_BYTES
         if bands and bands[-1].algorithm == algorithm:
             bands[-1] = bands[-1]._replace(max_bytes=end)
         else:
@@ -139,7 +138,7 @@ def fastest(times: Times) -> AlgorithmTable:
 
 
 def notes(times: Times) -> list[str]:
-    """Returns the measurements as text, one line per size, in the order of the algorithms."""
+    """Returns a line of measurements for each size."""
     return [
         f"{byte_size(size)}: "
         + ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms" for name in ALGORITHMS if name in seconds)
@@ -148,12 +147,12 @@ def notes(times: Times) -> list[str]:
 
 
 def explain(table: AlgorithmTable, times: Times) -> list[str]:
-    """Returns a line for each band of a table: its algorithm, and the measurements that decided it."""
+    """Returns a line for each band of a table, with its algorithm and measurements."""
     lines = []
     for band in table.bands:
-        measured = [size for size in times if band.min_bytes <= size <= band.max_bytes]
-        sums = f"sums up to {byte_size(band.max_bytes)}" if band.max_bytes < LARGEST else "larger sums"
+        band_sizes = [size for size in times if band.min_bytes <= size <= band.max_bytes]
+        sums = f"sums up to {byte_size(band.max_bytes)}" if band.max_bytes < MAX_MESSAGE_BYTES else "larger sums"
         sums = "all sums" if len(table.bands) == 1 else sums
-        shown = dict.fromkeys((measured[0], measured[-1]))
-        lines.append(f"{sums} use {band.algorithm}. Measured: {'; '.join(notes({s: times[s] for s in shown}))}.")
+        listed_sizes = dict.fromkeys((band_sizes[0], band_sizes[-1]))
+        lines.append(f"{sums} use {band.algorithm}. Measured: {'; '.join(notes({s: times[s] for s in listed_sizes}))}.")
     return lines

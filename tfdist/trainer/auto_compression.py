@@ -32,30 +32,28 @@ class Link:
     replicas: int
 
     def seconds(self, calls: Sequence[RecordedCall], bandwidth: float | None = None) -> float:
-        """Returns the predicted time of consecutive calls, on this link or on one of another bandwidth."""
+        """Returns the predicted time of consecutive calls, optionally for another bandwidth."""
         return len(calls) * self.latency + self.sent_bytes(calls) / (bandwidth or self.bandwidth)
 
     def sent_bytes(self, calls: Sequence[RecordedCall]) -> float:
-        """Returns the bytes that one replica sends for these calls, by the costs stated in `Collectives`."""
-        return sum(self._sent(call) for call in calls)
+        """Returns the bytes that one replica sends for these calls, by the costs documented in `Collectives`."""
+        return sum(self._call_bytes(call) for call in calls)
 
-    def _sent(self, call: RecordedCall) -> float:
+    def _call_bytes(self, call: RecordedCall) -> float:
         ranks = len(call.ranks) if call.ranks else self.replicas
-        around, to_all = (ranks - 1) / ranks, ranks - 1
-        ring = {"all_reduce": 2 * around, "all_to_all": around, "reduce_scatter": around}
-        return call.payload_bytes * (ring | {"send": 1}).get(call.operation, to_all)
+        ring_share, peers = (ranks - 1) / ranks, ranks - 1
+        message_counts = {"all_reduce": 2 * ring_share, "all_to_all": ring_share, "reduce_scatter": ring_share}
+        return call.payload_bytes * (message_counts | {"send": 1}).get(call.operation, peers)
 
 
 def measure(strategy: Strategy) -> Link:
-    """Measures the link by all-reduces of 4 KiB and of 4 MiB; every process must call it."""
+    """Measures the link by all-reduces of 4 KiB and 4 MiB; every process must call it."""
     times = {size: _message_seconds(strategy, size) for size in (SMALL, LARGE)}
-    sent = 2 * (strategy.replicas - 1) / strategy.replicas * LARGE
-    return Link(times[SMALL], sent / max(times[LARGE] - times[SMALL], 1e-6), strategy.replicas)
+    sent_bytes = 2 * (strategy.replicas - 1) / strategy.replicas * LARGE
+    return Link(times[SMALL], sent_bytes / max(times[LARGE] - times[SMALL], 1e-6), strategy.replicas)
 
 
 def _message_seconds(strategy: Strategy, size: int) -> float:
-    """Returns the median seconds of one all-reduce."""
-
     def replica_function() -> tf.Tensor:
         data = tf.random.stateless_uniform([size // 4], [0, size])
         [total] = strategy.collectives.all_reduce([data], name=f"link/{size}")
@@ -64,7 +62,7 @@ def _message_seconds(strategy: Strategy, size: int) -> float:
     return median_seconds(strategy, replica_function)
 
 
-CLEARLY = 0.9  # relative to the time of an exact sum
+MAX_TIME_RATIO = 0.9  # of a method that replaces the exact sum, to the time of the exact sum
 
 _log = logging.getLogger(__name__)
 
@@ -86,18 +84,18 @@ class AutoCompression(Inspection):
 
     def __init__(self, run_view: RunView, choice: Choice):
         self._run_view = run_view
-        self._after = choice.after
+        self._measure_step = choice.after
         self._candidates = choice.candidates
 
     def next(self, step: int) -> int | None:
         """See base class."""
-        return self._after if step <= self._after else None
+        return self._measure_step if step <= self._measure_step else None
 
     def inspect(self, step: int) -> dict[str, float]:
         """See base class."""
         steps = self._run_view.steps
         link = measure(steps.strategy)
-        costs = {spec.name: self._costs(spec) for spec in steps.compressible()}
+        costs = {spec.name: self._measure_costs(spec) for spec in steps.compressible()}
         choice = {name: fastest(link, candidates) for name, candidates in costs.items()}
         choice = steps.strategy.peers.broadcast("auto", choice, LONG_SECONDS)
         steps.choose_methods(choice, self._candidates)
@@ -105,11 +103,11 @@ class AutoCompression(Inspection):
             _log_choice(link, costs, choice)
         return {}
 
-    def _costs(self, spec: tf.TensorSpec) -> dict[str, Cost]:
-        return {method: self._cost(method, spec) for method in self._candidates}
+    def _measure_costs(self, spec: tf.TensorSpec) -> dict[str, Cost]:
+        return {method: self._measure_cost(method, spec) for method in self._candidates}
 
-    def _cost(self, method: str, spec: tf.TensorSpec) -> Cost:
-        """Times a method on random numbers, on all local replicas at the same time as in a step."""
+    def _measure_cost(self, method: str, spec: tf.TensorSpec) -> Cost:
+        """Times a method on random numbers, on all local replicas at the same time, as in a step."""
         strategy = self._run_view.steps.strategy
         reducer = create(parse_rules(method)[0].methods)
         states = reducer.state([spec])
@@ -119,8 +117,8 @@ class AutoCompression(Inspection):
             recordings.append(Recording(NoCommunication(strategy.collectives)))
             tensor = tf.random.stateless_normal(spec.shape, [1, 2], dtype=spec.dtype)
             state = [tf.broadcast_to(tf.cast(s.initial, s.dtype), s.shape) for s in states]
-            reduced = reducer.reduce([tensor], state, recordings[-1], name="auto")
-            return tf.add_n([tf.reduce_sum(tf.cast(x, tf.float32)) for x in (*reduced.totals, *reduced.state)])
+            result = reducer.reduce([tensor], state, recordings[-1], name="auto")
+            return tf.add_n([tf.reduce_sum(tf.cast(x, tf.float32)) for x in (*result.totals, *result.state)])
 
         return Cost(median_seconds(strategy, replica_function), recordings[-1].calls)
 
@@ -130,16 +128,18 @@ def _seconds(link: Link, cost: Cost, bandwidth: float | None = None) -> float:
 
 
 def fastest(link: Link, costs: Mapping[str, Cost]) -> str:
-    """Returns the fastest method; the exact sum unless another one is faster by more than noise."""
+    """Returns the fastest method; the exact sum unless another method is faster by more than noise."""
     best = min(costs, key=lambda method: _seconds(link, costs[method]))
-    return best if _seconds(link, costs[best]) < CLEARLY * _seconds(link, costs[EXACT]) else EXACT
+    return best if _seconds(link, costs[best]) < MAX_TIME_RATIO * _seconds(link, costs[EXACT]) else EXACT
 
 
-def break_even(link: Link, cost: Cost, plain: Cost) -> float | None:
-    """Returns the bandwidth, in bytes/s, above which `plain` is faster than a method; None if there is none."""
-    saved = link.sent_bytes(plain.calls) - link.sent_bytes(cost.calls)
-    extra = cost.codec_seconds - plain.codec_seconds + (len(cost.calls) - len(plain.calls)) * link.latency
-    return saved / extra if saved > 0 and extra > 0 else None
+def break_even(link: Link, cost: Cost, exact_cost: Cost) -> float | None:
+    """Returns the bandwidth, in bytes/s, above which `exact_cost` is faster than a method; None if there is none."""
+    saved_bytes = link.sent_bytes(exact_cost.calls) - link.sent_bytes(cost.calls)
+    extra_seconds = (
+        cost.codec_seconds - exact_cost.codec_seconds + (len(cost.calls) - len(exact_cost.calls)) * link.latency
+    )
+    return saved_bytes / extra_seconds if saved_bytes > 0 and extra_seconds > 0 else None
 
 
 def _log_choice(link: Link, costs: Mapping[str, dict[str, Cost]], choice: Mapping[str, str]) -> None:
@@ -150,5 +150,5 @@ def _log_choice(link: Link, costs: Mapping[str, dict[str, Cost]], choice: Mappin
     for name, method in choice.items():
         table = ", ".join(f"{m} {1e3 * _seconds(link, cost):.3g} ms" for m, cost in costs[name].items())
         max_bandwidth = break_even(link, costs[name][method], costs[name][EXACT]) if method != EXACT else None
-        until = f", up to {8e-6 * max_bandwidth:.3g} Mbit/s" if max_bandwidth else ""
-        _log.info("auto: %s is sent with %s%s. Predicted: %s.", name, method, until, table)
+        limit_text = f", up to {8e-6 * max_bandwidth:.3g} Mbit/s" if max_bandwidth else ""
+        _log.info("auto: %s is sent with %s%s. Predicted: %s.", name, method, limit_text, table)

@@ -1,4 +1,4 @@
-"""Allocation of the rows of a run's batches to replicas: evenly, by given weights, or by measured speeds."""
+"""Allocates the rows of batches to replicas: evenly, by weights, or by measured speeds."""
 
 import logging
 from statistics import median
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Balancing:
-    """An allocation that does not change during a run.
+    """An allocation of rows that does not change during a run.
 
     Attributes:
       allocation: the allocation of training batches.
@@ -28,108 +28,109 @@ class Balancing:
         self.allocation = allocation
 
     def allocation_at(self, step: int) -> RowAllocation:
-        """Returns the allocation of one step."""
+        """Returns the allocation of a step."""
         return self.allocation
 
     def next(self, step: int) -> int | None:
-        """Returns the next step, after `step`, at which the allocation changes and a call has to end; None if not known."""
+        """Returns the next step at which the allocation changes, so a call must end; None if it is unknown."""
         return None
 
-    def after_call(self, step: int, steps: int, busy: np.ndarray) -> None:
+    def observe_call(self, step: int, steps: int, busy: np.ndarray) -> None:
         """Observes a call of the compiled loop, and may change the allocation; every process must call it.
 
         Args:
-          step: updates done so far.
+          step: number of completed updates.
           steps: number of steps of the call.
-          busy: [local replicas]; seconds that each one needed for its own gradients.
+          busy: [local replicas]; seconds that each replica spent on its gradients.
         """
 
 
 class MeasuredBalancing(Balancing):
-    """An allocation by measured speeds, which rank 0 decides for all ranks.
+    """An allocation by measured speeds, which rank 0 determines for all ranks.
 
-    The speeds are part of the `TrainState`. Times without collectives are compared, because replicas wait for each other
-    there; an observation is the median over the calls of some steps.
+    The speeds are part of the `TrainState`. An observation is the median time over the calls of some steps, without
+    collectives, in which replicas wait for each other.
     """
 
     def __init__(self, strategy: Strategy, state: TrainState, batch_size: int):
-        """Initializes with the speeds of the state, evenly if there are none."""
+        """Initializes with the speeds of the state; rows are allocated evenly without speeds."""
         self._strategy = strategy
-        known = state.speeds or ReplicaSpeeds.begun(state.step, batch_size, strategy.replicas)
-        self._speeds = state.speeds = known.on(state.step, batch_size, strategy.replicas)
+        speeds = state.speeds or ReplicaSpeeds.initial(state.step, batch_size, strategy.replicas)
+        self._speeds = state.speeds = speeds.resume(state.step, batch_size, strategy.replicas)
         self._allocation = ChangingAllocation(
-            state.step, [(each.step, each.counts) for each in self._speeds.allocations]
+            state.step, [(allocation.step, allocation.counts) for allocation in self._speeds.allocations]
         )
         self._step_seconds: list[np.ndarray] = []  # seconds per step of each local replica, by call
         self._steps = 0
-        self._is_first = True  # which has costs of its own, such as memory that is allocated
+        self._is_first = True  # the first call has additional costs, such as memory allocation
         super().__init__(self._allocation)
 
     def allocation_at(self, step: int) -> RowAllocation:
         """See base class."""
-        return FixedAllocation(next(each.counts for each in reversed(self._speeds.allocations) if each.step <= step))
+        allocations = reversed(self._speeds.allocations)
+        return FixedAllocation(next(allocation.counts for allocation in allocations if allocation.step <= step))
 
     def next(self, step: int) -> int | None:
         """See base class."""
-        begins = self._speeds.allocations[-1].step
-        return begins if begins > step else None
+        start = self._speeds.allocations[-1].step
+        return start if start > step else None
 
-    def after_call(self, step: int, steps: int, busy: np.ndarray) -> None:
+    def observe_call(self, step: int, steps: int, busy: np.ndarray) -> None:
         """See base class."""
         if self._is_first or step <= self._speeds.allocations[-1].step:
-            self._is_first = step <= self._speeds.allocations[-1].step  # then so is the next call, with other rows
+            self._is_first = step <= self._speeds.allocations[-1].step  # the next call has another allocation
             return
         self._step_seconds.append(busy / steps)
         self._steps += steps
         if self._steps >= self._speeds.steps:
-            self._decide()
+            self._update_allocation()
             self._step_seconds, self._steps = [], 0
 
-    def _decide(self) -> None:
-        own = [median(times) for times in np.stack(self._step_seconds).T.tolist()]
+    def _update_allocation(self) -> None:
+        local_times = [median(times) for times in np.stack(self._step_seconds).T.tolist()]
         group, speeds = self._strategy.group, self._speeds
-        with self._allocation.paused() as first_free_step:
-            everyone: Any = group.gather("balance/times", [first_free_step, own], LONG_SECONDS)
-            times = [seconds for _, of_rank in everyone for seconds in of_rank]
+        with self._allocation.pause() as first_free_step:
+            answers: Any = group.gather("balance/times", [first_free_step, local_times], LONG_SECONDS)
+            times = [seconds for _, rank_times in answers for seconds in rank_times]
             if not all(times):
                 return  # a device without a clock
             speeds.observe(times)
-            proposed = speeds.propose() if group.rank == 0 else None
-            counts: Any = group.broadcast("balance/allocation", proposed, LONG_SECONDS)
+            proposal = speeds.propose() if group.rank == 0 else None
+            counts: Any = group.broadcast("balance/allocation", proposal, LONG_SECONDS)
             if counts is None:
                 speeds.keep()
                 return
-            begins = max(first for first, _ in everyone)
+            start = max(first for first, _ in answers)
             if self._strategy.is_chief:
-                _log.info("%s", _describe_change(speeds, counts, begins))
-            self._allocation.change(begins, counts)
-        speeds.change(begins, counts)
+                _log.info("%s", _describe_change(speeds, counts, start))
+            self._allocation.change(start, counts)
+        speeds.change(start, counts)
         self._is_first = True
 
 
 def _describe_change(speeds: ReplicaSpeeds, counts: list[int], step: int) -> str:
-    before, medians = speeds.counts, speeds.allocations[-1].medians()
-    shown = range(len(counts)) if len(counts) <= 8 else (medians.index(max(medians)), medians.index(min(medians)))
-    changes = [f"{before[i]} to {counts[i]} for replica {i} ({1e3 * medians[i]:.3g} ms)" for i in shown]
+    previous_counts, medians = speeds.counts, speeds.allocations[-1].medians()
+    replicas = range(len(counts)) if len(counts) <= 8 else (medians.index(max(medians)), medians.index(min(medians)))
+    changes = [f"{previous_counts[i]} to {counts[i]} for replica {i} ({1e3 * medians[i]:.3g} ms)" for i in replicas]
     return (
         f"Rows are allocated by speed from step {step} on: {', '.join(changes)}. The slowest replica is expected to take "
-        f"{1e3 * speeds.expected(counts):.3g} instead of {1e3 * max(medians):.3g} ms per step."
+        f"{1e3 * speeds.expected_seconds(counts):.3g} instead of {1e3 * max(medians):.3g} ms per step."
     )
 
 
 def balancing(balance: Balance, strategy: Strategy, state: TrainState, batch_size: int) -> Balancing:
-    """Returns how rows are allocated in a run."""
+    """Returns the allocation of rows in a run."""
     if balance.kind == MEASURED and strategy.replicas > 1:
         return MeasuredBalancing(strategy, state, batch_size)
     state.speeds = None
     return Balancing(FixedAllocation(apportion(batch_size, balance.weights)) if balance.kind == WEIGHTS else EVEN)
 
 
-def checked_balance(text: str, strategy: Strategy) -> Balance:
-    """Returns the value of a flag or argument, checked for a strategy.
+def validate_balance(text: str, strategy: Strategy) -> Balance:
+    """Parses a value of `--balance` and checks it for a strategy.
 
     Raises:
-      InputError: it is not valid, or the number of weights is not that of replicas.
+      InputError: the value is invalid, or does not have one weight per replica.
     """
     try:
         balance = parse_balance(text)

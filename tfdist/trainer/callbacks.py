@@ -1,4 +1,4 @@
-"""Keras callbacks with several processes: equal logs everywhere, files written by the chief, one decision to stop."""
+"""Keras callbacks in several processes: equal logs, files written by the chief, and a common decision to stop."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from tfdist.errors import InputError
 from tfdist.step.validation import inner_optimizer
 from tfdist.trainer.program import Program
 
-WRITE_FILES = (
+FILE_WRITERS = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
@@ -21,7 +21,7 @@ WRITE_FILES = (
 
 
 class _EpochLogs(keras.callbacks.Callback):
-    """Stores the logs of the last epoch; it is the last callback, so that the others may have changed them."""
+    """Stores the logs of the last epoch, as the last callback, after the others may have changed them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,25 +32,29 @@ class _EpochLogs(keras.callbacks.Callback):
 
 
 class Callbacks:
-    """The Keras callbacks of one process of the job.
+    """The Keras callbacks of one process.
 
     Attributes:
-      callbacks: those that run on this process.
+      callbacks: the callbacks that run on this process.
     """
 
     def __init__(
         self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, strategy: Strategy, **params: Any
     ):
-        """Creates the list; `params`: parameters that Keras passes to callbacks (`epochs`, `steps`)."""
+        """Creates the list; Keras passes `params` (`epochs`, `steps`) to the callbacks."""
         model.stop_training = False
         self._model = model
         self._group = strategy.group
-        # Also if only some processes have callbacks, as in `callbacks=[...] if rank == 0 else []`.
-        self._any = any(strategy.group.gather("callbacks/any", bool(callbacks), deadline=float("inf")))
+        # Some processes may have no callbacks, as in `callbacks=[...] if rank == 0 else []`.
+        self._has_callbacks = any(strategy.group.gather("callbacks/any", bool(callbacks), deadline=float("inf")))
         self.callbacks = callbacks_of_process(callbacks, strategy)
-        self._epoch = _EpochLogs()
+        self._epoch_logs = _EpochLogs()
         self._list = keras.callbacks.CallbackList(
-            [*self.callbacks, self._epoch], model=model, reports_evaluations=True, is_chief=strategy.is_chief, **params
+            [*self.callbacks, self._epoch_logs],
+            model=model,
+            reports_evaluations=True,
+            is_chief=strategy.is_chief,
+            **params,
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -58,24 +62,25 @@ class Callbacks:
         return getattr(self._list, name)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> dict[str, Any]:
-        """Calls `on_epoch_end`; returns the logs with what callbacks have added, as in Keras's `History`."""
+        """Calls `on_epoch_end`; returns the logs with the additions of callbacks, as in Keras's `History`."""
         self._list.on_epoch_end(epoch, logs)
-        return self._epoch.logs
+        return self._epoch_logs.logs
 
     def on_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
-        """Calls `on_evaluation` of the callbacks that have it, with the results under their `val_` names."""
+        """Calls `on_evaluation` of the callbacks that have it; the names of the results have the prefix `val_`."""
         for callback in self.callbacks:
             if callable(getattr(callback, "on_evaluation", None)):
                 callback.on_evaluation(step, dict(logs))
 
-    def stopped(self, step: int) -> bool:
+    def should_stop(self, step: int) -> bool:
         """Returns whether a callback of any process requests a stop; all processes must call it at the same step."""
-        if not self._any:
+        if not self._has_callbacks:
             return False
-        own = bool(self._model.stop_training)
-        # No deadline: a callback may take long, even on the chief only. The watchdog detects one that never returns.
-        everyone = self._group.gather(f"callbacks/stop/{step}", own, deadline=float("inf"))
-        self._model.stop_training = any(everyone)
+        is_requested = bool(self._model.stop_training)
+        # Without a deadline, because a callback may take long. The watchdog detects one that never returns.
+        self._model.stop_training = any(
+            self._group.gather(f"callbacks/stop/{step}", is_requested, deadline=float("inf"))
+        )
         return self._model.stop_training
 
 
@@ -86,8 +91,8 @@ def callbacks_of_process(
 
     Args:
       callbacks: callbacks as passed on every process.
-      strategy: strategy on which the model is trained.
-      restores: whether weights that the chief restores are sent to the other processes.
+      strategy: strategy of the model.
+      restores: whether weights that the chief restores are broadcast to the other processes.
 
     Raises:
       InputError: a callback does not work with several processes.
@@ -104,29 +109,29 @@ def callbacks_of_process(
             "Leave it out, and use Checkpoints(best=...) and trainer.load_best()."
         )
     if strategy.blocks.spans_processes and strategy.cluster.size > 1:
-        _refuse_reads_on_the_chief(callbacks)
-    return [c for c in callbacks if strategy.is_chief or not isinstance(c, WRITE_FILES)]
+        _refuse_chief_reads(callbacks)
+    return [c for c in callbacks if strategy.is_chief or not isinstance(c, FILE_WRITERS)]
 
 
-def _refuse_reads_on_the_chief(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raises `InputError` for callbacks that read variables on the chief only, which takes all processes on a mesh."""
-    reading = [
+def _refuse_chief_reads(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raises `InputError` for callbacks that read variables on the chief only; on a mesh, all processes must read them."""
+    names = [
         type(c).__name__
         for c in callbacks
         if isinstance(c, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore)
         or getattr(c, "histogram_freq", None)
     ]
-    if reading:
+    if names:
         raise InputError(
             "On a mesh or a pipeline of several processes the chief cannot read weights alone. Received: "
-            f"{', '.join(reading)}. Save the model on every process instead (trainer.save, or model.save with Keras's own fit)."
+            f"{', '.join(names)}. Save the model on every process instead (trainer.save, or model.save with Keras's own fit)."
         )
 
 
 def run_evaluation(
     callbacks: Callbacks | keras.callbacks.CallbackList, batches: int, evaluate: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
-    """Evaluates, and calls the methods of callbacks for it, for all batches as one: they are one call of a compiled loop."""
+    """Evaluates, and calls the callbacks' methods once for all batches, which are one call of a compiled loop."""
     callbacks.on_test_begin()
     callbacks.on_test_batch_begin(0)
     results = evaluate()
@@ -136,34 +141,33 @@ def run_evaluation(
 
 
 def validation_logs(results: Mapping[str, float]) -> dict[str, float]:
-    """Returns an evaluation's results under the names that Keras callbacks monitor."""
+    """Returns an evaluation's results with the names that Keras callbacks monitor."""
     return {f"val_{name}": value for name, value in results.items()}
 
 
 def check_callback_weights(callbacks: Sequence[keras.callbacks.Callback], program: Program) -> None:
-    """Checks that callbacks of `fit` which save or restore weights would have those that were evaluated.
+    """Checks that callbacks that save or restore weights use the evaluated weights.
 
-    With a moving average of the weights, and between exchanges of replicas that train locally, evaluations have averages,
-    while callbacks read and assign the weights that are trained. Those of the first of several replicas that train locally
-    are neither evaluated nor enough to continue from, so that no callback may save them; with a moving average, they are
-    what is trained.
+    With a moving average of the weights, or if replicas train locally, evaluations use averages, whereas callbacks read and
+    assign the training weights. With local training, those are the weights of the first replica, which are neither
+    evaluated nor sufficient to continue from, so no callback may save them.
 
     Raises:
-      InputError: a callback would keep, or restore, other weights.
+      InputError: a callback would save or restore other weights.
     """
-    averages = _averages(program)
-    for callback in callbacks if averages else []:
-        incompatible = _incompatible(callback, _is_local(program))
-        if incompatible:
-            received, remedy = incompatible
+    options = _averaging_options(program)
+    for callback in callbacks if options else []:
+        incompatibility = _incompatibility(callback, _is_local(program))
+        if incompatibility:
+            received, remedy = incompatibility
             raise InputError(
-                f"A callback cannot keep the weights that are evaluated with {averages}, which are averages. Received: "
+                f"A callback cannot keep the weights that are evaluated with {options}, which are averages. Received: "
                 f"{received}. Use {remedy}."
             )
 
 
-def _incompatible(callback: keras.callbacks.Callback, is_local: bool) -> tuple[str, str] | None:
-    """Returns a callback that would keep other weights, as in a message, and the remedy; None for any other."""
+def _incompatibility(callback: keras.callbacks.Callback, is_local: bool) -> tuple[str, str] | None:
+    """Returns the description of a callback that would save other weights, and the remedy; None for other callbacks."""
     name, best = type(callback).__name__, "Checkpoints(best=...) with trainer.load_best()"
     match callback:
         case keras.callbacks.EarlyStopping() if callback.restore_best_weights:
@@ -178,10 +182,10 @@ def _incompatible(callback: keras.callbacks.Callback, is_local: bool) -> tuple[s
 
 
 def check_no_swap(callbacks: Sequence[keras.callbacks.Callback], program: Program) -> None:
-    """Checks that no callback swaps the weights with their moving average, as evaluations have the average already.
+    """Checks that no callback swaps the weights for their moving average, which evaluations already use.
 
     Raises:
-      InputError: a callback does.
+      InputError: there is such a callback.
     """
     if _has_moving_average(program) and any(isinstance(c, keras.callbacks.SwapEMAWeights) for c in callbacks):
         raise InputError(
@@ -190,14 +194,14 @@ def check_no_swap(callbacks: Sequence[keras.callbacks.Callback], program: Progra
         )
 
 
-def _averages(program: Program) -> str:
-    """Returns the options by which evaluations have averages; empty if they have the weights that are trained."""
+def _averaging_options(program: Program) -> str:
+    """Returns the options that make evaluations use averages of weights; empty for none."""
     sync = [f"sync={program.settings.sync}"] if _is_local(program) else []
     return " and ".join(["ema"] * _has_moving_average(program) + sync)
 
 
 def _is_local(program: Program) -> bool:
-    """Returns whether replicas have weights of their own; between rounds of FedAvg, all have the global weights."""
+    """Returns whether replicas have different weights; between rounds of FedAvg, all have the global weights."""
     sync = program.settings.sync
     return sync.exchanges_weights and not isinstance(sync, FedAvg) and program.strategy.replicas > 1
 

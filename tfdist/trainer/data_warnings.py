@@ -1,4 +1,4 @@
-"""Errors and warnings about the data of a run: the same on every process, logged by the chief."""
+"""Errors and warnings about the data of a run, the same on every process."""
 
 import math
 import warnings
@@ -9,43 +9,45 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.coordination.group import long_timeout
-from tfdist.data import Examples, Pipeline, Source, explained_reading
-from tfdist.data.inputs import about_evaluation
+from tfdist.data import Examples, Pipeline, Source, explain_reading_errors
+from tfdist.data.inputs import evaluation_errors
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.explanation import Explanation, listener
 from tfdist.step import data_check
 from tfdist.step.compiled_steps import Steps
-from tfdist.step.data_check import must_fit
-from tfdist.step.loss import not_means, replicas_and_micro_steps
+from tfdist.step.data_check import explain_mismatch
+from tfdist.step.loss import non_mean_error, replicas_and_micro_steps
 from tfdist.step.row_dependence import Coupling, RowDependence, row_dependence
 from tfdist.step.settings import Settings
 
-# Keras's own words for one of the rules, from inside a step, with a file of the library.
-_OF_KERAS = r".*received `from_logits=True`, but the `output` argument was produced by"
-_ROWS = 64  # examples that are read to be checked; of arrays in memory, more
-_REFUSED = "a Trainer refuses it on several replicas and with micro-steps"
-_EVALUATION = "evaluation is not finite"  # a situation that is seen in the data, or in the loss
+# Keras's warning for one of the rules, raised inside a step.
+_KERAS_WARNING = r".*received `from_logits=True`, but the `output` argument was produced by"
+_ROWS = 64  # examples to check; more for arrays in memory
+_REFUSAL = "a Trainer refuses it on several replicas and with micro-steps"
+_EVALUATION = "evaluation is not finite"  # a situation detected in the data or the loss
 
 
 def check_form(model: keras.Model, element_spec: Any) -> None:
-    """Raises `InputError` for text as inputs, and for labels that do not fit the loss, before the model is built."""
+    """Raises `InputError` for text inputs, and for labels that do not fit the loss, before the model is built."""
     _check_text(model, element_spec[0])
-    wrong = [finding.text for finding in data_check.findings_of_form(model, element_spec) if finding.is_error]
-    if wrong:
-        raise InputError(wrong[0])
+    errors = [finding.text for finding in data_check.spec_findings(model, element_spec) if finding.is_error]
+    if errors:
+        raise InputError(errors[0])
 
 
 def _check_text(model: keras.Model, x: Any) -> None:
-    """Raises `InputError` for text as the input of a model whose inputs are numbers; x: structure of `tf.TensorSpec`."""
+    """Raises `InputError` for text, given a structure of `tf.TensorSpec`, if the inputs of the model are numbers."""
     functional = keras_internals.functional_of(model)
     inputs = functional.inputs if functional is not None else []
-    if not inputs or any(each.dtype == "string" for each in inputs):
+    if not inputs or any(tensor.dtype == "string" for tensor in inputs):
         return
-    used = {each.name: x.get(each.name) for each in inputs} if isinstance(x, dict) else {"x": x}
+    parts = {tensor.name: x.get(tensor.name) for tensor in inputs} if isinstance(x, dict) else {"x": x}
     texts = [
-        name for name, part in used.items() if any(s.dtype == tf.string for s in tf.nest.flatten(part) if s is not None)
+        name
+        for name, part in parts.items()
+        if any(s.dtype == tf.string for s in tf.nest.flatten(part) if s is not None)
     ]
     if texts:
         raise InputError(
@@ -59,26 +61,26 @@ def dependence_of(
 ) -> RowDependence:
     """Returns the dependence of a model on several rows of a batch, and the communication of partitioned steps."""
     parts, is_explained = strategy.micro_batches or settings.micro_steps, listener() is not None
-    spec = tf.nest.map_structure(batched, tuple(element_spec))
+    spec = tf.nest.map_structure(add_batch_dim, tuple(element_spec))
     may_be_called = strategy.trains_whole_model and not strategy.layouts.shards_tensors
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_OF_KERAS)  # repeated for examples, or for the first step
+        warnings.filterwarnings("ignore", message=_KERAS_WARNING)  # repeated for the examples or the first step
         dependence = row_dependence(
             model,
             spec,
             is_divided=strategy.replicas * parts > 1 or is_explained,
-            may_be_called=may_be_called,
+            is_callable=may_be_called,
             may_communicate=parts == 1,
         )
-    by_xla = settings.jit_compile or strategy.compiles_replicas or not strategy.compiles_loops
-    is_divided_otherwise = not may_be_called or strategy.sums_gradients or settings.sync.exchanges_weights or parts > 1
-    if dependence.reasons and not (by_xla or is_divided_otherwise):
+    uses_xla = settings.jit_compile or strategy.compiles_replicas or not strategy.compiles_loops
+    is_excluded = not may_be_called or strategy.sums_gradients or settings.sync.exchanges_weights or parts > 1
+    if dependence.reasons and not (uses_xla or is_excluded):
         dependence = dependence._replace(communication=steps.communication(spec))
     if explain := listener():
-        follows = "a Trainer cannot check this, and warns" if dependence.error else _REFUSED
-        follows = dependence.communication.otherwise if dependence.is_partitioned else follows
-        step, trained = f"A step of {model.name}", model.trainable_variables
-        explain(Explanation(step, dependence.values, dependence.error, follows, trained, dependence.calls))
+        consequence = "a Trainer cannot check this, and warns" if dependence.error else _REFUSAL
+        consequence = dependence.communication.otherwise if dependence.is_partitioned else consequence
+        step, variables = f"A step of {model.name}", model.trainable_variables
+        explain(Explanation(step, dependence.values, dependence.error, consequence, variables, dependence.calls))
     return dependence
 
 
@@ -90,62 +92,62 @@ def check_examples(
     settings: Settings,
     dependence: RowDependence,
 ) -> list[tuple[str, str]]:
-    """Checks some examples on the chief; every process must call it.
-
-    Neither the position in the data nor a random state changes.
+    """Checks some examples on the chief, without advancing the data or a random state; every process must call it.
 
     Returns:
-      On the chief, the text and the situation of a warning for each thing that is suspicious; none on other processes.
+      On the chief, the text and the situation of each warning; empty on other processes.
 
     Raises:
-      InputError: on every process. Evaluation data does not fit the model; training or evaluation is certainly wrong with the
-        labels; or a metric does not add up over batches. With several replicas or micro-steps, if steps are not
-        partitioned, also: a loss is not a mean over rows, a metric does not add up over rows, or outputs or state depend on
-        several rows together.
+      InputError: on every process. Evaluation data does not fit the model; the labels make training or evaluation
+        meaningless; or a metric is not a sum over batches. With several replicas or micro-steps, unless steps are
+        partitioned: a loss is not a mean over rows, a metric is not a sum over rows, or outputs or state depend on several
+        rows together.
     """
     if evaluation is not None:
         check_evaluation(strategy, model, data.element_spec, evaluation.element_spec)
-    # Read on every process, because reading may advance a random generator.
+    # Every process reads, because reading may advance a random generator.
     train, test = _sample(data), None if evaluation is None else _sample(evaluation)
     findings = data_check.findings(model, train) if strategy.is_chief else []
-    wrong = [finding.text for finding in findings if finding.is_error]
+    errors = [finding.text for finding in findings if finding.is_error]
     parts = strategy.micro_batches or settings.micro_steps
     if findings or not strategy.is_chief:
-        warnings.filterwarnings("ignore", message=_OF_KERAS)
+        warnings.filterwarnings("ignore", message=_KERAS_WARNING)
     if settings.sync.exchanges_weights and parts == 1:
-        # Replicas that train locally keep state of their own, of which exchanges take means.
+        # Replicas that train locally have their own state, which exchanges average.
         dependence = _without_state(dependence)
-    wrong += _refusals(dependence, model, strategy.replicas, parts)
+    errors += _refusals(dependence, model, strategy.replicas, parts)
     if test is not None and strategy.is_chief:
         test_findings = data_check.findings(model, test)
-        wrong += [f"Evaluation data: {finding.text}" for finding in test_findings if finding.is_error]
-    _refuse(strategy, "data/refusal", wrong)
+        errors += [f"Evaluation data: {finding.text}" for finding in test_findings if finding.is_error]
+    _refuse(strategy, "data/refusal", errors)
     locations = data_check.not_finite(test) if test is not None and strategy.is_chief else []
-    of_evaluation = (
+    evaluation_warnings = (
         [(_message(locations, "what an evaluation finds is NaN, or wrong"), _EVALUATION)] if locations else []
     )
-    unknown = _warnings(dependence, strategy.replicas, parts) if strategy.is_chief else []
-    return [(text, "") for text in (*(finding.text for finding in findings), *unknown)] + of_evaluation
+    dependence_warnings = _warnings(dependence, strategy.replicas, parts) if strategy.is_chief else []
+    return [
+        (text, "") for text in (*(finding.text for finding in findings), *dependence_warnings)
+    ] + evaluation_warnings
 
 
-def check_evaluated_alone(strategy: Strategy, model: keras.Model, dependence: RowDependence) -> None:
-    """Checks an evaluation without training, whose results must be those of one device; every process must call it.
+def check_standalone_evaluation(strategy: Strategy, model: keras.Model, dependence: RowDependence) -> None:
+    """Checks that an evaluation without training has the results of one device; every process must call it.
 
     Raises:
-      InputError: on every process, with several replicas or micro-batches: a loss is not a mean over rows, a metric does not
-        add up, or outputs depend on several rows together.
+      InputError: on every process, with several replicas or micro-batches: a loss is not a mean over rows, a metric is not
+        a sum, or outputs depend on several rows together.
     """
     parts = strategy.micro_batches or 1
     if strategy.replicas * parts == 1:
         return
-    stateless = _without_state(dependence)  # which only training assigns
+    stateless = _without_state(dependence)  # only training assigns state
     _refuse(strategy, "evaluation/refusal", _refusals(stateless, model, strategy.replicas, parts))
 
 
-def _refuse(strategy: Strategy, name: str, wrong: list[str]) -> None:
-    """Raises `InputError` on every process with the first error that the chief has found, if any."""
+def _refuse(strategy: Strategy, name: str, errors: list[str]) -> None:
+    """Raises `InputError` on every process with the first of the chief's errors, if there is one."""
     with long_timeout("its data") as deadline:
-        if refusal := strategy.group.broadcast(name, wrong[:1], deadline):
+        if refusal := strategy.group.broadcast(name, errors[:1], deadline):
             raise InputError(refusal[0])
 
 
@@ -153,55 +155,53 @@ def _without_state(dependence: RowDependence) -> RowDependence:
     return dependence._replace(values=[value for value in dependence.values if value.kind != "variable"])
 
 
-def batched(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
-    """Returns the spec of examples in a batch of any size."""
+def add_batch_dim(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
+    """Returns the spec of a batch of examples of any size."""
     return None if spec is None else tf.TensorSpec([None, *spec.shape], spec.dtype)
 
 
 def _refusals(dependence: RowDependence, model: keras.Model, replicas: int, parts: int) -> list[str]:
-    """Returns errors about results that depend on several rows together."""
-    divided = replicas_and_micro_steps(replicas, parts)
+    division = replicas_and_micro_steps(replicas, parts)
     if dependence.is_partitioned:
         batches = [name for name, coupling in dependence.metrics.items() if coupling == "batches"]
-        return [_of_metric(name, "batches", replicas, parts) for name in batches]
-    if losses := dependence.uncombined("loss"):
-        return [str(not_means(losses, replicas, parts))]
+        return [_metric_error(name, "batches", replicas, parts) for name in batches]
+    if losses := dependence.describe_coupled("loss"):
+        return [str(non_mean_error(losses, replicas, parts))]
     if dependence.metrics:
-        return [_of_metric(name, coupling, replicas, parts) for name, coupling in dependence.metrics.items()]
-    if state := dependence.uncombined("variable"):
+        return [_metric_error(name, coupling, replicas, parts) for name, coupling in dependence.metrics.items()]
+    if state := dependence.describe_coupled("variable"):
         return [
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them where "
             "its step cannot be partitioned, as with micro-steps, XLA and stages. Received: "
-            f"{state[0]}, with {divided}. Leave these out, or compute it from tfdist.gather_rows(rows)."
+            f"{state[0]}, with {division}. Leave these out, or compute it from tfdist.gather_rows(rows)."
         ]
     return [
         "The outputs for a row must not depend on the other rows where a step cannot be partitioned, as with micro-steps, "
-        f"XLA, stages and local training. Received: the output of {output}, with {divided}. Leave these out, or use "
+        f"XLA, stages and local training. Received: the output of {output}, with {division}. Leave these out, or use "
         "tfdist.gather_rows in a layer."
-        for output in dependence.uncombined("output")
+        for output in dependence.describe_coupled("output")
     ]
 
 
-def _of_metric(name: str, coupling: Coupling, replicas: int, parts: int) -> str:
-    """Returns the error about a metric that does not add up."""
+def _metric_error(name: str, coupling: Coupling, replicas: int, parts: int) -> str:
     if coupling == "batches":
         return (
             "The variables of a metric must be sums over batches. Received: "
             f"{name}, whose variables after two batches are not the sums of those after each, as of a maximum. Compute it in "
             "a callback, or use Keras's own fit under tfdist run."
         )
-    gathered = ", or one from tfdist.gather_rows(rows)" if parts == 1 else ""
-    undivided = "" if parts == 1 else " train without micro-steps;"
+    option = ", or one from tfdist.gather_rows(rows)" if parts == 1 else ""
+    micro_step_option = "" if parts == 1 else " train without micro-steps;"
     return (
         "A metric must be a mean or a sum over rows, on several replicas or with several micro-steps. Received: "
         f"{name}, whose variables for some rows are not the sums of those for parts of them, with "
-        f"{replicas_and_micro_steps(replicas, parts)}. Let a function return a value for each row{gathered}, and a class count "
-        f"rows rather than batches;{undivided} or use Keras's own fit under tfdist run."
+        f"{replicas_and_micro_steps(replicas, parts)}. Let a function return a value for each row{option}, and a class count "
+        f"rows rather than batches;{micro_step_option} or use Keras's own fit under tfdist run."
     )
 
 
 def _warnings(dependence: RowDependence, replicas: int, parts: int) -> list[str]:
-    """Returns a warning if several replicas or micro-steps share a batch whose rows could not be compared."""
+    """Returns a warning if the dependence on several rows of a divided batch could not be checked."""
     if not dependence.error or replicas * parts == 1:
         return []
     return [
@@ -212,20 +212,20 @@ def _warnings(dependence: RowDependence, replicas: int, parts: int) -> list[str]
 
 
 def check_evaluation(strategy: Strategy, model: keras.Model, training_spec: Any, element_spec: Any) -> None:
-    """Raises `InputError` for data to evaluate that has another form than the training data, and does not fit the model."""
+    """Raises `InputError` for evaluation data that differs in form from the training data and does not fit the model."""
     if element_spec[:2] == training_spec[:2]:
         return
-    with about_evaluation():
+    with evaluation_errors():
         check_form(model, element_spec)
-        with strategy.scope(), must_fit(element_spec):
-            keras_internals.check_fits(model, tf.nest.map_structure(batched, element_spec))
+        with strategy.scope(), explain_mismatch(element_spec):
+            keras_internals.check_fits(model, tf.nest.map_structure(add_batch_dim, element_spec))
 
 
-def warn_of_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:
-    """Logs a warning, on the chief, about an evaluation whose loss is not finite, unless its data explains it already."""
+def warn_about_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:
+    """Logs a warning, on the chief, about a loss that is not finite, unless a warning about the data explains it."""
     if math.isfinite(loss):
         return
-    locations = data_check.not_finite(_sample(data))  # read on every process, as above
+    locations = data_check.not_finite(_sample(data))  # every process reads, as above
     if not strategy.is_chief:
         return
     cause = f"the evaluation loss is {loss:g}, so the evaluation is meaningless"
@@ -236,13 +236,13 @@ def warn_of_evaluation(strategy: Strategy, data: Examples, loss: float) -> None:
     warn_once(text, situation=_EVALUATION)
 
 
-def where_not_finite(data: Examples, batch_size: int, seed: int, first: int) -> list[str]:
-    """Returns where the batch after the first examples has NaN or inf; without random access, where some examples have."""
+def locate_nonfinite(data: Examples, batch_size: int, seed: int, first: int) -> list[str]:
+    """Returns the locations of NaN or inf in the batch after `first` examples; without random access, in some examples."""
     source = data.sample
     if not isinstance(source, Source):
         return data_check.not_finite(_sample(data))
     batches = Pipeline(source, batch_size, seed, first).dataset([0], 1)
-    with explained_reading(source):
+    with explain_reading_errors(source):
         return data_check.not_finite(data_check.as_arrays(next(iter(batches))))
 
 
@@ -253,6 +253,5 @@ def _message(locations: list[str], result: str) -> str:
 
 
 def _sample(data: Examples) -> Any:
-    """Returns some examples as arrays."""
-    with explained_reading(data):
+    with explain_reading_errors(data):
         return data_check.as_arrays(data.sample.preview(_ROWS))

@@ -1,4 +1,4 @@
-"""Early stopping and reductions of the learning rate that count evaluations, at whichever steps these are."""
+"""Early stopping and learning-rate reduction, with patience in evaluations at any steps."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -9,20 +9,20 @@ import numpy as np
 
 from tfdist import keras_internals
 from tfdist.config.decay import Plateau
-from tfdist.config.monitor import MODES, parse_best
+from tfdist.config.monitor import MODES, parse_monitor
 from tfdist.errors import InputError
 from tfdist.errors.formatting import count_of, is_integer, nearest
 from tfdist.trainer.program import Program
 
 
-class CountsEvaluations(keras.callbacks.Callback):
-    """Mixin of a Keras callback that checks a monitored metric at the end of each epoch.
+class EvaluationMonitor(keras.callbacks.Callback):
+    """Mixin for a Keras callback that monitors a metric.
 
-    With it, the callback checks a `val_` metric after each evaluation, and any other at the end of each epoch. It comes
-    before Keras's class among the bases, whose `on_epoch_end` is then called by `_check` alone.
+    The callback checks a `val_` metric after each evaluation, and any other metric at the end of each epoch. The mixin
+    precedes Keras's class in the bases; `_check` calls the `on_epoch_end` of that class.
     """
 
-    monitor: str  # of Keras's class
+    monitor: str  # an attribute of Keras's class
     mode: str
     _step = 0
 
@@ -52,8 +52,8 @@ class CountsEvaluations(keras.callbacks.Callback):
         """Called by `Trainer.fit` after each evaluation.
 
         Args:
-          step: number of updates done.
-          logs: the results, under their `val_` names.
+          step: number of completed updates.
+          logs: the results, whose names have the prefix `val_`.
         """
         self._step = step
         if self._monitors_evaluations:
@@ -61,16 +61,16 @@ class CountsEvaluations(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """See base class."""
-        # Keras's own `fit` has the results of an evaluation here, and reports no evaluation otherwise.
+        # Keras's own `fit` has the results of an evaluation here, and does not call `on_evaluation`.
         if not (self._monitors_evaluations and (self.params or {}).get("reports_evaluations")):
             self._check(logs or {})
 
     def _check(self, logs: Mapping[str, float]) -> None:
-        """Calls `on_epoch_end` of Keras's class with the results, of which one is monitored."""
+        """Calls `on_epoch_end` of Keras's class with results that include the monitored one."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that Keras's class does not have, for a checkpoint."""
+        """Returns the state in addition to that of Keras's class, for a checkpoint."""
         return {"step": self._step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ class CountsEvaluations(keras.callbacks.Callback):
 
 
 def direction_of(callback: keras.callbacks.Callback) -> str:
-    """Returns the direction in which the metric of a callback improves, "min" or "max"; the callback has its model.
+    """Returns the direction in which the metric of a callback improves, "min" or "max"; the callback must have its model.
 
     Raises:
       InputError: Keras does not know the direction.
@@ -94,20 +94,20 @@ def direction_of(callback: keras.callbacks.Callback) -> str:
     return direction
 
 
-class EarlyStopping(CountsEvaluations, keras.callbacks.EarlyStopping):
-    """`keras.callbacks.EarlyStopping` whose patience is in evaluations, at whichever steps these are.
+class EarlyStopping(EvaluationMonitor, keras.callbacks.EarlyStopping):
+    """`keras.callbacks.EarlyStopping` with patience in evaluations, at any steps.
 
-    Keras's own checks its metric at the end of each epoch, where there is no `val_` metric if `Schedule.eval_every`
-    schedules evaluations at other steps. This one checks a `val_` metric after each evaluation, and any other metric at
-    the end of each epoch. All ranks stop at the same step. The callback's state is saved with the run: a run
-    that it has stopped stays stopped when it is resumed.
+    Keras's class checks its metric at the end of each epoch, where `val_` metrics are missing if `Schedule.eval_every`
+    schedules evaluations at other steps. This class checks a `val_` metric after each evaluation, and any other metric at
+    the end of each epoch. All ranks stop at the same step. The callback's state is saved with the run, so a run that it
+    has stopped remains stopped when it is resumed.
     """
 
     def __init__(self, monitor: str = "val_loss", *, patience: int = 3, min_delta: float = 0.0, mode: str = "auto"):
         """Initializes the callback.
 
         Args:
-          monitor: name of the metric, with the prefix `val_` for one of an evaluation.
+          monitor: name of the metric, with the prefix `val_` for a metric of an evaluation.
           patience: number of evaluations without an improvement after which training stops, at least 0.
           min_delta: smallest change that counts as an improvement, in units of the metric.
           mode: "min" if lower values are better, "max" if higher ones are; "auto" to infer it from the metric.
@@ -125,7 +125,7 @@ class EarlyStopping(CountsEvaluations, keras.callbacks.EarlyStopping):
 
     @property
     def reason(self) -> str:
-        """Why the run was stopped, such as `early stopping at step 90: val_loss has not ...`; empty if it was not."""
+        """The reason for a stop, such as `early stopping at step 90: val_loss has not ...`; empty without one."""
         if not self.stopped_step:
             return ""
         return (
@@ -140,19 +140,18 @@ class EarlyStopping(CountsEvaluations, keras.callbacks.EarlyStopping):
         self.best_step = self.stopped_step = 0
 
     def _check(self, logs: Mapping[str, float]) -> None:
-        """See base class."""
-        stopped_before = self.stopped_epoch
-        keras.callbacks.EarlyStopping.on_epoch_end(self, self._checks, dict(logs))  # checks take the place of epochs
+        previous_stopped_epoch = self.stopped_epoch
+        keras.callbacks.EarlyStopping.on_epoch_end(self, self._checks, dict(logs))  # checks replace epochs
         self._checks += 1
         if self.wait == 0:
             self.best_step = self._step
-        if self.stopped_epoch != stopped_before:
+        if self.stopped_epoch != previous_stopped_epoch:
             self.stopped_step = self._step
 
     def state_dict(self) -> dict[str, Any]:
         """See base class."""
-        own = {"best_step": self.best_step, "stopped_step": self.stopped_step, "looks": self._checks}
-        return super().state_dict() | own
+        state = {"best_step": self.best_step, "stopped_step": self.stopped_step, "looks": self._checks}
+        return super().state_dict() | state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See base class."""
@@ -164,13 +163,13 @@ class EarlyStopping(CountsEvaluations, keras.callbacks.EarlyStopping):
 _log = logging.getLogger(__name__)
 
 
-class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
-    """`keras.callbacks.ReduceLROnPlateau` whose patience and cooldown are in evaluations, at whichever steps these are.
+class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
+    """`keras.callbacks.ReduceLROnPlateau` with patience and cooldown in evaluations, at any steps.
 
-    Keras's own checks its metric at the end of each epoch, where there is no `val_` metric if `Schedule.eval_every`
-    schedules evaluations at other steps. This one checks a `val_` metric after each evaluation, and any other metric at
-    the end of each epoch. All ranks see the same results, so the rate falls at the same step on each. The callback's
-    state and the learning rate are saved with the run.
+    Keras's class checks its metric at the end of each epoch, where `val_` metrics are missing if `Schedule.eval_every`
+    schedules evaluations at other steps. This class checks a `val_` metric after each evaluation, and any other metric at
+    the end of each epoch. All ranks see the same results, so they reduce the rate at the same step. The callback's state
+    and the learning rate are saved with the run.
     """
 
     def __init__(
@@ -187,18 +186,18 @@ class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
         """Initializes the callback.
 
         Args:
-          monitor: name of the metric; `val_` and its name for one of an evaluation.
+          monitor: name of the metric, with the prefix `val_` for a metric of an evaluation.
           factor: factor of the learning rate, in [0, 1).
-          patience: number of evaluations without an improvement after which the rate falls.
+          patience: number of evaluations without an improvement after which the rate is reduced.
           min_delta: smallest change that counts as an improvement.
-          cooldown: number of evaluations after a fall that do not count.
+          cooldown: number of evaluations after a reduction that do not count.
           min_lr: smallest learning rate.
           mode: "min" if lower values are better, "max" if higher ones are; "auto" to infer it from the metric.
 
         Raises:
-          InputError: one of them is out of range.
+          InputError: an argument is out of range.
         """
-        Plateau(  # validates them
+        Plateau(  # validates the arguments
             monitor=monitor,
             mode=mode,
             factor=factor,
@@ -215,7 +214,7 @@ class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
         """See base class.
 
         Raises:
-          InputError: the optimizer has a schedule, whose rate cannot be set, or the direction of the metric is unknown.
+          InputError: the learning rate is a schedule, which cannot be set, or the direction of the metric is unknown.
         """
         super().on_train_begin(logs)
         schedule = keras_internals.scheduled_learning_rate(self.model.optimizer)
@@ -226,60 +225,59 @@ class ReduceLROnPlateau(CountsEvaluations, keras.callbacks.ReduceLROnPlateau):
             )
 
     def _check(self, logs: Mapping[str, float]) -> None:
-        """See base class; logs a fall."""
-        with_rate: dict[str, Any] = dict(logs)
-        keras.callbacks.ReduceLROnPlateau.on_epoch_end(self, self._step, with_rate)  # adds the rate before
-        before = with_rate.get("learning_rate", 0.0)  # none of several optimizers
-        after = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)) if before else 0.0
-        if after < before and (self.params or {}).get("is_chief", True):
+        """See base class; logs a reduction."""
+        keras_logs: dict[str, Any] = dict(logs)
+        keras.callbacks.ReduceLROnPlateau.on_epoch_end(self, self._step, keras_logs)  # adds the current rate
+        old_rate = keras_logs.get("learning_rate", 0.0)  # missing with several optimizers
+        new_rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)) if old_rate else 0.0
+        if new_rate < old_rate and (self.params or {}).get("is_chief", True):
             _log.info(
                 "The learning rate falls from %.3g to %.3g at step %d: %s has not improved for %s.",
-                before,
-                after,
+                old_rate,
+                new_rate,
                 self._step,
                 self.monitor,
                 count_of(max(self.patience, 1), self._unit),
             )
 
 
-def check_monitored(
+def check_monitored_metrics(
     callbacks: Sequence[keras.callbacks.Callback], best: str, program: Program, evaluates: bool
 ) -> tuple[str, str]:
-    """Checks the metrics that a run monitors: of this library's callbacks (Keras's own warn themselves), and the best one.
+    """Checks the metrics that a run monitors: those of this library's callbacks, and that of the best checkpoint.
 
     Args:
       callbacks: callbacks of the run.
       best: see `Checkpoints.best`; "" for none.
-      program: what is trained.
+      program: the program of the run.
       evaluates: whether the run evaluates.
 
     Returns:
-      The metric whose best value is kept, and its direction, "min" or "max"; empty without one.
+      The metric of the best checkpoint, and its direction, "min" or "max"; empty without one.
 
     Raises:
       InputError: the run does not measure a metric, or its direction is unknown.
     """
     for callback in callbacks:
-        if isinstance(callback, CountsEvaluations):
+        if isinstance(callback, EvaluationMonitor):
             _direction(callback.monitor, callback.mode, program, evaluates)
     if not best:
         return "", ""
-    monitor = parse_best(best)
+    monitor = parse_monitor(best)
     return monitor.metric, _direction(monitor.metric, monitor.mode, program, evaluates)
 
 
 def _direction(metric: str, mode: str, program: Program, evaluates: bool) -> str:
-    """Returns the direction of a metric that the run measures."""
-    measured = ["loss", *program.metrics.results([np.zeros(v.shape) for v in program.metrics.variables])]
+    metric_names = ["loss", *program.metrics.results([np.zeros(v.shape) for v in program.metrics.variables])]
     if metric.startswith("val_") and not evaluates:
         raise InputError(
             "A metric of an evaluation needs data to evaluate. Received: "
             f"{metric}, without any. Give validation data, or watch {metric.removeprefix('val_')}."
         )
-    known = [f"val_{name}" for name in measured if evaluates] + measured
-    if metric not in known:
+    valid_names = [f"val_{name}" for name in metric_names if evaluates] + metric_names
+    if metric not in valid_names:
         raise InputError(
-            f"A metric to watch must be one that the run measures. Received: {metric}.{nearest(metric, known)}"
+            f"A metric to watch must be one that the run measures. Received: {metric}.{nearest(metric, valid_names)}"
         )
     callback = keras.callbacks.EarlyStopping(metric, mode=mode)
     callback.set_model(program.model)

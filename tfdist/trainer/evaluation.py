@@ -1,4 +1,4 @@
-"""`Trainer.evaluate` and `Trainer.predict`: the metrics of a model, and its predictions."""
+"""`Trainer.evaluate` and `Trainer.predict`."""
 
 import contextlib
 import functools
@@ -10,21 +10,21 @@ import keras
 
 from tfdist.data import Examples
 from tfdist.data.inputs import input_examples
-from tfdist.data.reading_errors import explained_reading
+from tfdist.data.reading_errors import explain_reading_errors
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, names_arguments
-from tfdist.step.data_check import must_fit
-from tfdist.step.prediction import Predictor, concatenated
+from tfdist.step.data_check import explain_mismatch
+from tfdist.step.prediction import Predictor, concatenate_rows
 from tfdist.step.settings import Settings
 from tfdist.step.validation import check_same_data
 from tfdist.trainer.callbacks import callbacks_of_process, check_no_swap, run_evaluation
-from tfdist.trainer.data_warnings import check_evaluated_alone
+from tfdist.trainer.data_warnings import check_standalone_evaluation
 from tfdist.trainer.fit_arguments import (
     BATCH_SIZE,
     check_targets,
-    checked_callbacks,
-    checked_count,
     evaluation_arguments,
+    validate_callbacks,
+    validate_count,
 )
 from tfdist.trainer.program import Program
 
@@ -32,7 +32,7 @@ _AUTO = "auto"
 
 
 class EvaluationMixin:
-    """`evaluate` and `predict` of a trainer, whose model need not have been trained.
+    """`evaluate` and `predict` of a trainer, also for an untrained model.
 
     Attributes:
       model: the model.
@@ -49,11 +49,11 @@ class EvaluationMixin:
 
     @property
     def step(self) -> int:
-        """Number of updates done."""
+        """Number of completed updates."""
         raise NotImplementedError
 
     def build(self, data: Any) -> Program:
-        """Creates all variables for data; see `Trainer.build`."""
+        """See `Trainer.build`."""
         raise NotImplementedError
 
     @names_arguments
@@ -69,7 +69,7 @@ class EvaluationMixin:
         *,
         return_dict: bool = True,
     ) -> dict[str, float]:
-        """Returns the loss and the metrics over a whole data set; the same for any number of replicas.
+        """Returns the loss and the metrics over a data set, the same for any number of replicas.
 
         Args:
           x: data to evaluate on, in any of the forms of `fit`.
@@ -79,31 +79,33 @@ class EvaluationMixin:
           verbose: 0 (silent), or "auto", 1 or 2: the chief writes a line with the results to stdout.
           sample_weight: weight of each example, as an array, with `y`.
           steps: number of batches to evaluate; by default all.
-          callbacks: Keras callbacks, or one, which see the batches as one; those that write files run on the chief only.
+          callbacks: Keras callbacks, or one, which see all batches as one; those that write files run on the chief only.
           return_dict: must be True, which is not Keras's default.
 
         Raises:
-          InputError: an argument is invalid, the data does not fit the model, or, with several replicas, results would not be
-            those of one device: a loss is not a mean over rows, a metric does not add up, or outputs depend on several rows.
+          InputError: an argument is invalid, the data does not fit the model, or, with several replicas, results would
+            differ from one device: a loss is not a mean over rows, a metric is not a sum, or outputs depend on several rows.
         """
-        verbose = _checked_verbosity(verbose)
+        verbose = _parse_verbosity(verbose)
         if return_dict is not True:
             raise InputError(
                 f"Trainer.evaluate returns a dict of results by name. Received: return_dict={return_dict!r}. Leave it out."
             )
-        callbacks = callbacks_of_process(checked_callbacks(callbacks), self.strategy)
+        callbacks = callbacks_of_process(validate_callbacks(callbacks), self.strategy)
         examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
         check_targets(self._has_loss, examples.element_spec, "data to evaluate")
         check_same_data(self.strategy, examples, "data to evaluate")
         count = -(-examples.size // batch_size)
         bar = keras.utils.Progbar(count, verbose=2 if verbose and self.strategy.is_chief else 0)  # starts its clock
         program = self.build(examples).for_evaluation(examples)
-        if not (self._is_evaluation_checked or program.steps.has_loop):  # `fit` checks its own examples
-            check_evaluated_alone(self.strategy, self.model, program.dependence)
+        if not (self._is_evaluation_checked or program.steps.has_loop):  # `fit` has checked its examples
+            check_standalone_evaluation(self.strategy, self.model, program.dependence)
             self._is_evaluation_checked = True
         check_no_swap(callbacks, program)
-        listed = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=1, steps=count, verbose=0)
-        results = run_evaluation(listed, count, functools.partial(program.evaluate, examples, batch_size, self.step))
+        callback_list = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=1, steps=count, verbose=0)
+        results = run_evaluation(
+            callback_list, count, functools.partial(program.evaluate, examples, batch_size, self.step)
+        )
         bar.update(count, results.items())
         return results
 
@@ -113,15 +115,15 @@ class EvaluationMixin:
     ) -> Any:
         """Returns the outputs for all rows, in order. Call it on every process; each gets all rows.
 
-        With `ema`, they are those of the averaged weights.
+        With `ema`, the averaged weights are used.
 
         Args:
           x: an array, or a list or dict of arrays for a model with several inputs; a `tf.data.Dataset`, with or without
-            targets; or other data in one of the forms of `fit`, whose targets are ignored. Of a `DataSet`, the test examples.
+            targets; or other data in a form of `fit`, whose targets are ignored. The test examples of a `DataSet` are used.
           batch_size: examples per batch, over all replicas; does not affect the result. By default that of the first batch
             of `x`, or 32.
           verbose: "auto", 0 (silent), 1 (a progress bar) or 2 (one line); as for Keras's `predict`.
-          steps: maximum number of batches; required if `x` has no end.
+          steps: maximum number of batches; required if `x` is infinite.
 
         Returns:
           An array [rows, ...], or a structure of them for a model with several outputs.
@@ -129,8 +131,8 @@ class EvaluationMixin:
         Raises:
           InputError: an argument is invalid, or the data does not fit the model.
         """
-        batch_size, steps = checked_count("batch_size", batch_size), checked_count("steps", steps)
-        verbose = _checked_verbosity(verbose)
+        batch_size, steps = validate_count("batch_size", batch_size), validate_count("steps", steps)
+        verbose = _parse_verbosity(verbose)
         examples = input_examples(x, steps, batch_size or BATCH_SIZE)
         check_same_data(self.strategy, examples, "data to predict for")
         rows = batch_size or examples.batch_size or BATCH_SIZE
@@ -140,18 +142,19 @@ class EvaluationMixin:
                 self._build_model(examples)
             partitions = self._program is not None and self._program.partitions_outputs
             self._predictor = Predictor(self.model, self.strategy, self._settings.seed, is_partitioned=partitions)
-        averaged = self._program.evaluated_weights(self.step) if self._program else contextlib.nullcontext()
-        with averaged, explained_reading(examples):
+        weights_context = self._program.evaluated_weights(self.step) if self._program else contextlib.nullcontext()
+        with weights_context, explain_reading_errors(examples):
             batches = self._predictor.predict(examples, rows, limit)
-            return concatenated(_with_progress(batches, -(-limit // rows), verbose if self.strategy.is_chief else 0))
+            return concatenate_rows(
+                _show_progress(batches, -(-limit // rows), verbose if self.strategy.is_chief else 0)
+            )
 
     def _build_model(self, examples: Examples) -> None:
-        """Creates the model's variables, unless it was built, and makes them equal on all replicas."""
         if not self.model.built:
             x = keras.tree.map_structure(
                 lambda spec: keras.KerasTensor([None, *spec.shape], spec.dtype.name), examples.element_spec[0]
             )
-            with self.strategy.scope(), must_fit(examples.element_spec[:1]):
+            with self.strategy.scope(), explain_mismatch(examples.element_spec[:1]):
                 self.model(x, training=False)
         self.strategy.synchronize(self.model.variables)
 
@@ -162,13 +165,13 @@ def check_verbose(verbose: int | str) -> None:
         raise InputError(f"`verbose` must be one of 'auto', 0, 1 and 2. Received: {verbose!r}.")
 
 
-def _checked_verbosity(verbose: int | str) -> int:
-    """Returns 0, 1 or 2; for auto, 1 (a progress bar) in a terminal, else 2 (one line)."""
+def _parse_verbosity(verbose: int | str) -> int:
+    """Returns 0, 1 or 2; for "auto", 1 (a progress bar) in a terminal, otherwise 2 (one line)."""
     check_verbose(verbose)
     return int(verbose) if verbose != _AUTO else 1 if sys.stdout.isatty() else 2
 
 
-def _with_progress(batches: Iterator[Any], count: int, verbose: int) -> Iterator[Any]:
+def _show_progress(batches: Iterator[Any], count: int, verbose: int) -> Iterator[Any]:
     bar = keras.utils.Progbar(count, verbose=verbose) if verbose else None
     for number, batch in enumerate(batches, 1):
         yield batch

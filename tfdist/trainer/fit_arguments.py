@@ -1,4 +1,4 @@
-"""The arguments of `Trainer.fit` and `Trainer.evaluate`, validated before code of Keras or TensorFlow sees them."""
+"""Validates the arguments of `Trainer.fit` and `Trainer.evaluate`."""
 
 import itertools
 import numbers
@@ -14,7 +14,7 @@ from tfdist.checkpoint.manager import Checkpoints
 from tfdist.config.sync import Sync
 from tfdist.data import DataSet, Examples, as_examples, fit_data, with_class_weight
 from tfdist.data.examples import PartialEpochs
-from tfdist.data.inputs import about_evaluation, all_data, check_array, test_examples
+from tfdist.data.inputs import all_data, check_array, evaluation_errors, test_examples
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer, is_number, nearest
 from tfdist.gradients import Clip, LossScale, Reducer
@@ -22,29 +22,40 @@ from tfdist.gradients.bucket import BUCKET_ORDERS
 from tfdist.gradients.compression import check as check_compression
 from tfdist.trainer.options import Checks, Reporting, Schedule
 
-_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")  # which Keras's fit calls
-_BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # what Keras resolves by the shape of the labels
+_STEPS = (
+    "train_step",
+    "test_step",
+    "predict_step",
+    "compute_loss",
+    "compute_metrics",
+)  # methods that Keras's fit calls
+_LABEL_DEPENDENT_NAMES = (
+    "accuracy",
+    "acc",
+    "crossentropy",
+    "ce",
+)  # names that Keras resolves by the shape of the labels
 
 
 def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Checks the arguments of `Trainer`; `options`: those that are not listed, by name.
+    """Checks the arguments of `Trainer`; `options` has the remaining ones by name.
 
     Raises:
-      InputError: one of them has the wrong type, or a name is not known.
+      InputError: an argument has the wrong type, or a name is unknown.
     """
     _check_type("model", model, keras.Model, "a keras.Model", "keras.Sequential([...])")
     _check_steps(model)
     _check_optimizer(optimizer)
-    for each in tf.nest.flatten(loss):
-        if isinstance(each, str):
-            _check_known("loss", each, keras.losses.get, _BY_LABELS)
+    for item in tf.nest.flatten(loss):
+        if isinstance(item, str):
+            _check_known("loss", item, keras.losses.get, _LABEL_DEPENDENT_NAMES)
     for names in metrics:
         _check_type("metrics", names, list | tuple | dict | None, "a list or a dict", '["accuracy"]')
-        for each in tf.nest.flatten(names):
-            if isinstance(each, str):
-                _check_known("metrics", each, keras.metrics.get, _BY_LABELS)
-    for name, least in {"seed": 0, "accumulate_steps": 1, "max_skipped_steps": 1}.items():
-        _check_integer(name, options[name], least)
+        for item in tf.nest.flatten(names):
+            if isinstance(item, str):
+                _check_known("metrics", item, keras.metrics.get, _LABEL_DEPENDENT_NAMES)
+    for name, minimum in {"seed": 0, "accumulate_steps": 1, "max_skipped_steps": 1}.items():
+        _check_integer(name, options[name], minimum)
     _check_type("ema", options["ema"], numbers.Real, "a number", "0.999")
     _check_type("clip", options["clip"], Clip | None, "a tfdist.gradients.Clip", "tfdist.gradients.Clip(norm=1.0)")
     scale = options["loss_scale"]
@@ -64,10 +75,10 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
 
 
 def _check_steps(model: keras.Model) -> None:
-    own = [name for name in _STEPS if keras_internals.is_overridden(model, name)]
-    if own:
+    names = [name for name in _STEPS if keras_internals.is_overridden(model, name)]
+    if names:
         raise InputError(
-            f"A Trainer computes its model's steps itself. Received: a {type(model).__name__} with its own {', '.join(own)}. "
+            f"A Trainer computes its model's steps itself. Received: a {type(model).__name__} with its own {', '.join(names)}. "
             "Use Keras's own fit: tfdist.distribute(model, strategy)."
         )
 
@@ -78,7 +89,7 @@ def check_fit(
     """Checks arguments of `Trainer.fit`; returns the callbacks as a list.
 
     Raises:
-      InputError: one of them has the wrong type.
+      InputError: an argument has the wrong type.
     """
     _check_type("class_weight", class_weight, Mapping | None, "a dict of a weight by class", "{0: 1.0, 1: 2.0}")
     for label, weight in (class_weight or {}).items():
@@ -92,36 +103,36 @@ def check_fit(
     _check_type("reporting", reporting, Reporting | None, "a tfdist.Reporting", "tfdist.Reporting(reporter=...)")
     example = 'tfdist.Checkpoints(directory="runs/one")'
     _check_type("checkpoints", checkpoints, Checkpoints | None, "a tfdist.Checkpoints", example)
-    return checked_callbacks(callbacks)
+    return validate_callbacks(callbacks)
 
 
-def checked_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
+def validate_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
     """Returns callbacks as a list.
 
     Raises:
-      InputError: one of them is something else.
+      InputError: an object is not a callback.
     """
-    as_list = [] if callbacks is None else tf.nest.flatten(callbacks)
-    for each in as_list:
-        if isinstance(each, type) and issubclass(each, keras.callbacks.Callback):
+    callback_list = [] if callbacks is None else tf.nest.flatten(callbacks)
+    for callback in callback_list:
+        if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
             raise InputError(
-                f"Callbacks must be objects. Received: the class {each.__name__}. Write {each.__name__}(...)."
+                f"Callbacks must be objects. Received: the class {callback.__name__}. Write {callback.__name__}(...)."
             )
         example = "[keras.callbacks.TerminateOnNaN()]"
-        _check_type("callbacks", each, keras.callbacks.Callback, "Keras callbacks", example)
-    return as_list
+        _check_type("callbacks", callback, keras.callbacks.Callback, "Keras callbacks", example)
+    return callback_list
 
 
-def check_targets(has_loss: bool, spec: Any, what: str) -> None:
-    """Raises `InputError` if there are no targets for a loss; `spec`: see `Examples.element_spec`, `what`: names the data."""
+def check_targets(has_loss: bool, spec: Any, noun: str) -> None:
+    """Raises `InputError` if a loss has no targets in data with the given `Examples.element_spec`."""
     if has_loss and not tf.nest.flatten(spec[1]):
         raise InputError(
-            f"The loss needs targets, but the {what} has none. Received: inputs alone. Give (x, y), or a dataset of such pairs."
+            f"The loss needs targets, but the {noun} has none. Received: inputs alone. Give (x, y), or a dataset of such pairs."
         )
 
 
-def check_targets_of(has_loss: bool, data: DataSet) -> None:
-    """Same as `check_targets`, for the training and the validation data of a run."""
+def check_fit_targets(has_loss: bool, data: DataSet) -> None:
+    """Same as `check_targets`, for the training and validation data of a run."""
     check_targets(has_loss, data.train.element_spec, "data")
     if data.test is not None:
         check_targets(has_loss, data.test.element_spec, "validation data")
@@ -133,9 +144,9 @@ def _check_type(name: str, value: Any, kind: Any, rule: str, example: str) -> No
         raise InputError(f"`{name}` must be {rule}. Received: {received}. Write {name}={example}.")
 
 
-def _check_integer(name: str, value: Any, least: int) -> None:
-    if not is_integer(value) or value < least:
-        raise InputError(f"`{name}` must be an integer of at least {least}. Received: {value!r}.")
+def _check_integer(name: str, value: Any, minimum: int) -> None:
+    if not is_integer(value) or value < minimum:
+        raise InputError(f"`{name}` must be an integer of at least {minimum}. Received: {value!r}.")
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -150,16 +161,16 @@ def _check_optimizer(optimizer: Any) -> None:
         _check_type("optimizer", optimizer, keras.Optimizer, "a keras.Optimizer or a name", '"adam"')
 
 
-def _check_known(argument: str, name: str, get: Callable[[str], Any], known: Sequence[str]) -> None:
-    """Checks a name of Keras; `known`: further names, or those to list."""
-    if name.lower() in known:
+def _check_known(argument: str, name: str, get: Callable[[str], Any], valid_names: Sequence[str]) -> None:
+    """Checks a name of Keras; `valid_names` has further names, or those to suggest."""
+    if name.lower() in valid_names:
         return
     try:
         get(name)
     except ValueError as error:
         module = {"loss": keras.losses, "metrics": keras.metrics}.get(argument)
         public = [word for word in vars(module or object) if word.islower() and not word.startswith("_")]
-        names = {*known, *(set(public) - {"get", "serialize", "deserialize"})}
+        names = {*valid_names, *(set(public) - {"get", "serialize", "deserialize"})}
         raise InputError(f'`{argument}="{name}"` is not known.{nearest(name, names)}') from error
 
 
@@ -167,11 +178,11 @@ BATCH_SIZE = 32  # as in Keras
 
 
 class Epochs(NamedTuple):
-    """Numbers of the epochs of a call of `fit`, and which of them are validated.
+    """The numbers of the epochs of a call of `fit`, and the epochs with a validation.
 
     Attributes:
       initial: number of the first epoch.
-      validation_freq: validate every N epochs, or after the epochs with these numbers, counted from 1.
+      validation_freq: epochs between validations, or the numbers, from 1, of the epochs to validate after.
       validation_batch_size: global batch size of evaluations.
     """
 
@@ -187,21 +198,21 @@ class Epochs(NamedTuple):
 
 
 class FitArguments(NamedTuple):
-    """The data of a call of `fit` and its use.
+    """The validated arguments of a call of `fit`.
 
     Attributes:
       data: examples for training and validation.
       batch_size: global batch size.
       steps: length of the run in steps, or 0.
       epochs: length of the run in epochs, or 0.
-      numbered: numbers of the epochs, and which of them are validated.
+      epoch_numbers: the numbers of the epochs, and the epochs with a validation.
     """
 
     data: DataSet
     batch_size: int
     steps: int
     epochs: int
-    numbered: Epochs
+    epoch_numbers: Epochs
 
 
 def fit_arguments(
@@ -223,19 +234,19 @@ def fit_arguments(
     validation_batch_size: int | None = None,
     validation_freq: int | Collection[int] = 1,
 ) -> FitArguments:
-    """Validates the arguments of `Trainer.fit`; `one_hot`: for `with_class_weight`.
+    """Validates the arguments of `Trainer.fit`; see `with_class_weight` for `one_hot`.
 
     Raises:
       InputError: an argument is invalid.
     """
     _check_arrays(x, y)
-    batch_size = checked_count("batch_size", batch_size)
-    steps_per_epoch = checked_count("steps_per_epoch", steps_per_epoch)
-    validation_steps = checked_count("validation_steps", validation_steps)
-    validation_batch_size = checked_count("validation_batch_size", validation_batch_size)
-    validation_freq = _checked_freq(validation_freq)
+    batch_size = validate_count("batch_size", batch_size)
+    steps_per_epoch = validate_count("steps_per_epoch", steps_per_epoch)
+    validation_steps = validate_count("validation_steps", validation_steps)
+    validation_batch_size = validate_count("validation_batch_size", validation_batch_size)
+    validation_freq = _validate_freq(validation_freq)
     steps, epochs = _length(steps, epochs, initial_epoch)
-    with about_evaluation():
+    with evaluation_errors():
         if isinstance(validation_data, Iterator):
             validation_data = _read_batches(validation_data, validation_steps)
         validation_data = test_examples(validation_data)
@@ -243,10 +254,10 @@ def fit_arguments(
     batch_size = batch_size or data.train.batch_size or BATCH_SIZE
     validation_batch_size = validation_batch_size or (data.test and data.test.batch_size) or batch_size
     train = data.train if shuffle else data.train.in_order()
-    train = _with_epoch_size(train, steps_per_epoch, batch_size)
+    train = _resize_epoch(train, steps_per_epoch, batch_size)
     if class_weight:
         train = with_class_weight(train, class_weight, one_hot)
-    test = data.test and _limited(data.test, validation_steps, validation_batch_size)
+    test = data.test and _limit(data.test, validation_steps, validation_batch_size)
     data = DataSet(data.name, train, test, data.input_shape, data.classes)
     return FitArguments(data, batch_size, steps, epochs, Epochs(initial_epoch, validation_freq, validation_batch_size))
 
@@ -259,30 +270,28 @@ def evaluation_arguments(
     Raises:
       InputError: an argument is invalid.
     """
-    steps = checked_count("steps", steps)
-    batch_size = checked_count("batch_size", batch_size)
+    steps = validate_count("steps", steps)
+    batch_size = validate_count("batch_size", batch_size)
     examples = as_examples(test_examples(all_data(x, y, sample_weight)), steps)
     batch_size = batch_size or examples.batch_size or BATCH_SIZE
-    return _limited(examples, steps, batch_size), batch_size
+    return _limit(examples, steps, batch_size), batch_size
 
 
 def _read_batches(batches: Iterator[Any], steps: int | None) -> Any:
-    """Reads the first batches of a generator, which has to be evaluated several times."""
     if steps is None:
         raise InputError("A generator needs `validation_steps`. Received: a generator without it.")
-    read = list(itertools.islice(batches, steps))
-    if not read:
+    batch_list = list(itertools.islice(batches, steps))
+    if not batch_list:
         raise InputError("A data set must have examples. Received: a generator without a batch.")
-    return tf.nest.map_structure(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *read)
+    return tf.nest.map_structure(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *batch_list)
 
 
-def _with_epoch_size(examples: Examples, steps: int | None, batch_size: int) -> Examples:
-    """Returns examples of which `steps` batches count as an epoch; all of them if `steps` is None."""
+def _resize_epoch(examples: Examples, steps: int | None, batch_size: int) -> Examples:
     return examples if steps is None else PartialEpochs(examples, steps * batch_size)
 
 
-def _limited(examples: Examples, steps: int | None, batch_size: int) -> Examples:
-    """Returns the first `steps` batches of examples, at most all; all of them if `steps` is None."""
+def _limit(examples: Examples, steps: int | None, batch_size: int) -> Examples:
+    """Returns the first `steps` batches of examples; all of them if `steps` is None."""
     size = min(examples.size, examples.rows or examples.size)
     count = size if steps is None else min(size, steps * batch_size)
     return examples if count == examples.size else PartialEpochs(examples, count)
@@ -293,7 +302,7 @@ def _length(steps: int | None, epochs: int | None, initial_epoch: int) -> tuple[
     if steps is None and epochs is None:
         epochs = initial_epoch + 1
     lengths = steps or 0, epochs or 0
-    if not all(map(_is_whole, lengths)) or bool(steps) == bool(epochs) or min(lengths) < 0:
+    if not all(map(_is_integral, lengths)) or bool(steps) == bool(epochs) or min(lengths) < 0:
         raise InputError(
             f"Give either `steps` or `epochs`, a positive integer. Received: steps={steps}, epochs={epochs}."
         )
@@ -314,24 +323,24 @@ def _check_arrays(x: Any, y: Any) -> None:
         check_array(name, value)
 
 
-def checked_count(name: str, value: Any) -> int | None:
-    """Returns a positive number without a fraction, such as 3, 3.0 or `numpy.int64(3)`, as an integer; None for None.
+def validate_count(name: str, value: Any) -> int | None:
+    """Returns a positive integral number, such as 3, 3.0 or `numpy.int64(3)`, as an int; None for None.
 
     Raises:
-      InputError: it is something else.
+      InputError: the value is not such a number.
     """
     if value is None:
         return None
-    if not _is_whole(value) or value < 1:
+    if not _is_integral(value) or value < 1:
         raise InputError(f"`{name}` must be a positive integer. Received: {value!r}.")
     return int(value)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integral(value: Any) -> bool:
     return is_number(value) and value % 1 == 0
 
 
-def _checked_freq(value: int | Collection[int]) -> int | Collection[int]:
+def _validate_freq(value: int | Collection[int]) -> int | Collection[int]:
     if is_integer(value) and int(value) >= 1:
         return int(value)
     if not isinstance(value, Collection) or isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The fit loop: calls of the compiled loop and what happens between them: records, evaluations, callbacks, saving."""
+"""The fit loop: calls of the compiled loop, with records, evaluations, callbacks and checkpoints between them."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.checkpoint.manager import Saver
 from tfdist.cluster.progress_file import ProgressFile
 from tfdist.coordination.watchdog import Watchdog
-from tfdist.data import DataSet, Examples, Pipeline, explained_reading, steps_in_epochs
+from tfdist.data import DataSet, Examples, Pipeline, explain_reading_errors, steps_in_epochs
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.data.row_partition import EVEN, RowAllocation
 from tfdist.distribution.balanced_parts import describe_parts
@@ -22,20 +22,20 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.errors.formatting import byte_size, count_of
 from tfdist.pipelining.has_stages import pipeline_of
-from tfdist.pipelining.staged_model import full_model, without_flush_of
+from tfdist.pipelining.staged_model import full_model, pipeline_without_flush
 from tfdist.reporting import RunPlan
 from tfdist.reporting.timing import StepTimer
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import running_metrics
 from tfdist.step.compiled_loop import LoopResult, not_finite
-from tfdist.step.data_check import must_fit
+from tfdist.step.data_check import explain_mismatch
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.step.settings import Settings
 from tfdist.trainer.auto_all_reduce import AutoAllReduce
 from tfdist.trainer.auto_compression import AutoCompression
 from tfdist.trainer.balancing import Balancing
 from tfdist.trainer.callbacks import Callbacks, run_evaluation, validation_logs
-from tfdist.trainer.data_warnings import check_examples, where_not_finite
+from tfdist.trainer.data_warnings import check_examples, locate_nonfinite
 from tfdist.trainer.fit_arguments import FitArguments
 from tfdist.trainer.inspections import Inspection, RunView
 from tfdist.trainer.options import FitOptions
@@ -43,16 +43,16 @@ from tfdist.trainer.pipeline_timeline import Exposure, PipelineTimeline
 from tfdist.trainer.program import Program
 from tfdist.trainer.records import History, Recorder
 from tfdist.trainer.replica_divergence import CompressionErrorMonitor, GradientNorms, ReplicaDivergence
-from tfdist.trainer.run_warnings import RunFacts, warn_of_run
+from tfdist.trainer.run_warnings import RunFacts, warn_about_run
 from tfdist.trainer.train_state import TrainState
 
-_SHOWN = 8  # replicas whose rows are listed
+_MAX_LISTED = 8  # maximum number of replicas whose rows are listed
 
 
 def describe(
     program: Program, data: DataSet, plan: RunPlan, strategy_reason: str = "", allocation: RowAllocation = EVEN
 ) -> dict[str, str]:
-    """Returns texts by name: model, data, strategy, batch and length of a run."""
+    """Returns descriptions by name: model, data, strategy, batch and length of a run."""
     return {
         "model": describe_model(program.model),
         "data": describe_data(data),
@@ -69,16 +69,16 @@ def describe(
 
 
 def describe_model(model: keras.Model) -> str:
-    """Returns for example `mlp, 55,050 parameters (215.0 KiB)`."""
+    """Returns a description such as `mlp, 55,050 parameters (215.0 KiB)`."""
     model = full_model(model)
-    count, trained = _count(model.weights), _count(model.trainable_weights)
+    count, trainable_count = _count(model.weights), _count(model.trainable_weights)
     size = sum(_count([v]) * tf.as_dtype(keras.backend.standardize_dtype(v.dtype)).size for v in model.weights)
-    frozen = "" if trained == count else f", {trained:,} of them trainable"
+    frozen = "" if trainable_count == count else f", {trainable_count:,} of them trainable"
     return f"{model.name}, {count:,} parameters ({byte_size(size)}){frozen}"
 
 
 def describe_data(data: DataSet) -> str:
-    """Returns for example `digits, 1,437 examples of 8x8x1, 10 classes; 360 to evaluate`."""
+    """Returns a description such as `digits, 1,437 examples of 8x8x1, 10 classes; 360 to evaluate`."""
     name = "" if data.name == "data" else f"{data.name}, "  # arrays have no name
     classes = f", {data.classes} classes" if data.classes else ""
     test = f"; {_size(data.test):,} to evaluate" if data.test is not None else "; nothing to evaluate"
@@ -86,16 +86,16 @@ def describe_data(data: DataSet) -> str:
 
 
 def describe_strategy(strategy: Strategy) -> str:
-    """Returns for example `horovod, 2 replicas on 2 GPU devices in 2 processes`."""
+    """Returns a description such as `horovod, 2 replicas on 2 GPU devices in 2 processes`."""
     kinds = {device.device_type for device in tf.config.list_logical_devices()}
     kind = next((kind for kind in ("TPU", "GPU") if kind in kinds), "CPU")
     processes = f" in {strategy.cluster.size} processes" if strategy.cluster.size > 1 else ""
-    replicas, devices = count_of(strategy.replicas, "replica"), count_of(strategy.devices_in_total, f"{kind} device")
+    replicas, devices = count_of(strategy.replicas, "replica"), count_of(strategy.total_devices, f"{kind} device")
     return f"{strategy.name}, {replicas} on {devices}{processes}"
 
 
 def describe_optimizer(model: keras.Model, strategy: Strategy) -> str:
-    """Returns for example `state sharded over 2 replicas, 215.0 KiB + 214.1 KiB`; empty if it is not sharded."""
+    """Returns a description such as `state sharded over 2 replicas, 215.0 KiB + 214.1 KiB`; empty if it is not sharded."""
     parts = strategy.optimizer_shards.state_bytes(model.optimizer)
     if len(parts) == 1:
         return ""
@@ -105,32 +105,32 @@ def describe_optimizer(model: keras.Model, strategy: Strategy) -> str:
 def _batch(
     strategy: Strategy, settings: Settings, batch_size: int, precision: str, allocation: RowAllocation = EVEN
 ) -> str:
-    """Returns for example `64 examples = 2 replicas x 2 micro-steps x 16, computed in float32`."""
+    """Returns a description such as `64 examples = 2 replicas x 2 micro-steps x 16, computed in float32`."""
     parts, micro_steps = strategy.batch_parts, strategy.micro_batches or settings.micro_steps
     name = "micro-batches" if strategy.micro_batches else "micro-steps"
     counts = None if allocation is EVEN else allocation.counts(batch_size, strategy.replicas)
     if counts and min(counts) < max(counts):
         summands = " + ".join(map(str, counts))
-        rows = summands if len(counts) <= _SHOWN else f"{min(counts)} to {max(counts)} for each replica"
+        rows = summands if len(counts) <= _MAX_LISTED else f"{min(counts)} to {max(counts)} for each replica"
         split = f" = {rows}" + (f", in {micro_steps} micro-steps" if micro_steps > 1 else "")
     elif batch_size % (parts * micro_steps):
         split = f", divided over {parts} replicas" + (f" and {micro_steps} micro-steps" if micro_steps > 1 else "")
     else:
         factors = [(parts, "replicas" if parts == strategy.replicas else "parts"), (micro_steps, name)]
-        shown = [f"{count} {factor} x " for count, factor in factors if count > 1]
-        split = f" = {''.join(shown)}{batch_size // (parts * micro_steps)}" if shown else ""
+        factor_texts = [f"{count} {factor} x " for count, factor in factors if count > 1]
+        split = f" = {''.join(factor_texts)}{batch_size // (parts * micro_steps)}" if factor_texts else ""
     if strategy.remote and strategy.remote.whole_batches:
         split = " for one worker" + (f", in {micro_steps} micro-steps" if micro_steps > 1 else "")
     return f"{count_of(batch_size, 'example')}{split}, computed in {precision}"
 
 
 def _length(plan: RunPlan) -> str:
-    """Returns for example `450 steps, 20 epochs`, or `100 steps, 4.45 epochs; 50 steps done before`."""
+    """Returns a description such as `450 steps, 20 epochs`, or `100 steps, 4.45 epochs; 50 steps done before`."""
     epochs = (plan.epoch(plan.total_steps) or 0.0) - plan.first_epoch
     number = int(plan.epoch_text(plan.total_steps).rpartition("/")[2] or 0)
-    shown = count_of(number, "epoch") if epochs >= number else f"{epochs:.3g} epochs"
-    done = f"; {count_of(plan.first_step, 'step')} done before" if plan.first_step else ""
-    return f"{count_of(plan.total_steps, 'step')}, {shown}{done}"
+    epochs_text = count_of(number, "epoch") if epochs >= number else f"{epochs:.3g} epochs"
+    previous_text = f"; {count_of(plan.first_step, 'step')} done before" if plan.first_step else ""
+    return f"{count_of(plan.total_steps, 'step')}, {epochs_text}{previous_text}"
 
 
 def _size(examples: Examples) -> int:
@@ -138,7 +138,6 @@ def _size(examples: Examples) -> int:
 
 
 def _shape(spec: Any) -> str:
-    """Returns the shapes of an example's inputs, such as `28x28x1`."""
     inputs = spec[0] if isinstance(spec, tuple | list) else spec
     shapes = ["x".join("?" if n is None else str(n) for n in leaf.shape) or "1" for leaf in tf.nest.flatten(inputs)]
     return ", ".join(shapes[:3]) + (", ..." if len(shapes) > 3 else "")
@@ -151,38 +150,35 @@ def _count(variables: Any) -> int:
 def inspections(
     options: FitOptions, run_view: RunView, replicated: Callable[[], Mapping[str, tf.Variable]]
 ) -> list[Inspection]:
-    """Returns the inspections of a run, the same on every process.
-
-    `replicated` returns the variables that are equal on all replicas, by name.
-    """
+    """Returns the inspections of a run, the same on every process; `replicated` returns the replicated variables by name."""
     checks, reporting = options.checks, options.reporting
-    choice, summed = run_view.steps.compression.choice, run_view.steps.sums_gradients
-    chosen: list[Inspection] = []
+    choice, sums_gradients = run_view.steps.compression.choice, run_view.steps.sums_gradients
+    enabled: list[Inspection] = []
     if run_view.steps.needs_all_reduce_table:
-        chosen.append(AutoAllReduce(run_view, reporting.record_all_reduce_table))
-    if choice and summed:
-        chosen.append(AutoCompression(run_view, choice))
-    if checks.compression_check_every and summed:
-        chosen.append(CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error))
-    # Its probe steps have a flush.
-    if checks.measure_every and summed and not without_flush_of(run_view.steps.strategy):
-        chosen.append(Exposure(run_view, checks.measure_every))
+        enabled.append(AutoAllReduce(run_view, reporting.record_all_reduce_table))
+    if choice and sums_gradients:
+        enabled.append(AutoCompression(run_view, choice))
+    if checks.compression_check_every and sums_gradients:
+        enabled.append(CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error))
+    # Its probe steps flush the pipeline.
+    if checks.measure_every and sums_gradients and not pipeline_without_flush(run_view.steps.strategy):
+        enabled.append(Exposure(run_view, checks.measure_every))
     if checks.check_sync_every and checks.check_sync == "gradients":
-        chosen.append(GradientNorms(run_view, checks.check_sync_every))
+        enabled.append(GradientNorms(run_view, checks.check_sync_every))
     elif checks.check_sync_every:
-        chosen.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated))
+        enabled.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated))
     if reporting.profile.boundaries and (pipeline := pipeline_of(run_view.steps.strategy)):
-        chosen.append(
+        enabled.append(
             PipelineTimeline(run_view, pipeline, min(reporting.profile.boundaries), reporting.record_timelines)
         )
-    return chosen
+    return enabled
 
 
 _log = logging.getLogger(__name__)
 
 
 class FitLoop:
-    """A single call of `Trainer.fit`; owns the `TrainState` until it ends."""
+    """A call of `Trainer.fit`, which owns the `TrainState` until it ends."""
 
     def __init__(
         self,
@@ -205,7 +201,7 @@ class FitLoop:
         self._batches, self._position = batches, batches.position
         self._batch_size = batch_size = batches.position.batch_size
         self._end = end = batches.end(arguments.steps, arguments.epochs, self._source.size)
-        self._schedule, self._epochs, reporting = options.schedule, arguments.numbered, options.reporting
+        self._schedule, self._epochs, reporting = options.schedule, arguments.epoch_numbers, options.reporting
         self._first_epoch = batches.epochs_from // self._source.size
         self._reporting, self._saving, self._watchdog = reporting, saving, watchdog
         self._balancing = balancing
@@ -214,7 +210,7 @@ class FitLoop:
             callbacks,
             self._model,
             self._strategy,
-            epochs=self._number(self._position.epoch(end - 1, self._source.size) + 1),
+            epochs=self._epoch_number(self._position.epoch(end - 1, self._source.size) + 1),
             steps=steps_in_epochs(1, self._source.size, batch_size),
             verbose=0,
         )
@@ -222,8 +218,8 @@ class FitLoop:
         self._recorder = Recorder(program, state, batches, self._source.size, self._timer, reporting.reporter)
         run_view = RunView(program.steps, batch_size, self._batch)
         self._inspections = inspections(options, run_view, lambda: program.run_variables(state.callbacks).replicated())
-        self._inspected: dict[str, float] = {}
-        self._epoch_logs: dict[str, float] = {}  # of the last epoch
+        self._inspection_fields: dict[str, float] = {}
+        self._epoch_logs: dict[str, float] = {}
         self._facts = RunFacts(program, data, batches, state.step, end, options)
 
     def run(self) -> History:
@@ -238,39 +234,39 @@ class FitLoop:
             data_warnings = check_examples(self._strategy, self._model, self._source, self._test, *options)
         if program.metrics.count_all_rows and self._strategy.is_chief:
             _log.info("A step %s", program.dependence.description)
-        warn_of_run(self._facts, data_warnings)
+        warn_about_run(self._facts, data_warnings)
         first = self._position.examples_before(state.step)
-        to_skip = first if self._source.can_be_read_again else first - state.read_before
+        skip_count = first if self._source.can_be_read_again else first - state.examples_read
         pipeline = Pipeline(
-            self._source, self._batch_size, self._program.settings.seed, to_skip, self._balancing.allocation
+            self._source, self._batch_size, self._program.settings.seed, skip_count, self._balancing.allocation
         )
         iterator = self._program.synchronizer.batches(pipeline, self._strategy)
         self._iterator = iterator
         self._reporting.reporter.start(self._plan(first))
         self._progress_file.note(state.step)
         self._program.steps.end = self._end
-        self._program.drain()  # discards what earlier calls of the model added to its layers' metrics
+        self._program.drain()  # discards the values of earlier calls in metrics of layers
         state.callbacks.start(self._callbacks.callbacks, self._model.optimizer)
         self._callbacks.on_train_begin()
-        state.callbacks.train_begun()
-        # Not earlier: a callback may have assigned weights or a learning rate.
+        state.callbacks.after_train_begin()
+        # After the callbacks, which may have assigned weights or a learning rate.
         self._program.synchronizer.begin(state.step, self._batch_size)
-        over = self._was_stopped_before()
+        is_over = self._is_already_stopped()
         with (
             contextlib.closing(self._reporting.profile),
             contextlib.closing(self._progress_file),
             self._program.synchronizer.training(),
         ):
-            # A resumed run that had reached its last step within an epoch still has to end that epoch.
-            while not over and (state.step < self._end or state.progress.epoch):
-                with explained_reading(self._source):
-                    over = self._run_epoch()
-            # Of the end, not of the step: a longer run, which resumes from this step, would not evaluate here.
+            # A resumed run that had reached its last step within an epoch must still end that epoch.
+            while not is_over and (state.step < self._end or state.progress.epoch):
+                with explain_reading_errors(self._source):
+                    is_over = self._run_epoch()
+            # After the last save, as a longer run that resumes from this step would not evaluate here.
             if self._test is not None and self._schedule.evaluates_at_end(
                 state.step, self._end, self._batches.begun_at
             ):
                 self._evaluate()
-        del self._iterator, iterator  # stops the prefetching threads now rather than at interpreter exit
+        del self._iterator, iterator  # stops the prefetching threads
         self._callbacks.on_train_end(self._epoch_logs)
         self._log_reasons()
         self._program.average_statistics(self._state.step)
@@ -287,62 +283,64 @@ class FitLoop:
             shows_communication=not self._strategy.trains_whole_model
             or (self._strategy.replicas > 1 and self._program.steps.compresses),
         )
-        # A program that calls `fit` repeatedly describes what it trains once.
-        is_known, reporting = self._program.steps.has_loop, self._reporting
+        # Repeated calls of `fit` describe the run once.
+        is_described, reporting = self._program.steps.has_loop, self._reporting
         allocation = self._balancing.allocation_at(self._state.step)
-        rows = {} if is_known else describe(self._program, self._data, plan, reporting.strategy_reason, allocation)
+        rows = {} if is_described else describe(self._program, self._data, plan, reporting.strategy_reason, allocation)
         return dataclasses.replace(plan, description={**rows, **reporting.description})
 
-    def _was_stopped_before(self) -> bool:
-        """Returns whether the resumed run was already over. Any one process may know; all have to agree."""
+    def _is_already_stopped(self) -> bool:
+        """Returns whether the resumed run had been stopped; all processes agree."""
         callbacks = self._state.callbacks
         if not callbacks.resumes:
             return False
         self._model.stop_training = callbacks.is_over
-        over = self._callbacks.stopped(self._state.step)
-        if over and self._strategy.is_chief:
+        is_stopped = self._callbacks.should_stop(self._state.step)
+        if is_stopped and self._strategy.is_chief:
             _log.info(
                 "EarlyStopping has already stopped this run at step %d: nothing is left to train.", self._state.step
             )
-        return over
+        return is_stopped
 
     def _run_epoch(self) -> bool:
         """Trains until the end of the epoch or of the run; returns whether to stop."""
         state = self._state
-        of_stream = self._position.epoch(state.step, self._source.size)
-        epoch, epoch_end = self._number(of_stream), self._position.end_of_epoch(of_stream, self._source.size)
+        stream_epoch = self._position.epoch(state.step, self._source.size)
+        epoch, epoch_end = (
+            self._epoch_number(stream_epoch),
+            self._position.end_of_epoch(stream_epoch, self._source.size),
+        )
         end = min(self._end, epoch_end)
         self._callbacks.on_epoch_begin(epoch)
-        state.callbacks.epoch_begun(again=bool(state.progress.epoch))
-        stopped = False
-        while state.step < end and not stopped:
-            stopped = self._run_call(end)
-            # The end of an epoch is saved after its callbacks, below: a resumed run does not repeat them.
+        state.callbacks.after_epoch_begin(is_resumed=bool(state.progress.epoch))
+        should_stop = False
+        while state.step < end and not should_stop:
+            should_stop = self._run_call(end)
+            # The end of an epoch is saved after its callbacks, below, so that a resumed run does not repeat them.
             if state.step < epoch_end:
-                self._saving.at(state.step, is_last=stopped or state.step == self._end)
+                self._saving.save_if_due(state.step, is_last=should_stop or state.step == self._end)
         logs, state.progress.epoch = state.progress.epoch.results(self._program.metrics), RunningMetrics()
-        self._saving.evaluated(state.step, logs)
+        self._saving.observe(state.step, logs)
         if self._test is not None and not self._schedule.eval_every and self._epochs.validates(epoch):
             logs |= self._evaluate()
         self._program.average_statistics(self._state.step)
         self._epoch_logs = logs
         self._recorder.history.end_epoch(epoch, self._callbacks.on_epoch_end(epoch, logs))
-        stopped = self._should_stop()
+        should_stop = self._should_stop()
         if state.step == epoch_end:
-            self._saving.at(state.step, is_last=stopped or state.step == self._end)
-        return stopped
+            self._saving.save_if_due(state.step, is_last=should_stop or state.step == self._end)
+        return should_stop
 
-    def _number(self, of_stream: int) -> int:
+    def _epoch_number(self, stream_epoch: int) -> int:
         """Returns the number of an epoch for callbacks, given its number in the stream of examples."""
-        return of_stream - self._first_epoch + self._epochs.initial
+        return stream_epoch - self._first_epoch + self._epochs.initial
 
     def _run_call(self, epoch_end: int) -> bool:
-        """Calls the compiled loop once, and then records, evaluates and calls callbacks; returns whether to stop."""
         state, begin = self._state, self._state.step
         self._inspect()
-        count = self._steps_of_call(epoch_end)
+        count = self._next_call_steps(epoch_end)
         log = (begin + count) % self._schedule.log_every == 0 or begin + count == self._end
-        self._reporting.profile.at(begin)
+        self._reporting.profile.on_step(begin)
         self._callbacks.on_train_batch_begin(begin)
         self._saving.begin(begin + count)
         self._watchdog.begin(begin, begin + count)
@@ -350,104 +348,101 @@ class FitLoop:
         self._progress_file.note(state.step)
         logs = state.progress.epoch.results(self._program.metrics)
         self._reporting.reporter.progress(
-            state.step, logs | self._timer.fields() | self._program.cost | self._inspected
+            state.step, logs | self._timer.fields() | self._program.cost | self._inspection_fields
         )
         if log:
-            self._recorder.train(float(result.norm), self._inspected)
-        self._balancing.after_call(state.step, count, result.busy.numpy())
-        # Not earlier: to write a record or to allocate rows, the ranks wait for each other.
+            self._recorder.train(float(result.norm), self._inspection_fields)
+        self._balancing.observe_call(state.step, count, result.compute_seconds.numpy())
+        # After the record and the allocation of rows, for which ranks wait for each other.
         self._watchdog.reached(state.step)
         self._callbacks.on_train_batch_end(state.step - 1, logs)
-        # Before the evaluation, in which the watchdog would not notice a missing rank.
-        stopped = self._should_stop()
+        # Before the evaluation, in which the watchdog does not detect a missing rank.
+        should_stop = self._should_stop()
         if self._test is not None and self._schedule.eval_every and state.step % self._schedule.eval_every == 0:
             self._evaluate()
-            stopped = self._should_stop()
-        return stopped
+            should_stop = self._should_stop()
+        return should_stop
 
-    def _steps_of_call(self, epoch_end: int) -> int:
-        """Returns the number of steps of the next call of the compiled loop."""
+    def _next_call_steps(self, epoch_end: int) -> int:
         step = self._state.step
         next_steps = [inspection.next(step + 1) for inspection in self._inspections]
         next_steps += [self._saving.next(step), self._program.synchronizer.next(step), self._balancing.next(step)]
-        borders = [next_step for next_step in next_steps if next_step is not None]
-        return self._schedule.until(step, self._end, [epoch_end, *self._reporting.profile.boundaries, *borders])
+        boundaries = [next_step for next_step in next_steps if next_step is not None]
+        return self._schedule.call_steps(step, self._end, [epoch_end, *self._reporting.profile.boundaries, *boundaries])
 
-    def _train(self, count: int, with_norm: bool) -> LoopResult:
-        """Runs steps, and adds them to the state; ends the run if one is not finite."""
+    def _train(self, count: int, needs_norm: bool) -> LoopResult:
+        """Runs steps and adds their results to the state; ends the run if a step is not finite."""
         state = self._state
         is_compiled = self._program.steps.has_loop
         with (
             contextlib.nullcontext() if is_compiled else self._reporting.reporter.busy("compiling the training step"),
             self._timer.call(count),
-            must_fit(self._source.element_spec),
-            _annotated_errors(state.step, self._position.examples_before(state.step)),
+            explain_mismatch(self._source.element_spec),
+            _annotate_errors(state.step, self._position.examples_before(state.step)),
         ):
             loop = self._program.synchronizer.loop(
                 self._program.steps, self._batch_size, self._batches.rate, state.step
             )
-            result = loop(self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(with_norm))
-            losses, counted = result.losses.numpy(), result.counted.numpy()
+            result = loop(
+                self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(needs_norm)
+            )
+            losses, is_counted = result.losses.numpy(), result.counted.numpy()
             if bool(result.may_continue):
-                self._inspected |= self._program.exchange(state.step + count)
-        self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
+                self._inspection_fields |= self._program.exchange(state.step + count)
+        self._timer.add_inner_times(float(result.wait_seconds), float(result.compute_seconds.numpy().max()))
         if not bool(result.may_continue):
-            self._end_not_finite(result, losses, counted)
-        self._warn_of_skipped(np.asarray(result.skipped), count)
-        for entry in result.used(state.step):
+            self._raise_not_finite(result, losses, is_counted)
+        self._warn_about_skipped_steps(np.asarray(result.skipped), count)
+        for entry in result.example_ranges(state.step):
             self._reporting.ledger.write(*entry)
         state.step += count
-        state.progress.add(losses, counted, self._program.drain())
-        initial = state.progress.divergence.add(losses[counted], self._batch_size)
+        state.progress.add(losses, is_counted, self._program.drain())
+        initial = state.progress.divergence.add(losses[is_counted], self._batch_size)
         if initial is not None and self._strategy.is_chief:
             warn_once(running_metrics.describe(state.step, float(losses[-1]), initial))
         return result
 
-    def _warn_of_skipped(self, skipped: np.ndarray, count: int) -> None:
-        """Warns of replicas that skipped steps because of overflow while others did not."""
-        if not skipped.any() or not self._strategy.is_chief:
+    def _warn_about_skipped_steps(self, skipped_counts: np.ndarray, count: int) -> None:
+        """Warns about replicas that skipped steps because of overflow while others did not."""
+        if not skipped_counts.any() or not self._strategy.is_chief:
             return
-        named = ", ".join(f"replica {i} skipped {number}" for i, number in enumerate(skipped) if number)
+        text = ", ".join(f"replica {i} skipped {number}" for i, number in enumerate(skipped_counts) if number)
         warn_once(
-            f"Because of overflow, {named} of the {count} steps from step {self._state.step} on, and others did not. Each "
+            f"Because of overflow, {text} of the {count} steps from step {self._state.step} on, and others did not. Each "
             "replica lowers a loss scale of its own.",
             "replicas skip by themselves",
         )
 
-    def _end_not_finite(self, result: LoopResult, losses: np.ndarray, counted: np.ndarray) -> NoReturn:
+    def _raise_not_finite(self, result: LoopResult, losses: np.ndarray, is_counted: np.ndarray) -> NoReturn:
         state, program = self._state, self._program
         state.step += len(losses) - 1
-        state.progress.add(losses[:-1], counted[:-1], program.drain())
+        state.progress.add(losses[:-1], is_counted[:-1], program.drain())
         first, variables = self._position.examples_before(state.step), self._model.trainable_variables
-        locations = where_not_finite(self._source, self._batch_size, program.settings.seed, first)
+        locations = locate_nonfinite(self._source, self._batch_size, program.settings.seed, first)
         raise not_finite(state.step, losses[-1], result, variables, program.loss_scale, locations)
 
     def _should_stop(self) -> bool:
-        """Returns whether a callback of any rank requests a stop; the watchdog covers the wait for the other ranks."""
+        """Returns whether a callback of any rank requests a stop; the watchdog covers the wait for other ranks."""
         step = self._state.step
         self._watchdog.begin(step, step)
-        stopped = self._callbacks.stopped(step)
+        should_stop = self._callbacks.should_stop(step)
         self._watchdog.reached(step)
-        return stopped
+        return should_stop
 
     def _log_reasons(self) -> None:
-        """Logs the reasons for which callbacks have stopped the run."""
         reasons = [getattr(callback, "reason", "") for callback in self._callbacks.callbacks]
         for reason in reasons if self._strategy.is_chief else []:
-            if not isinstance(reason, str) or not reason:  # an attribute of a user's own
+            if not isinstance(reason, str) or not reason:  # a user's attribute
                 continue
             _log.info("%s%s.", reason[0].upper(), reason[1:])
 
     def _inspect(self) -> None:
         for inspection in self._inspections:
             if inspection.next(self._state.step) == self._state.step:
-                self._inspected |= inspection.inspect(self._state.step)
+                self._inspection_fields |= inspection.inspect(self._state.step)
 
     def _batch(self, step: int) -> Any:
-        """Returns a batch like that of a step, from a separate iterator.
-
-        It comes from the first epoch, so that a stream has few examples to skip.
-        """
+        """Returns a batch like that of a step, from the first epoch of a separate iterator, to skip few examples."""
         number = step % steps_in_epochs(1, self._source.size, self._batch_size)
         seed = self._program.settings.seed
         allocation = self._balancing.allocation_at(step)
@@ -462,13 +457,13 @@ class FitLoop:
         self._recorder.evaluation(results)
         logs = validation_logs(results)
         self._callbacks.on_evaluation(step, logs)
-        self._saving.evaluated(step, logs)
+        self._saving.observe(step, logs)
         return logs
 
 
 @contextlib.contextmanager
-def _annotated_errors(step: int, examples: int) -> Iterator[None]:
-    """Adds the step as a note to any exception, for error reports; names the end of data that should have none."""
+def _annotate_errors(step: int, examples: int) -> Iterator[None]:
+    """Adds the step as a note to exceptions; explains a premature end of the data."""
     try:
         yield
     except tf.errors.FailedPreconditionError as error:

@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 class RunView(NamedTuple):
-    """A run, as seen by an inspection.
+    """The view of a run that an inspection gets.
 
     Attributes:
       steps: compiles probe steps.
       batch_size: rows of a global batch.
-      batch: returns a batch for `Strategy.run` like that of a step number, without advancing the training iterator.
+      batch: returns the batch of a step number for `Strategy.run`, without advancing the training iterator.
     """
 
     steps: Steps
@@ -29,15 +29,14 @@ class RunView(NamedTuple):
 
 
 class CompiledProbe(Generic[T]):
-    """A probe step, or several, for the current compression methods; created again when these change."""
+    """One or more probe steps, which are compiled again when the compression methods change."""
 
     def __init__(self, steps: Steps, create: Callable[[], T]):
-        """Initializes with a function that creates the probe; creates nothing yet."""
         self._steps, self._create = steps, create
         self._overrides: dict[str, str] | None = None
 
     def get(self) -> T:
-        """Returns the probe."""
+        """Returns the probe for the current compression methods."""
         if self._overrides != self._steps.overrides:
             self._overrides = dict(self._steps.overrides)
             self._probe = self._create()
@@ -60,7 +59,7 @@ class Periodic(Inspection):
     """Inspects a run every `every` steps."""
 
     def __init__(self, every: int, first: int | None = None):
-        """Sets the period.
+        """Initializes the inspection.
 
         Args:
           every: steps between inspections.
@@ -79,10 +78,10 @@ REPEATS = 5
 
 def median_seconds(strategy: Strategy, function: Callable[[], tf.Tensor]) -> float:
     """Compiles a replica function and returns the median seconds until all local replicas have its result."""
-    compiled = tf.function(lambda: strategy.run(function), autograph=False)
+    compiled_function = tf.function(lambda: strategy.run(function), autograph=False)
 
     def call() -> None:
-        for value in strategy.local(compiled()):
+        for value in strategy.local(compiled_function()):
             value.numpy()
 
     call()  # compiles
@@ -90,63 +89,58 @@ def median_seconds(strategy: Strategy, function: Callable[[], tf.Tensor]) -> flo
 
 
 class TimingRounds:
-    """Times functions in turns. All processes make the same calls in the same order.
+    """Times functions in turns. All processes must make the same calls in the same order.
 
     Attributes:
       times: seconds on this process, by name, in the order of the rounds.
     """
 
-    def __init__(self, calls: Mapping[str, Callable[[], object]], together: Callable[[], object], kept: str):
-        """Initializes the rounds; calls nothing yet.
+    def __init__(self, calls: Mapping[str, Callable[[], object]], barrier: Callable[[], object], reference: str):
+        """Initializes the rounds.
 
         Args:
           calls: functions to time, by name.
-          together: a barrier: returns when all processes have called it.
-          kept: name of a function that is never dropped.
+          barrier: returns when all processes have called it.
+          reference: name of a function that is never dropped.
         """
-        self._calls, self._together, self._kept = calls, together, kept
+        self._calls, self._create_synchronous_loop, self._reference = calls, barrier, reference
         self._running = list(calls)
-        self._slower: dict[str, float] = {}  # multiples of the fastest time at which calls were dropped
+        self._min_ratios: dict[str, float] = {}  # of dropped calls: multiples of the fastest time
         self.times: dict[str, list[float]] = {name: [] for name in calls}
 
     def run(self, rounds: int) -> None:
-        """Runs rounds until there have been this many."""
-        for number in range(len(self.times[self._kept]), rounds):
-            for name in self._running[:: -1 if number % 2 else 1]:  # so that no call always follows the same one
-                # Otherwise a process that was done early with the previous call would time the others' delay.
-                self._together()
+        """Runs rounds up to this total number."""
+        for number in range(len(self.times[self._reference]), rounds):
+            for name in self._running[:: -1 if number % 2 else 1]:  # no call always follows the same one
+                # Without a barrier, a process that finished the previous call early would also time the delay of the others.
+                self._create_synchronous_loop()
                 self.times[name].append(seconds_of(self._calls[name]))
 
     def drop(self, medians: Mapping[str, float], limit: float) -> None:
-        """Stops timing calls that take longer than a multiple of the time of the fastest.
-
-        Args:
-          medians: result of `medians_of_slowest`.
-          limit: the multiple, above 1.
-        """
+        """Drops calls that take longer than `limit` times the fastest; `medians` is a result of `medians_of_slowest`."""
         fastest = min(medians[name] for name in self._running)
-        dropped = [name for name in self._running if name != self._kept and medians[name] > limit * fastest]
-        self._slower |= dict.fromkeys(dropped, limit)
-        self._running = [name for name in self._running if name not in dropped]
+        slow_names = [name for name in self._running if name != self._reference and medians[name] > limit * fastest]
+        self._min_ratios |= dict.fromkeys(slow_names, limit)
+        self._running = [name for name in self._running if name not in slow_names]
 
-    def corrected(self, medians: Mapping[str, float]) -> dict[str, float]:
-        """Returns the medians, in which a dropped call is at least as slow, relative to the fastest, as when it was dropped."""
+    def correct(self, medians: Mapping[str, float]) -> dict[str, float]:
+        """Returns the medians, with dropped calls at least as slow relative to the fastest as when they were dropped."""
         fastest = min(medians[name] for name in self._running)
-        return {name: max(median, self._slower.get(name, 0.0) * fastest) for name, median in medians.items()}
+        return {name: max(median, self._min_ratios.get(name, 0.0) * fastest) for name, median in medians.items()}
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Returns how long a call takes."""
-    began = time.perf_counter()
+    """Returns the seconds that a call takes."""
+    start_time = time.perf_counter()
     call()
-    return time.perf_counter() - began
+    return time.perf_counter() - start_time
 
 
-def medians_of_slowest(everyone: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """Returns for each name the median over rounds of the time on the process where it was longest in that round.
+def medians_of_slowest(times_by_process: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """Returns, for each name, the median over rounds of the longest time on any process in the round.
 
     Args:
-      everyone: `TimingRounds.times` of each process.
+      times_by_process: `TimingRounds.times` of each process.
     """
-    rounds = {name: zip(*(times[name] for times in everyone), strict=True) for name in everyone[0]}
-    return {name: statistics.median(max(each) for each in rounds[name]) for name in rounds}
+    rounds = {name: zip(*(times[name] for times in times_by_process), strict=True) for name in times_by_process[0]}
+    return {name: statistics.median(max(seconds) for seconds in rounds[name]) for name in rounds}

@@ -1,4 +1,4 @@
-"""Options of `Trainer.fit` besides the arguments of Keras's `fit`, in three groups; fields are named like flags."""
+"""Options of `Trainer.fit` in addition to those of Keras's `fit`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -20,23 +20,23 @@ class _FromConfig:
     """Base class of dataclasses whose fields are named like flags."""
 
     @classmethod
-    def of(cls, config: Any) -> Self:
+    def from_config(cls, config: Any) -> Self:
         """Returns the options with the values of a configuration's flags."""
         return cls(**{field.name: getattr(config, field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule(_FromConfig):
-    """What happens at which step; steps are counted in updates.
+    """The steps at which a run records, evaluates and saves; a step is an update.
 
     Attributes:
       log_every: steps between records of metrics, at least 1.
-      eval_every: steps between evaluations, the last of which is at the end of the run; 0 to evaluate at the end of each
-        epoch. A run that ends before the first of these steps is not evaluated.
+      eval_every: steps between evaluations, with another at the end of the run; 0 to evaluate at the end of each epoch.
+        A run with fewer steps is not evaluated.
       steps_per_call: maximum number of steps per call of the compiled loop, at least 1; affects speed, never the result.
-      elastic_batch: what stays constant when a run resumes with another number of replicas: "global", the global batch
-        and the result; or "replica", the batch per replica: on N replicas instead of N0, batches have batch_size / N0 * N
-        examples and the learning rate is multiplied by N / N0.
+      elastic_batch: the batch size that stays constant when a run resumes with another number of replicas: "global", as
+        does the result; or "replica": on N replicas instead of N0, batches have batch_size / N0 * N examples, and the
+        learning rate is multiplied by N / N0.
 
     Raises:
       InputError: a number is too small.
@@ -57,45 +57,48 @@ class Schedule(_FromConfig):
             object.__setattr__(self, name, int(value))
 
     def evaluates_at_end(self, step: int, end: int, begun_at: int) -> bool:
-        """Returns whether to evaluate once more after the last step, because no period of `eval_every` ends there.
+        """Returns whether to evaluate after the last step, because no period of `eval_every` ends there.
 
         Args:
-          step: updates done so far.
+          step: number of completed updates.
           end: step at which the run ends.
-          begun_at: step at which it began.
+          begun_at: step at which the run began.
         """
         every = self.eval_every
         return bool(every) and step == end and end % every != 0 and end // every > begun_at // every
 
-    def until(self, step: int, end: int, borders: Sequence[int]) -> int:
-        """Returns the number of steps for the call that starts at `step`.
+    def call_steps(self, step: int, end: int, boundaries: Sequence[int]) -> int:
+        """Returns the number of steps of the next call of the compiled loop.
 
         Args:
-          step: updates done so far.
+          step: number of completed updates.
           end: step at which the run ends.
-          borders: further steps at which a call has to end.
+          boundaries: further steps at which a call must end.
 
         Returns:
-          The number of steps, at most `steps_per_call`, up to the next record, evaluation, border or the end of the
-          run.
+          The number of steps, at most `steps_per_call`, to the next record, evaluation, boundary or the end of the run.
         """
         periods = [period for period in (self.log_every, self.eval_every) if period]
-        ends = [step - step % period + period for period in periods] + [border for border in borders if border > step]
+        ends = [step - step % period + period for period in periods] + [
+            boundary for boundary in boundaries if boundary > step
+        ]
         return min(self.steps_per_call, min([end, *ends]) - step)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checks(_FromConfig):
-    """What is measured and checked during a run.
+    """Measurements and checks during a run.
 
     Attributes:
       measure_every: steps between measurements of exposed communication, the first by step 100; 0: never.
       compression_check_every: steps between comparisons of compressed sums with exact sums; 0: never.
-      compression_max_error: relative error above which a gradient is summed exactly from then on; 0: no limit.
+      compression_max_error: relative error above which a gradient is subsequently summed exactly; 0: no limit.
       check_sync_every: steps between checks that all replicas hold the same values; 0: never.
-      check_sync: "variables", where a difference ends the run, or "gradients", whose norms are logged by replica.
-      stall_warning_seconds: seconds beyond twice its usual time after which a call of the compiled loop is reported; 0: never.
-      stall_shutdown_seconds: seconds beyond twice its usual time after which all processes end with exit code 4; 0: never.
+      check_sync: "variables", whose difference ends the run, or "gradients", whose norms are logged by replica.
+      stall_warning_seconds: seconds beyond twice the usual duration after which a call of the compiled loop is reported;
+        0: never.
+      stall_shutdown_seconds: seconds beyond twice the usual duration after which all processes end with exit code 4; 0:
+        never.
     """
 
     measure_every: int = 1000
@@ -125,18 +128,18 @@ class Checks(_FromConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reporting:
-    """Where a run is recorded.
+    """Destinations of the records of a run.
 
     Attributes:
       reporter: reports progress and metrics on the chief.
       profile: when to profile.
       ledger: records the examples that this process uses, for example `tfdist.reporting.ledger_file.LedgerFile`.
       record_all_reduce_table: called on the chief with the table of algorithms that `all_reduce="auto"` has measured, as CSV.
-      record_timelines: called on the chief with a pipeline's timelines by title, predicted and measured, at the first step of
-        `profile`.
-      strategy_reason: why the strategy was chosen, for the description that is shown at the start; "" for none.
+      record_timelines: called on the chief with a pipeline's predicted and measured timelines, by title, at the first step
+        of `profile`.
+      strategy_reason: reason for the choice of the strategy, for the description at the start; "" for none.
       description: further rows of that description, as texts by name.
-      findings: what `check_examples` has returned for the data; None to check them.
+      findings: result of `check_examples` for the data; None to check it.
     """
 
     reporter: Reporter = dataclasses.field(default_factory=Reporter)
@@ -153,10 +156,10 @@ class FitOptions(NamedTuple):
     """The options of one call of `Trainer.fit`.
 
     Attributes:
-      schedule: what happens at which step.
-      checks: what is measured and checked.
-      reporting: where the run is recorded.
-      checkpoints: where and how often to save the run; None for never.
+      schedule: steps of records, evaluations and calls.
+      checks: measurements and checks.
+      reporting: destinations of records.
+      checkpoints: options for saving the run; None for never.
     """
 
     schedule: Schedule

@@ -1,4 +1,4 @@
-"""Measures when each process of a pipeline computes which action, and how long a step waits for communication."""
+"""Measures when the processes of a pipeline compute their actions, and how long a step waits for communication."""
 
 import dataclasses
 import functools
@@ -20,17 +20,17 @@ from tfdist.pipelining.schedule_simulation import simulate
 from tfdist.pipelining.timeline import Span, Timeline
 from tfdist.trainer.inspections import REPEATS, CompiledProbe, Inspection, Periodic, RunView, seconds_of
 
-_TRIALS = 3  # of which the last is measured: the first ones compile, and fill caches
+_TRIALS = 3  # the last one is measured; the first ones compile and fill caches
 
 Record = Callable[[Mapping[str, Timeline]], None]
 _log = logging.getLogger(__name__)
 
 
 class PipelineTimeline(Inspection):
-    """Measures the timeline of one step, and compares it with the one predicted from the durations of its actions."""
+    """Measures the timeline of one step, and compares it with the prediction from the durations of its actions."""
 
     def __init__(self, run_view: RunView, pipeline: HasStages, step: int, record: Record):
-        """Initializes the inspection; `record` gets timelines by title, on the chief."""
+        """Initializes the inspection; `record` is called with timelines by title on the chief."""
         self._run_view, self._pipeline, self._step, self._record = run_view, pipeline, step, record
 
     def next(self, step: int) -> int | None:
@@ -41,18 +41,28 @@ class PipelineTimeline(Inspection):
         """See base class."""
         strategy = self._pipeline
         if strategy.schedule.has_flush:
-            measured = measure_timeline(self._run_view, strategy, step)
-            expected = expected_timeline(strategy.schedule, measured)
+            measured_timeline = measure_timeline(self._run_view, strategy, step)
+            expected = expected_timeline(strategy.schedule, measured_timeline)
         else:
-            measured, expected = measure_steady_state(self._run_view, strategy, step)
+            measured_timeline, expected = measure_steady_state(self._run_view, strategy, step)
         name = strategy.schedule.name
         if strategy.is_chief:
             self._record(
-                {f"{name}, predicted from median durations": expected, f"{name}, measured at step {step}": measured}
+                {
+                    f"{name}, predicted from median durations": expected,
+                    f"{name}, measured at step {step}": measured_timeline,
+                }
             )
             _log.info(
                 "Timeline of %s at step %d: %.4g s, %.0f%% idle; without messages and delays %.4g s, %.0f%% idle.",
-                *(name, step, measured.makespan, 100 * measured.bubble, expected.makespan, 100 * expected.bubble),
+                *(
+                    name,
+                    step,
+                    measured_timeline.makespan,
+                    100 * measured_timeline.bubble,
+                    expected.makespan,
+                    100 * expected.bubble,
+                ),
             )
         return {}
 
@@ -60,7 +70,7 @@ class PipelineTimeline(Inspection):
 def measure_timeline(run_view: RunView, strategy: HasStages, step: int) -> Timeline:
     """Computes the gradients of a step, without applying them; every process must call it.
 
-    Times are those of the processes' own clocks, which differ between hosts.
+    Times are measured by the processes' clocks, which differ between hosts.
 
     Returns:
       The timeline of the first replica.
@@ -68,40 +78,42 @@ def measure_timeline(run_view: RunView, strategy: HasStages, step: int) -> Timel
     clock = ActionClock()
     probe = run_view.steps.probe(run_view.batch_size, read=clock.read, clock=clock)
     batch, number = run_view.batch(step), tf.constant(step, tf.int64)
-    return _timeline(strategy.schedule, _last_of(lambda: strategy.local(probe(batch, number)[2])[0], strategy))
+    return _timeline(
+        strategy.schedule, _measure_last_trial(lambda: strategy.local(probe(batch, number)[2])[0], strategy)
+    )
 
 
 def measure_steady_state(run_view: RunView, strategy: HasStages, step: int) -> tuple[Timeline, Timeline]:
-    """Computes steps of a pipeline without a flush, without updates; every process must call it.
+    """Computes steps of a pipeline without a flush, without updating weights; every process must call it.
 
     Returns:
-      The timelines of the first replica in the steady state, of the length of a step: measured and expected.
+      The measured and the expected timeline of one step of the first replica in the steady state.
     """
     count, clock = steps_until_steady(strategy.schedule), ActionClock()
     compute = run_view.steps.timed_steps(run_view.batch_size, clock, count)
     batch, number = run_view.batch(step), tf.constant(step, tf.int64)
-    times = _last_of(lambda: compute(batch, number), strategy)
+    times = _measure_last_trial(lambda: compute(batch, number), strategy)
     order = endless_order(strategy.schedule, count)
-    rows = [row[len(row) - len(of_process) :] for row, of_process in zip(order.actions, times, strict=True)]
-    measured = _timeline(dataclasses.replace(order, actions=tuple(rows)), times)
-    expected = expected_timeline(order, measured)
+    rows = [row[len(row) - len(process_times) :] for row, process_times in zip(order.actions, times, strict=True)]
+    measured_timeline = _timeline(dataclasses.replace(order, actions=tuple(rows)), times)
+    expected = expected_timeline(order, measured_timeline)
     micro_batches = strategy.micro_batches
-    return steady_state(measured, micro_batches), steady_state(expected, micro_batches)
+    return steady_state(measured_timeline, micro_batches), steady_state(expected, micro_batches)
 
 
-def _last_of(compute: Callable[[], tf.Tensor], strategy: HasStages) -> list[list[list[float]]]:
-    """Returns start and end of each action of the processes of the first replica, in the last of some probe steps."""
+def _measure_last_trial(compute: Callable[[], tf.Tensor], strategy: HasStages) -> list[list[list[float]]]:
+    """Returns start and end of each action of the first replica's processes in the last of several probe steps."""
     for _ in range(_TRIALS):
         strategy.group.barrier("timeline", LONG_SECONDS)
         times = compute()
-    everyone = strategy.group.gather("timeline/times", times.numpy().tolist(), LONG_SECONDS)
-    return [everyone[rank] for rank in strategy.grid.ranks_of_replica(0)]
+    all_times = strategy.group.gather("timeline/times", times.numpy().tolist(), LONG_SECONDS)
+    return [all_times[rank] for rank in strategy.grid.ranks_of_replica(0)]
 
 
-def expected_timeline(schedule: Schedule, measured: Timeline) -> Timeline:
-    """Predicts the timeline of a schedule, without messages, from the median durations of each stage in a measured one."""
+def expected_timeline(schedule: Schedule, measured_timeline: Timeline) -> Timeline:
+    """Predicts the timeline of a schedule, without messages, from the measured median durations of each stage."""
     durations: dict[tuple[str, int], list[float]] = {}
-    for row in measured.spans:
+    for row in measured_timeline.spans:
         for span in row:
             durations.setdefault((span.action.kind, span.action.stage), []).append(span.end - span.start)
     medians = {key: statistics.median(seconds) for key, seconds in durations.items()}
@@ -112,7 +124,6 @@ def expected_timeline(schedule: Schedule, measured: Timeline) -> Timeline:
 
 
 def _timeline(schedule: Schedule, times: Sequence[Sequence[Sequence[float]]]) -> Timeline:
-    """Returns the timeline of the start and the end of each action of each process."""
     first = min(start for row in times for start, _ in row)
 
     def spans(actions: Sequence[Action], row: Sequence[Sequence[float]]) -> tuple[Span, ...]:
@@ -125,20 +136,19 @@ def _timeline(schedule: Schedule, times: Sequence[Sequence[Sequence[float]]]) ->
 
 
 # Measures how long a step waits for communication, and how long compression takes.
-# The same compiled step is timed as it is and with collectives that send nothing: the difference is the communication that is
-# not hidden by computation. The difference to a third timing, also without compression, is the time spent in encoders and
-# decoders. These probe steps leave weights, optimizer state and all other state unchanged.
+# The compiled step is timed as it is and with collectives that send nothing: the difference is the exposed communication.
+# A third timing without compression gives the time spent in encoders and decoders. Probe steps change no state.
 
-MUCH = 0.2  # fraction of a step
-EARLY = 100  # step of the first measurement, if the period is longer
+_LARGE_FRACTION = 0.2  # of a step
+_FIRST_STEP = 100  # of the first measurement, if the period is longer
 
 
 class Exposure(Periodic):
     """Measures exposed communication periodically, the first time early in the run."""
 
     def __init__(self, run_view: RunView, every: int):
-        """Initializes the inspection; the first is before step min(every, 100)."""
-        super().__init__(every, first=min(every, EARLY))
+        """Initializes the inspection; the first one is before step min(every, 100)."""
+        super().__init__(every, first=min(every, _FIRST_STEP))
         self._run_view = run_view
         self._probes = CompiledProbe(run_view.steps, self._create_probes)
 
@@ -151,7 +161,7 @@ class Exposure(Periodic):
         return fields
 
     def _time(self, batch: Any, number: tf.Tensor) -> dict[str, float]:
-        """Returns the median seconds of each probe step; the steps alternate, synchronized over all processes."""
+        """Returns the median seconds of each probe step; the steps take turns and start on all processes together."""
         group = self._run_view.steps.strategy.group
         probes = self._probes.get()
         for probe in probes.values():
@@ -178,18 +188,17 @@ def advice(record: Mapping[str, float], compresses: bool, is_small: bool = False
       compresses: whether gradients are compressed.
       is_small: whether every gradient is smaller than those that are compressed.
     """
-    exposed, step = record.get("exposed_communication_seconds", 0.0), record.get("step_seconds", 0.0)
-    if not step or exposed <= MUCH * step:
+    exposed_seconds, step = record.get("exposed_communication_seconds", 0.0), record.get("step_seconds", 0.0)
+    if not step or exposed_seconds <= _LARGE_FRACTION * step:
         return None
-    first = "a stronger --compression" if compresses else "--compression=auto, bf16 or powersgd(rank=4)"
-    tried = "" if is_small else f"{first}, "
+    stronger_method = "a stronger --compression" if compresses else "--compression=auto, bf16 or powersgd(rank=4)"
+    compression_hint = "" if is_small else f"{stronger_method}, "
     return (
-        f"A step waits {100 * min(1.0, exposed / step):.0f}% of its time on communication. Try {tried}a larger "
-        "--batch_size, or --accumulate_steps with it."
+        f"A step waits for communication for {100 * min(1.0, exposed_seconds / step):.0f}% of its time. "
+        f"Try {compression_hint}a larger --batch_size, or --accumulate_steps with it."
     )
 
 
 def _wait(function: Callable[..., Any], *args: Any) -> None:
-    """Calls a function and waits for all tensors of its result."""
     for tensor in tf.nest.flatten(function(*args), expand_composites=True):
         tensor.numpy()

@@ -1,4 +1,4 @@
-"""`Program`: a built model with its compiled functions; checks that all processes build the same one."""
+"""`Program`, a built model with its compiled functions; checks that all processes build the same model."""
 
 import contextlib
 import functools
@@ -19,9 +19,9 @@ from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.config.spec import unique_names
 from tfdist.coordination import Group
 from tfdist.coordination.group import long_timeout
-from tfdist.data import Examples, explained_reading
+from tfdist.data import Examples, explain_reading_errors
 from tfdist.distribution.strategy import Strategy
-from tfdist.distribution.tf_distribute import without_numbers
+from tfdist.distribution.tf_distribute import strip_counters
 from tfdist.layers.sync_batch_norm import synchronize_layers
 from tfdist.pipelining.staged_model import full_model
 from tfdist.reporting.environment import versions
@@ -29,7 +29,7 @@ from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
-from tfdist.step.data_check import must_fit
+from tfdist.step.data_check import explain_mismatch
 from tfdist.step.evaluation import Evaluator
 from tfdist.step.layer_state import TemporaryValues, averaged_statistics, averaged_weights
 from tfdist.step.row_dependence import RowDependence
@@ -38,84 +38,87 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_micro_steps, check_trains, trained_ids
 from tfdist.synchronization import WeightSynchronizer
 from tfdist.synchronization.catalog import make_synchronizer
-from tfdist.trainer.data_warnings import batched, check_evaluation, check_form, dependence_of, warn_of_evaluation
+from tfdist.trainer.data_warnings import (
+    add_batch_dim,
+    check_evaluation,
+    check_form,
+    dependence_of,
+    warn_about_evaluation,
+)
 
-# Checks before training that ranks have the same code, versions, model and optimizer, and names what differs.
-# A rank with a different model would wait forever in a collective that no other rank enters or, worse, sum tensors that do not
-# correspond. Unless something differs, only hashes are sent.
+# A rank with a different model would wait forever in a collective that no other rank enters or, worse, sum tensors that do
+# not correspond. The checks before training exchange only hashes unless there is a difference.
 
-_LONGEST = 500  # values are compared up to this number of characters
-_PRIVATE = ("name", "seed", "input_layers", "output_layers")  # layer settings that Keras numbers or draws at random
+_MAX_CHARACTERS = 500  # number of compared characters of a value
+_PRIVATE = ("name", "seed", "input_layers", "output_layers")  # layer settings that Keras numbers or randomizes
 
 
 def check_equal(group: Group, model: keras.Model) -> None:
     """Checks that all ranks of a group have the same versions, code and model, before any variable is sent.
 
     Args:
-      group: the ranks that train the same model.
-      model: built model; its optimizer must be built too if the model is compiled.
+      group: the ranks that train the model.
+      model: built model, with a built optimizer if it is compiled.
 
     Raises:
-      InputError: on every rank, naming the first difference and which ranks have which value.
+      InputError: on every rank, with the first difference and the ranks' values.
     """
     with long_timeout("its model") as deadline:
         group.agree("models/versions", versions(), "version of ", deadline)
-        group.agree("models/code", own_code(), "the code of ", deadline, common=True)
-        group.agree("models/description", described(model), "", deadline)
+        group.agree("models/code", code_hashes(), "the code of ", deadline, common=True)
+        group.agree("models/description", model_description(model), "", deadline)
 
 
 def check_equal_stages(group: Group, part: keras.Model) -> None:
-    """Same as `check_equal`, for processes that train different stages of a model, which should have cut the same.
-
-    `part` has the stages of this process, compiled.
+    """Same as `check_equal`, for processes with different stages of a model; `part` has those of this process, compiled.
 
     Raises:
-      InputError: on every rank, naming the first difference and which ranks have which value.
+      InputError: on every rank, with the first difference and the ranks' values.
     """
     check_equal(group, full_model(part))
     with long_timeout("its model") as deadline:
-        group.agree("models/optimizer", dict(_settings_of_optimizer(part.optimizer)), "", deadline)
+        group.agree("models/optimizer", dict(_optimizer_settings(part.optimizer)), "", deadline)
 
 
 @functools.cache
 def _hash(file: str) -> str:
-    """Returns the hash of a file as of the first call: later edits do not affect the code that runs."""
+    """Returns the hash of a file at the first call; later edits do not affect the running code."""
     return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()[:16]
 
 
-def own_code() -> dict[str, str]:
-    """Returns a hash of the source file of each loaded module of the user and of tfdist, by file and module name.
+def code_hashes() -> dict[str, str]:
+    """Returns the hash of the source file of each loaded module of tfdist and the user, by file and module name.
 
-    Installed packages are left out: their versions are compared instead.
+    Installed packages are excluded, because their versions are compared.
     """
     hashes = {}
     libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
     for name, module in sorted(sys.modules.items()):
         # `getattr` would trigger the import of a lazily loaded module.
         file = getattr(module, "__dict__", {}).get("__file__") or ""
-        installed = file.startswith(libraries) or {"site-packages", "dist-packages"} & set(file.split("/"))
-        if file.endswith(".py") and (name.partition(".")[0] == "tfdist" or not installed):
+        is_installed = file.startswith(libraries) or {"site-packages", "dist-packages"} & set(file.split("/"))
+        if file.endswith(".py") and (name.partition(".")[0] == "tfdist" or not is_installed):
             with contextlib.suppress(OSError):  # the file was deleted or is in an archive
                 hashes[f"{pathlib.Path(file).name} (module {name})"] = _hash(file)
     return hashes
 
 
-def described(model: keras.Model) -> dict[str, str]:
+def model_description(model: keras.Model) -> dict[str, str]:
     """Describes a model and its optimizer: the dtype and shape of each variable, and the plain settings of each layer.
 
-    Names are without the counters that Keras appends, which depend on the objects that the process has created before.
+    Names are without the counters that Keras appends, which depend on the objects created before.
     """
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
-    forms = [(f"variable {without_numbers(v.path)}", f"{v.dtype}{list(v.shape)}") for v in variables]
+    forms = [(f"variable {strip_counters(v.path)}", f"{v.dtype}{list(v.shape)}") for v in variables]
     layers = keras_internals.layers_of(model)
-    settings = [entry for layer in layers for entry in _settings(f"layer {without_numbers(layer.name)}", layer)]
-    settings += _settings_of_optimizer(optimizer) if optimizer is not None else []
+    settings = [entry for layer in layers for entry in _settings(f"layer {strip_counters(layer.name)}", layer)]
+    settings += _optimizer_settings(optimizer) if optimizer is not None else []
     return unique_names([*forms, *settings], mark=" #")
 
 
-def _settings_of_optimizer(optimizer: keras.Optimizer) -> Iterator[tuple[str, str]]:
-    return _settings(f"optimizer {without_numbers(optimizer.name)}", optimizer)
+def _optimizer_settings(optimizer: keras.Optimizer) -> Iterator[tuple[str, str]]:
+    return _settings(f"optimizer {strip_counters(optimizer.name)}", optimizer)
 
 
 def _settings(title: str, part: Any) -> Iterator[tuple[str, str]]:
@@ -123,10 +126,10 @@ def _settings(title: str, part: Any) -> Iterator[tuple[str, str]]:
     config: Any = {}
     with contextlib.suppress(Exception):  # a custom layer may not implement get_config
         config = part.get_config()
-    yield from _flat(f"{title}: ", {key: value for key, value in config.items() if key not in _PRIVATE})
+    yield from _flatten(f"{title}: ", {key: value for key, value in config.items() if key not in _PRIVATE})
 
 
-def _flat(title: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _flatten(title: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the numbers, strings and lists of them in a nested configuration.
 
     Lambdas are skipped, because their serialized code contains the path of the source file.
@@ -135,12 +138,12 @@ def _flat(title: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if isinstance(value, Mapping) and value.get("class_name") == "__lambda__":
             continue
         if isinstance(value, Mapping):
-            yield from _flat(f"{title}{key}.", value)
-        elif all(isinstance(one, (str, int, float, type(None))) for one in _listed(value)):
-            yield f"{title}{key}", str(value)[:_LONGEST]
+            yield from _flatten(f"{title}{key}.", value)
+        elif all(isinstance(item, (str, int, float, type(None))) for item in _as_list(value)):
+            yield f"{title}{key}", str(value)[:_MAX_CHARACTERS]
 
 
-def _listed(value: Any) -> Iterable[Any]:
+def _as_list(value: Any) -> Iterable[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
@@ -149,19 +152,19 @@ class Program(NamedTuple):
 
     Attributes:
       model: the model.
-      element_spec: of the data with which it was built; see `Examples`.
-      strategy: strategy on which it is trained.
+      element_spec: spec of the data with which it was built; see `Examples`.
+      strategy: strategy of the model.
       settings: options of the step.
-      store: state of the steps besides weights and optimizer state.
+      store: state of the steps other than weights and optimizer state.
       steps: compiled training loops and probe steps.
-      metrics: metrics of the model that are recorded.
+      metrics: recorded metrics of the model.
       drain: see `tfdist.step.metrics.make_drain`.
-      statistics: context in which moving statistics are their mean over replicas.
+      statistics: context in which moving statistics are averaged over replicas.
       averaged_weights: context in which the model has the moving average of its weights, if there is one.
       evaluator: evaluates the model.
-      trained: ids of the variables that are trained.
+      trainable_ids: ids of the trainable variables.
       synchronizer: exchanges weights between steps.
-      dependence: what of the model depends on several rows of a batch.
+      dependence: values that depend on several rows of a batch.
     """
 
     model: keras.Model
@@ -175,51 +178,51 @@ class Program(NamedTuple):
     statistics: TemporaryValues
     averaged_weights: TemporaryValues
     evaluator: Evaluator
-    trained: list[int]
+    trainable_ids: list[int]
     synchronizer: WeightSynchronizer
     dependence: RowDependence
 
     @property
     def partitions_outputs(self) -> bool:
-        """Whether outputs for a row depend on other rows, and are partitioned."""
-        return self.metrics.count_all_rows and bool(self.dependence.uncombined("output"))
+        """Whether the outputs for a row depend on other rows, and are computed by partitioned steps."""
+        return self.metrics.count_all_rows and bool(self.dependence.describe_coupled("output"))
 
-    def resume(self, saved: Mapping[str, Any], step: int) -> None:
-        """Restores the values of a checkpoint at a step; its variables are restored before."""
-        self.steps.restore_methods(saved["compression"])
-        self.steps.resume_all_reduce_table(saved["all_reduce_table"], saved["replicas"])
-        self.synchronizer.restore(saved["exchanges"], step)
-        if saved["exchanges"] and not self.synchronizer.has_local_weights:
-            self.statistics.assign()  # a step without exchanges expects equal ones, if it computes with them
+    def resume(self, values: Mapping[str, Any], step: int) -> None:
+        """Restores the values of a checkpoint at a step, after its variables."""
+        self.steps.restore_methods(values["compression"])
+        self.steps.resume_all_reduce_table(values["all_reduce_table"], values["replicas"])
+        self.synchronizer.restore(values["exchanges"], step)
+        if values["exchanges"] and not self.synchronizer.has_local_weights:
+            self.statistics.assign()  # a step without exchanges expects equal statistics
 
     def run_variables(self, callbacks: CallbackStates) -> RunVariables:
-        """Returns all variables of a run with these callbacks, once no exchange changes them."""
+        """Returns all variables of a run with the callbacks, after exchanges in progress."""
         self.synchronizer.settle()
         return RunVariables(self.model, self.strategy, self.store, callbacks, self.synchronizer)
 
     def for_evaluation(self, examples: Examples) -> "Program":
-        """Returns this program; raises `InputError` for examples to evaluate that do not fit the model."""
+        """Returns this program; raises `InputError` for examples that do not fit the model."""
         check_evaluation(self.strategy, self.model, self.element_spec, examples.element_spec)
         return self
 
     def evaluate(self, examples: Examples, batch_size: int, step: int) -> dict[str, float]:
-        """Returns the loss and the metrics over a whole data set at a step; see `Trainer.evaluate`."""
-        self.drain()  # discards what earlier calls added to metrics of layers
-        with self.evaluated_weights(step), explained_reading(examples), must_fit(examples.element_spec):
+        """Returns the loss and the metrics over a data set at a step; see `Trainer.evaluate`."""
+        self.drain()  # discards the values of earlier calls in metrics of layers
+        with self.evaluated_weights(step), explain_reading_errors(examples), explain_mismatch(examples.element_spec):
             results = self.evaluator.evaluate(examples, batch_size)
-        warn_of_evaluation(self.strategy, examples, results["loss"])
+        warn_about_evaluation(self.strategy, examples, results["loss"])
         return results
 
     @contextlib.contextmanager
     def evaluated_weights(self, step: int) -> Iterator[None]:
-        """Context in which all replicas have the weights to evaluate at a step; every process must enter it."""
+        """Context in which all replicas have the weights for evaluations at a step; every process must enter it."""
         self.average_statistics(step)
         statistics = self.statistics() if self._is_local(step) else contextlib.nullcontext()
         with self.synchronizer.averaged(step), statistics, self.averaged_weights():
             yield
 
     def average_statistics(self, step: int) -> None:
-        """Replaces moving statistics by their mean for good, unless replicas train locally; every process must call it."""
+        """Assigns the mean over replicas to moving statistics, unless replicas train locally; every process must call it."""
         if not self._is_local(step):
             self.statistics.assign()
 
@@ -227,11 +230,11 @@ class Program(NamedTuple):
         """Runs the exchanges that are due after `step` updates; returns fields for training records."""
         fields = self.synchronizer.at(step)
         if self.synchronizer.is_local_step(step):
-            self.average_statistics(step)  # where local training begins, replicas agree on the statistics, too
+            self.average_statistics(step)  # at the begin of local training, statistics are averaged, too
         return fields
 
     def _is_local(self, step: int) -> bool:
-        """Returns whether, after this number of updates, replicas have statistics of their own with which they train."""
+        """Returns whether replicas have different statistics after this number of updates."""
         return self.synchronizer.is_local_step(step - 1)
 
     @property
@@ -249,7 +252,7 @@ def loss_scale(settings: Settings, store: StateStore) -> float | None:
     """Returns the current factor of the loss; None without loss scaling."""
     if settings.loss_scale is None:
         return None
-    return float(np.min(store.array("loss_scale/scale").values))  # each replica may have its own
+    return float(np.min(store.array("loss_scale/scale").values))  # replicas may differ
 
 
 def build(
@@ -260,7 +263,7 @@ def build(
     store: StateStore,
     element_spec: Any,
 ) -> Program:
-    """Creates all variables of a compiled model, and makes them equal on all replicas; every process must call it.
+    """Creates all variables of a compiled model, and synchronizes them between replicas; every process must call it.
 
     Raises:
       InputError: the model does not fit the data, or differs between processes.
@@ -268,8 +271,8 @@ def build(
     check_form(model, element_spec)
     with strategy.raise_on_all_members("build"):
         with strategy.scope():
-            with must_fit(element_spec), strategy.optimizer_shards.built_later(model):
-                keras_internals.build(model, tf.nest.map_structure(batched, element_spec))
+            with explain_mismatch(element_spec), strategy.optimizer_shards.deferred_build(model):
+                keras_internals.build(model, tf.nest.map_structure(add_batch_dim, element_spec))
             check_trains(model)
         strategy.optimizer_shards.build(model)
     with strategy.scope():
@@ -277,27 +280,27 @@ def build(
             check_equal_stages(strategy.group, model)
         with strategy.raise_on_all_members("models"):
             check_equal(strategy.peers, model)
-        own = [v for v in model.optimizer.variables if strategy.optimizer_shards.is_of_all(v)]
-        strategy.synchronize([*model.variables, *own])
+        replicated_state = [v for v in model.optimizer.variables if strategy.optimizer_shards.is_of_all(v)]
+        strategy.synchronize([*model.variables, *replicated_state])
     metrics.check_names(model)
     metrics.check_sums(keras_internals.metrics_of(model))
     check_metric_names([metric.name for metric in keras_internals.compiled_metrics(model)])
     check_metric_names([name for name, _ in keras_internals.metrics_updated_by_calls(model)])
-    recorded = metrics.ModelMetrics(model)
-    for variable in recorded.variables:
-        if not strategy.adoption.owns(variable):  # replicas would share it, and its sum over them be too large
+    model_metrics = metrics.ModelMetrics(model)
+    for variable in model_metrics.variables:
+        if not strategy.adoption.owns(variable):  # replicas would share it, and their sum would be too large
             keras_internals.recreate_variable(variable, strategy.scope())
-    drain = metrics.make_drain(recorded, strategy)
-    evaluator = Evaluator(model, strategy, settings.seed, recorded, drain)
+    drain = metrics.make_drain(model_metrics, strategy)
+    evaluator = Evaluator(model, strategy, settings.seed, model_metrics, drain)
     if strategy.replicas > 1:
         synchronize_layers(keras_internals.layers_of(model))
     check_micro_steps(model, strategy, settings.micro_steps)
-    steps = Steps(model, strategy, settings, compression, store, recorded)
-    trained = trained_ids(model)
-    averaged = averaged_weights(model, strategy)
+    steps = Steps(model, strategy, settings, compression, store, model_metrics)
+    trainable_ids = trained_ids(model)
+    weight_average = averaged_weights(model, strategy)
     synchronizer = make_synchronizer(settings.sync, model, strategy, compression, store, settings.clip)
     dependence = dependence_of(strategy, model, element_spec, settings, steps)
-    recorded.count_all_rows = dependence.is_partitioned and strategy.replicas > 1
+    model_metrics.count_all_rows = dependence.is_partitioned and strategy.replicas > 1
     return Program(
         model,
         element_spec,
@@ -305,12 +308,12 @@ def build(
         settings,
         store,
         steps,
-        recorded,
+        model_metrics,
         drain,
         averaged_statistics(model, strategy),
-        averaged,
+        weight_average,
         evaluator,
-        trained,
+        trainable_ids,
         synchronizer,
         dependence,
     )

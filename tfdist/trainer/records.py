@@ -1,4 +1,4 @@
-"""Records of metrics during a run: its history, its reporter, and a rank for which the others wait."""
+"""Records of metrics during a run, its history, and the detection of a slow rank."""
 
 import logging
 import numbers
@@ -14,22 +14,20 @@ from tfdist.errors.exceptions import with_argument_names
 from tfdist.pipelining.staged_model import staleness
 from tfdist.reporting import Reporter
 from tfdist.reporting.environment import peak_memory
-from tfdist.reporting.timing import StepTimer, cost_of_slowest, over_ranks
+from tfdist.reporting.timing import StepTimer, compare_ranks, cost_of_slowest
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.trainer.pipeline_timeline import advice
 from tfdist.trainer.program import Program
 from tfdist.trainer.train_state import TrainState
 
-_RATIO = 1.25  # of the slowest rank's time to that of the others
-_COST = 0.1  # fraction of a step
-_RECORDS, _STEPS = 5, 50  # for which the same rank has to be slow
-_SECONDS = 10.0  # and this long, too: on a busy machine, a process is slow for a second or two at a time
+# A rank is slow if, in this many records, steps and seconds, its time exceeds that of the others by a ratio and by a fraction
+# of a step. On a busy machine, a process may be slow for a second or two.
+_RATIO, _COST = 1.25, 0.1
+_RECORDS, _STEPS, _SECONDS = 5, 50, 10.0
 
 
 class _Slow(NamedTuple):
-    """The slowest rank of a record."""
-
     step: int
     step_seconds: float
     rank: int
@@ -38,19 +36,19 @@ class _Slow(NamedTuple):
 
 
 class SlowRank:
-    """Detects a rank that is slow for several records in a row; noise is not reported."""
+    """Detects a rank that is slow in several consecutive records."""
 
     def __init__(self) -> None:
         """Initializes without records."""
         self._records: list[_Slow] = []
 
     def observe(self, own_seconds: Sequence[float | None], step_seconds: float, step: int) -> str | None:
-        """Returns a warning if the slowest rank of this record and of those before it is the same, else None.
+        """Returns a warning if the same rank has been the slowest in several records, otherwise None.
 
         Args:
           own_seconds: seconds per step of each rank for its input and gradients; None for ranks without a clock.
           step_seconds: wall time of a step.
-          step: updates done so far.
+          step: number of completed updates.
         """
         slowest = _slowest(own_seconds, step_seconds, step)
         if slowest is None:
@@ -75,7 +73,7 @@ def _slowest(own_seconds: Sequence[float | None], step_seconds: float, step: int
     cost = cost_of_slowest(own_seconds, step_seconds)
     if cost is None or cost < _COST:
         return None
-    seconds = [each or 0.0 for each in own_seconds]
+    seconds = [rank_seconds or 0.0 for rank_seconds in own_seconds]
     rank = seconds.index(max(seconds))
     ratio = seconds[rank] / max(median(seconds[:rank] + seconds[rank + 1 :]), 1e-9)
     return _Slow(step, step_seconds, rank, ratio, cost) if ratio >= _RATIO else None
@@ -85,10 +83,10 @@ class History:
     """The records of a run, in the schema of metrics.jsonl, and the results of its epochs, as Keras's `fit` returns them.
 
     Attributes:
-      records: all records, in the order in which they were written.
-      epoch: numbers of the epochs that ended, from 0.
-      history: by name of the loss or a metric, and with `val_` for validation, the results of these epochs; and what
-        callbacks have added to the logs in `on_epoch_end`, such as the learning rate.
+      records: all records, in order.
+      epoch: numbers of the complete epochs, from 0.
+      history: the results of these epochs by name of the loss or metric, with the prefix `val_` for validation, and the
+        additions of callbacks to the logs in `on_epoch_end`, such as the learning rate.
     """
 
     def __init__(self) -> None:
@@ -150,30 +148,30 @@ class Recorder:
         self._program, self._state = program, state
         self._batches, self._examples = batches, examples
         self._timer, self._reporter = timer, reporter
-        self._advised = False
+        self._has_advised = False
         self._slow_rank = SlowRank()
         parts = program.strategy.optimizer_shards.state_bytes(program.model.optimizer)
         self._state_bytes = parts[0] if len(parts) > 1 else None
 
-    def train(self, gradient_norm: float, inspected: Mapping[str, float]) -> None:
-        """Records training since the last record; every process must call it, as timings are gathered."""
+    def train(self, gradient_norm: float, inspection_fields: Mapping[str, float]) -> None:
+        """Records the training since the last record; every process must call it, as timings are gathered."""
         program, window = self._program, self._state.progress.window
-        everyone = program.strategy.group.gather("timing", self._timer.own_seconds, LONG_SECONDS)
+        seconds_by_rank = program.strategy.group.gather("timing", self._timer.own_seconds, LONG_SECONDS)
         scale = program.loss_scale
         timings = self._timer.window()
-        cost = cost_of_slowest(everyone, timings.get("step_seconds", 0.0))
+        cost = cost_of_slowest(seconds_by_rank, timings.get("step_seconds", 0.0))
         record = {
             **self._header("train"),
             **window.results(program.metrics),
             "learning_rate": self._batches.rate * keras_internals.last_learning_rate(program.model.optimizer),
             **timings,
-            **over_ranks(everyone),
+            **compare_ranks(seconds_by_rank),
             **({} if cost is None else {"slowest_rank_cost": cost}),
             "gradient_norm": gradient_norm,
             **({} if scale is None else {"loss_scale": scale, "skipped_steps": window.skipped}),
             **program.cost,
             **staleness(program.strategy, program.model, self._state.step),
-            **inspected,
+            **inspection_fields,
             **({} if self._state_bytes is None else {"optimizer_state_bytes": self._state_bytes}),
             **peak_memory(),
         }
@@ -181,9 +179,9 @@ class Recorder:
         self._write(record)
         self._advise(record)
         if self._state.speeds is None:  # otherwise, rows are allocated by speed
-            self._warn_of_slow_rank(everyone, timings.get("step_seconds", 0.0))
+            self._warn_about_slow_rank(seconds_by_rank, timings.get("step_seconds", 0.0))
 
-    def _warn_of_slow_rank(self, own_seconds: Sequence[Any], step_seconds: float) -> None:
+    def _warn_about_slow_rank(self, own_seconds: Sequence[Any], step_seconds: float) -> None:
         warning = self._slow_rank.observe(own_seconds, step_seconds, self._state.step)
         if warning and self._program.strategy.is_chief:
             warn_once(with_argument_names(warning), situation="slow rank")
@@ -203,7 +201,7 @@ class Recorder:
 
     def _advise(self, record: dict[str, Any]) -> None:
         steps = self._program.steps
-        text = None if self._advised else advice(record, steps.compresses, steps.has_small_gradients)
+        text = None if self._has_advised else advice(record, steps.compresses, steps.has_small_gradients)
         if text and self._program.strategy.is_chief:
             _log.info("%s", text)
-        self._advised = self._advised or text is not None
+        self._has_advised = self._has_advised or text is not None

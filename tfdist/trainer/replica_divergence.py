@@ -1,6 +1,6 @@
-"""Detects replicas that have diverged, and measures the error of lossy compression, by probe steps.
+"""Detects diverged replicas, and measures the error of lossy compression by probe steps.
 
-Every copy of every replicated variable is hashed on the host; only hashes are sent.
+Every copy of a replicated variable is hashed on the host; only hashes are sent.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from tfdist.coordination import Group
 from tfdist.coordination.group import LONG_SECONDS, name_member
 from tfdist.distribution.strategy import State
 from tfdist.errors import DesyncError
-from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
+from tfdist.gradients import Bucketed, Reducer, ReductionResult, Sum
 from tfdist.trainer.inspections import CompiledProbe, Periodic, RunView
 
 # (tensors, state, result, collectives, name) of a call of the reducer -> observations.
-Observe = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], Reduced, Collectives, str], list[Any]]
+Observe = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], ReductionResult, Collectives, str], list[Any]]
 
 
 class ObservingReducer(Reducer):
@@ -40,18 +40,18 @@ class ObservingReducer(Reducer):
         """See base class."""
         return self._inner.state(specs)
 
-    def reduce(self, tensors: Any, state: Any, collectives: Collectives, *, name: str) -> Reduced:
+    def reduce(self, tensors: Any, state: Any, collectives: Collectives, *, name: str) -> ReductionResult:
         """See base class."""
-        reduced = self._inner.reduce(tensors, state, collectives, name=name)
-        self.observed = self._observe(tensors, state, reduced, collectives, name)
-        return reduced
+        result = self._inner.reduce(tensors, state, collectives, name=name)
+        self.observed = self._observe(tensors, state, result, collectives, name)
+        return result
 
 
 class ObservingProbe:
     """A probe step that observes the current reducer."""
 
     def __init__(self, run_view: RunView, create: Callable[[Reducer], Observe]):
-        """Initializes the step; `create` returns what observes a reducer."""
+        """Initializes the step; `create` returns the observer of a reducer."""
         self._run_view, self._create = run_view, create
         self._probe = CompiledProbe(run_view.steps, self._compile)
 
@@ -88,12 +88,12 @@ class ReplicaDivergence(Periodic):
           DesyncError: on every process, naming the first variable that differs, and where.
         """
         variables = self._variables()
-        own = self._hashes(variables)
-        distinct = [sorted(set(copies.values())) for copies in own.values()]
-        # One message from each process suffices if nothing differs, unless processes have different blocks.
+        local_copies = self._hashes(variables)
+        distinct = [sorted(set(copies.values())) for copies in local_copies.values()]
+        # One message per process suffices if nothing differs, unless processes have different blocks.
         equal = self._strategy.peers.all_equal("divergence/digest", distinct, LONG_SECONDS)
         if self._strategy.blocks.spans_processes or not equal or any(len(hashes) > 1 for hashes in distinct):
-            compare(step, own, list(variables), self._strategy.peers)
+            compare(step, local_copies, list(variables), self._strategy.peers)
         return {}
 
     def _hashes(self, variables: Mapping[str, tf.Variable]) -> Copies:
@@ -106,10 +106,10 @@ class ReplicaDivergence(Periodic):
 
 
 def compare(step: int, hashes: Copies, names: list[str], group: Group) -> None:
-    """Compares the hashes of these processes, one variable at a time to keep messages small.
+    """Compares the hashes of all processes, one variable at a time to keep messages small.
 
     Args:
-      step: step before which they are compared, for the message.
+      step: step before which they are compared, for the error message.
       hashes: hashes of this process's copies.
       names: names of the variables, in the order in which to compare them.
       group: processes that hold the same variables.
@@ -120,24 +120,25 @@ def compare(step: int, hashes: Copies, names: list[str], group: Group) -> None:
     for number, name in enumerate(names):
         # Variables are matched by number: names contain Keras's counters, which may differ between processes.
         partitions = ((block.partition(" at "), copies) for block, copies in hashes.items())
-        own = {at + offset: copies for (variable, at, offset), copies in partitions if variable == name}
+        local_copies = {
+            separator + offset: copies for (variable, separator, offset), copies in partitions if variable == name
+        }
         blocks: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        everyone = group.gather(f"divergence/{number}", own, LONG_SECONDS)
-        for rank, of_rank in zip(group.ranks, everyone, strict=True):
-            for block, copies in of_rank.items():
+        copies_by_rank = group.gather(f"divergence/{number}", local_copies, LONG_SECONDS)
+        for rank, rank_copies in zip(group.ranks, copies_by_rank, strict=True):
+            for block, copies in rank_copies.items():
                 for owner, digest in copies.items():
                     blocks[block][digest].append(f"{owner} of {name_member(rank)}")
         for block, owners in blocks.items():
             if len(owners) > 1:
-                # A launcher would restart from a checkpoint, which may already contain the drift: all copies equal, and
-                # wrong.
+                # A launcher would restart from a checkpoint in which all copies may be equal, but wrong.
                 progress_file.forbid_restart()
                 raise DesyncError(_message(step, name + block, sorted(owners.values(), key=len, reverse=True)))
 
 
 def _message(step: int, block: str, owners: list[list[str]]) -> str:
-    majority, *others = owners
-    minorities = "; ".join(", ".join(names) for names in others)
+    majority, *other_owners = owners
+    minorities = "; ".join(", ".join(names) for names in other_owners)
     return (
         f"All replicas must hold the same values. Received before step {step}: {block} differs: {minorities} from "
         f"{', '.join(majority)}. Look for a machine with memory errors, or code that runs on some replicas only; "
@@ -156,51 +157,50 @@ class GradientNorms(Periodic):
     def inspect(self, step: int) -> dict[str, float]:
         """See base class; returns no fields."""
         strategy = self._steps.strategy
-        own = [[float(value) for value in strategy.local(norm)] for norm in self._probe(step)]
-        everyone = strategy.peers.gather("divergence/norms", own, LONG_SECONDS)
+        local_norms = [[float(value) for value in strategy.local(norm)] for norm in self._probe(step)]
+        norms_by_rank = strategy.peers.gather("divergence/norms", local_norms, LONG_SECONDS)
         if strategy.is_chief:
             for i, spec in enumerate(self._steps.specs[:-1]):
-                norms = [f"{value:.9g}" for rank in everyone for value in rank[i]]
-                same = "" if len(set(norms)) == 1 else "  DIFFERENT"
-                _log.info("step %d  gradient of %s  norm by replica: %s%s", step, spec.name, " ".join(norms), same)
+                norms = [f"{value:.9g}" for rank in norms_by_rank for value in rank[i]]
+                mark = "" if len(set(norms)) == 1 else "  DIFFERENT"
+                _log.info("step %d  gradient of %s  norm by replica: %s%s", step, spec.name, " ".join(norms), mark)
         return {}
 
 
-def _norms(tensors: Any, state: Any, reduced: Reduced, collectives: Collectives, name: str) -> list[tf.Tensor]:
-    """Returns the norm of the sum of each gradient, without the loss."""
-    return [tf.norm(tf.cast(total, tf.float64)) for total in reduced.totals[:-1]]
+def _norms(tensors: Any, state: Any, result: ReductionResult, collectives: Collectives, name: str) -> list[tf.Tensor]:
+    return [tf.norm(tf.cast(total, tf.float64)) for total in result.totals[:-1]]
 
 
 class CompressionErrorMonitor(Periodic):
-    """Periodically reduces the compressed gradients also exactly; disables compression where the error is too large.
+    """Periodically compares compressed gradients with exact sums; disables compression where the error is too large.
 
-    The relative error of a gradient is ||sent - exact|| / ||exact||, of the sums over replicas of what the step was to
-    send: with error feedback this includes the accumulated error. If it exceeds the limit, all processes sum that
-    gradient exactly from this step on; the accumulated error is added to the first exact sum.
+    The relative error of a gradient is ||sent - exact|| / ||exact||, where both are sums over replicas of the gradient plus,
+    with error feedback, the accumulated error. If it exceeds the limit, all processes sum that gradient exactly from this
+    step on; the accumulated error is added to the first exact sum.
     """
 
     def __init__(self, run_view: RunView, every: int, max_error: float):
-        """Initializes the inspection; `max_error`: largest relative error allowed; 0 for no limit."""
+        """Initializes the inspection; `max_error` is the largest relative error allowed, or 0 for no limit."""
         super().__init__(every)
         self._steps = run_view.steps
         self._max_error = max_error
         self._probe = ObservingProbe(
-            run_view, lambda reducer: errors_of(reducer, self._steps.specs, self._steps.compressed_names())
+            run_view, lambda reducer: error_observer(reducer, self._steps.specs, self._steps.compressed_names())
         )
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class; `compression_error` and `compression_cosine`, the worst over all gradients."""
-        watched, strategy = self._steps.compressed_names(), self._steps.strategy
-        if not watched:
+        """See base class; returns `compression_error` and `compression_cosine`, the worst over all gradients."""
+        compressed_names, strategy = self._steps.compressed_names(), self._steps.strategy
+        if not compressed_names:
             return {}
-        observed = self._probe(step)
-        errors, cosines = ([float(strategy.local(x)[0]) for x in values] for values in zip(*observed, strict=True))
+        observations = self._probe(step)
+        errors, cosines = ([float(strategy.local(x)[0]) for x in values] for values in zip(*observations, strict=True))
         errors, cosines = strategy.peers.broadcast("guard", [errors, cosines], LONG_SECONDS)
-        self._limit(step, dict(zip(watched, errors, strict=True)))
+        self._limit(step, dict(zip(compressed_names, errors, strict=True)))
         return {"compression_error": max(errors), "compression_cosine": min(cosines)}
 
     def _limit(self, step: int, errors: dict[str, float]) -> None:
-        """Disables compression of gradients beyond the limit; all processes have the same errors, so they agree."""
+        """Disables compression of gradients beyond the limit; all processes have the same errors."""
         too_large = {name: e for name, e in errors.items() if not e <= self._max_error} if self._max_error else {}
         for name, error in too_large.items():
             _log.warning(
@@ -210,30 +210,21 @@ class CompressionErrorMonitor(Periodic):
         self._steps.use_exact_sums(list(too_large))
 
 
-def errors_of(reducer: Reducer, specs: Sequence[tf.TensorSpec], watched: Sequence[str]) -> Observe:
-    """Returns a function that computes the errors of a reducer's sums, by exact sums.
-
-    Args:
-      reducer: the reducer.
-      specs: specs of all tensors.
-      watched: names of the tensors to compare.
-
-    Returns:
-      A function that returns the relative error and the cosine of each watched tensor, scalars.
-    """
-    indices = [i for i, spec in enumerate(specs) if spec.name in watched]
+def error_observer(reducer: Reducer, specs: Sequence[tf.TensorSpec], compressed_names: Sequence[str]) -> Observe:
+    """Returns an observer that computes the relative error and the cosine of each compressed sum, as scalars."""
+    indices = [i for i, spec in enumerate(specs) if spec.name in compressed_names]
     state_names = [state.name for state in reducer.state(specs)]
 
-    def errors(tensors: Any, state: Any, reduced: Reduced, collectives: Collectives, name: str) -> list[Any]:
+    def errors(tensors: Any, state: Any, result: ReductionResult, collectives: Collectives, name: str) -> list[Any]:
         states = dict(zip(state_names, state, strict=True))
-        with_feedback = [tensors[i] + states.get(f"{specs[i].name}/error", 0) for i in indices]
-        exact = Bucketed(Sum()).reduce(with_feedback, [], collectives, name=f"{name}/exact").totals
-        return [_distance(reduced.totals[i], total) for i, total in zip(indices, exact, strict=True)]
+        compensated = [tensors[i] + states.get(f"{specs[i].name}/error", 0) for i in indices]
+        exact = Bucketed(Sum()).reduce(compensated, [], collectives, name=f"{name}/exact").totals
+        return [_distance(result.totals[i], total) for i, total in zip(indices, exact, strict=True)]
 
     return errors
 
 
-def _distance(sent: tf.Tensor, exact: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _distance(total: tf.Tensor, exact: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     norm = tf.norm(exact)
-    error = tf.math.divide_no_nan(tf.norm(sent - exact), norm)
-    return error, tf.math.divide_no_nan(tf.reduce_sum(sent * exact), norm * tf.norm(sent))
+    error = tf.math.divide_no_nan(tf.norm(total - exact), norm)
+    return error, tf.math.divide_no_nan(tf.reduce_sum(total * exact), norm * tf.norm(total))

@@ -1,4 +1,4 @@
-"""Warnings about a run before it starts: one function for each suspicious situation, and the table of them."""
+"""Warnings about a run before it starts: one rule for each suspicious situation."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -18,18 +18,18 @@ from tfdist.reporting.warn_once import warn_once
 from tfdist.trainer.options import FitOptions, Schedule
 from tfdist.trainer.program import Program
 
-ONE_DEVICE = "one device"  # a situation of which `tfdist verify` has its own text
+ONE_DEVICE = "one device"  # a situation for which `tfdist verify` has another text
 
 
 class RunFacts(NamedTuple):
     """The facts of a run before its first step.
 
     Attributes:
-      program: what is trained.
+      program: the program.
       data: the data.
-      batches: its batches.
-      step: number of updates done.
-      end: step at which it ends.
+      batches: the batch schedule.
+      step: number of completed updates.
+      end: step at which the run ends.
       options: options of the run.
     """
 
@@ -42,17 +42,17 @@ class RunFacts(NamedTuple):
 
     @property
     def rate(self) -> WarmupAndDecay | None:
-        """The schedule of the learning rate; None without one, or for one of Keras's."""
+        """The learning-rate schedule of tfdist; None for another or no schedule."""
         schedule = keras_internals.scheduled_learning_rate(self.program.model.optimizer)
         return schedule if isinstance(schedule, WarmupAndDecay) else None
 
 
 def _one_device(strategy: Strategy) -> str | None:
-    # A launcher may start a single process, for example an elastic job that has lost all others.
+    # A launcher may start a single process, for example in an elastic job that has lost all others.
     remedy = next(
         (declaration.with_one_device for declaration in DECLARATIONS if declaration.name == strategy.name), ""
     )
-    if not remedy or strategy.devices_in_total > 1 or strategy.cluster.source != Cluster().source:
+    if not remedy or strategy.total_devices > 1 or strategy.cluster.source != Cluster().source:
         return None
     return f"Strategy {strategy.name} has one device here, so nothing is distributed. {remedy}"
 
@@ -71,9 +71,9 @@ def _batch_exceeds_data(run: RunFacts) -> str | None:
 def _nothing_left(run: RunFacts) -> str | None:
     if run.step < run.end or run.step == run.batches.begun_at:
         return None
-    where = "has reached its end" if run.step == run.end else f"is beyond its end, step {run.end}"
+    position = "has reached its end" if run.step == run.end else f"is beyond its end, step {run.end}"
     return (
-        f"The run resumes at step {run.step} and {where}: nothing is left to train. To train on, give more than "
+        f"The run resumes at step {run.step} and {position}: nothing is left to train. To train on, give more than "
         f"{run.step - run.batches.begun_at} steps, or more epochs."
     )
 
@@ -137,7 +137,7 @@ def _steps_between_checkpoints(run: RunFacts) -> int:
     return checkpoints.interval.steps if checkpoints and not checkpoints.best else 0
 
 
-# Flags that are a number of steps; the number, 0 for never or for the default; and the effect if it exceeds the run.
+# Flags with a number of steps; the number, 0 for never or the default; and the effect if it exceeds the run.
 _PERIODS: tuple[tuple[str, Callable[[RunFacts], int], str], ...] = (
     (
         "eval_every",
@@ -166,7 +166,7 @@ _PERIODS: tuple[tuple[str, Callable[[RunFacts], int], str], ...] = (
 
 def _exceeds_run(name: str, steps: Callable[[RunFacts], int], effect: str, run: RunFacts) -> str | None:
     every = steps(run)
-    # Counted from the beginning of the run, so that a resumed run is not warned of earlier steps.
+    # Counted from the beginning of the run, so that a resumed run has no warning about earlier steps.
     if not every or run.end // every > run.batches.begun_at // every:
         return None
     return f"--{name}={every} is longer than the run, which ends at step {run.end}: {effect}. Lower --{name}, or train longer."
@@ -185,8 +185,8 @@ RULES: tuple[Callable[[RunFacts], str | None], ...] = (
 )
 
 
-def warn_of_run(run: RunFacts, of_data: Sequence[tuple[str, str]]) -> None:
-    """Logs a warning for each suspicious situation, on the chief; `of_data`: texts and situations of those of the data."""
+def warn_about_run(run: RunFacts, data_warnings: Sequence[tuple[str, str]]) -> None:
+    """Logs a warning for each suspicious situation, and the texts and situations of `data_warnings`, on the chief."""
     strategy = run.program.strategy
     if not strategy.is_chief:
         return
@@ -195,5 +195,5 @@ def warn_of_run(run: RunFacts, of_data: Sequence[tuple[str, str]]) -> None:
     for rule in RULES:
         if text := rule(run):
             warn_once(with_argument_names(text))
-    for text, situation in of_data:
+    for text, situation in data_warnings:
         warn_once(text, situation)

@@ -1,4 +1,4 @@
-"""One call of `Trainer.fit` on a built model: the fit loop, watched and saved in checkpoints."""
+"""A call of `Trainer.fit` on a built model: the fit loop with its watchdog and checkpoints."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ import keras
 
 from tfdist.checkpoint.best import BestValue
 from tfdist.checkpoint.manager import saver
-from tfdist.checkpoint.replication import Saved
+from tfdist.checkpoint.replication import RunSnapshot
 from tfdist.config.balance import Balance
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.reporting.reporter import synchronizer
-from tfdist.synchronization.federated import owned_by_clients
+from tfdist.synchronization.federated import divide_among_clients
 from tfdist.trainer.balancing import balancing
 from tfdist.trainer.callbacks import check_callback_weights, check_no_swap
-from tfdist.trainer.early_stopping import check_monitored
+from tfdist.trainer.early_stopping import check_monitored_metrics
 from tfdist.trainer.fit_arguments import FitArguments
 from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.options import FitOptions
@@ -23,10 +23,10 @@ from tfdist.trainer.records import History
 from tfdist.trainer.train_state import TrainState
 
 
-def saved(program: Program, state: TrainState, batches: BatchSchedule, copied: bool = True) -> Saved:
-    """Returns the current state, for a checkpoint; every process must call it.
+def run_snapshot(program: Program, state: TrainState, batches: BatchSchedule, copied: bool = True) -> RunSnapshot:
+    """Returns the current state for a checkpoint; every process must call it.
 
-    `copied`: whether training may continue while it is written; otherwise it need not be copied.
+    Without `copied`, training must wait until the checkpoint is written.
     """
     variables = program.run_variables(state.callbacks)
     variables.collect()
@@ -42,7 +42,9 @@ def saved(program: Program, state: TrainState, batches: BatchSchedule, copied: b
         "callbacks": callbacks,
     }
     best = [state.best.best.step] if state.best and state.best.best else []
-    return Saved(state.step, program.settings.seed, [*variables.parts(copied), *arrays], values, variables, kept=best)
+    return RunSnapshot(
+        state.step, program.settings.seed, [*variables.parts(copied), *arrays], values, variables, keep_steps=best
+    )
 
 
 def fit(
@@ -59,12 +61,12 @@ def fit(
     check_no_swap(callbacks, program)
     check_callback_weights(callbacks, program)
     strategy, settings, checkpoints = program.strategy, program.settings, options.checkpoints
-    train = owned_by_clients(settings.sync, arguments.data.train, arguments.batch_size, settings.seed)
+    train = divide_among_clients(settings.sync, arguments.data.train, arguments.batch_size, settings.seed)
     data = dataclasses.replace(arguments.data, train=train)
     copied = checkpoints is None or checkpoints.in_background
-    best = check_monitored(callbacks, checkpoints.best if checkpoints else "", program, data.test is not None)
+    best = check_monitored_metrics(callbacks, checkpoints.best if checkpoints else "", program, data.test is not None)
     state.best = (
-        BestValue(checkpoints.directory, *best, state.best_before) if checkpoints and checkpoints.best else None
+        BestValue(checkpoints.directory, *best, state.initial_best) if checkpoints and checkpoints.best else None
     )
     with (
         options.checks.watchdog(strategy.group) as watchdog,
@@ -72,7 +74,7 @@ def fit(
             checkpoints,
             strategy,
             state.step,
-            lambda: saved(program, state, batches, copied),
+            lambda: run_snapshot(program, state, batches, copied),
             synchronizer(options.reporting.ledger, options.reporting.reporter),
             state.best,
         ) as saving,

@@ -1,4 +1,4 @@
-"""`Trainer`: trains, evaluates, saves and resumes a Keras model under a strategy."""
+"""`Trainer` trains, evaluates, saves and resumes a Keras model under a strategy."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
 from tfdist.models import with_batch_norm
 from tfdist.optimizers.catalog import average_weights
-from tfdist.pipelining.staged_model import full_model, without_flush_of
+from tfdist.pipelining.staged_model import full_model, pipeline_without_flush
 from tfdist.reporting import Reporter
 from tfdist.reporting.display import terminal_or_plain
 from tfdist.reporting.plain_reporter import PlainReporter
@@ -49,9 +49,9 @@ from tfdist.step.validation import (
 from tfdist.storage import AnyPath, path_of, storage_of
 from tfdist.synchronization.federated import check_loss_scale, examples_per_step
 from tfdist.trainer import saved_fit
-from tfdist.trainer.balancing import checked_balance
+from tfdist.trainer.balancing import validate_balance
 from tfdist.trainer.evaluation import EvaluationMixin, check_verbose
-from tfdist.trainer.fit_arguments import check_fit, check_targets_of, check_trainer, fit_arguments
+from tfdist.trainer.fit_arguments import check_fit, check_fit_targets, check_trainer, fit_arguments
 from tfdist.trainer.options import Checks, FitOptions, Reporting, Schedule
 from tfdist.trainer.program import Program, build, loss_scale
 from tfdist.trainer.records import History
@@ -64,12 +64,12 @@ def compile_model(
     optimizer: keras.Optimizer | str,
     settings: Settings,
     ema: float,
-    **compiled: Any,
+    **compile_arguments: Any,
 ) -> Settings:
-    """Compiles a model; for the arguments see `Trainer` and `keras.Model.compile`.
+    """Compiles a model; see `Trainer` and `keras.Model.compile` for the arguments.
 
     Returns:
-      The options of the step, with the loss scaling of a `LossScaleOptimizer`, or the model's default, if none is given.
+      The options of the step; loss scaling defaults to that of a `LossScaleOptimizer`, or of the model.
 
     Raises:
       InputError: an argument is invalid.
@@ -81,38 +81,38 @@ def compile_model(
     check_not_wrapped(optimizer)
     check_optimizer(optimizer, settings.clip)
     average_weights(optimizer, ema)
-    metric_lists = {name: compiled.pop(name) or None for name in ("metrics", "weighted_metrics")}
+    metric_lists = {name: compile_arguments.pop(name) or None for name in ("metrics", "weighted_metrics")}
     metrics = {name: list(value) if isinstance(value, tuple) else value for name, value in metric_lists.items()}
-    model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compiled)
+    model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compile_arguments)
     if not strategy.trains_whole_model:
         check_own_gradients(optimizer)
     loss_scale = settings.loss_scale or optimizer_scale or default_loss_scale(full_model(model))
-    with_scale = dataclasses.replace(settings, loss_scale=loss_scale)
-    check_loss_scale(with_scale)
-    if pipeline := without_flush_of(strategy):
+    scaled_settings = dataclasses.replace(settings, loss_scale=loss_scale)
+    check_loss_scale(scaled_settings)
+    if pipeline := pipeline_without_flush(strategy):
         check_without_flush(
             pipeline.schedule.name,
-            clip_norm=with_scale.clip.norm,
-            loss_scale=str(with_scale.loss_scale or ""),
+            clip_norm=scaled_settings.clip.norm,
+            loss_scale=str(scaled_settings.loss_scale or ""),
             shared=next((variable.path for variable, _ in model.cut.shared), ""),
         )
-    return with_scale
+    return scaled_settings
 
 
 def takes_one_hot(model: keras.Model) -> bool | None:
-    """Returns whether a compiled model's loss takes vectors of classes rather than class numbers; None if unknown."""
+    """Returns whether a compiled model's loss takes one-hot vectors rather than class numbers; None if unknown."""
     forms = [keras_internals.loss_form(loss)[0] for loss in keras_internals.user_losses(model)]
-    names = {form.replace("_", "").lower() for form in forms}  # of a function, or of a class
+    names = {form.replace("_", "").lower() for form in forms}  # names of functions or classes
     if len(names) != 1 or "" in names:
         return None
     return names != {"sparsecategoricalcrossentropy"}
 
 
 def save_model(model: keras.Model, path: AnyPath) -> None:
-    """Writes a model that Keras alone can load; the path never has an incomplete one. See `Trainer.save`."""
+    """Writes a model that Keras can load, atomically; see `Trainer.save`."""
     with storage_of(path).staged(path_of(path)) as local, keras_internals.weights_in_file():
         if synchronized_layers(model):
-            model = with_batch_norm(model, "local")  # compiled with an optimizer like that of the argument
+            model = with_batch_norm(model, "local")  # compiled with an equal optimizer
         if "tfdist" in str(keras.saving.serialize_keras_object(getattr(model, "optimizer", None))):
             with keras_internals.not_compiled(model):
                 model.save(str(local))
@@ -121,16 +121,11 @@ def save_model(model: keras.Model, path: AnyPath) -> None:
 
 
 @contextlib.contextmanager
-def reported(reporting: Reporting, verbose: int | str, is_chief: bool) -> Iterator[Reporting]:
-    """Context in which a run is reported as `Trainer.fit` documents for `verbose`.
-
-    Args:
-      reporting: where the caller records the run; its reporter stays if there is one.
-      verbose: "auto", 0, 1 or 2.
-      is_chief: whether this process writes to the terminal.
+def reporting_context(reporting: Reporting, verbose: int | str, is_chief: bool) -> Iterator[Reporting]:
+    """Context with the reporter for `verbose`, see `Trainer.fit`, unless `reporting` has one.
 
     Raises:
-      InputError: `verbose` is something else.
+      InputError: `verbose` is invalid.
     """
     check_verbose(verbose)
     if not verbose or not is_chief or listener() or type(reporting.reporter) is not Reporter:
@@ -146,10 +141,10 @@ def reported(reporting: Reporting, verbose: int | str, is_chief: bool) -> Iterat
 
 
 class Trainer(EvaluationMixin):
-    """Trains a Keras model under the strategy whose scope is open.
+    """Trains a Keras model under the current strategy.
 
-    The model, the optimizer and the metrics are ordinary Keras objects, created in the same scope. tfdist reduces
-    gradients exactly once. Step k is one update with a global batch of `batch_size` examples, determined by (seed, k).
+    The model, the optimizer and the metrics are ordinary Keras objects, created in the strategy's scope. Gradients are
+    reduced exactly once. Step k is one update with a global batch of `batch_size` examples, a function of (seed, k).
     """
 
     @names_arguments
@@ -180,8 +175,8 @@ class Trainer(EvaluationMixin):
 
         Args:
           model: Keras model, built or not, created under the strategy's scope.
-          optimizer: Keras optimizer. Its clipping applies to reduced gradients. A `LossScaleOptimizer` is unwrapped and
-            its scale taken over. An optimizer that accumulates gradients itself is rejected.
+          optimizer: Keras optimizer. Its clipping applies to reduced gradients. A `LossScaleOptimizer` is unwrapped, and
+            its scale is used. An optimizer that accumulates gradients itself is rejected.
           loss: as for `keras.Model.compile`; may be None if layers call `add_loss`.
           metrics: as for `keras.Model.compile`. A metric function that returns a scalar must return a mean over rows.
           weighted_metrics: as for `keras.Model.compile`.
@@ -192,23 +187,23 @@ class Trainer(EvaluationMixin):
           loss_scale: loss scaling; by default dynamic if a layer computes in float16, else none.
           max_skipped_steps: number of consecutive steps skipped because of overflow that ends the run.
           clip: clipping of the reduced gradients.
-          ema: momentum of an exponential moving average of the weights, such as 0.999; 0 for none. `evaluate`, also
-            during `fit`, `predict` and `save` use the average, training and checkpoints keep both; see `averaged_weights`.
-          compression: how gradients are summed over replicas: as in `--compression`, or a `Reducer`.
+          ema: momentum of an exponential moving average of the weights, such as 0.999; 0 for none. `evaluate`, `predict`,
+            `save` and evaluations during `fit` use the average; checkpoints contain both. See `averaged_weights`.
+          compression: compression of the gradients that are summed over replicas: as in `--compression`, or a `Reducer`.
           compression_min_bytes: gradients smaller than this many bytes are summed exactly.
           bucket_bytes: small gradients are sent together in messages of at most this many bytes.
           bucket_order: order in which gradients are sent: "backward", as the backward pass computes them; or "smallest".
-          sync: how often replicas exchange weights, as in `--sync`, such as "local_sgd(period=8)"; what each has changed
-            since the last exchange is summed by `compression`. "every_step" sums gradients in every step.
-          balance: how rows are allocated to replicas: "equal", "measured" (by their speeds) or "weights(2,1,1)"; affects time.
+          sync: synchronization of weights between replicas, as in `--sync`, such as "local_sgd(period=8)"; `compression`
+            sums their changes since the last exchange. "every_step" sums gradients in every step.
+          balance: allocation of rows to replicas: "equal", "measured" (by speed) or "weights(2,1,1)"; affects only time.
         """
         numbers = {"seed": seed, "accumulate_steps": accumulate_steps, "max_skipped_steps": max_skipped_steps}
-        others: dict[str, Any] = {"ema": ema, "clip": clip, "loss_scale": loss_scale, "compression": compression}
-        others |= {"sync": sync, "balance": balance, "bucket_order": bucket_order}
-        check_trainer(model, optimizer, loss, (metrics, weighted_metrics), numbers | others)
+        options: dict[str, Any] = {"ema": ema, "clip": clip, "loss_scale": loss_scale, "compression": compression}
+        options |= {"sync": sync, "balance": balance, "bucket_order": bucket_order}
+        check_trainer(model, optimizer, loss, (metrics, weighted_metrics), numbers | options)
         self._has_loss = loss is not None
         self.strategy = current_strategy()
-        self.model = model = self.strategy.parts.trained(model)
+        self.model = model = self.strategy.parts.local_part(model)
         self.train_state = TrainState(self.strategy.is_chief)
         buckets: dict[str, Any] = {"bucket_bytes": bucket_bytes, "bucket_order": bucket_order}
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, **buckets)
@@ -224,7 +219,7 @@ class Trainer(EvaluationMixin):
             balance=balance,
             shard="optimizer" if self.strategy.optimizer_shards.parts > 1 else "none",
         )
-        self._balance = checked_balance(balance, self.strategy)
+        self._balance = validate_balance(balance, self.strategy)
         settings = Settings(
             batch_size=0,
             seed=seed,
@@ -243,7 +238,7 @@ class Trainer(EvaluationMixin):
         self._program: Program | None = None
 
     def __repr__(self) -> str:
-        """Returns model, strategy, replicas and step."""
+        """Returns the model, the strategy and the step."""
         return f"<Trainer of {self.model.name!r} on {self.strategy!r}, step {self.step}>"
 
     @names_arguments
@@ -272,50 +267,50 @@ class Trainer(EvaluationMixin):
         reporting: Reporting | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> History:
-        """Trains for a number of epochs or steps; after `resume`, counted from where the resumed run began.
+        """Trains for a number of epochs or steps, counted from the start of the resumed run after `resume`.
 
-        The first arguments are those of Keras's `fit`. Every batch is full: rows left over at the end of an epoch are
-        combined with the first rows of the next one, where Keras would use a smaller last batch. The first batch
-        continues where the previous `fit` ended.
+        The first arguments are those of Keras's `fit`. Every batch is full: the remaining rows of an epoch are combined with
+        the first rows of the next one, whereas Keras uses a smaller last batch. The first batch continues at the position
+        in the data at which the previous `fit` ended.
 
         Args:
           x: inputs, as an array or a list, tuple or dict of arrays, with `y`; or all data: arrays (x, y); a
-            `tf.data.Dataset`, `keras.utils.PyDataset` or generator of batches, whose rows are used in the order in which they
-            come, the same on every process; a `tf.data.Dataset` of single examples, which is shuffled; a `DataSet`, a source;
+            `tf.data.Dataset`, `keras.utils.PyDataset` or generator of batches, whose rows are used in their order, which must
+            be the same on every process; a `tf.data.Dataset` of unbatched examples, which is shuffled; a `DataSet`, a source;
             or a pair of these for training and validation. tf.data's autotuning is disabled, because its thread delays the
             end of a run by up to a minute: `AUTOTUNE` then means one parallel call per core.
           y: targets, as arrays.
           batch_size: global batch size, over all replicas; by default that of the first batch of `x`, or 32.
-          epochs: number of passes over the data, with those before `initial_epoch`; 1 if `steps` is not given either.
-          verbose: what the chief writes to stderr: "auto" or 1, a progress bar in a terminal and lines elsewhere; 2, lines;
+          epochs: number of passes over the data, including those before `initial_epoch`; by default 1 without `steps`.
+          verbose: output of the chief to stderr: "auto" or 1, a progress bar in a terminal and lines elsewhere; 2, lines;
             0, nothing. Has no effect with `reporting.reporter`.
-          callbacks: Keras callbacks, or one, the same on every process. Checkpoints contain what their `state_dict` returns.
+          callbacks: Keras callbacks, or one, the same on every process. Checkpoints contain their `state_dict`.
           validation_split: fraction of the arrays, in [0, 1), to use as validation data: their last rows.
           validation_data: data to evaluate as scheduled, in any of the forms of `x`.
-          shuffle: whether to shuffle arrays, sources and single examples in each epoch, by the trainer's seed.
+          shuffle: whether to shuffle arrays, sources and unbatched examples in each epoch, by the trainer's seed.
           class_weight: weight of the examples of each class. As in Keras, labels are rounded, and the class of a vector of
-            more than one element is its largest. With `sparse_categorical_crossentropy`, or a loss of your own and
-            integers, such a vector is a class number for each token instead.
+            more than one element is its argmax. With `sparse_categorical_crossentropy`, or integers and a custom loss, such a
+            vector has a class number for each token.
           sample_weight: weight of each example, as an array, with `y`.
           initial_epoch: number of the first epoch, for callbacks.
-          steps_per_epoch: steps that count as an epoch; required for data without an end.
+          steps_per_epoch: steps that count as an epoch; required for infinite data.
           validation_steps: number of batches to evaluate; by default all.
           validation_batch_size: global batch size of evaluations; does not affect results.
           validation_freq: epochs between evaluations, or a list of epochs, counted from 1, after which to evaluate.
           steps: number of updates, instead of `epochs`.
-          schedule: what happens at which step: records, evaluations, calls of the compiled loop.
-          checks: what is measured and checked.
-          reporting: where the run is recorded.
-          checkpoints: where and how often to save the run; by default never.
+          schedule: steps of records, evaluations and calls of the compiled loop.
+          checks: measurements and checks.
+          reporting: destinations of records.
+          checkpoints: options for saving the run; by default it is not saved.
 
         Returns:
-          The records of the run; its `history` has the results of each epoch, as Keras's.
+          The records of the run; as in Keras, `history` has the results of each epoch.
 
         Raises:
           InputError: an argument is invalid.
-          NotFiniteError: a loss is inf or NaN; names the step.
-          Preempted: the process received SIGTERM or SIGINT; the run was saved according to `checkpoints`. For Ctrl-C in
-            its terminal, it is an `Interrupted`.
+          NotFiniteError: a loss is inf or NaN; the message names the step.
+          Preempted: the process received SIGTERM or SIGINT; the run was saved according to `checkpoints`. Ctrl-C in the
+            terminal raises the subclass `Interrupted`.
           CheckpointError: a checkpoint could not be written.
           DesyncError: replicas have diverged.
         """
@@ -348,12 +343,12 @@ class Trainer(EvaluationMixin):
         strategy, sync = self.strategy, self._settings.sync
         check_arguments(strategy.name, strategy.declaration, sync, elastic_batch=schedule.elastic_batch)
         data, size = arguments.data, arguments.data.train.size
-        check_targets_of(self._has_loss, data)
+        check_fit_targets(self._has_loss, data)
         batches = self.batch_schedule(size, batch_size=arguments.batch_size, elastic_batch=schedule.elastic_batch)
         if self._program:
-            check_unchanged(self.model, self._program.trained, self._optimizer)
+            check_unchanged(self.model, self._program.trainable_ids, self._optimizer)
         check_data(self.strategy, data)
-        with reported(reporting or Reporting(), verbose, self.strategy.is_chief) as reporting:
+        with reporting_context(reporting or Reporting(), verbose, self.strategy.is_chief) as reporting:
             return saved_fit.fit(
                 self.build(data.train),
                 self.train_state,
@@ -368,14 +363,14 @@ class Trainer(EvaluationMixin):
     def resume(self, path: AnyPath, commits: str | os.PathLike[str] = "") -> int:
         """Resumes from a checkpoint: restores weights, optimizer state, the step and all other state of the run.
 
-        Call it on every process, with the model built. Damaged checkpoints are set aside; the newest intact one counts.
+        Call it on every process, with the model built. Uses the newest intact checkpoint, and sets damaged ones aside.
 
         Args:
-          path: a checkpoint, or a directory of checkpoints, which may be empty or missing; also as a URL.
-          commits: directory of commits; a commit is used if it is newer.
+          path: path or URL of a checkpoint, or of a directory of checkpoints, which may be empty or missing.
+          commits: directory of in-memory checkpoints, which are used if they are newer.
 
         Returns:
-          The step, i.e. the number of updates done; 0 if there is no checkpoint.
+          The step, that is, the number of completed updates; 0 if there is no checkpoint.
 
         Raises:
           InputError: the checkpoint is of another model or optimizer, or of a newer version.
@@ -384,7 +379,7 @@ class Trainer(EvaluationMixin):
         return self.resume_from(resume_candidates(self.strategy, path, commits))
 
     def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
-        """Same as `resume`, from the first intact of these paths; `sets_aside`: whether to rename damaged ones."""
+        """Same as `resume`, from the first intact checkpoint; `sets_aside`: whether to rename damaged ones."""
         variables = self.program.run_variables(self.train_state.callbacks)
         checkpoint = restore(variables, checkpoints, self.strategy.group, sets_aside)
         if checkpoint is not None:
@@ -393,7 +388,7 @@ class Trainer(EvaluationMixin):
         return self.step
 
     def batch_schedule(self, size: int, *, batch_size: int, elastic_batch: str = GLOBAL) -> BatchSchedule:
-        """Returns the batch size and data position with which `fit` would continue; changes nothing.
+        """Returns the batch size and data position with which `fit` would continue, without changing the state.
 
         Args:
           size: number of examples per epoch.
@@ -411,7 +406,7 @@ class Trainer(EvaluationMixin):
 
     @names_arguments
     def build(self, data: Any) -> Program:
-        """Creates all variables and makes them equal on all replicas, unless that is done; returns what was built.
+        """Creates all variables and synchronizes them between replicas, if necessary; returns the program.
 
         Args:
           data: training data in any of the forms of `fit`; arrays as a tuple (x, y).
@@ -423,7 +418,7 @@ class Trainer(EvaluationMixin):
 
     @property
     def program(self) -> Program:
-        """The built model, and what is compiled for it.
+        """The built model with its compiled functions.
 
         Raises:
           InputError: `build` has not been called.
@@ -437,7 +432,7 @@ class Trainer(EvaluationMixin):
 
     @property
     def step(self) -> int:
-        """Number of updates done."""
+        """Number of completed updates."""
         return self.train_state.step
 
     @property
@@ -447,19 +442,19 @@ class Trainer(EvaluationMixin):
 
     @property
     def state(self) -> dict[str, StateArray]:
-        """State of the step besides weights and optimizer state, by name: error feedback, loss scale and so on."""
+        """State of the step other than weights and optimizer state, by name, such as error feedback and the loss scale."""
         return self._store.arrays()
 
     @property
     def best(self) -> Best | None:
-        """The best value so far of the metric in `Checkpoints.best`, and its step; None without one."""
+        """The best value of the metric in `Checkpoints.best` so far, and its step; None without one."""
         return self.train_state.best.best if self.train_state.best else None
 
     def load_best(self) -> Best | None:
-        """Returns to the best step of the last `fit`, like `resume` from its checkpoint; call it on every process.
+        """Restores the best step of the last `fit` from its checkpoint; call it on every process.
 
         Returns:
-          The best value; None, with a warning, if its checkpoint is missing or damaged: then nothing has changed.
+          The best value; None, with a warning and without changes, if its checkpoint is missing or damaged.
 
         Raises:
           InputError: the last `fit` had no `Checkpoints.best`, or did not measure it.
@@ -470,7 +465,7 @@ class Trainer(EvaluationMixin):
         return best
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which the model has the weights that are evaluated, averaged by `ema` and over replicas.
+        """Returns a context in which the model has the evaluated weights, averaged by `ema` and over replicas.
 
         Every process must enter it.
         """
@@ -479,9 +474,9 @@ class Trainer(EvaluationMixin):
     def save(self, path: AnyPath) -> None:
         """Saves the model in Keras's format on the chief, atomically; call it on every process.
 
-        Keras alone can load the file, with tfdist imported if the model has layers of tfdist. Synchronized BatchNorm is
-        saved as ordinary BatchNorm, its equal in inference. The optimizer is saved too, unless a layer was replaced in
-        this way or Keras does not know it: one of tfdist, or one with a warmup. With `ema`, it saves the average.
+        Keras can load the file, with tfdist imported if the model has layers of tfdist. Synchronized BatchNorm is saved as
+        ordinary BatchNorm, which is equal in inference. The optimizer is saved unless a layer was replaced in this way, or it
+        is one of tfdist or has a warmup. With `ema`, the average is saved.
         """
         with self.averaged_weights(), self.strategy.parts.full_model(self.model) as model:
             if self.strategy.is_chief:

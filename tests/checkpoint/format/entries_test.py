@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfdist.checkpoint.format import Part, files
-from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, check, merged
+from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, check, merge_indices
 
 SQUARE = np.ones((2, 2), np.float32)
 
@@ -107,7 +107,7 @@ def test_many_parts_are_checked_in_reasonable_time():
 def test_what_several_ranks_wrote_is_one_index():
     first = index((4,), part((2,), (2,)))
     second = index((4,), part((0,), (2,), "shard-00001.safetensors"))
-    whole = merged([first, second])
+    whole = merge_indices([first, second])
     assert whole.shards == {FILE: 8, "shard-00001.safetensors": 8}
     assert [part.offset for part in whole.tensors["w"].parts] == [(0,), (2,)]
     check(whole)
@@ -116,7 +116,7 @@ def test_what_several_ranks_wrote_is_one_index():
 def test_ranks_agree_about_a_tensor_and_their_files():
     one = index((4,), part((0,), (2,)))
     with pytest.raises(ValueError, match="a shard has one writer; shard-00000.safetensors has two"):
-        merged([one, one])
+        merge_indices([one, one])
     for other in (TensorEntry("uint8", (4,), ()), TensorEntry("int8", (5,), ())):
         with pytest.raises(ValueError, match="w is one tensor; its parts are of .* and of "):
-            merged([one, Index({}, {"w": other})])
+            merge_indices([one, Index({}, {"w": other})])

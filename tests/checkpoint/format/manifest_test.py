@@ -25,7 +25,7 @@ def path(tmp_path_factory, write) -> Path:
 
 @pytest.fixture(scope="module")
 def content(path) -> dict[str, Any]:
-    return manifest.unsealed((path / "manifest.json").read_bytes())
+    return manifest.unseal((path / "manifest.json").read_bytes())
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def sealing(path):
     data = file.read_bytes()
 
     def seal(changed: Any) -> Path:
-        file.write_bytes(manifest.sealed(changed))
+        file.write_bytes(manifest.seal(changed))
         return path
 
     yield seal
@@ -68,11 +68,11 @@ def test_it_is_loaded_as_it_is(content, sealing):
 
 
 def test_every_byte_of_it_is_one_that_it_must_be(content):
-    data = manifest.sealed(content)
-    assert manifest.unsealed(data) == content
+    data = manifest.seal(content)
+    assert manifest.unseal(data) == content
     for other in (data.replace(b",", b", ", 1), data.strip(), data + b"\n", data.replace(b'"step"', b'"ste\\u0070"')):
         with pytest.raises(ValueError, match="does not match its own hash"):
-            manifest.unsealed(other)
+            manifest.unseal(other)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_newer_version_is_no_damage(content, sealing):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"bytes", np.float32(1)])
 def test_what_is_no_json_is_refused_when_it_is_written(value, content):
     with pytest.raises((ValueError, TypeError)):
-        manifest.sealed({"values": value})
+        manifest.seal({"values": value})
 
 
 HUGE = 2**62
@@ -161,7 +161,7 @@ def test_a_shard_is_a_file_of_the_checkpoint_even_if_there_is_another(name, cont
     for place in (tmp_path / shard, checkpoint / "more" / shard, checkpoint / other):
         if not place.exists() and place.parent.is_dir():
             shutil.copy(path / shard, place)
-    (checkpoint / "manifest.json").write_bytes(manifest.sealed(made))
+    (checkpoint / "manifest.json").write_bytes(manifest.seal(made))
     with pytest.raises(CorruptCheckpointError, match="a shard's name is "):
         load(checkpoint)
 

@@ -38,7 +38,9 @@ def written(tmp_path, write, on_ranks, replicated=lambda rank: [Part.full("w", W
         first = any(host[0] == group.rank for host in HOSTS)
         over = HostPlacement(HOSTS, replicated(group.rank) if first else (), copies)
         said = {"rank": group.rank}
-        return write(place(tmp_path, group.rank), own(group.rank), group, over=over, values=said, flags=said, **given)
+        return write(
+            place(tmp_path, group.rank), own(group.rank), group, placement=over, values=said, flags=said, **given
+        )
 
     return on_ranks(SIZE, one)
 
@@ -82,7 +84,7 @@ def test_every_host_has_the_manifest_and_without_one_nothing_is_lost(tmp_path, w
 
 def test_what_a_host_has_is_told_by_every_byte(tmp_path, write, on_ranks):
     path, *_ = written(tmp_path, write, on_ranks)
-    held = Checkpoint.held(path)
+    held = Checkpoint.local_files(path)
     names = [f"shard-{number:05d}.safetensors" for number in range(SIZE + 1)]
     assert list(held.sizes) == sorted(held.sizes, key=[*names, "manifest.json"].index)
     assert sorted(held.sizes) == sorted([*names, "manifest.json"])
@@ -92,8 +94,8 @@ def test_what_a_host_has_is_told_by_every_byte(tmp_path, write, on_ranks):
         Checkpoint.open(path)
     for name in (names[1], names[5]):
         flip_last(path / name)
-        assert set(held.intact) - set(Checkpoint.held(path).intact) == {name}
-        held = Checkpoint.held(path)
+        assert set(held.intact) - set(Checkpoint.local_files(path).intact) == {name}
+        held = Checkpoint.local_files(path)
 
 
 def test_hosts_that_hold_other_bits_write_nothing(tmp_path, write, on_ranks):
@@ -136,7 +138,9 @@ def test_only_the_newest_stay_on_every_host(tmp_path, write, on_ranks):
 def test_what_is_not_json_is_told_to_all_at_once(tmp_path, write, on_ranks):
     def one(group):
         said = {"lr": np.float32(1)}
-        return write(tmp_path / str(group.rank), [], group, over=HostPlacement([[0], [1]]), flags=said, deadline=20.0)
+        return write(
+            tmp_path / str(group.rank), [], group, placement=HostPlacement([[0], [1]]), flags=said, deadline=20.0
+        )
 
     found = on_ranks(2, one)
     assert [type(error) for error in found] == [CheckpointError] * 2
@@ -152,13 +156,13 @@ def test_all_that_is_said_has_the_deadline(tmp_path, write):
             deadlines.add(deadline)
             return super().gather(name, value, deadline)
 
-    write(tmp_path, [], Alone(), over=HostPlacement([[0]], [Part.full("w", WEIGHTS)]), deadline=77.0)
+    write(tmp_path, [], Alone(), placement=HostPlacement([[0]], [Part.full("w", WEIGHTS)]), deadline=77.0)
     assert deadlines == {77.0}
 
 
 def test_an_index_of_any_length_is_told(on_ranks, monkeypatch):
     monkeypatch.setattr(atomic_write, "_MESSAGE", 100)
     values = [{"rank": 0}, np.random.default_rng(0).random(400).tolist(), "", None]
-    texts = [atomic_write._packed(value) for value in values]
-    assert on_ranks(4, lambda group: atomic_write._gathered(group, "index", texts[group.rank], 60.0)) == [texts] * 4
-    assert [atomic_write._unpacked(text) for text in texts] == values
+    texts = [atomic_write._pack(value) for value in values]
+    assert on_ranks(4, lambda group: atomic_write._gather_text(group, "index", texts[group.rank], 60.0)) == [texts] * 4
+    assert [atomic_write._unpack(text) for text in texts] == values

@@ -9,10 +9,10 @@ from tfdist.checkpoint.format import (
     CorruptCheckpointError,
     Part,
     checkpoints_at,
+    damaged_checkpoints,
     lock,
     newest,
     set_aside,
-    set_aside_in,
 )
 from tfdist.errors import CheckpointError, InputError
 from tfdist.storage import path_of
@@ -55,7 +55,7 @@ def test_the_newest_stay_and_damaged_ones_are_set_aside(write, storage):
         Checkpoint.open(found[0]).verify()
     moved = set_aside(found[0])
     assert newest(HOME) == [found[1]]
-    assert set_aside_in(path_of(HOME)) == [moved] == [path_of(f"{HOME}/step-000000003.damaged")]
+    assert damaged_checkpoints(path_of(HOME)) == [moved] == [path_of(f"{HOME}/step-000000003.damaged")]
 
 
 def test_one_that_fails_leaves_nothing(write, storage):

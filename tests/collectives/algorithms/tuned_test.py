@@ -8,7 +8,7 @@ import tfdist
 from tfdist.cluster.topology import Topology
 from tfdist.collectives import OneReplica, Recording
 from tfdist.collectives.all_reduce_algorithms import TunedCollectives, tuned_collectives
-from tfdist.config.all_reduce import LARGEST, OWN_ALGORITHMS, AlgorithmTable, AllReduce, Band
+from tfdist.config.all_reduce import MAX_MESSAGE_BYTES, TFDIST_ALGORITHMS, AlgorithmTable, AllReduce, Band
 from tfdist.errors import InputError
 
 TOPOLOGIES = {2: "2", 3: "2,1", 4: "2,2"}
@@ -30,7 +30,7 @@ def tuned_on(strategy, table, engine=None):
 # Two replicas are on one host.
 @pytest.mark.parametrize(
     ("strategy", "name"),
-    [(n, name) for n in TOPOLOGIES for name in OWN_ALGORITHMS if (n, name) != (2, "hierarchical")],
+    [(n, name) for n in TOPOLOGIES for name in TFDIST_ALGORITHMS if (n, name) != (2, "hierarchical")],
     indirect=["strategy"],
 )
 def test_sums_and_means_equal_the_engine_s(strategy, compiled, name):
@@ -91,7 +91,7 @@ def test_one_message_for_each_dtype(strategy):
 
 
 def test_the_size_decides(strategy):
-    table = AlgorithmTable((Band(0, 100, "ring"), Band(101, LARGEST, "engine")))
+    table = AlgorithmTable((Band(0, 100, "ring"), Band(101, MAX_MESSAGE_BYTES, "engine")))
 
     def sizes(c):
         x = tf.gather(tf.constant(VALUES), c.rank)

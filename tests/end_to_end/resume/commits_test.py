@@ -250,15 +250,15 @@ class TwoHosts:
 def test_commits_that_a_process_does_not_see_are_left_out_and_removed(died, caplog):
     path = died
     found = Origin([str(p) for p in [*commits_of(path), path / "checkpoints" / "step-000000020"]], True)
-    seen = command._visible_to_all(found, RunDirectory(path), TwoHosts(False, True, True))
+    seen = command._drop_invisible(found, RunDirectory(path), TwoHosts(False, True, True))
     assert seen.checkpoints == found.checkpoints[1:]
     assert "step-000000035; using the newest checkpoint that all of them see" in caplog.text
     alone = found._replace(checkpoints=found.checkpoints[:1])
     assert (
-        command._visible_to_all(alone, RunDirectory(path), TwoHosts(False)) == alone
+        command._drop_invisible(alone, RunDirectory(path), TwoHosts(False)) == alone
     )  # restoring reports what is wrong
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "_visible_to_all", lambda origin, *_: origin._replace(checkpoints=found.checkpoints[2:]))
+        patch.setattr(command, "_drop_invisible", lambda origin, *_: origin._replace(checkpoints=found.checkpoints[2:]))
         die(path, at=23)
     assert begun_at(path) == [0, 20]
     assert commits_of(path) == []

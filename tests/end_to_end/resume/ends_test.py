@@ -141,7 +141,7 @@ def test_a_directory_without_a_run_is_not(tmp_path):
 
 def test_a_checkpoint_that_would_be_deleted_is_no_beginning(tmp_path):
     run(tmp_path / "run", checkpoint_every="10")
-    with pytest.raises(InputError, match="cannot begin with a checkpoint that it deletes"):
+    with pytest.raises(InputError, match="cannot start from a checkpoint that it deletes"):
         run(tmp_path / "run", overwrite=True, resume=str(tmp_path / "run"))
     assert len(newest(tmp_path / "run" / "checkpoints")) == 2
 

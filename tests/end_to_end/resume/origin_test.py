@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdist.checkpoint.format import Part, commit
-from tfdist.cli.resume import FIXED, finished, origin
+from tfdist.cli.resume import FIXED, finished_message, origin
 from tfdist.cli.weights import sources
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
@@ -44,13 +44,15 @@ def test_a_new_directory_is_a_beginning(resume, directory):
     assert not directory.path.exists()
 
 
-@pytest.mark.parametrize("look", [origin, finished, lambda resume, directory, _: sources(str(directory.path), "best")])
+@pytest.mark.parametrize(
+    "look", [origin, finished_message, lambda resume, directory, _: sources(str(directory.path), "best")]
+)
 def test_a_directory_that_may_not_be_entered_is_bad_input(look, directory, monkeypatch):
     def refuse(path, **_):  # the superuser may enter any
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "stat", refuse)
-    with pytest.raises(InputError, match=r"may be entered. Received: .*run.* \(Permission denied\)"):
+    with pytest.raises(InputError, match=r"must be accessible. Received: .*run.* \(Permission denied\)"):
         look("auto", directory, FLAGS)
 
 

@@ -36,7 +36,7 @@ def write(home: pathlib.Path, folder: str, step: int, seed: int = 0) -> None:
         copies = {rank: shard_bytes(own(rank, step)) for rank in range(RANKS) if copy_holder(rank, HOSTS) == group.rank}
         replicated = [Part.full("w", np.full(1234, step, np.float64))]
         place, over = home / f"host{group.rank}" / folder, HostPlacement(HOSTS, replicated, copies)
-        commit(group, place, own(group.rank, step), step=step, seed=seed, flags={}, values=step, keep=9, over=over)
+        commit(group, place, own(group.rank, step), step=step, seed=seed, flags={}, values=step, keep=9, placement=over)
 
     with members(RANKS) as joined, ThreadPoolExecutor(RANKS) as pool:
         list(pool.map(one, joined))
@@ -146,7 +146,7 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
         def __init__(self, strategy):
             self.group = strategy.group
 
-        def to_all(self, data):
+        def all_gather(self, data):
             return {rank: np.array(each, np.uint8) for rank, each in enumerate(self.group.gather("all", data.tolist()))}
 
     class Strategy:

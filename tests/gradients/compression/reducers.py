@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.config.rules import parse_rules
-from tfdist.gradients import Reduced, Reducer
+from tfdist.gradients import Reducer, ReductionResult
 from tfdist.gradients.compression import METHODS, Codec, create
 
 ARGUMENTS = {  # of methods that need some
@@ -61,6 +61,6 @@ def coded(codec: Codec, x: np.ndarray, seed: tf.Tensor = SEED) -> np.ndarray:
     return codec.decode(code, x.size).numpy().astype("float64")
 
 
-def reduced(reducer: Reducer, x: Any, *state: int, collectives: Collectives | None = None) -> Reduced:
+def reduced(reducer: Reducer, x: Any, *state: int, collectives: Collectives | None = None) -> ReductionResult:
     """Reduces one tensor; state: such as the number of draws."""
     return reducer.reduce([tf.constant(x)], [*map(tf.constant, state)], collectives or OneReplica(), name="g")

@@ -1,11 +1,6 @@
-"""The format of checkpoints: NumPy arrays are written, and read back unchanged or with an error about the corrupted part.
+"""The format of checkpoints: a directory with safetensors shards and a manifest, written atomically by all processes.
 
-    commit(group, directory, parts)   all processes write one checkpoint, completely or not at all
-    Checkpoint.open(path).read(name)  data is only returned after its hash has been verified
-
-A checkpoint is a directory with safetensors shards and a manifest; `manifest.py` and `shard.py` define the format. This
-package does not depend on the contents of a run's state, nor on TensorFlow. Files are accessed through
-`tfdist.storage`.
+`manifest.py` and `shard.py` define the format. This package does not depend on TensorFlow.
 """
 
 from tfdist.checkpoint.format.atomic_write import BackgroundWriter, HostPlacement, commit, copy_holder
@@ -14,12 +9,12 @@ from tfdist.checkpoint.format.directory import (
     NoLock,
     checkpoints_at,
     clean_partial,
+    damaged_checkpoints,
     lock,
     newest,
     newest_first,
     remove,
     set_aside,
-    set_aside_in,
     step_of,
 )
 from tfdist.checkpoint.format.reading import Checkpoint, LocalFiles, first_readable
@@ -46,7 +41,7 @@ __all__ = [
     "newest_first",
     "remove",
     "set_aside",
-    "set_aside_in",
+    "damaged_checkpoints",
     "shard_bytes",
     "step_of",
     "write_shard",

@@ -1,13 +1,12 @@
-"""The directory of a run's checkpoints, its lock, and cleaning up after processes that were killed.
+"""The directory of a run's checkpoints, its lock, and its cleanup after killed processes.
 
-step-000000120            a complete checkpoint; renamed to this once all of it was on disk
-.step-000000120.partial   one that is being written
-.step-000000120.replaced  the former one of the same step, until the new one has been renamed
-.step-000000120.pruned    an old one that is being removed
-step-000000120.damaged    one that was set aside
+step-000000120            a complete checkpoint, renamed after it was durable
+.step-000000120.partial   a checkpoint that is being written
+.step-000000120.replaced  the previous checkpoint of the same step, until the new one has been renamed
+.step-000000120.pruned    an old checkpoint that is being removed
+step-000000120.damaged    a checkpoint that was set aside
 
-Removing may fail: on NFS, a directory is not empty while a process reads a file that was in it. The remains do no harm,
-and are removed at the next write.
+A removal may fail: on NFS, a directory is not empty while a process reads a file that was in it. The next write retries.
 """
 
 import contextlib
@@ -37,7 +36,7 @@ def name(step: int) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Returns whether this is the directory name of a checkpoint."""
+    """Returns whether a text is the directory name of a checkpoint."""
     return _COMPLETE.fullmatch(text) is not None
 
 
@@ -52,9 +51,9 @@ def partial(directory: StoragePath, step: int) -> StoragePath:
 
 
 def newest(directory: AnyPath) -> list[StoragePath]:
-    """Returns the complete checkpoints by decreasing step; an empty list if there is no such directory.
+    """Returns the complete checkpoints by decreasing step; an empty list if the directory is missing.
 
-    They may be corrupted, which is detected by `Checkpoint.open` and by reading.
+    They may be corrupted, which `Checkpoint.open` and reading detect.
     """
     checkpoints = [(int(match[1]), path) for path, match in _matching(path_of(directory), _COMPLETE)]
     return [path for _, path in sorted(checkpoints, key=lambda item: (item[0], item[1].name), reverse=True)]
@@ -62,11 +61,11 @@ def newest(directory: AnyPath) -> list[StoragePath]:
 
 def newest_first(durable: Iterable[StoragePath], commits: Iterable[StoragePath]) -> list[StoragePath]:
     """Returns durable and in-memory checkpoints by decreasing step; for equal steps, the durable one comes first."""
-    return sorted([*durable, *commits], key=step_of, reverse=True)  # the sort is stable
+    return sorted([*durable, *commits], key=step_of, reverse=True)  # a stable sort
 
 
 def checkpoints_at(path: AnyPath) -> list[StoragePath]:
-    """Returns the checkpoints at a path, the newest first: itself, those in it, or those of the run there."""
+    """Returns the checkpoints at a path, newest first: the path itself, or those in it or in its run."""
     directory = path_of(path)
     inner = directory / "checkpoints"
     if is_name(directory.name) and not storage_of(inner).exists(inner):
@@ -81,11 +80,11 @@ def set_aside(path: AnyPath) -> StoragePath:
       OSError: it cannot be renamed.
     """
     checkpoint = path_of(path)
-    return _renamed(checkpoint, f"{checkpoint.name}.damaged")
+    return _rename(checkpoint, f"{checkpoint.name}.damaged")
 
 
-def _renamed(path: StoragePath, name: str) -> StoragePath:
-    """Renames a directory; appends a number if the name exists already."""
+def _rename(path: StoragePath, name: str) -> StoragePath:
+    """Renames a directory; appends a number if the name exists."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     storage = storage_of(path)
     target = next(new_path for candidate in names if not storage.exists(new_path := path.with_name(candidate)))
@@ -93,15 +92,15 @@ def _renamed(path: StoragePath, name: str) -> StoragePath:
     return target
 
 
-def set_aside_in(*directories: StoragePath) -> list[StoragePath]:
-    """Returns the checkpoints in these directories that `set_aside` has renamed."""
+def damaged_checkpoints(*directories: StoragePath) -> list[StoragePath]:
+    """Returns the checkpoints that `set_aside` has renamed in the directories."""
     return sorted(path for home in directories for path, _ in _matching(home, _DAMAGED))
 
 
 def clean_partial(directory: AnyPath) -> None:
-    """Removes the remains of killed processes; no process may be writing there.
+    """Removes the remains of killed processes; no process may be writing to the directory.
 
-    Logs a warning about what cannot be removed.
+    Logs a warning if a removal fails.
 
     Raises:
       OSError: the directory cannot be read, or the last checkpoint cannot be renamed back.
@@ -110,23 +109,23 @@ def clean_partial(directory: AnyPath) -> None:
         complete = path.with_name(match[1])
         storage = storage_of(path)
         if match[2] == "replaced" and not storage.exists(complete):
-            storage.rename(path, complete)  # killed between two renames, so the former one is the only one
+            storage.rename(path, complete)  # the process was killed between two renames, so this is the only copy
         else:
             _discard(path)
 
 
 @contextlib.contextmanager
 def _warning_on_error(path: StoragePath) -> Iterator[None]:
-    """Turns an error into a warning, logged once per directory; the remains do no harm."""
+    """Turns an error into a warning, logged once per directory."""
     try:
         yield
     except OSError as error:
         _warn(path, error.strerror or str(error))
 
 
-@functools.cache  # because removal is retried with each checkpoint
-def _warn(path: StoragePath, why: str) -> None:
-    _log.warning("%s could not be removed (%s). Its removal will be retried later.", path, why)
+@functools.cache  # removal is retried with each checkpoint
+def _warn(path: StoragePath, reason: str) -> None:
+    _log.warning("%s could not be removed (%s). Its removal will be retried later.", path, reason)
 
 
 def make_partial(directory: StoragePath, step: int) -> StoragePath:
@@ -139,59 +138,59 @@ def make_partial(directory: StoragePath, step: int) -> StoragePath:
     storage.make_directory(directory)
     clean_partial(directory)
     path = partial(directory, step)
-    if storage.is_directory(path):  # it could not be removed
-        _renamed(path, _pruned(directory / name(step)))
+    if storage.is_directory(path):  # could not be removed
+        _rename(path, _pruned_name(directory / name(step)))
     storage.make_directory(path, is_new=True)
     return path
 
 
-def publish(written: StoragePath, final: StoragePath) -> None:
-    """Renames a written checkpoint to its final name, replacing an existing one.
+def publish(source: StoragePath, final: StoragePath) -> None:
+    """Renames a complete checkpoint to its final name, replacing an existing one.
 
-    If the replaced checkpoint cannot be removed, a warning is logged.
+    Logs a warning if the replaced checkpoint cannot be removed.
 
     Args:
-      written: directory with all files, which have been flushed to disk.
+      source: directory with all files, which must be durable.
       final: final name, in the same parent directory.
 
     Raises:
       OSError: as raised by the storage.
     """
     storage = storage_of(final)
-    storage.sync_directory(written)
-    former = final.with_name(f".{final.name}.replaced")
-    replaces = storage.exists(final)
-    if replaces:
-        if storage.exists(former):  # it could not be removed
-            _renamed(former, _pruned(final))
-        storage.rename(final, former)
+    storage.sync_directory(source)
+    previous = final.with_name(f".{final.name}.replaced")
+    has_previous = storage.exists(final)
+    if has_previous:
+        if storage.exists(previous):  # could not be removed
+            _rename(previous, _pruned_name(final))
+        storage.rename(final, previous)
     try:
-        storage.rename(written, final)
+        storage.rename(source, final)
     except OSError:
-        if replaces:
-            storage.rename(former, final)
+        if has_previous:
+            storage.rename(previous, final)
         raise
     storage.sync_directory(final.parent)
-    if replaces:
-        _discard(former)
+    if has_previous:
+        _discard(previous)
 
 
-def prune(directory: StoragePath, keep: int, written: StoragePath, kept: Collection[int] = ()) -> None:
+def prune(directory: StoragePath, keep: int, latest: StoragePath, keep_steps: Collection[int] = ()) -> None:
     """Removes all but the newest checkpoints; logs a warning about those that cannot be removed.
 
     Args:
       directory: directory of checkpoints.
       keep: number of checkpoints to keep.
-      written: the checkpoint that was just written, which is always kept.
-      kept: steps of further checkpoints to keep.
+      latest: the checkpoint that was just written, which is always kept.
+      keep_steps: steps of further checkpoints to keep.
 
     Raises:
       OSError: the directory cannot be read.
     """
     for path in newest(directory)[keep:]:
-        if path != written and step_of(path) not in kept:
+        if path != latest and step_of(path) not in keep_steps:
             with _warning_on_error(path):
-                _discard(_renamed(path, _pruned(path)))
+                _discard(_rename(path, _pruned_name(path)))
 
 
 def remove(path: StoragePath) -> None:
@@ -200,11 +199,10 @@ def remove(path: StoragePath) -> None:
     Raises:
       OSError: as raised by the storage.
     """
-    storage_of(path).remove_directory(_renamed(path, _pruned(path)))
+    storage_of(path).remove_directory(_rename(path, _pruned_name(path)))
 
 
-def _pruned(checkpoint: StoragePath) -> str:
-    """Returns a checkpoint's name during removal: an incomplete one must not have the name of a complete one."""
+def _pruned_name(checkpoint: StoragePath) -> str:
     return f".{checkpoint.name}.pruned"
 
 
@@ -227,7 +225,7 @@ class NoLock(InputError):
 
 
 class Holder:
-    """Describes the process that holds a lock, in the lock file. For information only: the lock does not depend on it.
+    """Describes the process that holds a lock, in the lock file, for information only.
 
     Attributes:
       is_written: whether the description has been written.
@@ -235,12 +233,12 @@ class Holder:
 
     def __init__(self, file: LockFile):
         self._file = file
-        started = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
-        self._description = f"process {os.getpid()} on {socket.gethostname()} since {started}\n".encode()
+        start_time = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
+        self._description = f"process {os.getpid()} on {socket.gethostname()} since {start_time}\n".encode()
         self.is_written = False
 
     def write_owner(self) -> None:
-        """Writes the description for other hosts to read, unless that is done; it may fail on a full disk."""
+        """Writes the description for other hosts to read, unless it has been written; may fail on a full disk."""
         if self.is_written:
             return
         try:
@@ -257,12 +255,12 @@ class Holder:
 
 @contextlib.contextmanager
 def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclusive: bool = True) -> Iterator[Holder]:
-    """Locks a directory against other processes, on any host that shares it, until the process ends for any reason.
+    """Locks a directory against other processes on all hosts that share it, until the context exits or the process ends.
 
     Args:
       directory: existing directory of a run, or of its checkpoints.
-      remedy: remedy if it is locked, as the end of a sentence.
-      exclusive: False only writes the description, where files cannot be locked.
+      remedy: remedy for a locked directory, as the end of a sentence.
+      exclusive: False only writes the description, where locks are not supported.
 
     Yields:
       The description of this process, which may not have been written yet.
@@ -276,7 +274,7 @@ def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclu
         try:
             file = stack.enter_context(storage_of(path).lock(path, exclusive=exclusive))
         except BlockingIOError as error:
-            raise _in_use(path, remedy) from error
+            raise _in_use_error(path, remedy) from error
         except OSError as error:
             raise NoLock(
                 f"The directory of a run must support file locks. Received: {path}: {error.strerror}. "
@@ -288,7 +286,7 @@ def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclu
         yield holder
 
 
-def _in_use(path: StoragePath, remedy: str) -> InputError:
+def _in_use_error(path: StoragePath, remedy: str) -> InputError:
     holder = " ".join(storage_of(path).read(path).decode(errors="replace").split())
     return InputError(
         f"Only one run at a time can write to a directory. Received: {path.parent}, which "

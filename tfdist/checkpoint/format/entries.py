@@ -9,8 +9,8 @@ import numpy as np
 
 from tfdist.checkpoint.format import files
 
-_LONGEST = 2**63 - 1  # maximum number of bytes of an array
-_MOST_AXES = 32  # supported by every version of NumPy
+_MAX_BYTES = 2**63 - 1  # of an array
+_MAX_AXES = 32  # supported by every version of NumPy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +34,12 @@ class PartEntry:
 
 @dataclasses.dataclass(frozen=True)
 class TensorEntry:
-    """A tensor.
+    """Metadata of a tensor.
 
     Attributes:
       dtype: a key of `files.DTYPES`.
       shape: shape of the complete tensor.
-      parts: blocks, ordered by offset, which contain each element once.
+      parts: blocks, ordered by offset, which tile the tensor.
     """
 
     dtype: str
@@ -73,31 +73,31 @@ class Index:
         return ((tensor, part) for tensor in self.tensors.values() for part in tensor.parts)
 
 
-def merged(indices: Iterable[Index]) -> Index:
+def merge_indices(indices: Iterable[Index]) -> Index:
     """Merges the indices of several processes' shards.
 
     Raises:
-      ValueError: two of them have a shard with the same name, or disagree about a tensor.
+      ValueError: two indices have a shard with the same name, or disagree about a tensor.
     """
     shards: dict[str, int] = {}
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     parts: dict[str, list[PartEntry]] = defaultdict(list)
     for index in indices:
-        if twice := shards.keys() & index.shards.keys():
-            raise ValueError(f"a shard has one writer; {min(twice)} has two")
+        if duplicates := shards.keys() & index.shards.keys():
+            raise ValueError(f"a shard has one writer; {min(duplicates)} has two")
         shards |= index.shards
         for name, tensor in index.tensors.items():
             kind = (tensor.dtype, tensor.shape)
             if kinds.setdefault(name, kind) != kind:
                 raise ValueError(f"{name} is one tensor; its parts are of {kinds[name]} and of {kind}")
             parts[name] += tensor.parts
-    for own in parts.values():
-        own.sort(key=lambda part: (part.offset, part.shape))
+    for tensor_parts in parts.values():
+        tensor_parts.sort(key=lambda part: (part.offset, part.shape))
     return Index(shards, {name: TensorEntry(*kinds[name], tuple(parts[name])) for name in kinds})
 
 
 def check(index: Index) -> None:
-    """Checks that an index is consistent; sizes still have to be compared with those of the files.
+    """Checks that an index is consistent, but not the sizes of the files.
 
     Raises:
       ValueError: it is inconsistent.
@@ -112,15 +112,15 @@ def check(index: Index) -> None:
             if (part.file, part.key) in used_keys or part.key == "__metadata__":
                 raise ValueError(f"a key in a shard is one block's; {part.key} of {part.file} is not")
             used_keys.add((part.file, part.key))
-            if len(part.sha256) != (needed := files.count(tensor.size_of(part))):
-                raise ValueError(f"{part.key} of {part.file} has {len(part.sha256)} hashes and needs {needed}")
-    if unused := index.shards.keys() - {file for file, _ in used_keys}:
-        raise ValueError(f"no tensor is in {min(unused)}")
+            if len(part.sha256) != (expected := files.count(tensor.size_of(part))):
+                raise ValueError(f"{part.key} of {part.file} has {len(part.sha256)} hashes and needs {expected}")
+    if unused_shards := index.shards.keys() - {file for file, _ in used_keys}:
+        raise ValueError(f"no tensor is in {min(unused_shards)}")
 
 
 def _check_size(name: str, tensor: TensorEntry) -> None:
     shape = tensor.shape
-    if len(shape) > _MOST_AXES or math.prod(max(1, n) for n in shape) * tensor.element.itemsize > _LONGEST:
+    if len(shape) > _MAX_AXES or math.prod(max(1, n) for n in shape) * tensor.element.itemsize > _MAX_BYTES:
         raise ValueError(f"{name} cannot have the shape {shape}")
 
 
@@ -128,15 +128,15 @@ def _check_tiling(name: str, tensor: TensorEntry) -> None:
     axes = len(tensor.shape)
     for part in tensor.parts:
         if not len(part.offset) == len(part.shape) == axes or any(
-            begin + size > whole for begin, size, whole in zip(part.offset, part.shape, tensor.shape, strict=True)
+            begin + size > length for begin, size, length in zip(part.offset, part.shape, tensor.shape, strict=True)
         ):
             raise ValueError(f"a block of {name} is {part.shape} at {part.offset}, outside of {tensor.shape}")
     if sum(math.prod(part.shape) for part in tensor.parts) != math.prod(tensor.shape):
         raise ValueError(f"the blocks of {name} do not have its number of elements, {math.prod(tensor.shape)}")
-    full = sorted((part.offset, part.shape) for part in tensor.parts if math.prod(part.shape))
-    begins = np.array([offset for offset, _ in full], np.int64).reshape(len(full), axes)
-    ends = begins + np.array([shape for _, shape in full], np.int64).reshape(len(full), axes)
-    for one in range(len(full) - 1):
-        disjoint = (begins[one + 1 :] >= ends[one]) | (ends[one + 1 :] <= begins[one])
+    blocks = sorted((part.offset, part.shape) for part in tensor.parts if math.prod(part.shape))
+    begins = np.array([offset for offset, _ in blocks], np.int64).reshape(len(blocks), axes)
+    ends = begins + np.array([shape for _, shape in blocks], np.int64).reshape(len(blocks), axes)
+    for i in range(len(blocks) - 1):
+        disjoint = (begins[i + 1 :] >= ends[i]) | (ends[i + 1 :] <= begins[i])
         if not disjoint.any(axis=1).all():
-            raise ValueError(f"two blocks of {name} overlap at {full[one][0]}")
+            raise ValueError(f"two blocks of {name} overlap at {blocks[i][0]}")

@@ -1,7 +1,7 @@
-"""Reads and writes the files of a checkpoint while computing their hashes; their dtypes, and errors about them.
+"""Reads and writes the files of a checkpoint while computing their hashes.
 
-A block is hashed in pieces of fixed size, each with its own SHA-256, so that even a single large tensor is divided between
-threads. The expensive operations (hashing, reading, writing) release the GIL, so that training continues meanwhile.
+A block is hashed in pieces of fixed size, each with its own SHA-256, so that several threads share a large tensor. Hashing,
+reading and writing release the GIL, so training continues meanwhile.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ import numpy as np
 from tfdist.errors import CheckpointError, CorruptCheckpointError
 from tfdist.storage import NewFile, NotRegularFile, StoragePath, StoredFile, storage_of
 
-_IS_DAMAGE = {
+_DAMAGE = {
     errno.ENOENT: "it is missing",
     errno.ELOOP: "it is a link",
     errno.EFBIG: "it is too large",
-    # A bad sector, or a wrong checksum in file systems that have them; over a network it may be temporary.
+    # A bad sector, or a wrong checksum of the file system; over a network, it may be temporary.
     errno.EIO: "the disk cannot read it; if it becomes readable again, rename it back",
 }
 _CODES = {
@@ -46,11 +46,11 @@ _CODES = {
 # Little-endian, as in safetensors. NumPy does not know the names of ml_dtypes until it is imported.
 DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)).newbyteorder("<") for name in _CODES}
 PIECE = 4 << 20  # bytes of a block with one hash; part of the format
-CHUNK = 1 << 18  # bytes of a piece that are hashed while they are in the processor's cache
+CHUNK = 1 << 18  # bytes hashed and written at a time, while they are in the processor's cache
 
 
 def write(path: StoragePath, data: bytes | memoryview) -> None:
-    """Creates a file; it is durable.
+    """Creates a durable file.
 
     Raises:
       OSError: as raised by the storage.
@@ -60,26 +60,26 @@ def write(path: StoragePath, data: bytes | memoryview) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: StoragePath) -> Iterator[StoredFile]:
+def open_file(path: StoragePath) -> Iterator[StoredFile]:
     """Yields a regular file for reading; refuses links, devices and pipes.
 
     Raises:
       CorruptCheckpointError: the file is missing or not a regular one, or cannot be read from the disk.
-      CheckpointError: the system refuses to open or read it, which does not mean that its contents are corrupted.
+      CheckpointError: the system refuses to open or read it, although its contents may be intact.
     """
-    with _translated(path), storage_of(path).open(path) as file:
+    with _translate_errors(path), storage_of(path).open(path) as file:
         yield file
 
 
 @contextlib.contextmanager
-def _translated(path: StoragePath) -> Iterator[None]:
+def _translate_errors(path: StoragePath) -> Iterator[None]:
     try:
         yield
     except NotRegularFile as error:
         raise CorruptCheckpointError(path, "it is not a file") from error
     except OSError as error:
-        if error.errno in _IS_DAMAGE:
-            raise CorruptCheckpointError(path, _IS_DAMAGE[error.errno]) from error
+        if error.errno in _DAMAGE:
+            raise CorruptCheckpointError(path, _DAMAGE[error.errno]) from error
         raise CheckpointError(
             f"A checkpoint must be readable. Received: {path}: {error.strerror or error}. "
             "Repair it, or use another checkpoint."
@@ -90,19 +90,19 @@ def read(path: StoragePath) -> bytes:
     """Returns the contents of a file.
 
     Raises:
-      CorruptCheckpointError, CheckpointError: see `opened`.
+      CorruptCheckpointError, CheckpointError: see `open_file`.
     """
-    with _translated(path):
+    with _translate_errors(path):
         return storage_of(path).read(path)
 
 
 def is_known(dtype: np.dtype) -> bool:
-    """Returns whether arrays of this dtype can be stored; those with the other byte order cannot."""
+    """Returns whether arrays of a dtype can be stored, which excludes those with the other byte order."""
     return DTYPES.get(dtype.name) == dtype
 
 
 def code(name: str) -> str:
-    """Returns the name of a dtype of `DTYPES` in safetensors."""
+    """Returns the safetensors name of a dtype in `DTYPES`."""
     return _CODES[name]
 
 
@@ -130,8 +130,8 @@ def pieces(position: int, size: int, values: np.ndarray | None = None) -> list[P
     """
     memory = None if values is None else values.reshape(-1).view(np.uint8).data
     return [
-        Piece(position + at, min(PIECE, size - at), None if memory is None else memory[at : at + PIECE])
-        for at in range(0, size, PIECE)
+        Piece(position + start, min(PIECE, size - start), None if memory is None else memory[start : start + PIECE])
+        for start in range(0, size, PIECE)
     ]
 
 
@@ -140,30 +140,30 @@ def count(size: int) -> int:
     return -(-size // PIECE)
 
 
-def write_hashed(file: NewFile, each: Sequence[Piece], threads: int) -> list[str]:
+def write_hashed(file: NewFile, file_pieces: Sequence[Piece], threads: int) -> list[str]:
     """Writes pieces of a file; returns the SHA-256 of each in hexadecimal.
 
     Raises:
-      OSError: as raised by the storage; pieces that have not been started are not written.
+      OSError: as raised by the storage; the remaining pieces are not written.
     """
-    return _map(threads, functools.partial(_write, file), each)
+    return _map(threads, functools.partial(_write, file), file_pieces)
 
 
-def read_hashed(file: StoredFile, each: Sequence[Piece], threads: int) -> list[str]:
-    """Reads pieces of a file, into memory if they have any; returns the SHA-256 of each in hexadecimal.
+def read_hashed(file: StoredFile, file_pieces: Sequence[Piece], threads: int) -> list[str]:
+    """Reads pieces of a file, into their memory if given; returns the SHA-256 of each in hexadecimal.
 
     Raises:
       OSError: as raised by the storage.
       EOFError: the file is too short.
     """
-    return _map(threads, functools.partial(_read, file), each)
+    return _map(threads, functools.partial(_read, file), file_pieces)
 
 
-def _map(threads: int, work: Callable[[Piece], str], each: Sequence[Piece]) -> list[str]:
-    if len(each) < 2:  # most tensors are small, and starting threads takes longer than hashing them
-        return [work(piece) for piece in each]
+def _map(threads: int, work: Callable[[Piece], str], file_pieces: Sequence[Piece]) -> list[str]:
+    if len(file_pieces) < 2:  # starting threads takes longer than hashing a small tensor
+        return [work(piece) for piece in file_pieces]
     with ThreadPoolExecutor(threads, "checkpoint") as pool:
-        return list(pool.map(work, each))  # cancels the rest if one fails
+        return list(pool.map(work, file_pieces))  # cancels the remaining pieces if one fails
 
 
 def _write(file: NewFile, piece: Piece) -> str:
@@ -174,7 +174,7 @@ def _write(file: NewFile, piece: Piece) -> str:
         digest.update(chunk)
         file.write(chunk, piece.position + begin)
     if piece.size == PIECE:
-        # So that its writeback starts while the next piece is hashed, not only after the last.
+        # Starts the writeback while the next piece is hashed.
         file.is_complete(piece.position, piece.size)
     return digest.hexdigest()
 
@@ -182,13 +182,13 @@ def _write(file: NewFile, piece: Piece) -> str:
 def _read(file: StoredFile, piece: Piece) -> str:
     digest = hashlib.sha256()
     scratch = memoryview(bytearray(min(CHUNK, piece.size) if piece.memory is None else 0))
-    done = 0
-    while done < piece.size:
-        size = min(CHUNK, piece.size - done)
-        buffer = scratch[:size] if piece.memory is None else piece.memory[done : done + size]
-        count = file.read_into(buffer, piece.position + done)
+    position = 0
+    while position < piece.size:
+        size = min(CHUNK, piece.size - position)
+        buffer = scratch[:size] if piece.memory is None else piece.memory[position : position + size]
+        count = file.read_into(buffer, piece.position + position)
         if not count:
             raise EOFError
         digest.update(buffer[:count])
-        done += count
+        position += count
     return digest.hexdigest()

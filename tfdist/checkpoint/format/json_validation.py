@@ -1,6 +1,6 @@
-"""Parses an index from untrusted JSON: only values of the right type and in range are accepted.
+"""Parses an index from untrusted JSON.
 
-Each function returns its first argument, or raises a ValueError that names the problem.
+Each check returns its first argument, or raises a ValueError that names the problem.
 """
 
 import re
@@ -9,59 +9,59 @@ from typing import Any
 from tfdist.checkpoint.format import files
 from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry
 
-_SHARD = re.compile(r"shard-[0-9]{5,9}\.safetensors")  # a name in the checkpoint's own directory, without a path
+_SHARD = re.compile(r"shard-[0-9]{5,9}\.safetensors")  # a name in the checkpoint's directory, without a path
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST = 2**63 - 1
 
 
-def integer(value: Any, what: str) -> int:
+def integer(value: Any, label: str) -> int:
     """Checks for an integer, excluding bool."""
     if type(value) is not int:
-        raise ValueError(f"{what} is {value!r:.40}, not an integer")
+        raise ValueError(f"{label} is {value!r:.40}, not an integer")
     return value
 
 
-def natural(value: Any, what: str) -> int:
+def natural(value: Any, label: str) -> int:
     """Checks for an integer in [0, 2**63)."""
-    if not 0 <= integer(value, what) <= _LARGEST:
-        raise ValueError(f"{what} is {value!r:.40}")
+    if not 0 <= integer(value, label) <= _LARGEST:
+        raise ValueError(f"{label} is {value!r:.40}")
     return value
 
 
-def text(value: Any, what: str, pattern: re.Pattern[str] | None = None) -> str:
+def text(value: Any, label: str, pattern: re.Pattern[str] | None = None) -> str:
     """Checks for a string that fully matches the pattern."""
     if not isinstance(value, str) or (pattern and not pattern.fullmatch(value)):
-        raise ValueError(f"{what} is {value!r:.80}")
+        raise ValueError(f"{label} is {value!r:.80}")
     return value
 
 
-def mapping(value: Any, what: str) -> dict[str, Any]:
+def mapping(value: Any, label: str) -> dict[str, Any]:
     """Checks for a JSON object."""
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is {value!r:.40}, not a mapping")
+        raise ValueError(f"{label} is {value!r:.40}, not a mapping")
     return value
 
 
-def fields(value: Any, what: str, *names: str) -> dict[str, Any]:
-    """Checks for a JSON object with exactly these names."""
-    if mapping(value, what).keys() != set(names):
-        raise ValueError(f"{what} has {', '.join(sorted(value)) or 'nothing':.80}, not {', '.join(names)}")
+def fields(value: Any, label: str, *names: str) -> dict[str, Any]:
+    """Checks for a JSON object with exactly the given names."""
+    if mapping(value, label).keys() != set(names):
+        raise ValueError(f"{label} has {', '.join(sorted(value)) or 'nothing':.80}, not {', '.join(names)}")
     return value
 
 
-def sequence(value: Any, what: str) -> list[Any]:
+def sequence(value: Any, label: str) -> list[Any]:
     """Checks for a JSON array."""
     if not isinstance(value, list):
-        raise ValueError(f"{what} is {value!r:.40}, not a list")
+        raise ValueError(f"{label} is {value!r:.40}, not a list")
     return value
 
 
-def _lengths(value: Any, what: str) -> tuple[int, ...]:
-    return tuple(natural(length, what) for length in sequence(value, what))
+def _lengths(value: Any, label: str) -> tuple[int, ...]:
+    return tuple(natural(length, label) for length in sequence(value, label))
 
 
 def index(value: Any) -> Index:
-    """Parses the result of `manifest.dump_index`; does not check whether it is consistent."""
+    """Parses the result of `manifest.dump_index`, without checking its consistency."""
     values = fields(value, "index", "shards", "tensors")
     sizes = mapping(values["shards"], "shards").items()
     tensors = mapping(values["tensors"], "tensors").items()
@@ -80,14 +80,14 @@ def _tensor(value: Any, name: str) -> TensorEntry:
     return TensorEntry(dtype, _lengths(values["shape"], f"the shape of {name}"), parts)
 
 
-def _part(value: Any, what: str) -> PartEntry:
-    values = fields(value, what, "file", "key", "offset", "shape", "sha256")
+def _part(value: Any, label: str) -> PartEntry:
+    values = fields(value, label, "file", "key", "offset", "shape", "sha256")
     return PartEntry(
-        file=text(values["file"], f"the file of {what}", _SHARD),
-        key=text(values["key"], f"the key of {what}"),
-        offset=_lengths(values["offset"], f"the offset of {what}"),
-        shape=_lengths(values["shape"], f"the shape of {what}"),
+        file=text(values["file"], f"the file of {label}", _SHARD),
+        key=text(values["key"], f"the key of {label}"),
+        offset=_lengths(values["offset"], f"the offset of {label}"),
+        shape=_lengths(values["shape"], f"the shape of {label}"),
         sha256=tuple(
-            text(digest, f"a hash of {what}", _SHA256) for digest in sequence(values["sha256"], f"hashes of {what}")
+            text(digest, f"a hash of {label}", _SHA256) for digest in sequence(values["sha256"], f"hashes of {label}")
         ),
     )

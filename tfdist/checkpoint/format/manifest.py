@@ -1,7 +1,6 @@
 """`manifest.json`: the contents of a checkpoint except the bytes of its tensors.
 
-The file is canonical JSON that includes the SHA-256 of the rest, so that any changed byte is detected. This, and the
-meaning of `version`, is the same for all versions of the format.
+The file is canonical JSON that includes its own SHA-256. This, and the meaning of `version`, holds for all versions.
 """
 
 import dataclasses
@@ -25,10 +24,10 @@ class Manifest:
     """Contents of a manifest.
 
     Attributes:
-      step: number of updates done.
+      step: number of completed updates.
       seed: seed of the run.
       flags: resolved flags of the run by name.
-      values: other values of the state that are not tensors.
+      values: state other than tensors.
       index: the tensors and their locations.
     """
 
@@ -39,7 +38,7 @@ class Manifest:
     index: Index
 
 
-def sealed(content: Mapping[str, Json]) -> bytes:
+def seal(content: Mapping[str, Json]) -> bytes:
     """Returns canonical JSON of a mapping, including its own SHA-256.
 
     Raises:
@@ -48,16 +47,16 @@ def sealed(content: Mapping[str, Json]) -> bytes:
     return _canonical({**content, "sha256": hashlib.sha256(_canonical(content)).hexdigest()})
 
 
-def unsealed(data: bytes) -> dict[str, Any]:
-    """Returns the mapping that was passed to `sealed`.
+def unseal(data: bytes) -> dict[str, Any]:
+    """Returns the mapping that was passed to `seal`.
 
     Raises:
-      ValueError: the bytes are not a result of `sealed`.
+      ValueError: the bytes are not a result of `seal`.
     """
     try:
         content = json.loads(data)
         digest = content.pop("sha256")
-        is_intact = isinstance(digest, str) and sealed(content) == data
+        is_intact = isinstance(digest, str) and seal(content) == data
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         is_intact = False
     if not is_intact:
@@ -73,10 +72,10 @@ def dump(manifest: Manifest) -> bytes:
     """Returns the bytes of `manifest.json`, which `load` accepts.
 
     Raises:
-      ValueError, TypeError: flags or values are not JSON, the parts do not tile their tensors, or `load` would refuse
-        it for another reason.
+      ValueError, TypeError: flags or values are not JSON, the parts do not tile their tensors, or `load` would fail
+        for another reason.
     """
-    data = sealed(
+    data = seal(
         {
             "version": VERSION,
             "step": manifest.step,
@@ -86,7 +85,7 @@ def dump(manifest: Manifest) -> bytes:
             **dump_index(manifest.index),
         }
     )
-    _manifest(unsealed(data))
+    _manifest(unseal(data))
     return data
 
 
@@ -113,11 +112,11 @@ def load(path: StoragePath, data: bytes) -> Manifest:
       data: contents of the file.
 
     Raises:
-      CorruptCheckpointError: they are not a result of `dump`.
-      InputError: a newer version of the format.
+      CorruptCheckpointError: the bytes are not a result of `dump`.
+      InputError: the format has a newer version.
     """
     try:
-        content = unsealed(data)
+        content = unseal(data)
         version = json_validation.natural(content.get("version"), "version")
     except ValueError as error:
         raise CorruptCheckpointError(path, str(error)) from error

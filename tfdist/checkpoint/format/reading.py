@@ -1,4 +1,4 @@
-"""Reads a checkpoint; data is only returned after its hash has been verified."""
+"""Reads checkpoints; data is returned only after its hash has been verified."""
 
 import contextlib
 import hashlib
@@ -16,16 +16,16 @@ from tfdist.coordination import Json
 from tfdist.errors import CheckpointError, CorruptCheckpointError
 from tfdist.storage import AnyPath, StoragePath, path_of
 
-_MOST_THREADS = 8
+_MAX_THREADS = 8
 _Ranges = list[tuple[int, int]]
 
 
 class _Block(NamedTuple):
-    """A block to be read into `into`, an array of its shape, or only to be verified if that is None."""
+    """A block to be read into `destination`, an array of its shape, or only to be verified if that is None."""
 
     part: PartEntry
     size: int
-    into: np.ndarray | None
+    destination: np.ndarray | None
 
     @property
     def file(self) -> str:
@@ -33,12 +33,12 @@ class _Block(NamedTuple):
 
 
 class LocalFiles(NamedTuple):
-    """The files of a checkpoint that one directory has.
+    """The files of a checkpoint in one directory.
 
     Attributes:
       manifest: SHA-256 of the manifest's bytes, in hexadecimal.
-      sizes: size in bytes of all files that belong to it, by name; the manifest is the last.
-      intact: names of the existing files that are intact.
+      sizes: size in bytes of all files of the checkpoint, by name; the manifest is the last.
+      intact: names of the files that exist and are intact.
     """
 
     manifest: str
@@ -47,14 +47,14 @@ class LocalFiles(NamedTuple):
 
 
 class Checkpoint:
-    """A checkpoint on disk, created by `Checkpoint.open`. It keeps no file open.
+    """A checkpoint on disk, created by `Checkpoint.open`, without open files.
 
     Attributes:
       path: its directory.
-      step: number of updates done.
+      step: number of completed updates.
       seed: seed of the run.
       flags: resolved flags of the run by name.
-      values: other values of the state that are not tensors.
+      values: state other than tensors.
       tensors: metadata of the tensors, by name.
     """
 
@@ -66,19 +66,16 @@ class Checkpoint:
         self.values: Json = content.values
         self.tensors: Mapping[str, TensorEntry] = content.index.tensors
         self._plans = plans
-        self._verified: set[tuple[str, str]] = set()  # file and key
-        self._threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+        self._verified_blocks: set[tuple[str, str]] = set()  # file and key
+        self._threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
 
     @classmethod
     def open(cls, path: AnyPath) -> "Checkpoint":
-        """Reads everything except the tensors' bytes, and checks that the shards have the right sizes and headers.
-
-        Args:
-          path: directory of the checkpoint.
+        """Reads the manifest, and checks the sizes and headers of the shards.
 
         Raises:
-          CorruptCheckpointError: it is corrupted.
-          InputError: a newer version of the format.
+          CorruptCheckpointError: the checkpoint is corrupted.
+          InputError: the format has a newer version.
           CheckpointError: the system refuses to read it.
         """
         directory = path_of(path)
@@ -89,7 +86,6 @@ class Checkpoint:
 
     @classmethod
     def _parse(cls, directory: StoragePath, data: bytes) -> "Checkpoint":
-        """Parses the bytes of a manifest, without reading shards."""
         file = directory / manifest.NAME
         content = manifest.load(file, data)
         plans = shard.plans(content.index)
@@ -99,11 +95,8 @@ class Checkpoint:
         return cls(directory, content, plans)
 
     @classmethod
-    def held(cls, path: AnyPath) -> LocalFiles:
-        """Returns which files of a checkpoint are here and intact, reading every byte.
-
-        Args:
-          path: directory of the checkpoint, which may have some of its files only.
+    def local_files(cls, path: AnyPath) -> LocalFiles:
+        """Returns the files in the directory of a checkpoint, which may be incomplete, after reading every byte.
 
         Raises:
           CorruptCheckpointError, InputError, CheckpointError: the manifest cannot be read, see `open`.
@@ -113,13 +106,13 @@ class Checkpoint:
         checkpoint = cls._parse(directory, data)
         sizes = {name: plan.size for name, plan in checkpoint._plans.items()}
         intact = [name for name in sizes if checkpoint._is_intact(name)]
-        own = manifest.NAME
-        return LocalFiles(hashlib.sha256(data).hexdigest(), {**sizes, own: len(data)}, [*intact, own])
+        digest = hashlib.sha256(data).hexdigest()
+        return LocalFiles(digest, {**sizes, manifest.NAME: len(data)}, [*intact, manifest.NAME])
 
     def _is_intact(self, name: str) -> bool:
         try:
             _check_shard(self.path / name, self._plans[name])
-            self._check([block for block in self._blocks() if block.file == name])
+            self._check_blocks([block for block in self._blocks() if block.file == name])
         except CheckpointError:
             return False
         return True
@@ -135,7 +128,7 @@ class Checkpoint:
         return self.read_block(name, (0,) * len(shape), shape)
 
     def read_block(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """Returns a block of a tensor; only stored blocks that overlap it are read, completely.
+        """Returns a block of a tensor; reads all stored blocks that overlap it.
 
         Args:
           name: name of the tensor.
@@ -147,10 +140,12 @@ class Checkpoint:
           CheckpointError: the system refuses to read it.
         """
         tensor = self.tensors[name]
-        whole = tensor.shape
-        fits = (0 <= begin <= begin + size <= end for begin, size, end in zip(offset, shape, whole, strict=False))
-        if not len(offset) == len(shape) == len(whole) or not all(fits):
-            raise ValueError(f"A block of {name} must be inside it. Received: {shape} at {offset} of {whole}.")
+        tensor_shape = tensor.shape
+        fits = (
+            0 <= begin <= begin + size <= end for begin, size, end in zip(offset, shape, tensor_shape, strict=False)
+        )
+        if not len(offset) == len(shape) == len(tensor_shape) or not all(fits):
+            raise ValueError(f"A block of {name} must be inside it. Received: {shape} at {offset} of {tensor_shape}.")
         values = np.empty(tuple(shape), tensor.element)
         blocks: list[_Block] = []
         copies: list[tuple[np.ndarray, np.ndarray]] = []
@@ -158,51 +153,53 @@ class Checkpoint:
             overlap = _overlap(part, offset, shape)
             if overlap is None:
                 continue
-            target = into = values[_slices(overlap, offset)]
+            target = destination = values[_slices(overlap, offset)]
             if target.shape != part.shape or not target.flags.c_contiguous:
-                into = np.empty(part.shape, tensor.element)
-                copies.append((target, into[_slices(overlap, part.offset)]))
-            blocks.append(_Block(part, tensor.size_of(part), into))
-        self._check(blocks)
+                destination = np.empty(part.shape, tensor.element)
+                copies.append((target, destination[_slices(overlap, part.offset)]))
+            blocks.append(_Block(part, tensor.size_of(part), destination))
+        self._check_blocks(blocks)
         for target, source in copies:
             target[...] = source
         return values
 
     def verify(self) -> None:
-        """Verifies the bytes of all tensors, except those that have already been read, in a constant amount of memory.
+        """Verifies the bytes of all tensors that have not been read, in constant memory.
 
         Raises:
           CorruptCheckpointError, CheckpointError: see `read`.
         """
-        self._check([block for block in self._blocks() if (block.file, block.part.key) not in self._verified])
+        self._check_blocks(
+            [block for block in self._blocks() if (block.file, block.part.key) not in self._verified_blocks]
+        )
 
     def _blocks(self) -> list[_Block]:
-        """Returns all blocks, to be verified only."""
         return [_Block(part, tensor.size_of(part), None) for tensor in self.tensors.values() for part in tensor.parts]
 
-    def _check(self, blocks: Sequence[_Block]) -> None:
-        """Reads blocks and verifies their hashes."""
-        for file, in_file in itertools.groupby(sorted(blocks, key=attrgetter("file")), attrgetter("file")):
-            self._check_in(file, list(in_file))
+    def _check_blocks(self, blocks: Sequence[_Block]) -> None:
+        for file, file_blocks in itertools.groupby(sorted(blocks, key=attrgetter("file")), attrgetter("file")):
+            self._check_file(file, list(file_blocks))
 
-    def _check_in(self, file: str, blocks: Sequence[_Block]) -> None:
+    def _check_file(self, file: str, blocks: Sequence[_Block]) -> None:
         path, positions = self.path / file, self._plans[file].positions
-        with files.opened(path) as opened:
+        with files.open_file(path) as stored_file:
             pieces = [
-                piece for block in blocks for piece in files.pieces(positions[block.part.key], block.size, block.into)
+                piece
+                for block in blocks
+                for piece in files.pieces(positions[block.part.key], block.size, block.destination)
             ]
             try:
-                hashes = iter(files.read_hashed(opened, pieces, self._threads))
+                hashes = iter(files.read_hashed(stored_file, pieces, self._threads))
             except EOFError as error:
                 raise CorruptCheckpointError(path, "it is too short") from error
         for block in blocks:
             if tuple(itertools.islice(hashes, len(block.part.sha256))) != block.part.sha256:
                 raise CorruptCheckpointError(path, f"{block.part.key} is not what was written")
-            self._verified.add((file, block.part.key))
+            self._verified_blocks.add((file, block.part.key))
 
 
 def _check_shard(path: StoragePath, plan: shard.ShardPlan) -> None:
-    with files.opened(path) as file:
+    with files.open_file(path) as file:
         if file.size != plan.size:
             raise CorruptCheckpointError(path, f"it has {file.size} bytes, not {plan.size}")
         if file.read(len(plan.header)) != plan.header:
@@ -210,15 +207,15 @@ def _check_shard(path: StoragePath, plan: shard.ShardPlan) -> None:
 
 
 def _overlap(part: PartEntry, offset: Sequence[int], shape: Sequence[int]) -> _Ranges | None:
-    """Returns the overlap of a stored block with a block, as ranges along each axis; None if there is none."""
+    """Returns the overlap of a stored block and a block, as ranges along each axis; None if it is empty."""
     axes = zip(part.offset, part.shape, offset, shape, strict=True)
     ranges = [(max(p, b), min(p + p_size, b + b_size)) for p, p_size, b, b_size in axes]
     return None if any(end <= begin for begin, end in ranges) else ranges
 
 
 def _slices(ranges: _Ranges, offset: Sequence[int]) -> tuple[Any, ...]:
-    """Returns the index of ranges in an array that begins at the offset; selects a view even without axes."""
-    return (..., *(slice(begin - at, end - at) for (begin, end), at in zip(ranges, offset, strict=True)))
+    """Returns the index of ranges in an array that begins at `offset`; selects a view even without axes."""
+    return (..., *(slice(begin - origin, end - origin) for (begin, end), origin in zip(ranges, offset, strict=True)))
 
 
 def first_readable(paths: Sequence[StoragePath]) -> Checkpoint:

@@ -1,10 +1,7 @@
-"""The files with a checkpoint's tensors, in the safetensors format: 8 bytes of length, a JSON header, the data.
+"""Writes the tensors of a checkpoint in the safetensors format: 8 bytes of length, a JSON header, the data.
 
-The positions of blocks follow from the contents of the shard: the largest elements first, so that each is aligned, then
-by name. So the header is a function of the index, and a shard with another header is corrupted.
-
-The files are not written by the safetensors package, because it uses one thread, and hashing would have to be done
-before or after. The tests read every file with it.
+Blocks are sorted by decreasing element size, for alignment, and by name, so the header is a function of the index. The
+safetensors package is not used because it writes in one thread, without hashing.
 """
 
 import dataclasses
@@ -17,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tfdist.checkpoint.format import files
-from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, merged
+from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, merge_indices
 from tfdist.storage import StoragePath, storage_of
 
-THREADS = 2  # that hash and write during training
+THREADS = 2  # for hashing and writing during training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +46,13 @@ class Part:
         if self.name == "__metadata__":
             raise ValueError("A tensor must not have a name that safetensors reserves. Received: __metadata__.")
         if not files.is_known(values.dtype):
-            known = ", ".join(files.DTYPES)
-            raise ValueError(f"{self.name} must have one of the types {known}. Received: {values.dtype!r}.")
+            dtype_names = ", ".join(files.DTYPES)
+            raise ValueError(f"{self.name} must have one of the types {dtype_names}. Received: {values.dtype!r}.")
         if not values.flags.c_contiguous:
             raise ValueError(f"{self.name} must be C-contiguous. Received: strides {values.strides}.")
         axes = zip(self.offset, values.shape, self.shape, strict=False)
         if not len(self.shape) == len(self.offset) == values.ndim or any(
-            not 0 <= begin <= begin + size <= whole for begin, size, whole in axes
+            not 0 <= begin <= begin + size <= length for begin, size, length in axes
         ):
             raise ValueError(
                 f"A block of {self.name} must be inside it. Received: {values.shape} at {self.offset} of {self.shape}."
@@ -63,7 +60,7 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Name of the block in its shard: that of the tensor, followed by the slices of a proper part."""
+        """Name of the block in its shard: that of the tensor, with the slices if it is not complete."""
         if self.values.shape == self.shape:
             return self.name
         ends = zip(self.offset, self.values.shape, strict=True)
@@ -96,11 +93,11 @@ def shard_name(rank: int) -> str:
 
 
 def plans(index: Index) -> dict[str, ShardPlan]:
-    """Returns the layout of each shard of an index that `entries.check` has accepted."""
+    """Returns the layout of each shard of an index, given that `entries.check` accepts it."""
     blocks: dict[str, dict[str, _Block]] = defaultdict(dict)
     for tensor, part in index.blocks():
         blocks[part.file][part.key] = _Block(tensor.dtype, part.shape, tensor.size_of(part))
-    return {file: _plan(own) for file, own in blocks.items()}
+    return {file: _plan(file_blocks) for file, file_blocks in blocks.items()}
 
 
 def _plan(blocks: Mapping[str, _Block]) -> ShardPlan:
@@ -125,10 +122,10 @@ def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Ind
       parts: blocks with different names or offsets.
 
     Returns:
-      Index of the written shard; empty without parts.
+      Index of the shard; empty without parts.
 
     Raises:
-      OSError: it could not be written; the file is incomplete.
+      OSError: writing failed; the file is incomplete.
       ValueError: two blocks have the same key.
     """
     if not parts:
@@ -139,20 +136,20 @@ def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Ind
     file = shard_name(rank)
     plan = _plan(_blocks(parts))
     hashes = _write(directory / file, plan, parts)
-    tensors = merged([Index({}, {part.name: _entry(file, part, hashes[part.key])}) for part in parts]).tensors
+    tensors = merge_indices([Index({}, {part.name: _entry(file, part, hashes[part.key])}) for part in parts]).tensors
     return Index({file: plan.size}, tensors)
 
 
 def shard_bytes(parts: Sequence[Part]) -> np.ndarray:
-    """Returns the contents, uint8, of the file that `write_shard` writes, for another host; empty without parts."""
+    """Returns the contents of the file that `write_shard` writes, uint8; empty without parts."""
     if not parts:
         return np.zeros(0, np.uint8)
     plan = _plan(_blocks(parts))
     data = np.empty(plan.size, np.uint8)
     data[: len(plan.header)] = np.frombuffer(plan.header, np.uint8)
     for part in parts:
-        at = plan.positions[part.key]
-        data[at : at + part.values.nbytes] = part.values.reshape(-1).view(np.uint8)
+        position = plan.positions[part.key]
+        data[position : position + part.values.nbytes] = part.values.reshape(-1).view(np.uint8)
     return data
 
 
@@ -167,13 +164,13 @@ def _entry(file: str, part: Part, sha256: tuple[str, ...]) -> TensorEntry:
 
 def _write(path: StoragePath, plan: ShardPlan, parts: Sequence[Part]) -> dict[str, tuple[str, ...]]:
     """Writes a file; returns the hashes of each block's pieces by key."""
-    ordered = sorted(parts, key=lambda part: plan.positions[part.key])  # in file order, which is faster
+    sorted_parts = sorted(parts, key=lambda part: plan.positions[part.key])  # writing in file order is faster
     with storage_of(path).create(path) as file:
         file.write(plan.header, 0)
         pieces = [
             piece
-            for part in ordered
+            for part in sorted_parts
             for piece in files.pieces(plan.positions[part.key], part.values.nbytes, part.values)
         ]
         hashes = iter(files.write_hashed(file, pieces, THREADS))
-    return {part.key: tuple(islice(hashes, files.count(part.values.nbytes))) for part in ordered}
+    return {part.key: tuple(islice(hashes, files.count(part.values.nbytes))) for part in sorted_parts}

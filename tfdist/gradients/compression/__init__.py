@@ -1,6 +1,6 @@
 """Gradient compression: quantization, sparsification, low-rank factorization and sketching.
 
-`methods/` has one method per file; what they share is here, and `catalog.py` has their names.
+`methods/` has one method per file. Shared code is in this package, and `catalog.py` maps names to methods.
 """
 
 from tfdist.gradients.compression.catalog import (

@@ -1,4 +1,4 @@
-"""Validation of the parameters of methods, and XLA compilation for parts of a method."""
+"""Validation of method parameters, and XLA compilation for parts of a method."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer, is_number
 
 
-def checked_integer(method: str, parameter: str, value: int, low: int, high: int, *, multiple: int = 1) -> int:
+def validate_integer(method: str, parameter: str, value: int, low: int, high: int, *, multiple: int = 1) -> int:
     """Returns an integer in [low, high] that is a multiple of `multiple`.
 
     Args:
@@ -19,10 +19,10 @@ def checked_integer(method: str, parameter: str, value: int, low: int, high: int
       value: value to check.
       low: smallest value allowed.
       high: largest value allowed.
-      multiple: what the value must be a multiple of.
+      multiple: required divisor of the value.
 
     Raises:
-      InputError: the value is something else.
+      InputError: the value does not meet these conditions.
     """
     if not is_integer(value) or not low <= value <= high or value % multiple:
         kind = f"a multiple of {multiple}" if multiple > 1 else "a whole number"
@@ -33,7 +33,7 @@ def checked_integer(method: str, parameter: str, value: int, low: int, high: int
     return int(value)
 
 
-def checked_flag(method: str, parameter: str, value: bool) -> bool:
+def validate_flag(method: str, parameter: str, value: bool) -> bool:
     """Returns a bool; raises `InputError` with the names of method and parameter for anything else."""
     if not isinstance(value, bool):
         raise InputError(
@@ -42,24 +42,24 @@ def checked_flag(method: str, parameter: str, value: bool) -> bool:
     return value
 
 
-def checked_ratio(method: str, ratio: float) -> float:
+def validate_ratio(method: str, ratio: float) -> float:
     """Returns a ratio in (0, 1]; raises `InputError` with the method's name for anything else."""
     if not is_number(ratio) or not 0 < ratio <= 1:
         raise InputError(f"{method} needs a ratio in (0, 1]. Received: {ratio!r}. Write, say, {method}(ratio=0.01).")
     return float(ratio)
 
 
-def count_kept(ratio: float, size: int) -> int:
-    """Returns how many of `size` elements are sent: max(1, round(ratio size)), or 0 for an empty vector."""
+def selection_size(ratio: float, size: int) -> int:
+    """Returns the number of elements to send out of `size`: max(1, round(ratio size)), or 0 for an empty vector."""
     return min(size, max(1, round(ratio * size)))
 
 
 @functools.cache
-def compiled(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
+def compile_with_xla(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
     """Returns a function of tensors, compiled by XLA.
 
     Args:
       function: takes the static arguments, then tensors.
-      *static: sizes that determine the shapes of the tensors, so that nothing is traced twice.
+      *static: sizes that determine the shapes of the tensors; the function is traced once for each.
     """
     return tf.function(functools.partial(function, *static), jit_compile=True, autograph=False)

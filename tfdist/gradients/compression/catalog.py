@@ -11,11 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.config.rules import first_match, parse_rules
-from tfdist.config.spec import Spec, call, load_object, without_mark
+from tfdist.config.spec import Spec, call, load_object, remove_mark
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES, SMALL_BYTES, Bucketed
-from tfdist.gradients.compression.arguments import checked_flag
+from tfdist.gradients.compression.arguments import validate_flag
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer
 from tfdist.gradients.reducer import ErrorFeedback, PartitionedReducer, Reducer, SparseRows, Sum
@@ -79,8 +79,8 @@ def parse_choice(text: str) -> Choice | None:
 def create(methods: Sequence[Spec]) -> Reducer:
     """Creates the reducer of a method, or of two separated by |, without buckets.
 
-    Every method also takes `feedback=True` or `False`: whether to send later what it leaves out. The default is True
-    for biased methods.
+    Every method also takes `feedback=True` or `False`: whether to use error feedback. The default is True for biased
+    methods.
 
     Args:
       methods: names in `METHODS`, `none`, or a user-defined `package.module:name`, a subclass of `Codec` or `Reducer`.
@@ -88,28 +88,30 @@ def create(methods: Sequence[Spec]) -> Reducer:
     Raises:
       InputError: a name or parameter is unknown or out of range, or the two methods cannot be combined.
     """
-    feedback = [checked_flag(s.name, "feedback", s.args["feedback"]) for s in methods if "feedback" in s.args]
-    parts = [_make(Spec(spec.name, {k: v for k, v in spec.args.items() if k != "feedback"})) for spec in methods]
+    feedback = [validate_flag(s.name, "feedback", s.args["feedback"]) for s in methods if "feedback" in s.args]
+    parts = [
+        _create_method(Spec(spec.name, {k: v for k, v in spec.args.items() if k != "feedback"})) for spec in methods
+    ]
     first = parts[0]
     for spec, second in zip(methods[1:], parts[1:], strict=True):
-        then = getattr(first, "then", None)
-        if then is None or not isinstance(second, Codec):
+        combine = getattr(first, "then", None)
+        if combine is None or not isinstance(second, Codec):
             raise InputError(
                 "A | combines a method that sends values, such as topk or powersgd, with one that encodes values, such "
                 f"as fp16. Received: {'|'.join(map(str, methods))}. Leave out |{spec}."
             )
-        first = then(second)
+        first = combine(second)
     reducer = reducer_for(first) if isinstance(first, Codec) else first
     if feedback and feedback[-1] and reducer.remembers:
         raise InputError(f"{methods[0].name} has its own error feedback. Received: {methods[0]}. Leave out feedback.")
     if reducer.experimental:
-        _warn("|".join(map(str, methods)))
+        _warn_experimental("|".join(map(str, methods)))
     has_feedback = feedback[-1] if feedback else reducer.biased
     return ErrorFeedback(reducer) if has_feedback else reducer
 
 
 @functools.cache
-def _warn(methods: str) -> None:
+def _warn_experimental(methods: str) -> None:
     _log.warning(
         "Compression by %s is experimental: it has not been shown both to learn and to save time on any link.", methods
     )
@@ -122,7 +124,7 @@ def check(text: str) -> None:
 
 
 def reducer_for(codec: Codec) -> Reducer:
-    """Returns the reducer of a codec: reduce-scatter if sums may be encoded again, all-gather otherwise."""
+    """Returns the reducer of a codec: reduce-scatter if sums may be encoded again, otherwise all-gather."""
     return ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec)
 
 
@@ -140,8 +142,8 @@ def create_reducer(
     """Creates the reducer that `--compression` describes.
 
     Args:
-      specs: tensors to sum; names are the paths of variables, which rules match, as of `unique_names`.
-      text: see `tfdist.config.rules`. A tensor that no rule matches is summed exactly.
+      specs: tensors to sum, named by variable paths as in `unique_names`; rules match these names.
+      text: see `tfdist.config.rules`. Tensors that match no rule are summed exactly.
       overrides: methods for individual tensors, by name; they take precedence over the rules.
       sparse: names of tensors that may be `tf.IndexedSlices`.
       min_bytes: tensors smaller than this, and scalars, are summed exactly.
@@ -153,10 +155,10 @@ def create_reducer(
     for i, methods in enumerate(choose_methods(specs, text, overrides, min_bytes)):
         partitions.setdefault((methods, specs[i].name in sparse), []).append(i)
     reducers = []
-    for (methods, in_rows), indices in partitions.items():
-        reducer = _bucketed(create(parse_rules(methods)[0].methods), small_bytes, bucket_bytes, bucket_order)
+    for (methods, is_sparse), indices in partitions.items():
+        reducer = _add_buckets(create(parse_rules(methods)[0].methods), small_bytes, bucket_bytes, bucket_order)
         names = [specs[i].name for i in indices]
-        reducers.append((indices, SparseRows(reducer, names) if in_rows else reducer))
+        reducers.append((indices, SparseRows(reducer, names) if is_sparse else reducer))
     return reducers[0][1] if len(reducers) == 1 else PartitionedReducer(reducers)
 
 
@@ -168,7 +170,7 @@ def choose_methods(
     methods = []
     for spec in specs:
         elements = spec.shape.num_elements()
-        rule = first_match(rules, without_mark(spec.name), elements)
+        rule = first_match(rules, remove_mark(spec.name), elements)
         if not spec.shape.rank or elements * spec.dtype.size < min_bytes:
             methods.append(EXACT)
         elif spec.name in overrides:
@@ -178,14 +180,14 @@ def choose_methods(
     return methods
 
 
-def _bucketed(reducer: Reducer, *how: Any) -> Reducer:
-    """Adds buckets inside error feedback, so that an error belongs to a variable, independent of the buckets."""
+def _add_buckets(reducer: Reducer, *options: Any) -> Reducer:
+    """Adds buckets inside error feedback, so an error belongs to a variable and does not depend on the buckets."""
     if isinstance(reducer, ErrorFeedback):
-        return ErrorFeedback(_bucketed(reducer.inner, *how))
-    return reducer if reducer.packs else Bucketed(reducer, *how)
+        return ErrorFeedback(_add_buckets(reducer.inner, *options))
+    return reducer if reducer.packs else Bucketed(reducer, *options)
 
 
-def _make(spec: Spec) -> Codec | Reducer:
+def _create_method(spec: Spec) -> Codec | Reducer:
     if spec.name == "none":
         return call(Sum, spec)
     if ":" in spec.name:

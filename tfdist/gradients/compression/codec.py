@@ -1,4 +1,4 @@
-"""The contract `Codec`: encodes a vector in fewer bytes, and decodes it; in blocks with scales of their own."""
+"""The `Codec` interface, which encodes a vector in fewer bytes and decodes it, and codecs with scales per block."""
 
 import abc
 import math
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.arguments import checked_integer
-from tfdist.gradients.compression.bit_packing import in_pieces, pack_bits, packed_length, unpack_bits
+from tfdist.gradients.compression.arguments import validate_integer
+from tfdist.gradients.compression.bit_packing import map_pieces, pack_bits, packed_length, unpack_bits
 from tfdist.gradients.compression.random_draws import rounding_noise
 from tfdist.gradients.compression.sparse_vector import peaks
 
@@ -15,9 +15,9 @@ from tfdist.gradients.compression.sparse_vector import peaks
 class Codec(abc.ABC):
     """Encodes a float32 vector in fewer bytes. Immutable; parameters are validated in the constructor.
 
-    `encode` and `decode` are pure functions of tensors. The code of one replica is sent to all others, which decode it:
-    codes are never summed. `AllGatherReducer` makes a codec a reducer. A method whose values another codec can encode
-    (sparse values, the factors of a matrix) has a method `then(codec)`, which returns the combination.
+    `encode` and `decode` are pure functions of tensors. Each replica's code is sent to all others, which decode it;
+    codes are never summed. `AllGatherReducer` turns a codec into a reducer. A method whose values another codec can
+    encode, such as sparse values or the factors of a matrix, has a method `then(codec)`, which returns the combination.
 
     Attributes:
       biased: whether the expected value of decode(encode(x)) differs from x; error feedback is then on by default.
@@ -25,7 +25,7 @@ class Codec(abc.ABC):
       recodes: whether a sum may be encoded again, so that it can be computed by reduce-scatter (two small errors
         instead of one).
       compiles: whether XLA makes `encode` and `decode` faster.
-      experimental: whether it has yet to be shown both to train well and to save time on some link.
+      experimental: whether it has not yet been shown both to train well and to save time on any link.
     """
 
     biased: bool
@@ -56,7 +56,7 @@ class Codec(abc.ABC):
 
         Args:
           x: as for `encode`.
-          code: result of `encode`. A codec that notices inf and NaN while encoding can save a pass over x.
+          code: result of `encode`. A codec that detects inf and NaN while encoding can save a pass over x.
         """
         return peaks(x[None])[0]
 
@@ -64,7 +64,7 @@ class Codec(abc.ABC):
         """Returns the sum [size] float32 of several replicas' vectors, in the order of ranks.
 
         Args:
-          codes: results of `encode`, each with a first dim of replicas.
+          codes: results of `encode`, with replicas as an additional first dim.
           size: length of the vectors.
         """
         replicas = codes[0].shape[0]
@@ -85,7 +85,7 @@ Noise = Callable[[tf.TensorShape], tf.Tensor]
 
 
 class Blockwise(Codec):
-    """Codes each element in a few bits, with scales per block of consecutive elements; the last block may be shorter.
+    """Encodes each element in a few bits, with scales per block of consecutive elements. The last block may be shorter.
 
     Attributes:
       bits: bits per element.
@@ -96,13 +96,7 @@ class Blockwise(Codec):
     scales: int = 1
 
     def __init__(self, name: str, block: int):
-        """Sets the block size.
-
-        Args:
-          name: name of the method, for errors.
-          block: elements per block, a multiple of 8.
-        """
-        self._block = checked_integer(name, "block", block, 8, LARGEST_BLOCK, multiple=8)
+        self._block = validate_integer(name, "block", block, 8, LARGEST_BLOCK, multiple=8)
 
     @abc.abstractmethod
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
@@ -114,8 +108,8 @@ class Blockwise(Codec):
 
     def block_shapes(self, size: int) -> list[tuple[int, int]]:
         """Returns the shape of the full blocks, as rows, then that of the remaining elements, as one row."""
-        full, rest = divmod(size, self._block)
-        return [shape for shape in ((full, self._block), (1, rest)) if math.prod(shape)]
+        full_blocks, remainder = divmod(size, self._block)
+        return [shape for shape in ((full_blocks, self._block), (1, remainder)) if math.prod(shape)]
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
         """See base class: scales and packed numbers of the full blocks, then those of the remaining elements."""
@@ -123,7 +117,7 @@ class Blockwise(Codec):
         start = 0
         for count, length in self.block_shapes(x.shape[0]):
             rows = tf.reshape(x[start : start + count * length], [count, length])
-            scales, numbers = self.encode_rows(rows, _noise_at(seed, start))
+            scales, numbers = self.encode_rows(rows, _block_noise(seed, start))
             code += [*scales, pack_bits(tf.reshape(numbers, [-1]), self.bits)]
             start += count * length
         return code
@@ -133,7 +127,7 @@ class Blockwise(Codec):
         return tf.concat(self._pieces(code, size), axis=0)
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        """See base class: sums by pieces, each of which XLA compiles to one loop."""
+        """See base class: sums piece by piece; XLA compiles each piece to one loop."""
         totals = self._pieces([part[0] for part in codes], size)
         for rank in range(1, codes[0].shape[0]):
             pieces = self._pieces([part[rank] for part in codes], size)
@@ -153,10 +147,10 @@ class Blockwise(Codec):
         pieces: list[tf.Tensor] = []
         for group, (count, length) in enumerate(self.block_shapes(size)):
             *scales, packed = code[group * (self.scales + 1) :][: self.scales + 1]
-            expanded = [tf.reshape(tf.broadcast_to(scale[:, None], [count, length]), [-1]) for scale in scales]
-            pieces += in_pieces(self.decode_elements, unpack_bits(packed, count * length, self.bits), *expanded)
+            element_scales = [tf.reshape(tf.broadcast_to(scale[:, None], [count, length]), [-1]) for scale in scales]
+            pieces += map_pieces(self.decode_elements, unpack_bits(packed, count * length, self.bits), *element_scales)
         return pieces
 
 
-def _noise_at(seed: tf.Tensor, start: int) -> Noise:
+def _block_noise(seed: tf.Tensor, start: int) -> Noise:
     return lambda shape: tf.reshape(rounding_noise(seed, shape.num_elements(), start), shape)

@@ -19,9 +19,9 @@ _UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
 class Packing:
     """The layout of the parts of a code in one vector.
 
-    Parts are ordered by element size, the largest first, and zeros pad the vector to a multiple of the largest, so that
-    each part is aligned in a view of all bytes as its dtype. `join` and `take` copy, and are to be compiled together
-    with what produces and consumes the parts; `on_wire` and `views` only reinterpret bytes as another dtype.
+    Parts are ordered by element size, the largest first, and zeros pad the vector to a multiple of the largest. Each part
+    is therefore aligned in a view of all bytes as its dtype. `join` and `take` copy, and should be compiled together with
+    the code that produces and consumes the parts; `on_wire` and `views` only reinterpret bytes as another dtype.
 
     Attributes:
       specs: shapes and dtypes of the parts.
@@ -35,25 +35,27 @@ class Packing:
     def bytes(self) -> int:
         """The packed length in bytes."""
         grain = max(self.wire.packed.size, *(spec.dtype.size for spec in self.specs))
-        return -(-self._used // grain) * grain
+        return -(-self._content_bytes // grain) * grain
 
     def join(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the bytes of the parts as a vector of the unsigned dtype of the smallest element size."""
         unit = _UNSIGNED[min(spec.dtype.size for spec in self.specs)]
-        vectors = [_seen_as(tf.reshape(parts[i], [-1]), unit) for i in self._order]
-        padding = (self.bytes - self._used) // unit.size
+        vectors = [_bitcast_vector(tf.reshape(parts[i], [-1]), unit) for i in self._order]
+        padding = (self.bytes - self._content_bytes) // unit.size
         return tf.concat([*vectors, tf.zeros([padding], unit)] if padding else vectors, axis=0)
 
-    def on_wire(self, joined: tf.Tensor) -> tf.Tensor:
+    def to_wire(self, code: tf.Tensor) -> tf.Tensor:
         """Returns the result of `join` as a vector of `wire.packed`."""
-        return _seen_as(joined, self.wire.packed)
+        return _bitcast_vector(code, self.wire.packed)
 
     def views(self, packed: tf.Tensor, replicas: int) -> list[tf.Tensor]:
         """Returns gathered packed codes in each dtype of the specs, [replicas, length]."""
-        return [tf.reshape(_seen_as(packed, dtype), [replicas, self.bytes // dtype.size]) for dtype in self._dtypes]
+        return [
+            tf.reshape(_bitcast_vector(packed, dtype), [replicas, self.bytes // dtype.size]) for dtype in self._dtypes
+        ]
 
     def take(self, views: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the parts, from `views`, in the shapes of the specs with a first dim of replicas."""
+        """Returns the parts from `views`, in the shapes of the specs with replicas as an additional first dim."""
         by_dtype = dict(zip(self._dtypes, views, strict=True))
         lengths = [tensor_bytes(self.specs[i]) for i in self._order]
         starts = dict(zip(self._order, itertools.accumulate(lengths, initial=0), strict=False))
@@ -65,7 +67,7 @@ class Packing:
         return parts
 
     @property
-    def _used(self) -> int:
+    def _content_bytes(self) -> int:
         return sum(map(tensor_bytes, self.specs))
 
     @property
@@ -77,7 +79,7 @@ class Packing:
         return list(dict.fromkeys(spec.dtype for spec in self.specs))
 
 
-def _seen_as(vector: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def _bitcast_vector(vector: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     if vector.dtype == dtype:
         return vector
     if vector.dtype.size < dtype.size:
@@ -87,32 +89,27 @@ def _seen_as(vector: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 _CHECK = tf.TensorSpec([1], tf.float32)
 # With fewer elements, compilation takes longer than it saves in a typical run.
-_COMPILED_FROM = 16 * 1024
+_MIN_COMPILED_SIZE = 16 * 1024
 
 
 class CodecCompiler:
     """Packs the codes of tensors, each with the 4 bytes of its `Codec.check`, and decodes packed codes.
 
-    XLA can compile any part without communication, also inside a larger function. One function is created per size of
-    tensor and cached; those for small tensors are not compiled.
+    XLA can compile any part without communication, also inside a larger function. One function is created and cached per
+    tensor size; functions for small tensors are not compiled.
     """
 
     def __init__(self, codec: Codec):
-        """Initializes the compiler.
-
-        Args:
-          codec: encodes and decodes the vectors.
-        """
         self._codec = codec
         self._packings: dict[tuple[int, Wire], Packing] = {}
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def packing(self, size: int, wire: Wire) -> Packing:
-        """Returns how a vector's code and, after it, its check are packed."""
+        """Returns the packing of a vector's code, followed by its check."""
         if (size, wire) not in self._packings:
             vector, seed = tf.TensorSpec([size], tf.float32), tf.TensorSpec([2], tf.int32)
-            traced = tf.function(self._codec.encode, autograph=False).get_concrete_function(vector, seed)
-            specs = [tf.TensorSpec(part.shape, part.dtype) for part in traced.structured_outputs]
+            encode = tf.function(self._codec.encode, autograph=False).get_concrete_function(vector, seed)
+            specs = [tf.TensorSpec(part.shape, part.dtype) for part in encode.structured_outputs]
             self._packings[size, wire] = Packing((*specs, _CHECK), wire)
         return self._packings[size, wire]
 
@@ -121,7 +118,7 @@ class CodecCompiler:
         size = tensor.shape.num_elements()
         packing = self.packing(size, wire)
         vector = tf.reshape(tensor, [-1])  # outside of the function, which is shared by all shapes of a size
-        return packing.on_wire(self._function(self._encode, size, packing)(vector, seed))
+        return packing.to_wire(self._function(self._encode, size, packing)(vector, seed))
 
     def sum(self, packed: tf.Tensor, replicas: int, size: int, wire: Wire) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the sum [size] float32 of several replicas' vectors, and their checks [replicas] float32.
@@ -158,15 +155,15 @@ class CodecCompiler:
         return self._codec.decode(code, size), check
 
     def _function(
-        self, work: Callable[..., Any], size: int, *static: Any, compiles: bool | None = None
+        self, method: Callable[..., Any], size: int, *static: Any, compiles: bool | None = None
     ) -> Callable[..., Any]:
-        key = (work.__name__, size, *static)
+        key = (method.__name__, size, *static)
         if key not in self._functions:
-            function = functools.partial(work, size, *static)
+            function = functools.partial(method, size, *static)
             is_compiled = self._codec.compiles if compiles is None else compiles
             self._functions[key] = (
                 tf.function(function, jit_compile=True, autograph=False)
-                if is_compiled and size >= _COMPILED_FROM
+                if is_compiled and size >= _MIN_COMPILED_SIZE
                 else function
             )
         return self._functions[key]

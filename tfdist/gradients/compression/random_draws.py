@@ -1,4 +1,4 @@
-"""Counter-based random numbers, random signs and rounding, and orthonormal rows; equal on every replica."""
+"""Counter-based random numbers, random signs, rounding and orthonormalization; results are equal on every replica."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 # Counter-based random numbers: stateless, and cheap enough to draw one per element of a gradient.
-# The hash is two rounds of shift, xor and multiply (Wellons's lowbias32), on vectors under XLA. It takes 2 ms for 8 M numbers,
-# for which TensorFlow's stateless generators take 37 ms. For rounding, not for cryptography.
+# The hash is two rounds of shift, xor and multiply (Wellons's lowbias32), vectorized by XLA. 8 M numbers take 2 ms;
+# TensorFlow's stateless generators take 37 ms. For rounding, not for cryptography.
 #
 # Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011.
 
@@ -17,29 +17,29 @@ def rounding_noise(seed: tf.Tensor, size: int, start: int = 0) -> tf.Tensor:
 
     Args:
       seed: [2] int32.
-      size: how many numbers.
-      start: index of the first one in the sequence of the seed.
+      size: number of values.
+      start: index of the first value in the sequence of the seed.
     """
     words = _words(seed)
-    hashed = _mixed(tf.bitcast(tf.range(start, start + size), tf.uint32) + words[0], words[1])
-    # 22 random bits and a final 1 as the fraction of a number in [1, 2): it is never a bound, so 0 is never rounded to
-    # a nonzero level.
-    fraction = tf.bitwise.bitwise_or(tf.bitwise.right_shift(hashed, _u32(9)), _u32(0x3F800001))
+    random_bits = _mix(tf.bitcast(tf.range(start, start + size), tf.uint32) + words[0], words[1])
+    # 22 random bits and a final 1 are the fraction of a number in [1, 2). The result is never a bound of the interval, so 0
+    # is never rounded to a nonzero level.
+    fraction = tf.bitwise.bitwise_or(tf.bitwise.right_shift(random_bits, _u32(9)), _u32(0x3F800001))
     return tf.bitcast(fraction, tf.float32) - 1.5
 
 
-def folded_in(seed: tf.Tensor, number: Any) -> tf.Tensor:
+def fold_in(seed: tf.Tensor, number: Any) -> tf.Tensor:
     """Returns a seed [2] int32 derived from a seed and a number, an int32 tensor or an int."""
-    return tf.bitcast(_mixed(_words(seed) + tf.cast(number, tf.uint32), _u32(0)), tf.int32)
+    return tf.bitcast(_mix(_words(seed) + tf.cast(number, tf.uint32), _u32(0)), tf.int32)
 
 
-def _mixed(x: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    x = _xor_shifted(x, 16) * _u32(0x7FEB352D)
-    x = _xor_shifted(tf.bitwise.bitwise_xor(x, key), 15) * _u32(0x846CA68B)
-    return _xor_shifted(x, 16)
+def _mix(x: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    x = _xorshift(x, 16) * _u32(0x7FEB352D)
+    x = _xorshift(tf.bitwise.bitwise_xor(x, key), 15) * _u32(0x846CA68B)
+    return _xorshift(x, 16)
 
 
-def _xor_shifted(x: tf.Tensor, bits: int) -> tf.Tensor:
+def _xorshift(x: tf.Tensor, bits: int) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, _u32(bits)))
 
 
@@ -59,7 +59,7 @@ def sign_bits(rows: int, columns: int, seed: tf.Tensor) -> tf.Tensor:
     return tf.random.stateless_uniform([-(-rows // _BITS), columns], seed, None, None, tf.int32)
 
 
-def flipped(x: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
+def flip_signs(x: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
     """Returns x [rows, columns] float32 with the signs of random elements flipped; for use under XLA."""
     rows = x.shape[0]
     shifts = tf.constant(_BITS - 1 - np.arange(rows) % _BITS, tf.int32)[:, None]
@@ -68,45 +68,45 @@ def flipped(x: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.bitwise.bitwise_xor(tf.bitcast(x, tf.int32), signs), tf.float32)
 
 
-def orthonormal(rows: tf.Tensor) -> tf.Tensor:
-    """Returns orthonormal rows with the span of the given ones; a row that depends on previous rows becomes zero.
+def orthonormalize(rows: tf.Tensor) -> tf.Tensor:
+    """Returns orthonormal rows with the same span; a row that depends linearly on previous rows becomes zero.
 
-    Each row is projected twice, after which it is orthogonal up to rounding (Giraud et al., 2005: "twice is enough"),
-    and counts as dependent if no more than 100 epsilon of it is left. Rows are scaled first, so that no square over- or
-    underflows. Never fails and never returns a NaN for finite rows.
+    Each row is projected twice, which makes it orthogonal up to rounding (Giraud et al., 2005: "twice is enough"), and
+    counts as dependent if at most 100 epsilon of it remains. Rows are scaled first, so squares neither overflow nor
+    underflow. Never fails, and never returns a NaN for finite rows.
 
     Args:
       rows: [r, m] float32 or float64, r static and small.
     """
-    smallest = 100 * np.finfo(rows.dtype.as_numpy_dtype).eps
-    scaled = scaled_rows(rows)
-    sizes = tf.norm(scaled, axis=1, keepdims=True)
+    tolerance = 100 * np.finfo(rows.dtype.as_numpy_dtype).eps
+    unit_rows = normalize_rows(rows)
+    norms = tf.norm(unit_rows, axis=1, keepdims=True)
     basis_rows: list[tf.Tensor] = []
     for k in range(rows.shape[0]):
-        row = scaled[k : k + 1]
+        row = unit_rows[k : k + 1]
         if basis_rows:
             basis = tf.concat(basis_rows, axis=0)
             for _ in range(2):
                 row -= tf.matmul(tf.matmul(row, basis, transpose_b=True), basis)
         norm = tf.norm(row)
-        basis_rows.append(tf.where(norm > smallest * sizes[k], row / norm, tf.zeros_like(row)))
+        basis_rows.append(tf.where(norm > tolerance * norms[k], row / norm, tf.zeros_like(row)))
     return tf.concat(basis_rows, axis=0)
 
 
-def scaled_rows(rows: tf.Tensor) -> tf.Tensor:
+def normalize_rows(rows: tf.Tensor) -> tf.Tensor:
     """Scales rows [r, m] so that their largest magnitudes are 1; zero rows stay zero."""
     return tf.math.divide_no_nan(rows, tf.reduce_max(tf.abs(rows), axis=1, keepdims=True))
 
 
-def rounded(y: tf.Tensor, low: int, high: int, noise: tf.Tensor | None = None) -> tf.Tensor:
+def round_to_uint8(y: tf.Tensor, low: int, high: int, noise: tf.Tensor | None = None) -> tf.Tensor:
     """Rounds numbers to integers and subtracts the lowest.
 
     Args:
       y: float32, in [low, high] up to rounding.
       low: at least -255.
       high: at most low + 255.
-      noise: None to round to the nearest, ties to even; or numbers of y's shape, uniform in (-1/2, 1/2), with which
-        each y is rounded up or down such that the expected value is y.
+      noise: None to round to the nearest, ties to even; or numbers of y's shape, uniform in (-1/2, 1/2), which round
+        each y up or down with y as the expected value.
 
     Returns:
       uint8, round(y) - low.
@@ -119,6 +119,6 @@ def rounded(y: tf.Tensor, low: int, high: int, noise: tf.Tensor | None = None) -
     return tf.cast(tf.bitwise.bitwise_and(integers, 255), tf.uint8)
 
 
-def relative(x: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
+def divide_or_zero(x: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
     """Returns x / scales, or 0 where a scale is 0 or a denormal, which the processor may flush to 0."""
     return x / tf.where(scales >= 2.0**-126, scales, float("inf"))

@@ -1,4 +1,4 @@
-"""Reducers of vectors, each with messages of its own: by an all-gather of codes, by a reduce-scatter, and random ones."""
+"""Reducers that send separate messages for each vector: all-gather of codes, reduce-scatter, and randomized reducers."""
 
 import abc
 import zlib
@@ -11,11 +11,11 @@ from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.codec_compiler import CodecCompiler
-from tfdist.gradients.compression.random_draws import folded_in
-from tfdist.gradients.reducer import Reduced, Reducer, split_at
+from tfdist.gradients.compression.random_draws import fold_in
+from tfdist.gradients.reducer import Reducer, ReductionResult, split_at
 
 
-def reshaped_like(vector: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+def reshape_like(vector: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """Returns a vector in the shape and dtype of a tensor."""
     return tf.cast(tf.reshape(vector, tensor.shape), tensor.dtype)
 
@@ -23,7 +23,7 @@ def reshaped_like(vector: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 def seed_of(name: str, draws: Any, rank: Any) -> tf.Tensor:
     """Returns a seed [2] int32 for stateless random operations, from a message name, a number of draws and a rank."""
     key = zlib.crc32(name.encode()) & 0x7FFFFFFF
-    return folded_in(folded_in(tf.constant([key, key ^ 0x5BD1E995], tf.int32), draws), rank)
+    return fold_in(fold_in(tf.constant([key, key ^ 0x5BD1E995], tf.int32), draws), rank)
 
 
 def finiteness_mark(x: tf.Tensor) -> tf.Tensor:
@@ -48,7 +48,7 @@ class ReducedVector(NamedTuple):
 
 
 class Vectorwise(Reducer):
-    """Reduces each tensor of a list with its own messages; an empty tensor sends nothing and keeps its state."""
+    """Reduces each tensor of a list with separate messages. Empty tensors are not sent and keep their state."""
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         """See base class."""
@@ -56,19 +56,21 @@ class Vectorwise(Reducer):
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
+    ) -> ReductionResult:
         """See base class."""
-        result = Reduced([], [], [], [])
+        result = ReductionResult([], [], [], [])
         remaining, count = list(state), len(state) // max(1, len(tensors))
         for i, tensor in enumerate(tensors):
-            own_state, remaining = split_at(remaining, count)
-            part = Reduced([tensor], [tensor], own_state, [])
+            tensor_state, remaining = split_at(remaining, count)
+            reduction = ReductionResult([tensor], [tensor], tensor_state, [])
             if tensor.shape.num_elements():
                 x = tf.reshape(tf.cast(tensor, tf.float32), [-1])
-                total, sent, new_state, witness = self.reduce_vector(x, own_state, collectives, name=f"{name}/{i}")
-                part = Reduced([reshaped_like(total, tensor)], [reshaped_like(sent, tensor)], new_state, [witness])
-            for values, more in zip(result, part, strict=True):
-                values += more
+                total, sent, new_state, witness = self.reduce_vector(x, tensor_state, collectives, name=f"{name}/{i}")
+                reduction = ReductionResult(
+                    [reshape_like(total, tensor)], [reshape_like(sent, tensor)], new_state, [witness]
+                )
+            for values, new_values in zip(result, reduction, strict=True):
+                values += new_values
         return result
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
@@ -89,8 +91,7 @@ class Vectorwise(Reducer):
         """
 
 
-def _draws_of(spec: tf.TensorSpec) -> State:
-    """Returns the state that counts the draws for a tensor."""
+def _draw_counter(spec: tf.TensorSpec) -> State:
     return State(f"{spec.name}/draws", (), tf.int32, per_replica=False)
 
 
@@ -101,19 +102,14 @@ class AllGatherReducer(Vectorwise):
     """
 
     def __init__(self, codec: Codec):
-        """Initializes the reducer.
-
-        Args:
-          codec: encodes and decodes the vectors.
-        """
         self._codec = codec
         self._coder = CodecCompiler(codec)
         self.biased = codec.biased
         self.experimental = codec.experimental
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        """See base class: for a randomized codec, the number of calls, so that each draws different numbers."""
-        return [_draws_of(spec)] if self._codec.randomized else []
+        """See base class: for a randomized codec, the number of calls, so each call draws different numbers."""
+        return [_draw_counter(spec)] if self._codec.randomized else []
 
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
@@ -129,16 +125,16 @@ class AllGatherReducer(Vectorwise):
         """Returns the sum, this replica's contribution to it, and the checks of all replicas."""
         size, wire = x.shape[0], collectives.wire
         packed = self._coder.encode(x, seed, wire)
-        [gathered] = collectives.all_gather([packed], name=name)
-        total, checks = self._coder.sum(gathered, collectives.size, size, wire)
-        own, _ = self._coder.decode(packed, size, wire)
-        return total, own, checks
+        [codes] = collectives.all_gather([packed], name=name)
+        total, checks = self._coder.sum(codes, collectives.size, size, wire)
+        local_value, _ = self._coder.decode(packed, size, wire)
+        return total, local_value, checks
 
 
 # The reduce-scatter reducer: each replica sums one share of the vector and encodes the sum for the others.
-# All-to-all of the encoded shares, decode and sum in float32, encode the sum, all-gather. With a code of c bytes this sends
-# 2 c (N - 1) / N, like a ring all-reduce, whereas sending each code to all costs c (N - 1). The price is a second coding error;
-# it is attributed to the replica that encoded the sum, so error feedback loses nothing.
+# Steps: all-to-all of the encoded shares; decode and sum in float32; encode the sum; all-gather. With a code of c bytes,
+# this sends 2 c (N - 1) / N, like a ring all-reduce; an all-gather of codes sends c (N - 1). The second coding error is
+# attributed to the replica that encoded the sum, so error feedback loses nothing.
 
 # TensorFlow slices without a copy at multiples of this many float32 elements.
 _GRAIN = 16
@@ -156,16 +152,16 @@ class ReduceScatterReducer(AllGatherReducer):
         size = x.shape[0]
         share = -(-size // (replicas * _GRAIN)) * _GRAIN
         shares = tf.reshape(tf.pad(x, [[0, replicas * share - size]]), [replicas, share])
-        packed = [coder.encode(shares[rank], folded_in(seed, rank), wire) for rank in range(replicas)]
-        [received] = collectives.all_to_all([tf.concat(packed, axis=0)], name=f"{name}/shares")
-        total, checks = coder.sum(received, replicas, share, wire)
+        packed = [coder.encode(shares[rank], fold_in(seed, rank), wire) for rank in range(replicas)]
+        [rank_codes] = collectives.all_to_all([tf.concat(packed, axis=0)], name=f"{name}/shares")
+        total, checks = coder.sum(rank_codes, replicas, share, wire)
         # NaN if a replica's vector is not finite, so that the check of the second encoding fails as well.
         total *= tf.where(tf.reduce_all(tf.math.is_finite(checks)), 1.0, float("nan"))
-        summed = coder.encode(total, folded_in(seed, replicas), wire)
-        [gathered] = collectives.all_gather([summed], name=f"{name}/sums")
-        sums = tf.reshape(gathered, [replicas, -1])
+        total_code = coder.encode(total, fold_in(seed, replicas), wire)
+        [total_codes] = collectives.all_gather([total_code], name=f"{name}/sums")
+        sums = tf.reshape(total_codes, [replicas, -1])
         totals, checks = zip(*(coder.decode(sums[rank], share, wire) for rank in range(replicas)), strict=True)
-        second_error = coder.decode(summed, share, wire)[0] - total
+        second_error = coder.decode(total_code, share, wire)[0] - total
         owner = tf.one_hot(collectives.rank, replicas, dtype=tf.float32)
         sent = [coder.decode(packed[rank], share, wire)[0] + owner[rank] * second_error for rank in range(replicas)]
         return tf.concat(totals, axis=0)[:size], tf.concat(sent, axis=0)[:size], tf.concat(checks, axis=0)
@@ -176,18 +172,18 @@ class Stochastic(Vectorwise):
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
         """See base class."""
-        return [_draws_of(spec)]
+        return [_draw_counter(spec)]
 
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReducedVector:
         """See base class."""
         [draws] = state
-        total, sent, witness = self.reduce_drawn(x, seed_of(name, draws, 0), collectives, name=name)
+        total, sent, witness = self.reduce_with_seed(x, seed_of(name, draws, 0), collectives, name=name)
         return ReducedVector(total, sent, [draws + 1], witness)
 
     @abc.abstractmethod
-    def reduce_drawn(
+    def reduce_with_seed(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Sums a vector over replicas; returns `total`, `sent` and `witness` of a `ReducedVector`.

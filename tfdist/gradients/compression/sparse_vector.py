@@ -1,4 +1,4 @@
-"""Sparse vectors as pairs of index and value, the largest magnitudes of a vector, and reductions of rows."""
+"""Sparse vectors of (index, value) pairs, selection of the largest magnitudes, and row reductions."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.arguments import compiled
+from tfdist.gradients.compression.arguments import compile_with_xla
 
 # Chosen by measurement: a halving step fits into registers, and the remaining loop is short.
 _FOLDED_WIDTH = 128
@@ -25,7 +25,7 @@ def peaks(rows: tf.Tensor) -> tf.Tensor:
     # Interpreted as integers, magnitudes have the order of the floats, and NaN is above inf.
     integers = tf.int16 if rows.dtype.size == 2 else tf.int32
     bits = tf.bitwise.bitwise_and(tf.bitcast(rows, integers), tf.constant(integers.max, integers))
-    return tf.bitcast(_folded(bits, tf.maximum, tf.reduce_max), rows.dtype)
+    return tf.bitcast(_reduce_rows(bits, tf.maximum, tf.reduce_max), rows.dtype)
 
 
 def bounds(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -37,23 +37,23 @@ def bounds(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     Returns:
       Two tensors [m] float32.
     """
-    ordered = _ordered(tf.bitcast(rows, tf.int32))
-    low, high = _folded(ordered, tf.minimum, tf.reduce_min), _folded(ordered, tf.maximum, tf.reduce_max)
-    return tf.bitcast(_ordered(low), tf.float32), tf.bitcast(_ordered(high), tf.float32)
+    keys = _order_preserving_bits(tf.bitcast(rows, tf.int32))
+    low, high = _reduce_rows(keys, tf.minimum, tf.reduce_min), _reduce_rows(keys, tf.maximum, tf.reduce_max)
+    return tf.bitcast(_order_preserving_bits(low), tf.float32), tf.bitcast(_order_preserving_bits(high), tf.float32)
 
 
 def sums(rows: tf.Tensor) -> tf.Tensor:
     """Returns the sum of each row of `rows`, [m, k], k at least 1."""
-    return _folded(rows, tf.add, tf.reduce_sum)
+    return _reduce_rows(rows, tf.add, tf.reduce_sum)
 
 
-def _ordered(bits: tf.Tensor) -> tf.Tensor:
+def _order_preserving_bits(bits: tf.Tensor) -> tf.Tensor:
     """Maps the bits of floats to integers of the same order, with NaN at both ends; its own inverse."""
     magnitude = tf.constant(tf.int32.max, tf.int32)
     return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, magnitude), bits)
 
 
-def _folded(rows: tf.Tensor, combine: Callable[..., tf.Tensor], reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
+def _reduce_rows(rows: tf.Tensor, combine: Callable[..., tf.Tensor], reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
     """Reduces rows. The last operation is a reduction, because XLA does not recompute reductions for each user."""
     count, width = rows.shape
     full_width = width // _FOLDED_WIDTH * _FOLDED_WIDTH
@@ -88,13 +88,13 @@ def magnitudes(x: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32), 0x7FFFFFFF)
 
 
-def largest(x: tf.Tensor, k: int | tf.Tensor) -> SparseVector:
+def top_k(x: tf.Tensor, k: int | tf.Tensor) -> SparseVector:
     """Returns the k largest |x| of x [n] float32, in any order; some 50 ns per element for large n."""
     indices = tf.math.top_k(magnitudes(x), k, sorted=False).indices
     return SparseVector(indices, tf.gather(x, indices))
 
 
-def reaching(x: tf.Tensor, threshold: int | tf.Tensor) -> SparseVector:
+def select_by_threshold(x: tf.Tensor, threshold: int | tf.Tensor) -> SparseVector:
     """Returns the elements of x [n] float32 whose `magnitudes` are at least `threshold`, above 0, in the order of x."""
     if x.shape[0] <= _SHORT_LENGTH:
         positions = tf.where(magnitudes(x) >= threshold)[:, 0]
@@ -102,11 +102,11 @@ def reaching(x: tf.Tensor, threshold: int | tf.Tensor) -> SparseVector:
     if x.shape[0] % _ROW_SIZE:
         x = tf.pad(x, [[0, -x.shape[0] % _ROW_SIZE]])
     # A search for rows with such an element comes first: the search for elements is slower.
-    rows = tf.where(compiled(_rows_reaching, x.shape[0])(x, tf.convert_to_tensor(threshold)))[:, 0]
-    candidates = tf.reshape(tf.gather(tf.reshape(x, [-1, _ROW_SIZE]), rows), [-1])
+    row_indices = tf.where(compile_with_xla(_rows_above, x.shape[0])(x, tf.convert_to_tensor(threshold)))[:, 0]
+    candidates = tf.reshape(tf.gather(tf.reshape(x, [-1, _ROW_SIZE]), row_indices), [-1])
     positions = tf.where(magnitudes(candidates) >= threshold)[:, 0]
     return SparseVector(
-        tf.cast(tf.gather(rows, positions // _ROW_SIZE) * _ROW_SIZE + positions % _ROW_SIZE, tf.int32),
+        tf.cast(tf.gather(row_indices, positions // _ROW_SIZE) * _ROW_SIZE + positions % _ROW_SIZE, tf.int32),
         tf.gather(candidates, positions),
     )
 
@@ -116,7 +116,7 @@ def sample_size(ratio: float) -> int:
     return min(65536, max(8192, round(256 / ratio)))
 
 
-def largest_sampled(x: tf.Tensor, k: int | tf.Tensor, seed: tf.Tensor, sample: int) -> SparseVector:
+def sampled_top_k(x: tf.Tensor, k: int | tf.Tensor, seed: tf.Tensor, sample: int) -> SparseVector:
     """Returns the k largest |x|, with high probability, in 2 ns per element.
 
     A threshold is taken from a random sample, three standard deviations below its expected value, and the largest
@@ -126,41 +126,41 @@ def largest_sampled(x: tf.Tensor, k: int | tf.Tensor, seed: tf.Tensor, sample: i
       x: [n] float32, n static.
       k: number of elements, at most n.
       seed: [2] int32.
-      sample: size of the sample; vectors of up to four times that size are searched completely, by `largest`.
+      sample: size of the sample; vectors of up to four times that size are searched completely, by `top_k`.
     """
     size = x.shape[0]
     if size <= 4 * sample:
-        return largest(x, k)
+        return top_k(x, k)
     sample_bits = magnitudes(tf.gather(x, tf.random.stateless_uniform([sample], seed, 0, size, tf.int32)))
     hits = tf.cast(k, tf.float32) * (sample / size)
-    threshold = tf.maximum(_nth(sample_bits, tf.cast(hits + 3 * tf.sqrt(hits), tf.int32)), 1)
-    candidates = reaching(x, threshold)
+    threshold = tf.maximum(_nth_largest(sample_bits, tf.cast(hits + 3 * tf.sqrt(hits), tf.int32)), 1)
+    candidates = select_by_threshold(x, threshold)
     bits = magnitudes(candidates.values)
-    positions = tf.where(bits >= _nth(bits, k - 1))[:k, 0]
+    positions = tf.where(bits >= _nth_largest(bits, k - 1))[:k, 0]
     return SparseVector(*(tf.gather(part, positions) for part in candidates))
 
 
-def padded(vector: SparseVector, k: int) -> SparseVector:
+def pad_entries(vector: SparseVector, k: int) -> SparseVector:
     """Returns a vector with exactly k entries; an index of -1 marks an unused one."""
     padding = [[0, k - tf.size(vector.indices)]]
     parts = tf.pad(vector.indices, padding, constant_values=-1), tf.pad(vector.values, padding)
     return SparseVector(*(tf.ensure_shape(part, [k]) for part in parts))
 
 
-def _nth(x: tf.Tensor, n: int | tf.Tensor) -> tf.Tensor:
+def _nth_largest(x: tf.Tensor, n: int | tf.Tensor) -> tf.Tensor:
     """Returns the element of x [m] int32, nonnegative, that follows n others in descending order; 0 if m <= n."""
     return tf.raw_ops.NthElement(input=tf.concat([x, [0]], 0), n=tf.minimum(n, tf.size(x)), reverse=True)
 
 
-def _rows_reaching(size: int, x: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+def _rows_above(size: int, x: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
     return tf.reduce_any(magnitudes(tf.reshape(x, [size // _ROW_SIZE, _ROW_SIZE])) >= threshold, axis=1)
 
 
 _MAX_UNCOMPILED = 4096  # entries; XLA saves 0.2 us per entry, and compiling takes 0.2 s
 
 
-def dense(indices: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
-    """Sums sparse vectors one after the other, so that the order of summation is the same on any device.
+def to_dense(indices: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
+    """Sums sparse vectors one after the other, so the order of summation is the same on any device.
 
     Args:
       indices: [vectors, k] int32, static; distinct within a vector. A negative index marks an unused entry.
@@ -173,7 +173,7 @@ def dense(indices: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
     vectors, k = indices.shape
     if vectors * k <= _MAX_UNCOMPILED:
         return _dense(size, vectors, k, indices, values)
-    return compiled(_dense, size, vectors, k)(indices, values)
+    return compile_with_xla(_dense, size, vectors, k)(indices, values)
 
 
 def _dense(size: int, vectors: int, _: int, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
@@ -194,8 +194,8 @@ def exchange(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums sparse vectors over the replicas; the number of entries may differ between replicas.
 
-    One all-gather of unequal sizes, of rows (index, bits of the value); each replica's first row is (number of entries,
-    bits of the check), so no other message is needed to split the gathered rows. Cost: m entries are 8 (m + 1) bytes.
+    All-gathers rows (index, bits of the value). Each replica's first row is (number of entries, bits of the check), so no
+    other message is needed to split the gathered rows. Cost: m entries are 8 (m + 1) bytes.
 
     Args:
       indices: [m] int32, distinct; m need not be static. A negative index marks an unused entry.
@@ -213,8 +213,8 @@ def exchange(
     [rows] = collectives.all_gather([tf.concat([head[None], entries], axis=0)], name=name)
     total, checks, start = tf.zeros([size]), [], 0
     for _ in range(collectives.size):
-        first, start = start + 1, start + 1 + rows[start, 0]
-        entries_of_one = rows[first:start]
-        checks.append(tf.bitcast(rows[first - 1, 1], tf.float32))
-        total = _add_sparse(total, entries_of_one[:, 0], tf.bitcast(entries_of_one[:, 1], tf.float32))
+        first_entry, start = start + 1, start + 1 + rows[start, 0]
+        rank_entries = rows[first_entry:start]
+        checks.append(tf.bitcast(rows[first_entry - 1, 1], tf.float32))
+        total = _add_sparse(total, rank_entries[:, 0], tf.bitcast(rank_entries[:, 1], tf.float32))
     return total, tf.stack(checks)

@@ -1,4 +1,4 @@
-"""Operations on one element at a time, with broadcasting."""
+"""Elementwise operations with broadcasting."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from tfdist.row_semantics.values import (
     is_zero,
     join,
     join_values,
-    of_numbers,
+    numeric_value,
     power_of,
     total,
     without_base,
@@ -38,8 +38,8 @@ from tfdist.row_semantics.values import (
 _Arithmetic = Callable[[Size, Size], Size | None]
 
 
-def _numbers(call: Call, arithmetic: _Arithmetic) -> Value | None:
-    """Returns the value of a result that is computed from known numbers; None if it is not."""
+def _compute_numbers(call: Call, arithmetic: _Arithmetic) -> Value | None:
+    """Returns the value of a result that is computed from known numbers; None if there are none."""
     arrays = [value.numbers for value in call.inputs]
     if len(arrays) != 2 or any(each is None for each in arrays):
         return None
@@ -48,7 +48,7 @@ def _numbers(call: Call, arithmetic: _Arithmetic) -> Value | None:
     results = [None if a is None or b is None else arithmetic(a, b) for a, b in pairs]
     if all(each is None for each in results):
         return None
-    return of_numbers(sizes.array(results, left.shape), broadcast_dims(call.inputs))
+    return numeric_value(sizes.array(results, left.shape), broadcast_dims(call.inputs))
 
 
 def rows_label(values: Sequence[Value], power: int | None) -> Label:
@@ -59,18 +59,13 @@ def rows_label(values: Sequence[Value], power: int | None) -> Label:
     return Rows(len(dims) + axis[0], axis[1], power)
 
 
-def choice(values: Sequence[Value], chosen: Sequence[Value]) -> Label:
-    """Returns the label of elements that are each taken from one of `chosen`, or are the sum of them.
-
-    Args:
-      values: everything that is broadcast, the condition included.
-      chosen: what the elements are taken from.
-    """
+def choice(values: Sequence[Value], candidates: Sequence[Value]) -> Label:
+    """Returns the label of a selection from, or a sum of, `candidates`; `values` are all values that are broadcast."""
     if not any(isinstance(value.label, Rows) for value in values):
-        return join([value.label for value in chosen])
-    if not all(isinstance(value.label, Rows | Replicated) for value in chosen):
+        return join([value.label for value in candidates])
+    if not all(isinstance(value.label, Rows | Replicated) for value in candidates):
         return ALL_ROWS
-    agrees, power = common_power(value.label.power for value in chosen)  # type: ignore[union-attr]
+    agrees, power = common_power(value.label.power for value in candidates)  # type: ignore[union-attr]
     return rows_label(values, power) if agrees else ALL_ROWS
 
 
@@ -82,15 +77,15 @@ def sum_of(values: Sequence[Value]) -> Label:
 
 
 def product_of(values: Sequence[Value], signs: Sequence[int]) -> Label:
-    """Returns the label of a broadcast product; the sign of a divisor is -1."""
+    """Returns the label of a broadcast product; the sign is -1 for a divisor."""
     labels = [value.label for value in values]
     if any(not isinstance(label, Replicated | Rows | Partial) for label in labels):
         return ALL_ROWS
     partial = [number for number, label in enumerate(labels) if isinstance(label, Partial)]
     rows = any(isinstance(label, Rows) for label in labels)
     if partial:
-        return ALL_ROWS if rows or len(partial) > 1 or partial[0] > 0 else _scaled(values, signs)
-    # Zeros times infinity are not zeros.
+        return ALL_ROWS if rows or len(partial) > 1 or partial[0] > 0 else _scale_partial_sum(values, signs)
+    # Zero times infinity is not zero.
     power = None if all(is_zero(label) for label in labels) and min(signs) > 0 else _sum_of_powers(labels, signs)
     return rows_label(values, power) if rows else Replicated(power)
 
@@ -99,8 +94,8 @@ def _sum_of_powers(labels: Sequence[Label], signs: Sequence[int]) -> int:
     return sum(sign * power_of(label) for label, sign in zip(labels, signs, strict=True))
 
 
-def _scaled(values: Sequence[Value], signs: Sequence[int]) -> Label:
-    """Returns the label of a partial result times or divided by replicated values."""
+def _scale_partial_sum(values: Sequence[Value], signs: Sequence[int]) -> Label:
+    """Returns the label of a partial sum times or divided by replicated values."""
     first = values[0].label
     assert isinstance(first, Partial)
     if first.reduction != "sum":
@@ -113,14 +108,14 @@ def _scaled(values: Sequence[Value], signs: Sequence[int]) -> Label:
 @rule("AddV2", "Add", "Sub")
 def _(call: Call) -> Value:
     is_difference = call.kind == "Sub"
-    numbers = _numbers(call, (lambda a, b: a + -b) if is_difference else (lambda a, b: a + b))
+    numbers = _compute_numbers(call, (lambda a, b: a + -b) if is_difference else (lambda a, b: a + b))
     if numbers is not None:
         return numbers
-    return Value(increased(*call.inputs, is_difference=is_difference), broadcast_dims(call.inputs))
+    return Value(add_or_subtract(*call.inputs, is_difference=is_difference), broadcast_dims(call.inputs))
 
 
-def increased(left: Value, right: Value, *, is_difference: bool) -> Label:
-    """Returns the label of a sum or a difference, and the variable to which a sum is added, if it is one."""
+def add_or_subtract(left: Value, right: Value, *, is_difference: bool) -> Label:
+    """Returns the label of a sum or a difference, with the variable to which a sum is added, if any."""
     label = sum_of([left, right])
     if not isinstance(label, ReplicatedPlusSum):
         return label
@@ -142,7 +137,7 @@ def _(call: Call) -> Value:
 
 
 def _sum_of_elements(lists: Sequence[Value]) -> Value:
-    """Returns what is known of the elements of lists that are added up element by element."""
+    """Returns the value of the elements of a sum of lists."""
     elements = [value.element or Value(ALL_ROWS) for value in lists if value.element != UNWRITTEN] or [UNWRITTEN]
     if len(elements) == 1:
         return elements[0]
@@ -151,7 +146,7 @@ def _sum_of_elements(lists: Sequence[Value]) -> Value:
 
 @rule("Mul", "MulNoNan")
 def _(call: Call) -> Value:
-    numbers = _numbers(call, lambda a, b: a * b)
+    numbers = _compute_numbers(call, lambda a, b: a * b)
     if numbers is not None:
         return numbers
     values = sorted(call.inputs, key=lambda value: not isinstance(value.label, Partial))
@@ -162,7 +157,7 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     if call.kind == "Div" and call.operation.inputs[0].dtype.is_integer:
         raise NoRuleError("integers are divided")
-    numbers = _numbers(call, lambda a, b: a.divided_by(b))
+    numbers = _compute_numbers(call, lambda a, b: a.divided_by(b))
     return numbers or Value(product_of(call.inputs, (1, -1)), broadcast_dims(call.inputs))
 
 
@@ -170,7 +165,7 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     (value,) = call.inputs
     if value.numbers is not None:
-        return of_numbers(sizes.array([each and each * each for each in value.numbers.flat], value.numbers.shape))
+        return numeric_value(sizes.array([each and each * each for each in value.numbers.flat], value.numbers.shape))
     return Value(product_of([value, value], (1, 1)), value.dims)
 
 
@@ -206,7 +201,7 @@ def _(call: Call) -> Sequence[Value]:
 def _(call: Call) -> Value:
     (value,) = call.inputs
     source, target = call.operation.inputs[0].dtype, call.operation.outputs[0].dtype
-    is_narrow = target.is_integer and target.size < 4  # other numbers, modulo 2^8 or 2^16
+    is_narrow = target.is_integer and target.size < 4  # values wrap modulo 2^8 or 2^16
     becomes_integer = target.is_integer and not source.is_bool and (not source.is_integer or is_narrow)
     if value.numbers is not None and not target.is_bool and not is_narrow:
         if not becomes_integer or all(each is not None and each.is_integer for each in value.numbers.flat):
@@ -220,7 +215,7 @@ def _(call: Call) -> Value:
 
 
 def pointwise(values: Sequence[Value]) -> Label:
-    """Returns the label of any function of each element."""
+    """Returns the label of any elementwise function."""
     if all(value.is_replicated for value in values):
         return REPLICATED
     if any(not isinstance(value.label, Replicated | Rows) or value.label.power for value in values):
@@ -229,7 +224,7 @@ def pointwise(values: Sequence[Value]) -> Label:
 
 
 def pointwise_rule(call: Call) -> Value:
-    """The rule of any function of each element."""
+    """The rule of any elementwise function."""
     return Value(pointwise(call.inputs), broadcast_dims(call.inputs))
 
 
@@ -245,14 +240,14 @@ for _type in _POINTWISE.split():
     RULES[_type] = pointwise_rule
 
 
-def _with_numbers(kind: str, arithmetic: _Arithmetic, otherwise: Callable[[Call], Value]) -> None:
+def _register_numeric_rule(kind: str, arithmetic: _Arithmetic, default: Callable[[Call], Value]) -> None:
     def apply(call: Call) -> Value:
-        return _numbers(call, arithmetic) or otherwise(call)
+        return _compute_numbers(call, arithmetic) or default(call)
 
     RULES[kind] = apply
 
 
-def _floor_divided(a: Size, b: Size) -> Size | None:
+def _floor_divide(a: Size, b: Size) -> Size | None:
     if not (a.is_integer and b.is_integer):
         return None  # 0.3 // 0.1
     quotient = a.divided_by(b)
@@ -270,7 +265,7 @@ def _remainder(a: Size, b: Size) -> Size | None:
     return Size(Fraction(0)) if quotient is not None and quotient.is_integer else None
 
 
-def _larger(a: Size, b: Size) -> Size | None:
+def _maximum_if_ordered(a: Size, b: Size) -> Size | None:
     ratio = a.divided_by(b) if b.coefficient > 0 else None
     if a.is_known and b.is_known:
         return max(a, b, key=lambda each: each.coefficient)
@@ -280,7 +275,7 @@ def _larger(a: Size, b: Size) -> Size | None:
 
 
 def _maximum(a: Size, b: Size) -> Size | None:
-    return _larger(a, b) or _larger(b, a)
+    return _maximum_if_ordered(a, b) or _maximum_if_ordered(b, a)
 
 
 def _minimum(a: Size, b: Size) -> Size | None:
@@ -288,12 +283,12 @@ def _minimum(a: Size, b: Size) -> Size | None:
     return None if larger is None else b if larger == a else a
 
 
-_with_numbers("FloorDiv", _floor_divided, pointwise_rule)
-_with_numbers("FloorMod", _remainder, pointwise_rule)
+_register_numeric_rule("FloorDiv", _floor_divide, pointwise_rule)
+_register_numeric_rule("FloorMod", _remainder, pointwise_rule)
 
 
-def _same_power(call: Call) -> Value:
-    """A function f with f(c x) = c f(x) for c > 0: it keeps a power that all inputs have."""
+def _homogeneous_rule(call: Call) -> Value:
+    """The rule of a function f with f(c x) = c f(x) for c > 0, which keeps the common power of its inputs."""
     if any(not isinstance(value.label, Replicated | Rows) for value in call.inputs):
         return Value(ALL_ROWS, broadcast_dims(call.inputs))
     agrees, power = common_power(value.label.power for value in call.inputs)  # type: ignore[union-attr]
@@ -305,16 +300,16 @@ def _same_power(call: Call) -> Value:
 
 
 for _type in ("Relu", "Abs", "LeakyRelu"):
-    RULES[_type] = _same_power
-_with_numbers("Maximum", _maximum, _same_power)
-_with_numbers("Minimum", _minimum, _same_power)
+    RULES[_type] = _homogeneous_rule
+_register_numeric_rule("Maximum", _maximum, _homogeneous_rule)
+_register_numeric_rule("Minimum", _minimum, _homogeneous_rule)
 
 
 @rule("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual")
 def _(call: Call) -> Value:
-    compared = _same_power(call)
+    compared = _homogeneous_rule(call)
     if call.kind.endswith("Equal") and call.kind[0] in "EN" and not call.attribute("incompatible_shape_error"):
-        # Tensors that cannot be broadcast are not equal, in one boolean.
+        # The result for tensors that cannot be broadcast is one boolean.
         if any(len(each) > 1 or None in each for each in broadcast_sizes(call.inputs)):
             raise NoRuleError("the shapes cannot be compared")
     if isinstance(compared.label, Rows | Replicated):
@@ -331,8 +326,8 @@ def _(call: Call) -> Value:
     return Value(label if is_zero(label) else REPLICATED if isinstance(label, Replicated) else ALL_ROWS, value.dims)
 
 
-# Gradients that are linear in one of their inputs: its position.
-_LINEAR_IN = {
+# Positions of the inputs in which these gradients are linear.
+_LINEAR_INPUTS = {
     "ReluGrad": 0,
     "Relu6Grad": 0,
     "LeakyReluGrad": 0,
@@ -350,7 +345,7 @@ _LINEAR_IN = {
 
 
 def _linear_gradient(call: Call) -> Value:
-    position = _LINEAR_IN[call.kind]
+    position = _LINEAR_INPUTS[call.kind]
     gradient, other = call.inputs[position], call.inputs[1 - position]
     if call.kind == "SqrtGrad" and isinstance(gradient.label, Partial):
         raise NoRuleError("0 / 0 is 0, but not 1 / 0 - 1 / 0")
@@ -359,20 +354,20 @@ def _linear_gradient(call: Call) -> Value:
     return Value(product_of(values, (1, 1)), broadcast_dims(call.inputs))
 
 
-for _type in _LINEAR_IN:
+for _type in _LINEAR_INPUTS:
     RULES[_type] = _linear_gradient
 
 
 @rule("SelectV2", "Select")
 def _(call: Call) -> Value:
-    condition, *chosen = call.inputs
-    if call.kind == "Select" and condition.rank < chosen[0].rank:
-        # A vector selects along the first axis.
-        ones = [sizes.ONE] * (chosen[0].rank - condition.rank)
+    condition, *candidates = call.inputs
+    if call.kind == "Select" and condition.rank < candidates[0].rank:
+        # A vector condition selects along the first axis.
+        ones = [sizes.ONE] * (candidates[0].rank - condition.rank)
         condition = dataclasses.replace(condition, dims=(*condition.known_dims, *ones))
-    dims = broadcast_dims([condition, *chosen])
+    dims = broadcast_dims([condition, *candidates])
     is_given = condition.is_replicated or (isinstance(condition.label, Rows) and not condition.label.power)
-    label = choice([condition, *chosen], chosen) if is_given else ALL_ROWS
+    label = choice([condition, *candidates], candidates) if is_given else ALL_ROWS
     return Value(label, dims)
 
 

@@ -4,9 +4,9 @@ import dataclasses
 from typing import NamedTuple
 
 from tfdist.row_semantics import sizes
-from tfdist.row_semantics.rules.elementwise import increased, linear, pointwise
+from tfdist.row_semantics.rules.elementwise import add_or_subtract, linear, pointwise
 from tfdist.row_semantics.rules.registry import Call, rule
-from tfdist.row_semantics.rules.shapes import moved
+from tfdist.row_semantics.rules.shapes import rearrange
 from tfdist.row_semantics.sizes import ONE, Size
 from tfdist.row_semantics.values import (
     ALL_ROWS,
@@ -20,13 +20,13 @@ from tfdist.row_semantics.values import (
     Rows,
     Value,
     is_zero,
-    of_numbers,
+    numeric_value,
     total,
 )
 
 
 class _Axis(NamedTuple):
-    """The effect of a slice on one axis: it takes all of it ("all") or a part, adds ("new") or removes ("index") one."""
+    """The effect of a slice on one axis: it selects all elements ("all") or a "part", adds ("new") or removes ("index") it."""
 
     action: str
     source: int
@@ -35,7 +35,7 @@ class _Axis(NamedTuple):
 
 
 def _slices(call: Call, dims: Dims, begin: Value, end: Value, strides: Value) -> list[_Axis]:
-    """Returns the axes of a strided slice, where `dims` are those of the tensor that is sliced."""
+    """Returns the axes of a strided slice of a tensor with the dims `dims`."""
     masks = {name: call.attribute(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     steps = strides.integers
     count = len(steps)
@@ -71,7 +71,7 @@ def _slices(call: Call, dims: Dims, begin: Value, end: Value, strides: Value) ->
 
 
 def _is_all(masks: dict[str, int], number: int, step: int, begin: Value, end: Value, dim: Size | None) -> bool:
-    """Returns whether a slice takes a whole axis."""
+    """Returns whether a slice selects a whole axis."""
     starts = masks["begin"] >> number & 1 or (begin.numbers is not None and _is_zero(begin.numbers.flat[number]))
     ends = masks["end"] >> number & 1 or (
         end.numbers is not None and dim is not None and end.numbers.flat[number] == dim
@@ -80,14 +80,14 @@ def _is_all(masks: dict[str, int], number: int, step: int, begin: Value, end: Va
 
 
 def _length(masks: dict[str, int], number: int, step: int, begin: Value, end: Value, dim: Size | None) -> Size | None:
-    """Returns the length of a part of an axis of unknown length, without some elements at its start and at its end."""
+    """Returns the length of an axis without some elements at its start and end; None if unknown."""
     try:
         first = 0 if masks["begin"] >> number & 1 else begin.integers[number]
         last = 0 if masks["end"] >> number & 1 else end.integers[number]
     except NoRuleError:
         return None
     is_shorter = step == 1 and first >= 0 >= last and dim is not None and not dim.power
-    return sizes.shortened(dim, first - last) if is_shorter else None  # type: ignore[arg-type]
+    return sizes.shorten(dim, first - last) if is_shorter else None  # type: ignore[arg-type]
 
 
 def _is_zero(number: Size | None) -> bool:
@@ -97,25 +97,25 @@ def _is_zero(number: Size | None) -> bool:
 @rule("StridedSlice")
 def _(call: Call) -> Value:
     value, begin, end, strides = call.inputs
-    if value.numbers is not None and value.numbers.ndim == 1 and (known := _sliced_numbers(call)) is not None:
+    if value.numbers is not None and value.numbers.ndim == 1 and (known := _slice_numbers(call)) is not None:
         return known
     axes = _slices(call, value.known_dims, begin, end, strides)
     dims = tuple(axis.dim for axis in axes if axis.action != "index")
     if not isinstance(value.label, Rows):
-        return moved(value, dims)
-    (own,) = [axis for axis in axes if axis.source == value.label.axis and axis.action != "new"]
-    if own.action != "all":
+        return rearrange(value, dims)
+    (row_axis,) = [axis for axis in axes if axis.source == value.label.axis and axis.action != "new"]
+    if row_axis.action != "all":
         raise NoRuleError("some rows are selected")
-    return moved(value, dims, lambda _: own.target)
+    return rearrange(value, dims, lambda _: row_axis.target)
 
 
 def _is_replicated(bounds: Value, number: int) -> bool:
-    """Returns whether a bound of a slice is the same on all replicas."""
+    """Returns whether a bound of a slice is equal on all replicas."""
     bound = None if bounds.numbers is None else bounds.numbers.flat[number]
     return bounds.is_replicated or (bound is not None and not bound.power)
 
 
-def _sliced_numbers(call: Call) -> Value | None:
+def _slice_numbers(call: Call) -> Value | None:
     """Returns the slice of a vector of known numbers; None if the bounds are unknown."""
     value, begin, end, strides = call.inputs
     assert value.numbers is not None
@@ -126,11 +126,11 @@ def _sliced_numbers(call: Call) -> Value | None:
     if len(first) != 1 or call.attribute("new_axis_mask") or call.attribute("ellipsis_mask"):
         return None
     if call.attribute("shrink_axis_mask"):
-        return of_numbers(sizes.array([value.numbers[first[0]]], ()), ())
+        return numeric_value(sizes.array([value.numbers[first[0]]], ()), ())
     bounds = slice(
         None if call.attribute("begin_mask") else first[0], None if call.attribute("end_mask") else last[0], step[0]
     )
-    return of_numbers(value.numbers[bounds])
+    return numeric_value(value.numbers[bounds])
 
 
 @rule("StridedSliceGrad")
@@ -142,12 +142,12 @@ def _(call: Call) -> Value:
     axes = _slices(call, dims, begin, end, strides)
     if not isinstance(gradient.label, Rows):
         if any(dim is None or dim.power for dim in dims):
-            raise NoRuleError("a value that is no row is added to some rows")
+            raise NoRuleError("a value other than rows is added to some rows")
         return Value(linear(gradient), dims)
-    (own,) = [axis for axis in axes if axis.target == gradient.label.axis and axis.action != "index"]
-    if own.action != "all" or dims[own.source] != gradient.label.size:
+    (row_axis,) = [axis for axis in axes if axis.target == gradient.label.axis and axis.action != "index"]
+    if row_axis.action != "all" or dims[row_axis.source] != gradient.label.size:
         raise NoRuleError("some rows are selected")
-    return moved(gradient, dims, lambda _: own.source)
+    return rearrange(gradient, dims, lambda _: row_axis.source)
 
 
 @rule("Slice")
@@ -155,18 +155,18 @@ def _(call: Call) -> Value:
     value, begin, lengths = call.inputs
     if value.numbers is not None and begin.numbers is not None and lengths.numbers is not None:
         bounds = [slice(b, None if n < 0 else b + n) for b, n in zip(begin.integers, lengths.integers, strict=True)]
-        return of_numbers(value.numbers[tuple(bounds)])
+        return numeric_value(value.numbers[tuple(bounds)])
     axes = range(value.rank)
-    own = value.label.axis if isinstance(value.label, Rows) else None
-    if not all(_is_replicated(each, axis) for each in (begin, lengths) for axis in axes if axis != own):
+    row_axis = value.label.axis if isinstance(value.label, Rows) else None
+    if not all(_is_replicated(each, axis) for each in (begin, lengths) for axis in axes if axis != row_axis):
         raise NoRuleError("the bounds of a slice depend on rows")
-    if own is not None:
+    if row_axis is not None:
         if begin.numbers is None or lengths.numbers is None:
             raise NoRuleError("the bounds of a slice are unknown")
-        is_whole = lengths.numbers[own] in (value.known_dims[own], sizes.size(-1))
-        if not _is_zero(begin.numbers[own]) or not is_whole:
+        is_whole = lengths.numbers[row_axis] in (value.known_dims[row_axis], sizes.size(-1))
+        if not _is_zero(begin.numbers[row_axis]) or not is_whole:
             raise NoRuleError("some rows are selected")
-    return moved(value, tuple(dim if axis == own else None for axis, dim in enumerate(value.known_dims)))
+    return rearrange(value, tuple(dim if axis == row_axis else None for axis, dim in enumerate(value.known_dims)))
 
 
 @rule("GatherV2", "Gather", "ResourceGather")
@@ -175,43 +175,45 @@ def _(call: Call) -> Value:
     axis = call.inputs[2].integers[0] if call.kind == "GatherV2" else 0
     batch_dims = call.attribute("batch_dims") if call.kind != "Gather" else 0
     if values.numbers is not None and values.numbers.ndim == 1 and indices.numbers is not None:
-        taken = [values.numbers[number] for number in indices.integers]
-        return of_numbers(sizes.array(taken, indices.numbers.shape), indices.dims)
+        elements = [values.numbers[number] for number in indices.integers]
+        return numeric_value(sizes.array(elements, indices.numbers.shape), indices.dims)
     axis, batch_dims = axis % values.rank, batch_dims if batch_dims >= 0 else batch_dims + indices.rank
     dims = (*values.known_dims[:axis], *indices.known_dims[batch_dims:], *values.known_dims[axis + 1 :])
-    of_values, of_indices = values.label, indices.label
-    if isinstance(of_indices, Rows):
-        if of_indices.power:
+    value_label, index_label = values.label, indices.label
+    if isinstance(index_label, Rows):
+        if index_label.power:
             raise NoRuleError("indices are divided by the number of rows")
-        if isinstance(of_values, Rows):
-            if not of_values.axis == of_indices.axis < batch_dims or of_values.size != of_indices.size:
+        if isinstance(value_label, Rows):
+            if not value_label.axis == index_label.axis < batch_dims or value_label.size != index_label.size:
                 raise NoRuleError("rows are selected by rows")
-            return Value(of_values, dims)
-        if not isinstance(of_values, Replicated) or of_indices.axis < batch_dims:
-            raise NoRuleError("rows select from what is not replicated")
-        return Value(Rows(axis + of_indices.axis - batch_dims, of_indices.size, of_values.power), dims)
+            return Value(value_label, dims)
+        if not isinstance(value_label, Replicated) or index_label.axis < batch_dims:
+            raise NoRuleError("rows select from a tensor that is not replicated")
+        return Value(Rows(axis + index_label.axis - batch_dims, index_label.size, value_label.power), dims)
     if not indices.is_replicated:
         raise NoRuleError("indices depend on rows")
-    if not isinstance(of_values, Rows):
-        return moved(values, dims)
-    if of_values.axis == axis or of_values.axis < batch_dims:
+    if not isinstance(value_label, Rows):
+        return rearrange(values, dims)
+    if value_label.axis == axis or value_label.axis < batch_dims:
         raise NoRuleError("some rows are selected")
-    return moved(values, dims, lambda rows: rows + (indices.rank - batch_dims - 1) * (axis < rows))
+    return rearrange(values, dims, lambda rows: rows + (indices.rank - batch_dims - 1) * (axis < rows))
 
 
 def _table(call: Call) -> Value:
-    """Returns the tensor from which is gathered, which may be the value of a variable."""
+    """Returns the tensor that the indices select from, which may be the value of a variable."""
     if not call.kind.startswith("Resource"):
         return call.inputs[0]
     if call.attribute("batch_dims"):
-        raise NoRuleError("it is gathered along axes of a batch")
+        raise NoRuleError("there are batch dims")
     variable, indices, result = call.variable(0), call.inputs[1], call.operation.outputs[0].shape
     if variable.dims is not None:
         return variable
     is_scalar = call.kind == "ResourceGather"  # each index is one
-    indexed = 1 if is_scalar else int(indices.known_dims[-1] or 0)
-    rest = result[indices.rank - (not is_scalar) :]
-    return dataclasses.replace(variable, dims=(*[None] * indexed, *[each and sizes.size(each) for each in rest]))
+    index_count = 1 if is_scalar else int(indices.known_dims[-1] or 0)
+    item_shape = result[indices.rank - (not is_scalar) :]
+    return dataclasses.replace(
+        variable, dims=(*[None] * index_count, *[each and sizes.size(each) for each in item_shape])
+    )
 
 
 @rule("GatherNd", "ResourceGatherNd")
@@ -228,22 +230,22 @@ def _(call: Call) -> Value:
     if not indices.is_replicated:
         raise NoRuleError("indices depend on rows")
     if not isinstance(values.label, Rows):
-        return moved(values, dims)
+        return rearrange(values, dims)
     if values.label.axis < int(depth):
         raise NoRuleError("some rows are selected")
-    return moved(values, dims, lambda rows: rows - int(depth) + indices.rank - 1)
+    return rearrange(values, dims, lambda rows: rows - int(depth) + indices.rank - 1)
 
 
-def scattered(data: Value, indices: Value, *, of_vectors: bool) -> Label:
-    """Returns the label of data that are added up where the indices say.
+def scatter_label(data: Value, indices: Value, *, has_index_vectors: bool) -> Label:
+    """Returns the label of a sum of data at indices.
 
     Args:
-      data: what is added; its first axes are those of the indices, unless it is a scalar.
-      indices: for each part of the data, where it goes.
-      of_vectors: whether the last axis of the indices has an index for each axis.
+      data: the summands; their first axes are those of the indices, unless they are a scalar.
+      indices: index of each summand in the result.
+      has_index_vectors: whether the last axis of the indices has an index for each axis.
     """
     if isinstance(indices.label, Rows) and not indices.label.power:
-        if of_vectors and indices.label.axis == indices.rank - 1:
+        if has_index_vectors and indices.label.axis == indices.rank - 1:
             raise NoRuleError("the rows are the indices")
         if isinstance(data.label, Rows):
             is_same = (data.label.axis, data.label.size) == (indices.label.axis, indices.label.size)
@@ -265,10 +267,10 @@ def _(call: Call) -> Value:
         raise NoRuleError("the shape depends on rows")
     label = data.label
     if is_segments and isinstance(label, Rows) and indices.is_replicated and label.axis >= indices.rank:
-        axis = label.axis - indices.rank + 1  # what is added up are parts of each row
+        axis = label.axis - indices.rank + 1  # it sums parts of each row
         number = None if shape.numbers is None else shape.numbers.item()
         return Value(dataclasses.replace(label, axis=axis), (number, *data.known_dims[indices.rank :]))
-    return Value(scattered(data, indices, of_vectors=not is_segments))
+    return Value(scatter_label(data, indices, has_index_vectors=not is_segments))
 
 
 @rule("TensorScatterAdd", "TensorScatterSub")
@@ -276,33 +278,33 @@ def _(call: Call) -> Value:
     target, indices, data = call.inputs
     if isinstance(target.label, Rows):
         raise NoRuleError("it is added to rows")
-    return Value(total([target.label, scattered(data, indices, of_vectors=True)]), target.dims)
+    return Value(total([target.label, scatter_label(data, indices, has_index_vectors=True)]), target.dims)
 
 
 @rule("OneHot")
 def _(call: Call) -> Value:
     indices, depth, *others = call.inputs
     axis = call.attribute("axis")
-    at = indices.rank if axis < 0 else axis
+    position = indices.rank if axis < 0 else axis
     if not isinstance(indices.label, Rows) or indices.label.power:
-        raise NoRuleError("the indices are no rows")
+        raise NoRuleError("the indices are not rows")
     if not all(value.is_replicated for value in (depth, *others)):
         raise NoRuleError("the depth or the values depend on rows")
     number = None if depth.numbers is None else depth.numbers.item()
-    dims = (*indices.known_dims[:at], number, *indices.known_dims[at:])
-    return Value(Rows(indices.label.axis + (at <= indices.label.axis), indices.label.size), dims)
+    dims = (*indices.known_dims[:position], number, *indices.known_dims[position:])
+    return Value(Rows(indices.label.axis + (position <= indices.label.axis), indices.label.size), dims)
 
 
 @rule("LowerBound", "UpperBound")
 def _(call: Call) -> Value:
-    """Positions of values in sorted sequences: in one that is equal on all replicas, or in that of a row."""
+    """Positions of values in a sorted sequence, which is equal on all replicas or belongs to the same row."""
     sequence, values = call.inputs
     if sequence.is_replicated:
-        is_own, axis = True, 1
+        is_valid, axis = True, 1
     else:
-        is_own, axis = isinstance(sequence.label, Rows) and not sequence.label.power and not sequence.label.axis, 0
-    if not is_own or not isinstance(values.label, Rows) or values.label.axis != axis or values.label.power:
-        raise NoRuleError("rows are searched in other rows")
+        is_valid, axis = isinstance(sequence.label, Rows) and not sequence.label.power and not sequence.label.axis, 0
+    if not is_valid or not isinstance(values.label, Rows) or values.label.axis != axis or values.label.power:
+        raise NoRuleError("values of a row are searched in other rows")
     return Value(dataclasses.replace(values.label, power=0), values.dims)
 
 
@@ -332,7 +334,7 @@ def _(call: Call) -> Value:
     variable = call.variable(0)
     if variable.dims is None:
         return Value(variable.label if variable.is_replicated else ALL_ROWS)
-    return of_numbers(sizes.array(variable.dims))
+    return numeric_value(sizes.array(variable.dims))
 
 
 @rule("AssignVariableOp")
@@ -347,7 +349,7 @@ def _(call: Call) -> list[Value]:
     dims = old.dims or change.dims
     if old.dims is None:
         old = dataclasses.replace(old, dims=dims)
-    call.assign(0, Value(increased(old, change, is_difference=call.kind == "AssignSubVariableOp"), dims))
+    call.assign(0, Value(add_or_subtract(old, change, is_difference=call.kind == "AssignSubVariableOp"), dims))
     return []
 
 
@@ -357,8 +359,8 @@ def _(call: Call) -> list[Value]:
     indices, updates = call.inputs[1:]
     if isinstance(old.label, Rows):
         raise NoRuleError("the variable has rows")
-    change = Value(scattered(updates, indices, of_vectors=call.kind == "ResourceScatterNdAdd"))
-    call.assign(0, Value(increased(old, change, is_difference=call.kind == "ResourceScatterSub"), old.dims))
+    change = Value(scatter_label(updates, indices, has_index_vectors=call.kind == "ResourceScatterNdAdd"))
+    call.assign(0, Value(add_or_subtract(old, change, is_difference=call.kind == "ResourceScatterSub"), old.dims))
     return []
 
 

@@ -1,4 +1,4 @@
-"""Products of matrices and other contractions, operations of neural networks, random numbers."""
+"""Matrix products and other contractions, operations of neural networks, and random numbers."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from tfdist.row_semantics.values import (
     power_of,
 )
 
-_LETTERS = "abcdefgh"  # of dims before those of the matrices
+_LETTERS = "abcdefgh"  # for the batch dims of matrices
 
 
 def contraction(values: Sequence[Value], letters: Sequence[str], output: str) -> Label:
@@ -31,17 +31,17 @@ def contraction(values: Sequence[Value], letters: Sequence[str], output: str) ->
 
     Args:
       values: the factors.
-      letters: for each factor, a letter for each of its dims.
-      output: the letters of the result; the others are summed over.
+      letters: for each factor, one letter per dim.
+      output: letters of the result; the other dims are summed.
     """
     labels = [value.label for value in values]
     rows = [(label, names[label.axis]) for label, names in zip(labels, letters, strict=True) if isinstance(label, Rows)]
     if not rows:
-        partial_first = sorted(values, key=lambda value: not isinstance(value.label, Partial))
-        return product_of(partial_first, [1] * len(values))
+        factors = sorted(values, key=lambda value: not isinstance(value.label, Partial))
+        return product_of(factors, [1] * len(values))
     if any(not isinstance(label, Replicated | Rows) for label in labels):
         return ALL_ROWS
-    (first, name), *_ = rows
+    (label_of_rows, name), *_ = rows
     if len({other for _, other in rows}) > 1 or len({label.size for label, _ in rows}) > 1:
         return ALL_ROWS
     for value, names in zip(values, letters, strict=True):
@@ -49,12 +49,12 @@ def contraction(values: Sequence[Value], letters: Sequence[str], output: str) ->
             return ALL_ROWS
     power = None if all(map(is_zero, labels)) else sum(map(power_of, labels))
     if name in output:
-        return Rows(output.index(name), first.size, power)
+        return Rows(output.index(name), label_of_rows.size, power)
     return ZEROS if power is None else Partial("sum", power)
 
 
 def _dims(values: Sequence[Value], letters: Sequence[str], output: str) -> Dims:
-    """Returns the dims of the result: dims of size 1 are broadcast."""
+    """Returns the dims of the result, where dims of size 1 are broadcast."""
     dims: dict[str, set[Size | None]] = {name: set() for name in output}
     for value, names in zip(values, letters, strict=True):
         for dim, name in zip(value.known_dims, names, strict=True):
@@ -91,7 +91,7 @@ def _(call: Call) -> Value:
 
 @rule("Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropFilterV2")
 def _(call: Call) -> Value:
-    """Sums over the rows and the positions of the products of an input and a gradient."""
+    """Sums the products of an input and a gradient over rows and positions."""
     value, shape, gradient = call.inputs
     if any(isinstance(each.label, Rows) and each.label.axis for each in (value, gradient)) or not shape.is_replicated:
         raise NoRuleError("the rows are not the first axis")
@@ -129,7 +129,7 @@ def _(call: Call) -> Value:
     if not isinstance(label, Rows) or matrix.rank != right.rank or label.axis >= right.rank - 2:
         raise NoRuleError("the matrix depends on several rows")
     if pointwise([matrix]) != Rows(label.axis, label.size):
-        raise NoRuleError("the matrices do not belong to the rows")
+        raise NoRuleError("the matrices and the right-hand sides have different rows")
     return Value(label, right.dims)
 
 
@@ -138,16 +138,16 @@ def _(call: Call) -> Value:
     return Value(sum_of(call.inputs), call.inputs[0].dims)
 
 
-def on_rows(
+def row_rule(
     *rows: int, linear: int | None = None, shape: int | None = None, inner: int = 1
 ) -> Callable[[Call], list[Value]]:
     """Returns the rule of an operation on each row of the first axis.
 
     Args:
-      rows: positions of the inputs that have the rows; the others must be replicated.
-      linear: position of one in which the operation is linear, so that it keeps its power of COUNT.
-      shape: position of a shape, which may name the number of rows.
-      inner: number of axes of the first of them that belong to one row, at least.
+      rows: positions of the inputs with rows; the others must be replicated.
+      linear: position of an input in which the operation is linear, whose power of COUNT the result keeps.
+      shape: position of a shape, which may contain the number of rows.
+      inner: minimum number of axes of one row in the first input with rows.
     """
 
     def apply(call: Call) -> list[Value]:
@@ -166,26 +166,26 @@ def on_rows(
     return apply
 
 
-_ON_ROWS = {
+_ROW_RULES = {
     "Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D ResizeBilinear ResizeNearestNeighbor ResizeBicubic "
-    "ScaleAndTranslate SpaceToDepth DepthToSpace ExtractImagePatches ResizeNearestNeighborGrad": on_rows(0, linear=0),
-    "ResizeBilinearGrad ResizeBicubicGrad": on_rows(0, 1, linear=0),
-    "MaxPool MaxPool3D MaxPoolV2 RGBToHSV HSVToRGB AdjustHue AdjustSaturation": on_rows(0),
-    "AdjustContrastv2": on_rows(0, inner=3),
-    "MatrixSetDiagV3": on_rows(0, 1, inner=2),
-    "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2": on_rows(2, linear=2, shape=0),
-    "AvgPoolGrad AvgPool3DGrad": on_rows(1, linear=1, shape=0),
-    "MaxPoolGrad MaxPool3DGrad": on_rows(0, 1, 2, linear=2),
+    "ScaleAndTranslate SpaceToDepth DepthToSpace ExtractImagePatches ResizeNearestNeighborGrad": row_rule(0, linear=0),
+    "ResizeBilinearGrad ResizeBicubicGrad": row_rule(0, 1, linear=0),
+    "MaxPool MaxPool3D MaxPoolV2 RGBToHSV HSVToRGB AdjustHue AdjustSaturation": row_rule(0),
+    "AdjustContrastv2": row_rule(0, inner=3),
+    "MatrixSetDiagV3": row_rule(0, 1, inner=2),
+    "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2": row_rule(2, linear=2, shape=0),
+    "AvgPoolGrad AvgPool3DGrad": row_rule(1, linear=1, shape=0),
+    "MaxPoolGrad MaxPool3DGrad": row_rule(0, 1, 2, linear=2),
 }
-for _types, _rule in _ON_ROWS.items():
+for _types, _rule in _ROW_RULES.items():
     RULES |= dict.fromkeys(_types.split(), _rule)
 
 
 @rule("ImageProjectiveTransformV3")
 def _(call: Call) -> Value:
-    """It is linear if what fills it is zero."""
+    """It is linear if the fill value is zero."""
     images, _, shape, filling = call.inputs
-    (result,) = on_rows(0, 1, linear=0 if is_zero(filling.label) else None)(call)
+    (result,) = row_rule(0, 1, linear=0 if is_zero(filling.label) else None)(call)
     size, *_, channels = images.known_dims
     return dataclasses.replace(result, dims=(size, *shape.known_numbers, channels))
 
@@ -201,8 +201,7 @@ def _(call: Call) -> list[Value]:
     return [Value(label, logits.known_dims[:1]), Value(label, logits.dims)]
 
 
-# Random numbers.
-# Replicas draw different numbers of the same distribution for rows, and the same numbers, by one seed, for a batch.
+# Random numbers: for rows, replicas draw different numbers from the same distribution; otherwise equal ones, by a common seed.
 
 
 @rule(

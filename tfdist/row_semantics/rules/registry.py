@@ -9,12 +9,12 @@ from tfdist.row_semantics.values import REPLICATED, NoRuleError, Value
 
 
 class Call(NamedTuple):
-    """An operation, and what is known of its inputs.
+    """An operation with the static values of its inputs.
 
     Attributes:
       operation: the operation.
       inputs: a value for each of its inputs.
-      variables: what is known of the values of variables; missing ones are unchanged.
+      variables: values of the variables that have been assigned.
     """
 
     operation: tf.Operation
@@ -36,7 +36,7 @@ class Call(NamedTuple):
         return self.operation.get_attr(name)
 
     def variable(self, number: int) -> Value:
-        """Returns what is known of the variable whose resource is an input."""
+        """Returns the value of the variable whose resource is an input."""
         key = self._key(number)
         return self.variables.get(key) or Value(REPLICATED, variable=key)
 
@@ -56,14 +56,14 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*types: str) -> Callable[[Rule], Rule]:
-    """Registers a function as the rule of these types of operations.
+    """Registers a function as the rule for these types of operations.
 
-    It returns the value of each output, or the one value of all of them, and raises `NoRuleError` if it cannot tell.
+    The rule returns a value for each output, or one value for all outputs, and raises `NoRuleError` if it cannot derive them.
     """
 
     def register(function: Rule) -> Rule:
-        for each in types:
-            RULES[each] = function
+        for kind in types:
+            RULES[kind] = function
         return function
 
     return register

@@ -1,4 +1,4 @@
-"""Shapes, operations that move elements without computing, and lists of tensors, in which loops accumulate."""
+"""Shapes, operations that rearrange elements, and lists of tensors, in which loops accumulate results."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -25,19 +25,19 @@ from tfdist.row_semantics.values import (
     is_zero,
     join,
     join_values,
-    of_numbers,
+    numeric_value,
     without_base,
 )
 
-_MOST_NUMBERS = 32
+_MAX_NUMBERS = 32
 
 
 @rule("Const")
 def _(call: Call) -> Value:
     value = call.operation.node_def.attr["value"].tensor
     array = tf.make_ndarray(value)
-    if array.size <= _MOST_NUMBERS and array.dtype.kind in "iuf" and np.isfinite(array).all():
-        return of_numbers(sizes.array(map(sizes.size, array.ravel().tolist()), array.shape))
+    if array.size <= _MAX_NUMBERS and array.dtype.kind in "iuf" and np.isfinite(array).all():
+        return numeric_value(sizes.array(map(sizes.size, array.ravel().tolist()), array.shape))
     is_zero = array.dtype.kind in "iufb" and array.size and not array.any()
     return Value(ZEROS if is_zero else REPLICATED)
 
@@ -46,19 +46,19 @@ def _(call: Call) -> Value:
 def _(call: Call) -> list[Value]:
     dims_of_inputs = (value.dims for value in call.inputs)
     return [
-        Value(ALL_ROWS) if dims is None else of_numbers(sizes.array(dims), (sizes.size(len(dims)),))
+        Value(ALL_ROWS) if dims is None else numeric_value(sizes.array(dims), (sizes.size(len(dims)),))
         for dims in dims_of_inputs
     ]
 
 
 @rule("Size")
 def _(call: Call) -> Value:
-    return of_numbers(sizes.array([sizes.product(call.inputs[0].known_dims)], ()), ())
+    return numeric_value(sizes.array([sizes.product(call.inputs[0].known_dims)], ()), ())
 
 
 @rule("Rank")
 def _(call: Call) -> Value:
-    return of_numbers(sizes.array([sizes.size(call.inputs[0].rank)], ()), ())
+    return numeric_value(sizes.array([sizes.size(call.inputs[0].rank)], ()), ())
 
 
 @rule("Reshape")
@@ -66,13 +66,13 @@ def _(call: Call) -> Value:
     value, shape = call.inputs
     if shape.numbers is None:
         raise NoRuleError("the new shape is unknown")
-    dims = _resolved(value, list(shape.numbers.flat))
+    dims = _resolve_shape(value, list(shape.numbers.flat))
     if value.numbers is not None and all(dim is not None and dim.is_known for dim in dims):
         lengths = [int(dim) for dim in dims if dim is not None]
         return Value(value.label, dims, value.numbers.reshape(tuple(lengths)))
     label = value.label
     if isinstance(label, Rows):
-        return Value(_reshaped(label, value.known_dims, dims), dims)
+        return Value(_reshape_label(label, value.known_dims, dims), dims)
     return Value(without_base(label) if shape.is_replicated or not _has_count(dims) else ALL_ROWS, dims)
 
 
@@ -80,8 +80,8 @@ def _has_count(dims: Dims) -> bool:
     return any(dim is None or dim.power for dim in dims)
 
 
-def _resolved(value: Value, shape: list[Size | None]) -> Dims:
-    """Returns the dims of a reshaped tensor: -1 is what the other dims leave over."""
+def _resolve_shape(value: Value, shape: list[Size | None]) -> Dims:
+    """Returns the dims of a reshaped tensor, and replaces -1."""
     free = [number for number, dim in enumerate(shape) if dim is not None and dim.coefficient == -1]
     if free:
         others = sizes.product(dim for number, dim in enumerate(shape) if number != free[0])
@@ -90,22 +90,22 @@ def _resolved(value: Value, shape: list[Size | None]) -> Dims:
     return tuple(shape)
 
 
-def _reshaped(label: Rows, old: Dims, new: Dims) -> Label:
-    """Returns the label of reshaped rows: what belongs to a row must stay contiguous, behind the same outer dims."""
+def _reshape_label(label: Rows, old: Dims, new: Dims) -> Label:
+    """Returns the label of reshaped rows: the elements of a row must stay contiguous, after the same outer dims."""
     axes = [axis for axis, dim in enumerate(new) if dim is None or dim.power]
     if len(axes) != 1 or (size := new[axes[0]]) is None:
         return ALL_ROWS
     outer, total = sizes.product(new[: axes[0]]), sizes.product(new)
-    same = outer is not None and outer == sizes.product(old[: label.axis]) and total == sizes.product(old)
-    return Rows(axes[0], size, label.power) if _is_of_rows(size) and same else ALL_ROWS
+    keeps_rows = outer is not None and outer == sizes.product(old[: label.axis]) and total == sizes.product(old)
+    return Rows(axes[0], size, label.power) if _is_row_multiple(size) and keeps_rows else ALL_ROWS
 
 
-def moved(value: Value, dims: Dims | None, new_axis: Callable[[int], int] = lambda axis: axis) -> Value:
-    """Returns the value after its elements are moved.
+def rearrange(value: Value, dims: Dims | None, new_axis: Callable[[int], int] = lambda axis: axis) -> Value:
+    """Returns a value with rearranged elements.
 
     Args:
       value: the value.
-      dims: its new dims.
+      dims: dims of the result.
       new_axis: returns the new axis of rows, given the old one.
     """
     label = value.label
@@ -119,31 +119,31 @@ def _(call: Call) -> Value:
     value, permutation = call.inputs
     order = permutation.integers
     if value.numbers is not None:
-        return of_numbers(np.transpose(value.numbers, order))
-    return moved(value, tuple(value.known_dims[number] for number in order), order.index)
+        return numeric_value(np.transpose(value.numbers, order))
+    return rearrange(value, tuple(value.known_dims[number] for number in order), order.index)
 
 
 @rule("ExpandDims")
 def _(call: Call) -> Value:
     value, position = call.inputs
-    at = position.integers[0] % (value.rank + 1)
-    dims = (*value.known_dims[:at], ONE, *value.known_dims[at:])
-    numbers = None if value.numbers is None else np.expand_dims(value.numbers, at)
-    return dataclasses.replace(moved(value, dims, lambda axis: axis + (at <= axis)), numbers=numbers)
+    new_axis = position.integers[0] % (value.rank + 1)
+    dims = (*value.known_dims[:new_axis], ONE, *value.known_dims[new_axis:])
+    numbers = None if value.numbers is None else np.expand_dims(value.numbers, new_axis)
+    return dataclasses.replace(rearrange(value, dims, lambda axis: axis + (new_axis <= axis)), numbers=numbers)
 
 
 @rule("Squeeze")
 def _(call: Call) -> Value:
     (value,) = call.inputs
-    named = {axis % value.rank for axis in call.attribute("squeeze_dims")}
-    if not named and any(dim is None or not dim.is_known for dim in value.known_dims):
+    axis_set = {axis % value.rank for axis in call.attribute("squeeze_dims")}
+    if not axis_set and any(dim is None or not dim.is_known for dim in value.known_dims):
         raise NoRuleError("dims of size 1 are unknown")
-    axes = named or {axis for axis, dim in enumerate(value.known_dims) if dim == ONE}
+    axes = axis_set or {axis for axis, dim in enumerate(value.known_dims) if dim == ONE}
     dims = tuple(dim for axis, dim in enumerate(value.known_dims) if axis not in axes)
     numbers = None if value.numbers is None else np.squeeze(value.numbers, tuple(axes))
     if isinstance(value.label, Rows) and value.label.axis in axes:
         raise NoRuleError("the dim of the rows is removed")
-    result = moved(value, dims, lambda axis: axis - sum(removed < axis for removed in axes))
+    result = rearrange(value, dims, lambda axis: axis - sum(removed < axis for removed in axes))
     return result if isinstance(value.label, Rows) else dataclasses.replace(result, numbers=numbers)
 
 
@@ -152,20 +152,20 @@ def _(call: Call) -> Value:
     values = call.inputs
     arrays = [value.numbers for value in values if value.numbers is not None]
     if len(arrays) == len(values):
-        return of_numbers(np.stack(arrays, call.attribute("axis")))
+        return numeric_value(np.stack(arrays, call.attribute("axis")))
     if arrays and all(value.dims == () for value in values):
         numbers = sizes.array([None if value.numbers is None else value.numbers.item() for value in values])
-        result = of_numbers(numbers, (sizes.size(len(values)),))
+        result = numeric_value(numbers, (sizes.size(len(values)),))
         unknown = [value for value in values if value.numbers is None]
         if unknown and all(value.is_replicated or not isinstance(value.label, AllRows) for value in values):
             return dataclasses.replace(result, label=join([value.label for value in values]))
         return result
     rank = values[0].rank + 1
-    at = call.attribute("axis") % rank
-    dims = (*values[0].known_dims[:at], sizes.size(len(values)), *values[0].known_dims[at:])
+    position = call.attribute("axis") % rank
+    dims = (*values[0].known_dims[:position], sizes.size(len(values)), *values[0].known_dims[position:])
     label = choice(values, values)
     return Value(
-        dataclasses.replace(label, axis=label.axis + (at <= label.axis))
+        dataclasses.replace(label, axis=label.axis + (position <= label.axis))
         if isinstance(label, Rows)
         else without_base(label),
         dims,
@@ -175,47 +175,49 @@ def _(call: Call) -> Value:
 @rule("Unpack")
 def _(call: Call) -> list[Value]:
     (value,) = call.inputs
-    at = call.attribute("axis") % value.rank
-    dims = value.known_dims[:at] + value.known_dims[at + 1 :]
+    position = call.attribute("axis") % value.rank
+    dims = value.known_dims[:position] + value.known_dims[position + 1 :]
     if value.numbers is not None and value.numbers.ndim == 1:
-        return [of_numbers(sizes.array([each], ()), ()) for each in value.numbers]
-    if isinstance(value.label, Rows) and value.label.axis == at:
+        return [numeric_value(sizes.array([number], ()), ()) for number in value.numbers]
+    if isinstance(value.label, Rows) and value.label.axis == position:
         raise NoRuleError("rows are taken apart")
-    return [moved(value, dims, lambda axis: axis - (at < axis))] * len(call.operation.outputs)
+    return [rearrange(value, dims, lambda axis: axis - (position < axis))] * len(call.operation.outputs)
 
 
 @rule("Split", "SplitV")
 def _(call: Call) -> list[Value]:
     value, axis = (call.inputs[1], call.inputs[0]) if call.kind == "Split" else (call.inputs[0], call.inputs[2])
-    at = axis.integers[0] % value.rank
+    split_axis = axis.integers[0] % value.rank
     if call.kind == "SplitV" and not call.inputs[1].is_replicated:
         raise NoRuleError("the sizes depend on rows")
     if call.kind == "SplitV" and value.numbers is not None and min(lengths := call.inputs[1].integers) >= 0:
-        return [of_numbers(each) for each in np.split(value.numbers, np.cumsum(lengths)[:-1], at)]
-    if isinstance(value.label, Rows) and value.label.axis == at:
+        return [numeric_value(part) for part in np.split(value.numbers, np.cumsum(lengths)[:-1], split_axis)]
+    if isinstance(value.label, Rows) and value.label.axis == split_axis:
         raise NoRuleError("rows are taken apart")
-    dims = tuple(None if number == at else dim for number, dim in enumerate(value.known_dims))
-    return [moved(value, dims)] * len(call.operation.outputs)
+    dims = tuple(None if number == split_axis else dim for number, dim in enumerate(value.known_dims))
+    return [rearrange(value, dims)] * len(call.operation.outputs)
 
 
 @rule("ConcatV2")
 def _(call: Call) -> Value:
     *values, axis = call.inputs
     if all(value.numbers is not None and value.numbers.ndim == 1 for value in values):
-        return of_numbers(np.concatenate([value.numbers for value in values]))
-    at = axis.integers[0] % values[0].rank
+        return numeric_value(np.concatenate([value.numbers for value in values]))
+    concat_axis = axis.integers[0] % values[0].rank
     ranks = [value.rank for value in values]
-    parts = [value.known_dims[at] for value in values]
+    parts = [value.known_dims[concat_axis] for value in values]
     total: Size | None = sizes.size(0)
     for part in parts:
         total = None if total is None or part is None else total + part
-    dims = tuple(total if number == at else dim for number, dim in enumerate(values[0].known_dims))
+    dims = tuple(total if number == concat_axis else dim for number, dim in enumerate(values[0].known_dims))
     rows = [value.label for value in values if isinstance(value.label, Rows)]
     if rows:
-        if any(label.axis == at for label in rows) or len(rows) < len(values) or len(set(ranks)) > 1:
-            raise NoRuleError("rows are joined along their axis, or with what is not rows")
+        if any(label.axis == concat_axis for label in rows) or len(rows) < len(values) or len(set(ranks)) > 1:
+            raise NoRuleError("rows are concatenated along their axis, or with other values")
         aligned = [
-            dataclasses.replace(value, dims=tuple(ONE if n == at else dim for n, dim in enumerate(value.known_dims)))
+            dataclasses.replace(
+                value, dims=tuple(ONE if n == concat_axis else dim for n, dim in enumerate(value.known_dims))
+            )
             for value in values
         ]
         return Value(choice(aligned, aligned), dims)
@@ -233,7 +235,7 @@ def _(call: Call) -> Value:
 
 
 def _padded_dims(value: Value, padding: Value) -> Dims:
-    """Returns the dims of padded rows, of which there must not be more."""
+    """Returns the dims of padded rows; the padding must not add rows."""
     assert isinstance(value.label, Rows)
     numbers = padding.numbers
     if numbers is None or any(each is None or each.coefficient for each in numbers[value.label.axis]):
@@ -242,7 +244,7 @@ def _padded_dims(value: Value, padding: Value) -> Dims:
 
 
 def broadcast(value: Value, dims: Dims) -> Value:
-    """Returns the value that is repeated along new dims, or dims of size 1, to have these dims."""
+    """Returns a value that is repeated along new dims or dims of size 1 to get these dims."""
     rows = [axis for axis, dim in enumerate(dims) if dim is None or dim.power]
     label = value.label
     if isinstance(label, Rows):
@@ -253,13 +255,13 @@ def broadcast(value: Value, dims: Dims) -> Value:
     if not rows or isinstance(label, AllRows):
         return Value(without_base(label), dims)
     size = dims[rows[0]]
-    if len(rows) > 1 or not isinstance(label, Replicated) or not _is_of_rows(size):
+    if len(rows) > 1 or not isinstance(label, Replicated) or not _is_row_multiple(size):
         raise NoRuleError("a value that is not replicated is repeated for each row")
     return Value(Rows(rows[0], size, label.power), dims)  # type: ignore[arg-type]
 
 
-def _is_of_rows(size: Size | None) -> bool:
-    """Returns whether a dim is a whole number for each row."""
+def _is_row_multiple(size: Size | None) -> bool:
+    """Returns whether a dim is an integer multiple of the number of rows."""
     return size is not None and size.power == 1 and size.is_integer
 
 
@@ -273,8 +275,8 @@ def _(call: Call) -> Value:
     dims = tuple(shape.numbers)
     if value.numbers is not None and len(dims) < 2 and all(dim is not None and dim.is_known for dim in dims):
         lengths = [int(dim) for dim in dims]
-        if sum(lengths) <= _MOST_NUMBERS:
-            return of_numbers(np.full(lengths, value.numbers.item(), object), dims)
+        if sum(lengths) <= _MAX_NUMBERS:
+            return numeric_value(np.full(lengths, value.numbers.item(), object), dims)
     return broadcast(dataclasses.replace(value, dims=()), dims)
 
 
@@ -304,28 +306,28 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     start, limit, step = (bound.integers[0] for bound in call.inputs)
     numbers = range(start, limit, step)
-    if not call.operation.outputs[0].dtype.is_integer or len(numbers) > _MOST_NUMBERS:
+    if not call.operation.outputs[0].dtype.is_integer or len(numbers) > _MAX_NUMBERS:
         raise NoRuleError("the numbers are too many to be known")
-    return of_numbers(sizes.array(map(sizes.size, numbers)))
+    return numeric_value(sizes.array(map(sizes.size, numbers)))
 
 
 @rule("ConcatOffset")
 def _(call: Call) -> list[Value]:
     axis, *shapes = call.inputs
-    at, offset = axis.integers[0], sizes.size(0)
+    axis_number, offset = axis.integers[0], sizes.size(0)
     results = []
     for shape in shapes:
         numbers = sizes.array([sizes.size(0)] * len(shape.known_numbers))
-        numbers[at] = offset
-        results.append(of_numbers(numbers))
-        offset = None if offset is None else offset + shape.known_numbers[at]
+        numbers[axis_number] = offset
+        results.append(numeric_value(numbers))
+        offset = None if offset is None else offset + shape.known_numbers[axis_number]
     return results
 
 
 @rule("InvertPermutation")
 def _(call: Call) -> Value:
     order = call.inputs[0].integers
-    return of_numbers(sizes.array([sizes.size(order.index(number)) for number in range(len(order))]))
+    return numeric_value(sizes.array([sizes.size(order.index(number)) for number in range(len(order))]))
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch")
@@ -333,11 +335,11 @@ def _(call: Call) -> Value:
     count = len(call.inputs) // 2
     indices, data = call.inputs[:count], call.inputs[count:]
     elements: dict[int, Size | None] = {}
-    for where, value in zip(indices, data, strict=True):
+    for positions, value in zip(indices, data, strict=True):
         if value.numbers is None:
             raise NoRuleError("the elements are unknown")
-        elements.update(zip(where.integers, value.numbers.flat, strict=True))
-    return of_numbers(sizes.array([elements[position] for position in range(len(elements))]))
+        elements.update(zip(positions.integers, value.numbers.flat, strict=True))
+    return numeric_value(sizes.array([elements[position] for position in range(len(elements))]))
 
 
 @rule("BroadcastGradientArgs")
@@ -348,12 +350,12 @@ def _(call: Call) -> list[Value]:
         for number, dim in enumerate(pair):
             if dim == ONE and is_broadcast:
                 axes[number].append(sizes.size(axis))
-    return [of_numbers(sizes.array(reduced)) for reduced in axes]
+    return [numeric_value(sizes.array(axis_list)) for axis_list in axes]
 
 
 @rule("BroadcastArgs")
 def _(call: Call) -> Value:
-    return of_numbers(sizes.array([right if left == ONE else left for left, right in _broadcast_pairs(call)]))
+    return numeric_value(sizes.array([right if left == ONE else left for left, right in _broadcast_pairs(call)]))
 
 
 def _broadcast_pairs(call: Call) -> list[tuple[Size, Size]]:
@@ -370,7 +372,7 @@ _UNKNOWN = Value(ALL_ROWS)
 
 
 def _list(element: Value, *lengths: Value, dims: Dims | None = None) -> Value:
-    """Returns a list of tensors, of the same length on all replicas if these values are."""
+    """Returns a list of tensors, which has the same length on all replicas if `lengths` are replicated."""
     is_known = all(length.is_replicated for length in lengths)
     return Value(REPLICATED, dims, element=element) if is_known else _UNKNOWN
 
@@ -379,8 +381,8 @@ def _element(value: Value) -> Value:
     return value.element or _UNKNOWN
 
 
-def _written(call: Call, element: Value) -> Value:
-    """Returns the list into which a tensor is written."""
+def _write(call: Call, element: Value) -> Value:
+    """Returns the list after a tensor is written to it."""
     if call.inputs[0].element is None:
         return _UNKNOWN
     plain = dataclasses.replace(element, label=without_base(element.label), variable=None)
@@ -398,12 +400,12 @@ def _(call: Call) -> Value:
 
 @rule("TensorListSetItem")
 def _(call: Call) -> Value:
-    return _written(call, call.inputs[2] if call.inputs[1].is_replicated else _UNKNOWN)
+    return _write(call, call.inputs[2] if call.inputs[1].is_replicated else _UNKNOWN)
 
 
 @rule("TensorListPushBack")
 def _(call: Call) -> Value:
-    return dataclasses.replace(_written(call, call.inputs[1]), dims=None)
+    return dataclasses.replace(_write(call, call.inputs[1]), dims=None)
 
 
 @rule("TensorListGetItem")
@@ -419,7 +421,7 @@ def _(call: Call) -> list[Value]:
 @rule("TensorListLength")
 def _(call: Call) -> Value:
     if call.inputs[0].dims is not None:
-        return of_numbers(sizes.array(call.inputs[0].dims, ()), ())
+        return numeric_value(sizes.array(call.inputs[0].dims, ()), ())
     return Value(REPLICATED if call.inputs[0].element is not None else ALL_ROWS)
 
 
@@ -433,8 +435,8 @@ def _(call: Call) -> Value:
     return _UNKNOWN
 
 
-def _unstacked(value: Value) -> Value:
-    """Returns what is known of the parts of a tensor along its first axis."""
+def _unstack(value: Value) -> Value:
+    """Returns the value of the parts of a tensor along its first axis."""
     label = value.label
     dims = value.dims[1:] if value.dims is not None else None
     if isinstance(label, AllRows) or isinstance(label, Rows) and not label.axis:
@@ -446,13 +448,13 @@ def _unstacked(value: Value) -> Value:
 @rule("TensorListFromTensor")
 def _(call: Call) -> Value:
     tensor = call.inputs[0]
-    return _list(_unstacked(tensor), dims=tensor.dims[:1] if tensor.dims is not None else None)
+    return _list(_unstack(tensor), dims=tensor.dims[:1] if tensor.dims is not None else None)
 
 
 @rule("TensorListScatterV2", "TensorListScatter")
 def _(call: Call) -> Value:
     tensor, indices, _, *count = call.inputs
-    return _list(_unstacked(tensor), indices, *count)
+    return _list(_unstack(tensor), indices, *count)
 
 
 @rule("TensorListStack", "TensorListGather")

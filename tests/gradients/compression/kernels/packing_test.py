@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.collectives import OneReplica, Wire
-from tfdist.gradients.compression.bit_packing import in_pieces, pack_bits, packed_length, unpack_bits
+from tfdist.gradients.compression.bit_packing import map_pieces, pack_bits, packed_length, unpack_bits
 from tfdist.gradients.compression.codec_compiler import Packing
 
 
@@ -38,7 +38,7 @@ def test_pieces_keep_their_place():
     numbers, offsets = np.arange(19, dtype="uint8") % 4, np.arange(19, dtype="float32")
     pieces = unpack_bits(pack_bits(tf.constant(numbers), 2), 19, 2)
     assert len(pieces) > 1
-    found = in_pieces(lambda piece, scale: tf.cast(piece, tf.float32) + scale, pieces, tf.constant(offsets))
+    found = map_pieces(lambda piece, scale: tf.cast(piece, tf.float32) + scale, pieces, tf.constant(offsets))
     np.testing.assert_array_equal(tf.concat(found, axis=0), numbers + offsets)
 
 
@@ -58,7 +58,7 @@ def test_parts_that_are_joined_are_taken(specs, data):
     wire, replicas = data.draw(st.sampled_from(WIRES)), data.draw(st.integers(1, 3))
     packing, random = Packing(tuple(specs), wire), np.random.default_rng(0)
     parts = [[part_of(spec, random) for spec in specs] for _ in range(replicas)]
-    packed = [packing.on_wire(packing.join(mine)) for mine in parts]
+    packed = [packing.to_wire(packing.join(mine)) for mine in parts]
     assert all(vector.dtype == wire.packed for vector in packed)
     assert all(vector.shape.num_elements() * wire.packed.size == packing.bytes for vector in packed)
     found = packing.take(packing.views(tf.concat(packed, axis=0), replicas))
@@ -98,5 +98,5 @@ def test_xla_joins_and_takes_the_same():
     join, take = (tf.function(work, jit_compile=True, autograph=False) for work in (packing.join, packing.take))
     joined = join(parts)
     np.testing.assert_array_equal(joined, packing.join(parts))
-    for part, found in zip(parts, take(packing.views(packing.on_wire(joined), 1)), strict=True):
+    for part, found in zip(parts, take(packing.views(packing.to_wire(joined), 1)), strict=True):
         np.testing.assert_array_equal(found[0], part)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.gradients.compression.random_draws import orthonormal, scaled_rows
+from tfdist.gradients.compression.random_draws import normalize_rows, orthonormalize
 from tfdist.gradients.compression.sparse_vector import bounds, peaks, sums
 
 
@@ -23,7 +23,7 @@ def test_orthonormal_with_the_same_span(rows, columns, rank, scale, dtype, seed)
     random = np.random.default_rng(seed)
     given_rows = random.standard_normal((rows, rank)) @ random.standard_normal((rank, columns)) * scale
     given_rows = given_rows.astype(dtype)
-    found = orthonormal(tf.constant(given_rows)).numpy().astype("float64")
+    found = orthonormalize(tf.constant(given_rows)).numpy().astype("float64")
     kept = np.any(found != 0, axis=1)
     np.testing.assert_allclose(found @ found.T, np.diag(kept), atol=1e-5 if dtype == "float32" else 1e-13)
     assert kept[: min(rows, rank)].all() and (dtype == "float32" or kept.sum() == min(rows, rank))
@@ -34,24 +34,24 @@ def test_orthonormal_with_the_same_span(rows, columns, rank, scale, dtype, seed)
 def test_follows_the_paper():
     """Each row is a positive multiple of its residual after projection onto the rows before it."""
     rows = np.random.default_rng(0).standard_normal((4, 50))
-    found = orthonormal(tf.constant(rows)).numpy()
+    found = orthonormalize(tf.constant(rows)).numpy()
     assert (np.diag(rows @ found.T) > 0).all()
     np.testing.assert_allclose(np.triu(rows @ found.T, 1), 0, atol=1e-12)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-45, -1e-42, 3e38])
 def test_rows_of_one_value(value):
-    found = orthonormal(tf.fill([3, 20], tf.constant(value, tf.float32))).numpy()
+    found = orthonormalize(tf.fill([3, 20], tf.constant(value, tf.float32))).numpy()
     assert np.isfinite(found).all() and not found[1:].any()
     np.testing.assert_allclose(found[0], np.sign(value) / np.sqrt(20) if abs(value) > 1e-30 else 0, rtol=1e-6)
 
 
 def test_what_is_not_finite_does_not_raise():
-    orthonormal(tf.constant([[np.nan, 1.0, 2.0], [np.inf, 0.0, 1.0]]))
+    orthonormalize(tf.constant([[np.nan, 1.0, 2.0], [np.inf, 0.0, 1.0]]))
 
 
 def test_scaled_rows():
-    np.testing.assert_array_equal(scaled_rows(tf.constant([[1.0, -4.0], [0.0, 0.0]])), [[0.25, -1.0], [0.0, 0.0]])
+    np.testing.assert_array_equal(normalize_rows(tf.constant([[1.0, -4.0], [0.0, 0.0]])), [[0.25, -1.0], [0.0, 0.0]])
 
 
 WIDTHS = [1, 15, 16, 127, 128, 129, 300, 1024]

@@ -11,11 +11,11 @@ from tests.gradients.compression.reducers import coded
 from tfdist.gradients.compression.methods.int8 import Int8
 from tfdist.gradients.compression.reducers import AllGatherReducer
 
-LARGEST = float(np.float32(3.4e38))
+MAX_FLOAT = float(np.float32(3.4e38))
 VECTORS = arrays(
     "float32",
     st.integers(1, 60),
-    elements=st.floats(-LARGEST, LARGEST, width=32) | st.floats(-1, 1, width=32) | st.just(0.0),
+    elements=st.floats(-MAX_FLOAT, MAX_FLOAT, width=32) | st.floats(-1, 1, width=32) | st.just(0.0),
 )
 
 
@@ -25,7 +25,7 @@ def blocks(x, block):
 
 @settings(deadline=None, max_examples=60)
 @given(VECTORS, st.integers(2, 8), st.booleans())
-@example(np.array([LARGEST, -LARGEST, 1], "float32"), 8, False)
+@example(np.array([MAX_FLOAT, -MAX_FLOAT, 1], "float32"), 8, False)
 @example(np.array([1e-45, 0, -1e-40], "float32"), 4, False)
 @example(np.array([2.0**-126, -(2.0**-127)], "float32"), 8, True)
 def test_symmetric_bound(x, bits, stochastic):
@@ -42,7 +42,7 @@ def test_symmetric_bound(x, bits, stochastic):
 
 @settings(deadline=None, max_examples=60)
 @given(VECTORS, st.integers(2, 8), st.booleans())
-@example(np.array([LARGEST, -LARGEST, 1], "float32"), 8, False)
+@example(np.array([MAX_FLOAT, -MAX_FLOAT, 1], "float32"), 8, False)
 @example(np.array([7, 7, 7], "float32"), 2, True)
 def test_min_max_bound(x, bits, stochastic):
     found = coded(Int8(bits=bits, block=16, symmetric=False, stochastic=stochastic), x)

@@ -1,4 +1,4 @@
-"""Compression methods, one file each, with the equation, the cost in bytes and the paper.
+"""Compression methods, one per file, each with its equation, its cost in bytes and the paper.
 
-What methods share, and `catalog.py` with their names, are in the package above.
+Shared code and `catalog.py`, which maps names to methods, are in the parent package.
 """

@@ -9,9 +9,9 @@ from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_number
-from tfdist.gradients.compression.arguments import checked_integer, checked_ratio, count_kept
+from tfdist.gradients.compression.arguments import selection_size, validate_integer, validate_ratio
 from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, finiteness_mark, seed_of
-from tfdist.gradients.compression.sparse_vector import SparseVector, exchange, largest_sampled, padded, sample_size
+from tfdist.gradients.compression.sparse_vector import SparseVector, exchange, pad_entries, sample_size, sampled_top_k
 
 
 class DGC(Vectorwise):
@@ -21,12 +21,12 @@ class DGC(Vectorwise):
         u' = momentum u + g,   v' = v + u'                                 (momentum correction)
         the k largest |v'| are sent, k = max(1, round(ratio n)); there u = v = 0, elsewhere u', v' (factor masking)
 
-    The sums are updates that already include momentum: **use it with `sgd` without momentum**; any other momentum would
-    be applied a second time, and adaptive optimizers would see an occasional gradient instead of one per step. v stores
-    what was not sent, so error feedback is off and must stay off.
+    The sums are updates that already include momentum: **use it with `sgd` without momentum**. Other momentum would be
+    applied twice, and adaptive optimizers would see an occasional gradient instead of one per step. v stores what was
+    not sent, so error feedback is off and must stay off.
 
-    Warmup: over the first `warmup_steps`, the ratio decreases exponentially from `warmup_ratio` to `ratio`. Nothing is
-    padded to the largest k for that: an all-gather of unequal sizes sends only what the k of each step needs.
+    Warmup: over the first `warmup_steps`, the ratio decreases exponentially from `warmup_ratio` to `ratio`. Messages are
+    not padded to the largest k: an all-gather of unequal sizes sends only the k elements of each step.
 
     Cost: 8 (k + 1) bytes (a value and an index each, and one row with k and whether the tensor was finite), which each
     replica receives from N - 1 others; 8 n bytes of memory.
@@ -56,12 +56,12 @@ class DGC(Vectorwise):
           warmup_steps: number of warmup steps, from 0 to 2**24.
           warmup_ratio: ratio at the first step of the warmup, in (0, 1] and at least `ratio`.
         """
-        self._ratio, self._warmup_ratio = checked_ratio("dgc", ratio), checked_ratio("dgc", warmup_ratio)
+        self._ratio, self._warmup_ratio = validate_ratio("dgc", ratio), validate_ratio("dgc", warmup_ratio)
         if not is_number(momentum) or not 0 <= momentum < 1:
             raise InputError(f"dgc needs a momentum in [0, 1). Received: {momentum!r}. Write, say, momentum=0.9.")
         if clip_norm is not None and (not is_number(clip_norm) or not 0 < clip_norm < math.inf):
             raise InputError(f"dgc needs a finite clip_norm above 0. Received: {clip_norm!r}. Leave it out for none.")
-        checked_integer("dgc", "warmup_steps", warmup_steps, 0, 2**24)
+        validate_integer("dgc", "warmup_steps", warmup_steps, 0, 2**24)
         if warmup_steps and self._warmup_ratio < self._ratio:
             raise InputError(
                 f"dgc's ratio falls from warmup_ratio. Received: {warmup_ratio=}, {ratio=}. Raise warmup_ratio."
@@ -82,16 +82,16 @@ class DGC(Vectorwise):
     ) -> ReducedVector:
         """See base class. One message."""
         velocity, residual, steps = state
-        velocity, grown = self._grow(x, velocity, residual, collectives.size)
-        largest = self._largest(grown, seed_of(name, steps, collectives.rank), steps)
+        velocity, candidate = self._accumulate(x, velocity, residual, collectives.size)
+        selection = self._select_largest(candidate, seed_of(name, steps, collectives.rank), steps)
         # If k is static, so is the length of the message: the bytes sent are then known without a run.
-        entries = largest if self._warmup_steps else padded(largest, count_kept(self._ratio, x.shape[0]))
-        total, checks = exchange(*entries, finiteness_mark(largest.values), x.shape[0], collectives, name=name)
-        velocity, residual = _masked(velocity, largest.indices), _masked(grown, largest.indices)
-        unsent = [tf.reshape(new, old.shape) for new, old in zip((velocity, residual), state, strict=False)]
-        return ReducedVector(total, grown - residual, [*unsent, steps + 1], checks)
+        entries = selection if self._warmup_steps else pad_entries(selection, selection_size(self._ratio, x.shape[0]))
+        total, checks = exchange(*entries, finiteness_mark(selection.values), x.shape[0], collectives, name=name)
+        velocity, residual = _zero_at(velocity, selection.indices), _zero_at(candidate, selection.indices)
+        new_state = [tf.reshape(new, old.shape) for new, old in zip((velocity, residual), state, strict=False)]
+        return ReducedVector(total, candidate - residual, [*new_state, steps + 1], checks)
 
-    def _grow(
+    def _accumulate(
         self, x: tf.Tensor, velocity: tf.Tensor, residual: tf.Tensor, replicas: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the new velocity and residual, as vectors, before anything is sent."""
@@ -100,15 +100,15 @@ class DGC(Vectorwise):
         velocity = self._momentum * tf.reshape(velocity, [-1]) + x
         return velocity, tf.reshape(residual, [-1]) + velocity
 
-    def _largest(self, x: tf.Tensor, seed: tf.Tensor, steps: tf.Tensor) -> SparseVector:
-        k: int | tf.Tensor = count_kept(self._ratio, x.shape[0])
+    def _select_largest(self, x: tf.Tensor, seed: tf.Tensor, steps: tf.Tensor) -> SparseVector:
+        k: int | tf.Tensor = selection_size(self._ratio, x.shape[0])
         if self._warmup_steps:
-            done = tf.minimum(tf.cast(steps, tf.float32) / self._warmup_steps, 1.0)
-            ratio = self._warmup_ratio * tf.pow(self._ratio / self._warmup_ratio, done)
-            warm = tf.maximum(tf.cast(tf.round(ratio * x.shape[0]), tf.int32), k)
-            k = tf.where(steps < self._warmup_steps, warm, k)
-        return largest_sampled(x, k, seed, sample_size(self._ratio))
+            progress = tf.minimum(tf.cast(steps, tf.float32) / self._warmup_steps, 1.0)
+            ratio = self._warmup_ratio * tf.pow(self._ratio / self._warmup_ratio, progress)
+            warmup_k = tf.maximum(tf.cast(tf.round(ratio * x.shape[0]), tf.int32), k)
+            k = tf.where(steps < self._warmup_steps, warmup_k, k)
+        return sampled_top_k(x, k, seed, sample_size(self._ratio))
 
 
-def _masked(x: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+def _zero_at(x: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     return tf.tensor_scatter_nd_update(x, indices[:, None], tf.zeros_like(indices, tf.float32))

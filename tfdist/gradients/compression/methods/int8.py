@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.arguments import checked_flag, checked_integer
+from tfdist.gradients.compression.arguments import validate_flag, validate_integer
 from tfdist.gradients.compression.codec import Blockwise, Noise
-from tfdist.gradients.compression.random_draws import relative, rounded
+from tfdist.gradients.compression.random_draws import divide_or_zero, round_to_uint8
 from tfdist.gradients.compression.sparse_vector import bounds, peaks
 
 
@@ -16,8 +16,8 @@ class Int8(Blockwise):
 
         |C(x)_i - x_i| <= s / 2L, or (b - a) / 2L;  with `stochastic` twice that, and E C(x) = x
 
-    Min-max halves the step size for blocks whose values are not centered at 0. Those of gradients are; for them it
-    costs time, and zeros do not stay zero. Rounding to the nearest is biased, though only slightly at 8 bits: error
+    Min-max halves the step size for blocks whose values are not centered at 0. Gradients are centered: for them, min-max
+    takes longer, and zeros do not stay zero. Rounding to the nearest is biased, though only slightly at 8 bits: error
     feedback is on by default, and off with `stochastic`. At 8 bits a sum may be encoded again, so reduce-scatter can be
     used.
 
@@ -35,26 +35,28 @@ class Int8(Blockwise):
           bits: bits per element, 2 to 8.
           block: elements that share a scale, a multiple of 8.
           symmetric: whether levels are symmetric about 0; otherwise min-max.
-          stochastic: whether to round up or down at random, so that the result is unbiased.
+          stochastic: whether to round up or down at random, which makes the result unbiased.
         """
         super().__init__("int8", block)
-        self.bits = checked_integer("int8", "bits", bits, 2, 8)
-        self._symmetric = checked_flag("int8", "symmetric", symmetric)
-        self.randomized = checked_flag("int8", "stochastic", stochastic)
+        self.bits = validate_integer("int8", "bits", bits, 2, 8)
+        self._symmetric = validate_flag("int8", "symmetric", symmetric)
+        self.randomized = validate_flag("int8", "stochastic", stochastic)
         self.scales = 1 if symmetric else 2
         self.biased = not stochastic
         self.recodes = bits == 8
 
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
         """See base class."""
-        added = noise(rows.shape) if self.randomized else None
+        rounding_noise = noise(rows.shape) if self.randomized else None
         if self._symmetric:
             levels, scale = 2 ** (self.bits - 1) - 1, peaks(rows)
-            return [scale], rounded(relative(rows, scale[:, None]) * levels, -levels, levels, added)
+            return [scale], round_to_uint8(
+                divide_or_zero(rows, scale[:, None]) * levels, -levels, levels, rounding_noise
+            )
         levels, (low, high) = 2**self.bits - 1, bounds(rows)
         # Halved, because the range of a block can be twice the largest float, which would be inf.
-        up, width = 0.5 * rows - 0.5 * low[:, None], (0.5 * high - 0.5 * low)[:, None]
-        return [low, high], rounded(relative(up, width) * levels, 0, levels, added)
+        offsets, width = 0.5 * rows - 0.5 * low[:, None], (0.5 * high - 0.5 * low)[:, None]
+        return [low, high], round_to_uint8(divide_or_zero(offsets, width) * levels, 0, levels, rounding_noise)
 
     def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
         """See base class. The bounds are reproduced exactly."""
@@ -62,5 +64,5 @@ class Int8(Blockwise):
         if self._symmetric:
             levels = 2 ** (self.bits - 1) - 1
             return (integers - levels) * (1 / levels) * scales[0]
-        part = integers * (1 / (2**self.bits - 1))
-        return (1.0 - part) * scales[0] + part * scales[1]
+        fraction = integers * (1 / (2**self.bits - 1))
+        return (1.0 - fraction) * scales[0] + fraction * scales[1]

@@ -11,9 +11,9 @@ class OneBit(Blockwise):
 
         C(x)_i = sign(x_i) |x|_1 / d,   |C(x) - x|^2 = |x|^2 - |x|_1^2 / d <= (1 - 1/d) |x|^2   for blocks of d elements
 
-    Zeros and denormals count as positive. Seide et al. send two means per column, of its positive and of its negative
-    elements; one mean for each half of the block costs the same bytes, and its error was no larger in our measurements.
-    The method needs error feedback, which is on by default.
+    Zeros and denormals count as positive. Seide et al. send two means per column, one of its positive and one of its
+    negative elements. One mean per half-sized block costs the same bytes, and its error was no larger in our
+    measurements. The method needs error feedback, which is on by default.
 
     Cost: n / 8 bytes and 4 per block: at blocks of 256 elements 0.141 n, which each replica receives from N - 1 others.
 
@@ -26,11 +26,7 @@ class OneBit(Blockwise):
     bits = 1
 
     def __init__(self, *, block: int = 256):
-        """Sets the block size.
-
-        Args:
-          block: elements that share a magnitude, a multiple of 8.
-        """
+        """Sets `block`, the number of elements that share a magnitude; a multiple of 8."""
         super().__init__("onebit", block)
 
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:

@@ -13,11 +13,11 @@ from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer
 from tfdist.gradients.bucket import Bucketed
-from tfdist.gradients.compression.arguments import checked_flag, compiled
+from tfdist.gradients.compression.arguments import compile_with_xla, validate_flag
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.random_draws import orthonormal, scaled_rows
-from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer, reshaped_like, seed_of
-from tfdist.gradients.reducer import Reduced, Reducer, Sum, specs_of, split_at
+from tfdist.gradients.compression.random_draws import normalize_rows, orthonormalize
+from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer, reshape_like, seed_of
+from tfdist.gradients.reducer import Reducer, ReductionResult, Sum, split_at, tensor_specs
 
 
 class PowerSGD(Reducer):
@@ -25,18 +25,18 @@ class PowerSGD(Reducer):
 
         P = orthonormal(sum over replicas of X Q),   Q' = sum over replicas of X^T P,   total = P Q'^T
 
-    X [m, n] is a tensor reshaped so that all dims but the last are rows. Q' is the next step's Q (warm start), so that
-    over the steps P approaches the strongest directions; without warm start Q is drawn anew each step, from a seed that
-    all replicas share. A column that the matrices do not need (they are zero, or of lower rank) is zero in P, and is
-    redrawn at random in Q.
+    X [m, n] is a tensor whose dims except the last are flattened to rows. Q' becomes the next step's Q (warm start), so P
+    approaches the strongest directions over the steps. Without warm start, Q is drawn anew in each step, from a seed that
+    all replicas share. A column that the matrices do not need, because they are zero or of lower rank, is zero in P and
+    is redrawn at random in Q.
 
-    A replica's contribution to the total is P P^T X, a projection of its own X, and error feedback stores what is
-    orthogonal to P. The authors' code stores X - total / N instead: equal in the sum over replicas, therefore with the
-    same totals, but there the differences between replicas are never sent nor forgotten, and grow as a random walk.
+    A replica's contribution to the total is P P^T X, a projection of its X, and error feedback stores the component that
+    is orthogonal to P. The authors' code stores X - total / N instead. Its sum over replicas, and therefore the total, is
+    the same, but the differences between replicas are never sent nor discarded, and grow as a random walk.
 
-    Cost: 4 rank (m + n) bytes (8 for float64), all-reduced in two messages: the first has the factors P of all tensors
-    of a call, the second the Q'. Where that would not be less than the tensor, as for vectors, the tensor itself is in
-    the first message, and its sum is exact. About three passes over the tensors, and three more for error feedback.
+    Cost: 4 rank (m + n) bytes (8 for float64), all-reduced in two messages: the factors P of all tensors of a call, then
+    the Q'. If that is not less than the tensor, as for vectors, the first message contains the tensor itself, and its sum
+    is exact. About three passes over the tensors, and three more for error feedback.
 
     An inf or NaN in a row of X also appears in that row of X Q (0 inf is NaN): the first message is a witness.
 
@@ -58,21 +58,21 @@ class PowerSGD(Reducer):
         if not is_integer(rank) or rank < 1:
             raise InputError(f"powersgd needs an integer rank of at least 1. Received: {rank!r}. Write, say, rank=4.")
         self._rank = int(rank)
-        self._warm_start = checked_flag("powersgd", "warm_start", warm_start)
+        self._warm_start = validate_flag("powersgd", "warm_start", warm_start)
         self._factors: Reducer = Bucketed(Sum())
 
     def then(self, codec: Codec) -> "PowerSGD":
-        """Returns a copy whose messages are encoded by a codec; what the code leaves out counts as not sent."""
-        coded = copy.copy(self)
-        coded._factors = Bucketed(ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec))
-        return coded
+        """Returns a copy whose messages are encoded by a codec; the part that the code omits counts as not sent."""
+        result = copy.copy(self)
+        result._factors = Bucketed(ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec))
+        return result
 
     def is_exact(self, spec: tf.TensorSpec | tf.Tensor) -> bool:
         """Returns whether a tensor is summed exactly because its factors would not be smaller."""
         columns = spec.shape[-1] if spec.shape.rank else 1
         size = spec.shape.num_elements()
         # rank (m + n) against m n, both multiplied by n, which may be 0
-        factors = self._rank * (size + columns * columns) * _computed(spec.dtype).size
+        factors = self._rank * (size + columns * columns) * _compute_dtype(spec.dtype).size
         return factors >= size * columns * spec.dtype.size
 
     def payload_bytes(self, specs: Sequence[tf.TensorSpec]) -> int:
@@ -82,46 +82,53 @@ class PowerSGD(Reducer):
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         """See base class: for each matrix Q as rows, or the number of draws; then the state of the two messages."""
-        own = [self._memory(spec) for spec in specs if not self.is_exact(spec)]
-        return own + [state for message in self._messages(specs) for state in self._factors.state(message)]
+        factor_states = [self._memory(spec) for spec in specs if not self.is_exact(spec)]
+        return factor_states + [state for message in self._messages(specs) for state in self._factors.state(message)]
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
+    ) -> ReductionResult:
         """See base class."""
-        thin = [i for i, tensor in enumerate(tensors) if not self.is_exact(tensor)]
-        exact = [i for i, tensor in enumerate(tensors) if self.is_exact(tensor)]
-        memories, rest = split_at(state, len(thin))
-        first_state, second_state = split_at(rest, len(self._factors.state(self._messages(specs_of(tensors))[0])))
-        names = [f"{name}/{i}" for i in thin]
+        lossy_indices = [i for i, tensor in enumerate(tensors) if not self.is_exact(tensor)]
+        exact_indices = [i for i, tensor in enumerate(tensors) if self.is_exact(tensor)]
+        memories, message_state = split_at(state, len(lossy_indices))
+        first_state, second_state = split_at(
+            message_state, len(self._factors.state(self._messages(tensor_specs(tensors))[0]))
+        )
+        names = [f"{name}/{i}" for i in lossy_indices]
 
-        xs = [_matrix(tensors[i]) for i in thin]
-        starts = [self._start(x, memory, own) for x, memory, own in zip(xs, memories, names, strict=True)]
+        xs = [_matrix(tensors[i]) for i in lossy_indices]
+        starts = [self._start(x, memory, label) for x, memory, label in zip(xs, memories, names, strict=True)]
         products = [_times_transposed(x, q) for x, q in zip(xs, starts, strict=True)]
-        first_message = [*products, *(tensors[i] for i in exact)]
+        first_message = [*products, *(tensors[i] for i in exact_indices)]
         first = self._factors.reduce(first_message, first_state, collectives, name=f"{name}/p")
-        ps = [_orthonormal_columns(product) for product in first.totals[: len(thin)]]
+        ps = [_orthonormal_columns(product) for product in first.totals[: len(lossy_indices)]]
         second_message = [_times(p, x) for p, x in zip(ps, xs, strict=True)]
         second = self._factors.reduce(second_message, second_state, collectives, name=f"{name}/q")
 
-        new = [self._next(q, memory, own) for q, memory, own in zip(second.totals, memories, names, strict=True)]
-        whole: list[list[tf.Tensor]] = []
+        new_memories = [
+            self._next(q, memory, label) for q, memory, label in zip(second.totals, memories, names, strict=True)
+        ]
+        results: list[list[tf.Tensor]] = []
         for firsts, qs in ((first.totals, second.totals), (first.sent, second.sent)):
             lossy = [
-                reshaped_like(_times(tf.transpose(p), q), tensors[i]) for i, p, q in zip(thin, ps, qs, strict=True)
+                reshape_like(_times(tf.transpose(p), q), tensors[i])
+                for i, p, q in zip(lossy_indices, ps, qs, strict=True)
             ]
-            at = dict(zip(thin + exact, lossy + firsts[len(thin) :], strict=True))
-            whole.append([at[i] for i in range(len(tensors))])
-        return Reduced(whole[0], whole[1], new + first.state + second.state, first.witnesses + second.witnesses)
+            by_index = dict(zip(lossy_indices + exact_indices, lossy + firsts[len(lossy_indices) :], strict=True))
+            results.append([by_index[i] for i in range(len(tensors))])
+        return ReductionResult(
+            results[0], results[1], new_memories + first.state + second.state, first.witnesses + second.witnesses
+        )
 
     def _messages(self, specs: Sequence[tf.TensorSpec]) -> tuple[list[tf.TensorSpec], list[tf.TensorSpec]]:
-        """Returns the contents of the messages: the Ps and the exact tensors, then the Qs, stored as rows."""
+        """Returns the specs of the two messages: the Ps and the exact tensors, then the Qs, stored as rows."""
         ps, exact, qs = [], [], []
         for spec in specs:
             if self.is_exact(spec):
                 exact.append(spec)
                 continue
-            columns, dtype = spec.shape[-1], _computed(spec.dtype)
+            columns, dtype = spec.shape[-1], _compute_dtype(spec.dtype)
             rows = spec.shape.num_elements() // columns
             ps.append(tf.TensorSpec([rows, self._rank], dtype, f"{spec.name}/p"))
             qs.append(tf.TensorSpec([self._rank, columns], dtype, f"{spec.name}/q"))
@@ -132,40 +139,40 @@ class PowerSGD(Reducer):
             return State(f"{spec.name}/draws", (), tf.int32, per_replica=False)
         shape = (self._rank, spec.shape[-1])
         initial = np.random.default_rng(zlib.crc32(spec.name.encode())).standard_normal(shape)
-        return State(f"{spec.name}/q", shape, _computed(spec.dtype), per_replica=False, initial=initial)
+        return State(f"{spec.name}/q", shape, _compute_dtype(spec.dtype), per_replica=False, initial=initial)
 
     def _start(self, x: tf.Tensor, memory: tf.Tensor, name: str) -> tf.Tensor:
-        return memory if self._warm_start else self._drawn(x, memory, name)
+        return memory if self._warm_start else self._draw(x, memory, name)
 
     def _next(self, q: tf.Tensor, memory: tf.Tensor, name: str) -> tf.Tensor:
         """Rescales Q's columns, whose norm is arbitrary, and redraws zero columns, which would stay zero forever."""
         if not self._warm_start:
             return memory + 1
-        needed = tf.reduce_any(tf.not_equal(q, 0), axis=1, keepdims=True)
-        return tf.where(needed, scaled_rows(q), self._drawn(q, 0, name))
+        is_used = tf.reduce_any(tf.not_equal(q, 0), axis=1, keepdims=True)
+        return tf.where(is_used, normalize_rows(q), self._draw(q, 0, name))
 
-    def _drawn(self, like_columns: tf.Tensor, draws: tf.Tensor | int, name: str) -> tf.Tensor:
+    def _draw(self, like_columns: tf.Tensor, draws: tf.Tensor | int, name: str) -> tf.Tensor:
         shape = [self._rank, like_columns.shape[-1]]
         return tf.random.stateless_normal(shape, seed_of(name, draws, 0), dtype=like_columns.dtype)
 
 
 def _orthonormal_columns(columns: tf.Tensor) -> tf.Tensor:
-    """Orthonormalizes columns and returns them as rows. XLA merges some sixty small operations into one call."""
-    return compiled(_transposed_orthonormal, *columns.shape)(columns)
+    """Orthonormalizes columns and returns them as rows. XLA merges about sixty small operations into one call."""
+    return compile_with_xla(_transposed_orthonormal, *columns.shape)(columns)
 
 
 def _transposed_orthonormal(m: int, rank: int, columns: tf.Tensor) -> tf.Tensor:
-    return orthonormal(tf.transpose(columns))
+    return orthonormalize(tf.transpose(columns))
 
 
 def _times(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Multiplies a matrix and a thin factor; on CPUs XLA is up to twice as fast as the engine."""
-    return compiled(_matmul, *a.shape, *b.shape)(a, b)
+    return compile_with_xla(_matmul, *a.shape, *b.shape)(a, b)
 
 
 def _times_transposed(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Multiplies by the transposed second matrix; other products with a transposed matrix are slower."""
-    return compiled(_matmul_transposed, *a.shape, *b.shape)(a, b)
+    return compile_with_xla(_matmul_transposed, *a.shape, *b.shape)(a, b)
 
 
 def _matmul(m: int, k: int, k_too: int, n: int, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
@@ -177,8 +184,8 @@ def _matmul_transposed(m: int, k: int, n: int, k_too: int, a: tf.Tensor, b: tf.T
 
 
 def _matrix(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(tf.cast(tensor, _computed(tensor.dtype)), [-1, tensor.shape[-1]])
+    return tf.reshape(tf.cast(tensor, _compute_dtype(tensor.dtype)), [-1, tensor.shape[-1]])
 
 
-def _computed(dtype: tf.DType) -> tf.DType:
+def _compute_dtype(dtype: tf.DType) -> tf.DType:
     return tf.float64 if dtype == tf.float64 else tf.float32

@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, compiled, count_kept
-from tfdist.gradients.compression.random_draws import flipped, sign_bits
+from tfdist.gradients.compression.arguments import compile_with_xla, selection_size, validate_flag, validate_ratio
+from tfdist.gradients.compression.random_draws import flip_signs, sign_bits
 from tfdist.gradients.compression.reducers import Stochastic, finiteness_mark
 
 
@@ -14,10 +14,10 @@ class Projection(Stochastic):
         S [k, n]: S_ji = s_i if i mod k = j, else 0, with random signs s;   E[S^T S] = I
         y = sum over replicas of S x,   C(x) = S^T (S S^T)^-1 y = S^T y / b,   E |x - C(x)|^2 = (1 - k/n) |x|^2
 
-    This is a row of a count sketch: each element is in one of k sums, of b = n/k elements, as far apart as possible.
-    The rows of S are orthogonal, so C is an orthogonal projection, at the cost of one pass over the vector, and error
-    feedback stores the component that is orthogonal to the drawn subspace. With `unbiased=True` C(x) = S^T y, for which
-    E C(x) = x and no feedback is needed, but E |x - C(x)|^2 = (n/k - 1) |x|^2. The signs are derived from the message's
+    This is a row of a count sketch: each element is in one of k sums of b = n/k elements, which are as far apart as
+    possible. The rows of S are orthogonal, so C is an orthogonal projection computed in one pass over the vector, and
+    error feedback stores the component that is orthogonal to the random subspace. With `unbiased=True`, C(x) = S^T y and
+    E C(x) = x, so no feedback is needed, but E |x - C(x)|^2 = (n/k - 1) |x|^2. The signs are derived from the message's
     name and the number of draws.
 
     Cost: 4 (k + 1) bytes, all-reduced (the 1 shows whether the tensor was finite). Experimental: its error is that of
@@ -36,28 +36,30 @@ class Projection(Stochastic):
           ratio: k/n, in (0, 1].
           unbiased: whether C(x) is unbiased, see above.
         """
-        self._ratio = checked_ratio("projection", ratio)
-        self._unbiased = checked_flag("projection", "unbiased", unbiased)
+        self._ratio = validate_ratio("projection", ratio)
+        self._unbiased = validate_flag("projection", "unbiased", unbiased)
         self.biased = not unbiased
 
-    def reduce_drawn(
+    def reduce_with_seed(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See base class. One message."""
         size = x.shape[0]
-        k = count_kept(self._ratio, size)
+        k = selection_size(self._ratio, size)
         bits = sign_bits(-(-size // k), k, seed)
-        message = tf.concat([compiled(_project, size, k)(x, bits), finiteness_mark(x)[None]], axis=0)
-        [summed] = collectives.all_reduce([message], name=name)
-        total, sent = (compiled(_back_project, size, k, int(self._unbiased))(y[:k], bits) for y in (summed, message))
-        return total, sent, summed[k:]
+        message = tf.concat([compile_with_xla(_project, size, k)(x, bits), finiteness_mark(x)[None]], axis=0)
+        [total_message] = collectives.all_reduce([message], name=name)
+        total, sent = (
+            compile_with_xla(_back_project, size, k, int(self._unbiased))(y[:k], bits) for y in (total_message, message)
+        )
+        return total, sent, total_message[k:]
 
 
 def _project(size: int, k: int, x: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
     """Returns S x, [k]."""
     rows = -(-size // k)
-    folded = tf.reshape(tf.pad(x, [[0, rows * k - size]]), [rows, k])
-    return tf.reduce_sum(flipped(folded, bits), axis=0)
+    matrix = tf.reshape(tf.pad(x, [[0, rows * k - size]]), [rows, k])
+    return tf.reduce_sum(flip_signs(matrix, bits), axis=0)
 
 
 def _back_project(size: int, k: int, unbiased: int, y: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
@@ -65,4 +67,4 @@ def _back_project(size: int, k: int, unbiased: int, y: tf.Tensor, bits: tf.Tenso
     rows = -(-size // k)
     full = size - (rows - 1) * k  # number of sums with an element in the last row
     y = y if unbiased else y / tf.cast(tf.where(tf.range(k) < full, rows, rows - 1), tf.float32)
-    return tf.reshape(flipped(tf.broadcast_to(y, [rows, k]), bits), [-1])[:size]
+    return tf.reshape(flip_signs(tf.broadcast_to(y, [rows, k]), bits), [-1])[:size]

@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.arguments import checked_integer
+from tfdist.gradients.compression.arguments import validate_integer
 from tfdist.gradients.compression.codec import Blockwise, Noise
-from tfdist.gradients.compression.random_draws import relative, rounded
+from tfdist.gradients.compression.random_draws import divide_or_zero, round_to_uint8
 from tfdist.gradients.compression.sparse_vector import peaks, sums
 
 
@@ -34,16 +34,16 @@ class QSGD(Blockwise):
           block: d, a multiple of 8.
         """
         super().__init__("qsgd", block)
-        self._levels = checked_integer("qsgd", "levels", levels, 1, 127)
+        self._levels = validate_integer("qsgd", "levels", levels, 1, 127)
         self.bits = (2 * levels).bit_length()
 
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
         """See base class."""
-        largest = peaks(rows)
+        peak = peaks(rows)
         # Relative to the largest, so that squares neither overflow nor underflow.
-        norm = largest * tf.sqrt(sums(tf.square(relative(rows, largest[:, None]))))
-        y = relative(rows, norm[:, None]) * self._levels
-        return [norm], rounded(y, -self._levels, self._levels, noise(rows.shape))
+        norm = peak * tf.sqrt(sums(tf.square(divide_or_zero(rows, peak[:, None]))))
+        y = divide_or_zero(rows, norm[:, None]) * self._levels
+        return [norm], round_to_uint8(y, -self._levels, self._levels, noise(rows.shape))
 
     def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
         """See base class."""

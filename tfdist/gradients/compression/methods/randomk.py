@@ -3,9 +3,9 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, count_kept
+from tfdist.gradients.compression.arguments import selection_size, validate_flag, validate_ratio
 from tfdist.gradients.compression.reducers import Stochastic, finiteness_mark
-from tfdist.gradients.compression.sparse_vector import dense
+from tfdist.gradients.compression.sparse_vector import to_dense
 
 
 class RandomK(Stochastic):
@@ -37,24 +37,27 @@ class RandomK(Stochastic):
           ratio: k/n, in (0, 1].
           unbiased: whether C(x) is unbiased, see above.
         """
-        self._ratio = checked_ratio("randomk", ratio)
-        self._unbiased = checked_flag("randomk", "unbiased", unbiased)
+        self._ratio = validate_ratio("randomk", ratio)
+        self._unbiased = validate_flag("randomk", "unbiased", unbiased)
         self.biased = not unbiased
 
-    def reduce_drawn(
+    def reduce_with_seed(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See base class. One message."""
         size = x.shape[0]
-        k = count_kept(self._ratio, size)
-        indices, lengths = drawn(k, size, seed)
+        k = selection_size(self._ratio, size)
+        indices, lengths = draw_elements(k, size, seed)
         values = tf.gather(x, indices) * (tf.cast(lengths, tf.float32) if self._unbiased else 1.0)
-        [summed] = collectives.all_reduce([tf.concat([values, finiteness_mark(x)[None]], axis=0)], name=name)
-        total, sent = dense(indices[None], summed[None, :k], size), dense(indices[None], values[None], size)
-        return total, sent, summed[k:]
+        [total_message] = collectives.all_reduce([tf.concat([values, finiteness_mark(x)[None]], axis=0)], name=name)
+        total, sent = (
+            to_dense(indices[None], total_message[None, :k], size),
+            to_dense(indices[None], values[None], size),
+        )
+        return total, sent, total_message[k:]
 
 
-def drawn(k: int, size: int, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def draw_elements(k: int, size: int, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Draws one element of each of k parts of a vector; returns indices and lengths of the parts, both [k] int32."""
     bounds = tf.range(k + 1, dtype=tf.int64) * size // k
     lengths = bounds[1:] - bounds[:-1]

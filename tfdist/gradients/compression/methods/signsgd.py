@@ -8,7 +8,7 @@ from tfdist.collectives import Collectives
 from tfdist.gradients.compression.bit_packing import pack_bits, packed_length, unpack_bits
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.reducers import AllGatherReducer
-from tfdist.gradients.reducer import Reduced
+from tfdist.gradients.reducer import ReductionResult
 
 
 class SignSGD(AllGatherReducer):
@@ -16,14 +16,15 @@ class SignSGD(AllGatherReducer):
 
         total_i = sign(sum over replicas of v_i),   v_i = sign(x_i),   sent_i = total_i / N
 
-    So totals are -1, 0 (a tie) and 1 whatever the size of the gradients, and the update is learning rate times sign: as
-    in the paper, with `sgd` and a learning rate as for Adam, 1e-4 to 1e-3. They do not scale with the loss, and
-    clipping by norm only rescales the learning rate. Tensors that are summed exactly keep their own size.
+    Totals are therefore -1, 0 (a tie) and 1 for gradients of any size, and the update is learning rate times sign: use
+    `sgd` with a learning rate as for Adam, 1e-4 to 1e-3, as in the paper. Totals do not scale with the loss, and clipping
+    by norm only rescales the learning rate. Tensors that are summed exactly keep their size.
 
-    One bit cannot represent zero: all zeros of a replica vote for the same sign, drawn anew for each step and tensor,
-    so that elements without a gradient do not drift.
+    One bit cannot represent zero: all zeros of a replica vote for the same sign, which is drawn anew for each step and
+    tensor, so elements without a gradient do not drift.
 
-    What `sent` leaves out is not an error that could be sent later, so error feedback is off by default and useless.
+    The difference between `sent` and the tensors is not an error that could be sent later, so error feedback is useless,
+    and off by default.
 
     Cost: n / 8 bytes, which each replica receives from N - 1 others. Experimental: it trains, but less well than a sum.
 
@@ -32,21 +33,20 @@ class SignSGD(AllGatherReducer):
     """
 
     def __init__(self) -> None:
-        """Initializes the method, which has no parameters."""
         super().__init__(_Votes())
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> Reduced:
+    ) -> ReductionResult:
         """See base class; each replica's contribution to a majority is an equal part of it."""
-        reduced = super().reduce(tensors, state, collectives, name=name)
-        return reduced._replace(sent=[total / collectives.size for total in reduced.totals])
+        reduction = super().reduce(tensors, state, collectives, name=name)
+        return reduction._replace(sent=[total / collectives.size for total in reduction.totals])
 
 
 class _Votes(Codec):
     """Encodes signs; the sum of codes is the sign of the majority."""
 
-    biased = False  # see SignSGD: what is left out is not an error
+    biased = False  # see SignSGD: the omitted part is not an error
     randomized = True
     experimental = True
 
@@ -59,11 +59,11 @@ class _Votes(Codec):
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         replicas = codes[0].shape[0]
-        pieces_of_ranks = [unpack_bits(codes[0][rank], size, 1) for rank in range(replicas)]
-        votes = [
-            tf.add_n([tf.cast(piece, tf.int32) for piece in pieces]) for pieces in zip(*pieces_of_ranks, strict=True)
-        ]
-        return tf.concat([tf.cast(tf.sign(replicas - 2 * against), tf.float32) for against in votes], axis=0)
+        rank_pieces = [unpack_bits(codes[0][rank], size, 1) for rank in range(replicas)]
+        votes = [tf.add_n([tf.cast(piece, tf.int32) for piece in pieces]) for pieces in zip(*rank_pieces, strict=True)]
+        return tf.concat(
+            [tf.cast(tf.sign(replicas - 2 * negative_votes), tf.float32) for negative_votes in votes], axis=0
+        )
 
     def payload_bytes(self, size: int) -> int:
         return packed_length(size, 1)

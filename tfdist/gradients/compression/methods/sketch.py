@@ -3,10 +3,10 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.arguments import checked_integer, compiled
-from tfdist.gradients.compression.random_draws import flipped, sign_bits
+from tfdist.gradients.compression.arguments import compile_with_xla, validate_integer
+from tfdist.gradients.compression.random_draws import flip_signs, sign_bits
 from tfdist.gradients.compression.reducers import Stochastic, finiteness_mark
-from tfdist.gradients.compression.sparse_vector import dense, largest_sampled, padded, sample_size
+from tfdist.gradients.compression.sparse_vector import pad_entries, sample_size, sampled_top_k, to_dense
 
 
 class Sketch(Stochastic):
@@ -41,11 +41,11 @@ class Sketch(Stochastic):
           rows: number of tables, up to 99.
           k: number of elements sent, from 1 to columns; by default a tenth of columns.
         """
-        self._columns = checked_integer("sketch", "columns", columns, 1, 2**24)
-        self._rows = checked_integer("sketch", "rows", rows, 1, 99)
-        self._k = checked_integer("sketch", "k", max(1, columns // 10) if k is None else k, 1, columns)
+        self._columns = validate_integer("sketch", "columns", columns, 1, 2**24)
+        self._rows = validate_integer("sketch", "rows", rows, 1, 99)
+        self._k = validate_integer("sketch", "k", max(1, columns // 10) if k is None else k, 1, columns)
 
-    def reduce_drawn(
+    def reduce_with_seed(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See base class. Two messages; one if the vector is short."""
@@ -53,13 +53,13 @@ class Sketch(Stochastic):
         if size <= self._rows * self._columns:
             [total] = collectives.all_reduce([x], name=name)
             return total, x, total
-        indices, check = self._largest(x, seed, collectives, name)
+        indices, check = self._find_largest(x, seed, collectives, name)
         values = tf.where(indices < 0, 0.0, tf.gather(x, tf.maximum(indices, 0)))
-        [summed] = collectives.all_reduce([values], name=f"{name}/values")
-        total, sent = (dense(indices[None], part[None], size) for part in (summed, values))
+        [value_sums] = collectives.all_reduce([values], name=f"{name}/values")
+        total, sent = (to_dense(indices[None], part[None], size) for part in (value_sums, values))
         return total, sent, check
 
-    def _largest(
+    def _find_largest(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the indices of the largest sums, [k] int32, negative if unused, and the sum of all marks, [1]."""
@@ -68,21 +68,21 @@ class Sketch(Stochastic):
         bits = tf.stack([sign_bits(blocks, self._columns, seeds[row]) for row in range(self._rows)])
         offsets = tf.random.stateless_uniform([self._rows, blocks], seeds[-2], 0, self._columns, tf.int32)
         static = (size, self._rows, self._columns)
-        message = tf.concat([compiled(_sketch, *static)(x, bits, offsets), finiteness_mark(x)[None]], axis=0)
-        [summed] = collectives.all_reduce([message], name=f"{name}/sketch")
-        estimates = compiled(_estimates, *static)(summed, bits, offsets)
-        candidates = largest_sampled(estimates, self._k, seeds[-1], sample_size(self._k / size))
-        return padded(candidates, self._k).indices, summed[-1:]
+        message = tf.concat([compile_with_xla(_sketch, *static)(x, bits, offsets), finiteness_mark(x)[None]], axis=0)
+        [total_message] = collectives.all_reduce([message], name=f"{name}/sketch")
+        estimates = compile_with_xla(_estimates, *static)(total_message, bits, offsets)
+        candidates = sampled_top_k(estimates, self._k, seeds[-1], sample_size(self._k / size))
+        return pad_entries(candidates, self._k).indices, total_message[-1:]
 
 
 def _sketch(size: int, rows: int, columns: int, x: tf.Tensor, bits: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
     """Returns the concatenated tables, [rows columns]."""
     blocks = -(-size // columns)
-    cut = tf.reshape(tf.pad(x, [[0, blocks * columns - size]]), [blocks, columns])
+    matrix = tf.reshape(tf.pad(x, [[0, blocks * columns - size]]), [blocks, columns])
     tables = []
     for row in range(rows):
-        rotated = (tf.range(columns)[None] + offsets[row][:, None]) % columns
-        tables.append(tf.reduce_sum(tf.gather(flipped(cut, bits[row]), rotated, batch_dims=1), axis=0))
+        column_indices = (tf.range(columns)[None] + offsets[row][:, None]) % columns
+        tables.append(tf.reduce_sum(tf.gather(flip_signs(matrix, bits[row]), column_indices, batch_dims=1), axis=0))
     return tf.concat(tables, axis=0)
 
 
@@ -90,17 +90,20 @@ def _estimates(size: int, rows: int, columns: int, tables: tf.Tensor, bits: tf.T
     """Returns the median of the rows' estimates of each element, [size]; bitwise equal on any hardware: no rounding."""
     estimates = []
     for row in range(rows):
-        rotated = (tf.range(columns)[None] - offsets[row][:, None]) % columns
+        column_indices = (tf.range(columns)[None] - offsets[row][:, None]) % columns
         table = tables[row * columns : (row + 1) * columns]
-        estimates.append(tf.reshape(flipped(tf.gather(table, rotated), bits[row]), [-1])[:size])
+        estimates.append(tf.reshape(flip_signs(tf.gather(table, column_indices), bits[row]), [-1])[:size])
     return _median(estimates)
 
 
 def _median(values: list[tf.Tensor]) -> tf.Tensor:
     """Returns the elementwise median of equally shaped tensors, by odd-even transposition sort."""
-    ordered, count = list(values), len(values)
+    sorted_values, count = list(values), len(values)
     for step in range(count):
         for i in range(step % 2, count - 1, 2):
-            low, high = tf.minimum(ordered[i], ordered[i + 1]), tf.maximum(ordered[i], ordered[i + 1])
-            ordered[i], ordered[i + 1] = low, high
-    return (ordered[(count - 1) // 2] + ordered[count // 2]) * 0.5
+            low, high = (
+                tf.minimum(sorted_values[i], sorted_values[i + 1]),
+                tf.maximum(sorted_values[i], sorted_values[i + 1]),
+            )
+            sorted_values[i], sorted_values[i + 1] = low, high
+    return (sorted_values[(count - 1) // 2] + sorted_values[count // 2]) * 0.5

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_number
 from tfdist.gradients.compression.codec import Blockwise, Noise
-from tfdist.gradients.compression.random_draws import relative, rounded
+from tfdist.gradients.compression.random_draws import divide_or_zero, round_to_uint8
 from tfdist.gradients.compression.sparse_vector import peaks, sums
 
 
@@ -18,9 +18,9 @@ class TernGrad(Blockwise):
 
         E C(x) = x,   E |C(x) - x|^2 = s |x|_1 - |x|^2
 
-    With `clip=c`, x is first clipped to c times its root mean square, which keeps a few large elements from adding
-    noise to all others: the paper's 2.5 is a good value. Clipping adds a bias, so error feedback is then on by default;
-    without clipping it is off.
+    With `clip=c`, x is first clipped to c times its root mean square, which prevents a few large elements from adding
+    noise to all others; the paper's 2.5 is a good value. Clipping adds a bias, so error feedback is on by default with
+    clipping, and off without it.
 
     Cost: n / 4 bytes and 4, which each replica receives from N - 1 others. `int8(bits=2, stochastic=True)` is the same
     with a scale per block.
@@ -45,11 +45,11 @@ class TernGrad(Blockwise):
 
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
         """See base class."""
-        scale = largest = peaks(rows)
+        scale = peak = peaks(rows)
         if self._clip is not None:
-            mean_square = sums(tf.square(relative(rows, largest[:, None]))) / rows.shape[1]
-            scale = largest * tf.minimum(self._clip * tf.sqrt(mean_square), 1.0)
-        return [scale], rounded(relative(rows, scale[:, None]), -1, 1, noise(rows.shape))
+            mean_square = sums(tf.square(divide_or_zero(rows, peak[:, None]))) / rows.shape[1]
+            scale = peak * tf.minimum(self._clip * tf.sqrt(mean_square), 1.0)
+        return [scale], round_to_uint8(divide_or_zero(rows, scale[:, None]), -1, 1, noise(rows.shape))
 
     def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
         """See base class."""

@@ -10,7 +10,7 @@ from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_number
 from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, finiteness_mark
-from tfdist.gradients.compression.sparse_vector import exchange, magnitudes, reaching
+from tfdist.gradients.compression.sparse_vector import exchange, magnitudes, select_by_threshold
 
 
 class Threshold(Vectorwise):
@@ -45,6 +45,6 @@ class Threshold(Vectorwise):
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReducedVector:
         """See base class. One message."""
-        selected = reaching(x, self._bits)
-        total, checks = exchange(*selected, finiteness_mark(selected.values), x.shape[0], collectives, name=name)
+        selection = select_by_threshold(x, self._bits)
+        total, checks = exchange(*selection, finiteness_mark(selection.values), x.shape[0], collectives, name=name)
         return ReducedVector(total, tf.where(magnitudes(x) >= self._bits, x, 0.0), [], checks)

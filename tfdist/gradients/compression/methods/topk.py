@@ -5,10 +5,17 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.gradients.compression.arguments import checked_flag, checked_ratio, count_kept
+from tfdist.gradients.compression.arguments import selection_size, validate_flag, validate_ratio
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.random_draws import folded_in
-from tfdist.gradients.compression.sparse_vector import dense, largest, largest_sampled, magnitudes, padded, sample_size
+from tfdist.gradients.compression.random_draws import fold_in
+from tfdist.gradients.compression.sparse_vector import (
+    magnitudes,
+    pad_entries,
+    sample_size,
+    sampled_top_k,
+    to_dense,
+    top_k,
+)
 
 _METHODS = ("exact", "sampled")
 
@@ -44,29 +51,29 @@ class TopK(Codec):
             raise InputError(
                 f"topk knows the methods {' and '.join(_METHODS)}. Received: {method!r}. Write one of them."
             )
-        self._ratio = checked_ratio("topk", ratio)
-        self._rescale = checked_flag("topk", "rescale", rescale)
+        self._ratio = validate_ratio("topk", ratio)
+        self._rescale = validate_flag("topk", "rescale", rescale)
         self.biased = not rescale
         self.randomized = method == "sampled"
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
         """See base class: indices, of which negative ones mark unused entries, and values."""
-        k = count_kept(self._ratio, x.shape[0])
+        k = selection_size(self._ratio, x.shape[0])
         if self.randomized:
-            indices, values = padded(largest_sampled(x, k, seed, sample_size(self._ratio)), k)
+            indices, values = pad_entries(sampled_top_k(x, k, seed, sample_size(self._ratio)), k)
         else:
-            indices, values = largest(x, k)
+            indices, values = top_k(x, k)
         return [indices, values * _norm_ratio(x, values) if self._rescale else values]
 
     def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         """See base class."""
         indices, values = code
-        return dense(indices[None], values[None], size)
+        return to_dense(indices[None], values[None], size)
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         """See base class: scattered into one vector, in the order of ranks."""
         indices, values = codes
-        return dense(indices, values, size)
+        return to_dense(indices, values, size)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
         """See base class: inf and NaN are among the largest."""
@@ -74,14 +81,14 @@ class TopK(Codec):
 
     def payload_bytes(self, size: int) -> int:
         """See base class."""
-        return 8 * count_kept(self._ratio, size)
+        return 8 * selection_size(self._ratio, size)
 
     def then(self, codec: Codec) -> Codec:
         """Returns a codec that encodes the values with another one; 4 k bytes of indices plus its code of k values."""
-        return _ThenValues(self, self._ratio, codec)
+        return _EncodedTopK(self, self._ratio, codec)
 
 
-class _ThenValues(Codec):
+class _EncodedTopK(Codec):
     """Top-k whose values are encoded by another codec; indices are unchanged."""
 
     compiles = False
@@ -96,7 +103,7 @@ class _ThenValues(Codec):
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
         indices, values = self._topk.encode(x, seed)
-        return [indices, *self._inner.encode(values, folded_in(seed, 0))]
+        return [indices, *self._inner.encode(values, fold_in(seed, 0))]
 
     def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         indices, *values = code
@@ -104,8 +111,8 @@ class _ThenValues(Codec):
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
         indices, *values = codes
-        values_of_ranks = [self._values([part[rank] for part in values], size) for rank in range(indices.shape[0])]
-        return self._topk.sum([indices, tf.stack(values_of_ranks)], size)
+        rank_values = [self._values([part[rank] for part in values], size) for rank in range(indices.shape[0])]
+        return self._topk.sum([indices, tf.stack(rank_values)], size)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
         indices, *values = code
@@ -114,11 +121,11 @@ class _ThenValues(Codec):
         return tf.where(tf.math.is_finite(peak), inner, peak)
 
     def payload_bytes(self, size: int) -> int:
-        k = count_kept(self._ratio, size)
+        k = selection_size(self._ratio, size)
         return 4 * k + self._inner.payload_bytes(k)
 
     def _values(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        return self._inner.decode(code, count_kept(self._ratio, size))
+        return self._inner.decode(code, selection_size(self._ratio, size))
 
 
 def _peak(values: tf.Tensor) -> tf.Tensor:
