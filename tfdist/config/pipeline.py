@@ -294,7 +294,7 @@ class PipelineOptions:
         1,
         DEVICES,
         "Number of micro-batches into which each replica splits its rows, for --strategy=pipeline.",
-        least=1,
+        minimum=1,
         is_option=True,
         neutral_values=(1,),
     )
