@@ -78,6 +78,11 @@ class ParameterServer(Strategy):
         if not self._server:  # whose threads end before
             atexit.register(self._servers.leave)
 
+    @property
+    def training_shares(self) -> tuple[range, int]:
+        """See base class."""
+        return (range(1), 1) if self.remote.whole_batches else super().training_shares
+
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
         """See base class."""
         values = broadcast_from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)

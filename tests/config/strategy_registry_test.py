@@ -18,7 +18,6 @@ from tfdist.config.strategy_registry import (
     NAMES,
     REFERENCE,
     RUN_KERAS_FIT,
-    SERVED,
     Declaration,
     Refusal,
     declared,
@@ -48,7 +47,7 @@ def test_the_declared_options_are_those_of_the_constructor(name):
 def test_keras_fit_runs_where_replicas_take_any_number_of_rows(name):
     found = strategy_class(name)
     takes_any = found.trains_whole_model and not found.compiles_replicas
-    assert declared(name).runs_keras_fit == (takes_any and name != SERVED)  # whose servers make the updates
+    assert declared(name).runs_keras_fit == takes_any
 
 
 @pytest.mark.parametrize("declaration", DECLARATIONS, ids=lambda declaration: declaration.name)
@@ -89,7 +88,8 @@ def test_every_strategy_that_takes_an_option():
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(RUN_KERAS_FIT)))
 def test_keras_fit_is_refused_when_flags_are_read(name):
     with pytest.raises(
-        InputError, match=f"fit runs on single, mirrored, multiworker and horovod. Received: --strategy={name}"
+        InputError,
+        match=f"fit runs on single, mirrored, multiworker, horovod and parameter_server. Received: --strategy={name}",
     ):
         RunConfig(strategy=name)
 

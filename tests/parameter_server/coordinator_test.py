@@ -75,3 +75,14 @@ def test_servers_go_when_all_workers_have_left():
     assert not coordinator.have_left(2, 0.01)
     coordinator.leave(1)
     assert coordinator.have_left(2, 0.0) and not coordinator.have_left(3, 0.01)
+
+
+def test_a_range_is_opened_once_all_workers_have_seen_the_result_of_the_one_before():
+    coordinator = Coordinator(2, synchronous=False)
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(2):  # two models may have the same range
+            first = threads.submit(lambda: worked(coordinator, 0, 0, 3))
+            with pytest.raises(TimeoutError):
+                first.result(0.05)
+            taken = [*threads.submit(lambda: worked(coordinator, 1, 0, 3)).result(10), *first.result(10)]
+            assert sorted(ticket for ticket, _ in taken) == [0, 1, 2] and coordinator.result().is_finite

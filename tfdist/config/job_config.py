@@ -15,6 +15,7 @@ from tfdist.config.fields import (
     number_or_spec_text,
 )
 from tfdist.config.rules import parse_rules
+from tfdist.config.staleness import ParameterServerOptions
 from tfdist.config.strategy_registry import AUTO, RUN_KERAS_FIT, JobOptions, declared, strategies_with, strategy_help
 from tfdist.errors import InputError
 
@@ -124,7 +125,7 @@ class JobConfig(JobOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig(JobConfig):
+class RunConfig(JobConfig, ParameterServerOptions):
     """Configuration of a user's program that calls Keras's `fit`, `evaluate` and `predict`."""
 
     strategy: str = flag_field(AUTO, DEVICES, strategy_help(RUN_KERAS_FIT), known=(AUTO, *RUN_KERAS_FIT))

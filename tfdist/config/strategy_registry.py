@@ -364,7 +364,6 @@ DECLARATIONS = (
         ),
         auto=lambda cluster, devices: cluster.servers > 0,
         check_processes=lambda config, processes: count_workers(config.servers, processes),
-        runs_keras_fit=False,
         smoke_tests=(SmokeTest(processes=2),),
         with_one_device="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
     ),

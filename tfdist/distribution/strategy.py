@@ -466,6 +466,11 @@ class Strategy:
         return self.replicas * self.layouts.row_shards
 
     @property
+    def training_shares(self) -> tuple[range, int]:
+        """This process's shares of a global batch in training, and the number of shares; one per replica, by default."""
+        return self.local_replicas, self.replicas
+
+    @property
     def devices_in_total(self) -> int:
         """Number of devices of the job; one per replica, unless a replica is spread over several."""
         return self.replicas * self.layouts.devices_per_replica
@@ -659,12 +664,8 @@ class Strategy:
 
         @tf.autograph.experimental.do_not_convert
         def replica_function(*args: Any) -> Any:
-            token = _in_replica.set(True)
-            try:
-                with using(self.collectives), _in_use(self), keras_internals.one_device_losses():
-                    return function(*with_none(args))
-            finally:
-                _in_replica.reset(token)
+            with replica_context(), using(self.collectives), _in_use(self), keras_internals.one_device_losses():
+                return function(*with_none(args))
 
         return replica_function
 
@@ -685,6 +686,16 @@ def _variable(state: State) -> tf.Variable:
 
 
 _in_replica: contextvars.ContextVar[bool] = contextvars.ContextVar("in a replica function", default=False)
+
+
+@contextlib.contextmanager
+def replica_context() -> Iterator[None]:
+    """Context in which `in_replica_function` returns True."""
+    token = _in_replica.set(True)
+    try:
+        yield
+    finally:
+        _in_replica.reset(token)
 
 
 def in_replica_function() -> bool:

@@ -55,13 +55,13 @@ class Placement:
         Args:
           strategy: strategy on which variables are placed.
         """
-        self._strategy = strategy
+        self._strategy, self._is_of_all = strategy, strategy.optimizer_shards.is_of_all
         self._placed: dict[int, weakref.ref[keras.Variable]] = {}
 
     def place(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
         """Places variables as the strategy requires; all peers must have the same, whose values become equal."""
         candidates = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
-        new = [variable for variable in candidates if not self._has(variable)]
+        new = [variable for variable in filter(self._is_of_all, candidates) if not self._has(variable)]
         new = list({id(variable): variable for variable in new}.values())
         if not new and not optimizers:
             return
@@ -86,7 +86,7 @@ class Placement:
             return  # one process, or each has other parts of the same variables
         optimizer = model.optimizer if model.compiled else None
         variables = [*model.trainable_variables, *(optimizer.variables if optimizer is not None else [])]
-        placed = [variable for variable in variables if self._has(variable)]
+        placed = [variable for variable in filter(self._is_of_all, variables) if self._has(variable)]
         checksums = [checksum([np.asarray(self._strategy.local(variable.value)[0])]) for variable in placed]
         with long_timeout("its weights") as deadline:
             all_checksums = self._strategy.peers.gather("weights", checksums, deadline)

@@ -42,6 +42,8 @@ class Coordinator:
         self._workers, self._synchronous, self._bound = workers, synchronous, bound
         self._changed = threading.Condition()
         self._order: UpdateOrder | None = None
+        self._openings: dict[int, int] = {}  # number of ranges by worker
+        self._opened = 0  # number of ranges
         self._first = self._end = 0  # of the range
         self._next_ticket: dict[int, int] = {}  # of each worker, or of all
         self._updates: list[Update] = []
@@ -70,18 +72,22 @@ class Coordinator:
     def open(self, worker: int, first: int, end: int) -> None:
         """Opens the tickets from `first` to `end`; every worker calls it, after it has pulled version `first`.
 
-        Worker 0 opens them, after it has written to the servers what was changed between the ranges; the others wait for it.
+        Worker 0 opens them, after it has written to the servers what was changed between the ranges; the others wait for it,
+        and it waits for them: they may not have seen the result of the range before.
         """
         with self._changed:
+            number = self._openings[worker] = self._openings.get(worker, 0) + 1
+            self._changed.notify_all()
             if worker:
-                self._changed.wait_for(lambda: (first, end) == (self._first, self._end))
+                self._changed.wait_for(lambda: self._opened == number)
                 return
+            self._changed.wait_for(lambda: all(self._openings.get(each) == number for each in range(self._workers)))
             if self._order is None or self._order.version != first:
                 workers = range(self._workers)
                 self._order = (
                     Synchronous(workers, first, first) if self._synchronous else Asynchronous(self._bound, first)
                 )
-            self._first, self._end, self._not_finite = first, end, None
+            self._opened, self._first, self._end, self._not_finite = number, first, end, None
             self._next_ticket = dict.fromkeys(range(self._workers) if self._synchronous else [0], first)
             self._losses.clear()
             self._versions.clear()

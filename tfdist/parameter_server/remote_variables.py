@@ -1,7 +1,7 @@
 """What a worker knows of the variables that servers hold: copies of weights, and slots of which it has no copy."""
 
 import contextlib
-from collections.abc import Collection
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -38,11 +38,12 @@ class RemoteVariable:
           servers: the servers.
           is_chief: whether this process writes; all processes assign the same values.
         """
-        self._key, self._servers, self._is_chief = key, servers, is_chief
+        self._key, self._servers, self._is_chief, self._model = key, servers, is_chief, servers.models
         self.shape, self.dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
 
     def numpy(self) -> np.ndarray:
         """Returns the value."""
+        self._check_held()
         return self._servers.fetch([self._key])[self._key]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -51,8 +52,16 @@ class RemoteVariable:
 
     def assign(self, value: Any) -> None:
         """Assigns a value."""
+        self._check_held()
         if self._is_chief:
             self._servers.write({self._key: np.asarray(value, self.dtype.as_numpy_dtype)})
+
+    def _check_held(self) -> None:
+        if self._model != self._servers.models:
+            raise InputError(
+                "Parameter servers hold one model at a time. Received: a read or an assignment of an optimizer's state, and "
+                "another model that was built later. Save a model before another one is trained."
+            )
 
 
 tf.register_tensor_conversion_function(
@@ -77,8 +86,8 @@ class RemoteVariables(OptimizerShards):
         super().__init__(strategy)
         self._is_chief, self.servers, self.staleness = strategy.is_chief, servers, staleness
         self.whole_batches, self.records_updates = staleness.kind != SYNC, False
-        self._slots: Collection[int] = ()
         self._own: dict[str, keras.Variable] = {}  # the optimizer's variables that are no slots, by key
+        self._slot_values: dict[str, np.ndarray] = {}  # of an optimizer that was built before, for the servers
         self._weights: list[keras.Variable] = []
         self._known: dict[str, np.ndarray] = {}  # the values that servers have, as the chief knows them
         self.states: list[keras.Variable] = []
@@ -95,18 +104,30 @@ class RemoteVariables(OptimizerShards):
 
     def build(self, model: keras.Model) -> None:
         """See base class."""
+        if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+            raise InputError(
+                "Parameter servers need no loss scaling. Received: a LossScaleOptimizer. Use --precision=mixed_bfloat16."
+            )
         self._weights, optimizer = list(model.trainable_variables), model.optimizer
-        self._slots = slots = keras_internals.build_partially(optimizer, self._weights, ())
-        keys = optimizer_keys(optimizer, slots, range(len(self._weights)))
-        self._own, self._known = {}, {}
-        for key, variable in zip(keys, optimizer.variables, strict=True):
-            if id(variable) in slots:
-                remote = RemoteVariable(key, variable, self.servers, is_chief=self._is_chief)
-                keras_internals.set_value(variable, remote)
-            else:
-                self._own[key] = variable
         self.states = keras_internals.moving_statistics(model) if self.whole_batches else []
+        is_built = optimizer.built  # as that of a loaded model
+        twin = type(optimizer).from_config(optimizer.get_config()) if is_built else optimizer
+        owners = keras_internals.build_partially(twin, self._weights, ())
+        keys = optimizer_keys(twin, owners, range(len(self._weights)))
+        if len(keys) != len(optimizer.variables):
+            raise InputError(
+                f"An optimizer must have been built with the variables that it updates. Received: {optimizer.name}, with "
+                f"{len(optimizer.variables)} variables instead of {len(keys)}. Compile {model.name} with a new one."
+            )
+        is_slot = [id(variable) in owners for variable in twin.variables]
+        slots = dict(itertools.compress(zip(keys, optimizer.variables, strict=True), is_slot))
+        self._slot_values = {key: _array(variable) for key, variable in slots.items()} if is_built else {}
         self.servers.place(*([keras_internals.bytes_of(v) for v in each] for each in (self._weights, self.states)))
+        for key, variable in slots.items():
+            remote = RemoteVariable(key, variable, self.servers, is_chief=self._is_chief)
+            keras_internals.set_value(variable, remote)
+        self._known = {}
+        self._own = {key: v for key, v in zip(keys, optimizer.variables, strict=True) if key not in slots}
 
     def check_holds(self, model: keras.Model) -> None:
         """Raises `InputError` if another model was built since this one, whose variables the servers hold now."""
@@ -118,12 +139,16 @@ class RemoteVariables(OptimizerShards):
 
     def is_of_all(self, variable: keras.Variable) -> bool:
         """See base class."""
-        return id(variable) not in self._slots
+        return not isinstance(keras_internals.value_of(variable), RemoteVariable)
 
-    def define(self, optimizer: keras.Optimizer, clip: Clip) -> None:
-        """Creates the variables on the servers, with this process's values; the chief calls it."""
+    def define(self, optimizer: keras.Optimizer, clip: Clip) -> str:
+        """Creates the variables on the servers, with this process's values; the chief calls it.
+
+        Returns:
+          Why the servers refuse the optimizer; "" if they do not.
+        """
         left_out = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
-        self.servers.define(
+        refused = self.servers.define(
             [_array(variable) for variable in self._weights],
             [_array(variable) for variable in self.states],
             [(v.path, _constraint(v), any(name in v.path for name in left_out)) for v in self._weights],
@@ -133,6 +158,10 @@ class RemoteVariables(OptimizerShards):
             clip_norm=clip.norm,
             clip_value=clip.value,
         )
+        if not refused:
+            self.servers.write(self._slot_values)
+        self._slot_values = {}
+        return refused
 
     def write_changes(self, version: int) -> None:
         """Sends what was assigned since the last `pull`, such as a learning rate, to the servers; the chief calls it."""

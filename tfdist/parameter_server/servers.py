@@ -28,7 +28,11 @@ def by_size(sizes: Sequence[int], servers: int) -> list[int]:
 
 
 class Servers:
-    """The servers of a job, called by one worker."""
+    """The servers of a job, called by one worker.
+
+    Attributes:
+      models: number of models of which servers have held the variables.
+    """
 
     def __init__(self, connections: Sequence[Connection], worker: int):
         """Initializes the calls.
@@ -41,6 +45,7 @@ class Servers:
         self._weights: list[int] = []  # server of each weight
         self._states: list[int] = []  # server of each state
         self._gathers = itertools.count()
+        self.models = 0
 
     @property
     def count(self) -> int:
@@ -64,20 +69,24 @@ class Servers:
 
     def place(self, weights: Sequence[int], states: Sequence[int]) -> None:
         """Assigns variables to servers, given the bytes of the trained ones and of those that layers assign."""
+        self.models += 1
         placed = by_size([*weights, *states], len(self._connections))
         self._weights, self._states = placed[: len(weights)], placed[len(weights) :]
 
     def define(
         self, weights: Sequence[np.ndarray], states: Sequence[np.ndarray], forms: Sequence[Any], **options: Any
-    ) -> None:
-        """Creates the variables; `forms` are descriptions of the weights, see `VariableServer.define`."""
+    ) -> str:
+        """Creates the variables; returns why the servers refuse the optimizer, or "".
+
+        `forms` are descriptions of the weights, see `VariableServer.define`.
+        """
 
         def of(server: int) -> Message:
             own, own_states = self._of(self._weights, server), self._of(self._states, server)
             values = {"weights": [(number, *forms[number]) for number in own], "states": own_states, **options}
             return Message(values, [*(weights[number] for number in own), *(states[number] for number in own_states)])
 
-        self._call_all("define", of)
+        return next((answer.values["refused"] for answer in self._call_all("define", of) if answer.values), "")
 
     def pull(self, version: int) -> tuple[list[int], list[np.ndarray], list[np.ndarray], float]:
         """Returns the version that each server had, at least `version`; the values of weights and states; and a norm.

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.distribution.strategy import replica_context
 from tfdist.gradients import Clip
 from tfdist.parameter_server.messages import Handler, Message
 from tfdist.parameter_server.update_order import Update
@@ -63,7 +64,7 @@ class VariableServer:
         }
 
     def define(self, message: Message) -> Message:
-        """Creates the variables and the optimizer.
+        """Creates the variables and the optimizer, or returns why it has no such optimizer, `refused`.
 
         Args:
           message: `weights`, for each its number, path, serialized constraint or None, and whether it has no weight decay;
@@ -78,7 +79,10 @@ class VariableServer:
             self._weights = [keras_internals.variable_at(path, next(arrays)) for _, path, *_ in values["weights"]]
             for variable, (*_, constraint, _) in zip(self._weights, values["weights"], strict=True):
                 variable.constraint = keras.constraints.deserialize(constraint) if constraint else None
-            self._optimizer = keras.saving.deserialize_keras_object(values["optimizer"])
+            try:
+                self._optimizer = keras.saving.deserialize_keras_object(values["optimizer"])
+            except (TypeError, ValueError) as error:  # a class of the user's program, which a server does not run
+                return Message({"refused": str(error).partition(".")[0]})
             forms = zip(self._weights, values["weights"], strict=True)
             if left_out := [variable for variable, (*_, is_left_out) in forms if is_left_out]:
                 self._optimizer.exclude_from_weight_decay(left_out)
@@ -180,7 +184,8 @@ class VariableServer:
 
     def _optimizer_update(self, gradients: Sequence[tf.Tensor]) -> None:
         keras_internals.disable_gradient_aggregation(self._optimizer)
-        self._optimizer.apply(list(gradients), [self._weights[i] for i in self._used])
+        with replica_context():  # if a worker is in this process: the gradients are sums over workers
+            self._optimizer.apply(list(gradients), [self._weights[i] for i in self._used])
 
     def _clipped(self, gradients: list[tf.Tensor], update: Update, with_norm: bool) -> list[tf.Tensor]:
         """Clips by the norm over all servers; every server computes the same."""

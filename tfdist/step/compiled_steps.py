@@ -21,7 +21,7 @@ from tfdist.gradients.compression import EXACT, choose_methods
 from tfdist.pipelining.execution import ActionClock
 from tfdist.pipelining.staged_model import without_flush_of
 from tfdist.row_semantics.explanation import Communication
-from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
+from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop
 from tfdist.step.compression import Compression, SummedByEngine
 from tfdist.step.delayed_loop import compile_delayed_loop, compile_timed_steps
 from tfdist.step.delayed_step import DelayedStep
@@ -68,7 +68,7 @@ class Steps:
     def loop(
         self,
         batch_size: int | None,
-        make: Callable[[Step, Strategy], Loop] = compile_loop,
+        make: MakeLoop = compile_loop,
         rate: float = 1.0,
         local: bool = False,
     ) -> Loop:
@@ -109,7 +109,7 @@ class Steps:
         context = functools.partial(keras_internals.replaced_learning_rate, optimizer, rate)
         return _traced_in(context, compile_loop(step, self.strategy))
 
-    def _together(self, batch_size: int | None, make: Callable[[Step, Strategy], Loop]) -> tuple[Step, Loop]:
+    def _together(self, batch_size: int | None, make: MakeLoop) -> tuple[Step, Loop]:
         if pipeline := without_flush_of(self.strategy):
             delayed = self._delayed(batch_size)
             return delayed, compile_delayed_loop(delayed, pipeline, lambda: self.end)

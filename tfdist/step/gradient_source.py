@@ -144,7 +144,9 @@ class GradientSource:
 
     def draws(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
         """Returns the step, the replica and the number of replicas from which random layers draw."""
-        return step, self.strategy.collectives.rank, self.strategy.collectives.size
+        has_whole_batches = self.strategy.training_shares[1] == 1
+        collectives = OneReplica() if has_whole_batches else self.strategy.collectives
+        return step, collectives.rank, collectives.size
 
     def local(self, rows: ReplicaRows, step: tf.Tensor, collectives: Collectives) -> LocalGradients:
         """Computes the gradients of a replica's rows. A replica function.

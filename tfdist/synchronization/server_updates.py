@@ -12,14 +12,13 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica
-from tfdist.data import Pipeline
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, Reduced, Reducer
 from tfdist.parameter_server.coordinator import RangeResult
 from tfdist.parameter_server.remote_variables import RemoteVariables
 from tfdist.parameter_server.update_order import Update
-from tfdist.step.compiled_loop import Loop, LoopResult, split_numbers
+from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, split_numbers
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.gradient_source import GradientSource
 from tfdist.step.metrics import ModelMetrics
@@ -58,11 +57,15 @@ class ServerSynchronizer(WeightSynchronizer):
         self._model, self._strategy, self._remote = model, strategy, remote
         self._staleness: Sequence[int] = ()
         self.updates: list[Update] = []
-        if strategy.is_chief:  # servers clip sums of shares; a worker, whole gradients
-            remote.define(model.optimizer, Clip() if remote.whole_batches else clip)
-        strategy.group.barrier("servers/variables")
+        # Servers clip sums of shares; a worker, whole gradients.
+        refused = remote.define(model.optimizer, Clip() if remote.whole_batches else clip) if strategy.is_chief else ""
+        if refused := strategy.group.broadcast("servers/variables", refused):
+            raise InputError(
+                "Servers make the updates: an optimizer and its schedule must be classes of Keras or tfdist. Received: "
+                f"{refused}. Use one of these, or change the learning rate in a callback."
+            )
 
-    def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
+    def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
         """See base class."""
         self._remote.check_holds(self._model)
 
@@ -77,12 +80,6 @@ class ServerSynchronizer(WeightSynchronizer):
             return created, TicketLoop(self, created, self._strategy, self._remote)
 
         return steps.custom_loop(("tickets", batch_size), create)
-
-    def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
-        """See base class."""
-        if self._remote.whole_batches:
-            return iter(pipeline.numbered(range(1), 1))
-        return super().batches(pipeline, strategy)
 
     def at(self, step: int) -> Mapping[str, float]:
         """See base class; the staleness of the gradients of the last call, in updates."""

@@ -12,7 +12,7 @@ from tfdist import keras_internals
 from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Sum
 from tfdist.parameter_server.update_order import Update
-from tfdist.step.compiled_loop import Loop, LoopResult, split_numbers
+from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, split_numbers
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.gradient_source import GradientSource
 from tfdist.step.metrics import ModelMetrics
@@ -36,7 +36,7 @@ class Replay(WeightSynchronizer):
         """
         self._model, self._strategy, self._updates, self._placement = model, strategy, updates, placement
 
-    def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
+    def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
         """See base class."""
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
