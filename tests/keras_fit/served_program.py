@@ -33,6 +33,6 @@ model.save(folder / "model.keras")
 loaded = keras.models.load_model(folder / "model.keras")
 numbers = {"before": before, "evaluated": loaded.evaluate(x, y, verbose=0), "predicted": model.predict(x, verbose=0)}
 numbers |= {"history": [*history["loss"], *history["val_loss"]], "more": loaded.fit(x, y, **options).history["loss"]}
-weights = [*loaded.variables, *loaded.optimizer.variables]
+weights = [*loaded.weights, *loaded.optimizer.variables]
 exact = {f"exact {i}": variable.numpy() for i, variable in enumerate(weights)}
 np.savez(folder / f"{os.getpid()}.npz", **numbers, **exact)

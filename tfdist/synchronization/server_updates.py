@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica
+from tfdist.data.row_partition import IndexedBatch
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, Reduced, Reducer
@@ -152,7 +153,7 @@ class TicketLoop:
         call = _Call(first, np.zeros([end - first], np.int32))
         batches = self._timed(iterator, call)
         if not self._is_traced:
-            batches = self._traced(batches, with_norm)
+            batches = self._traced(batches, getattr(iterator, "element_spec", None), with_norm)
         if self._strategy.is_chief:
             self._remote.write_changes(version=first)
         self._servers.coordinate("open", worker=self._rank, first=first, end=end)
@@ -211,10 +212,14 @@ class TicketLoop:
             call.waited += time.perf_counter() - started
             yield split_numbers(element, self._strategy)
 
-    def _traced(self, batches: Iterator[Any], with_norm: tf.Tensor) -> Iterator[Any]:
-        """Traces the step on all workers together, since they compare their traces; returns the same batches."""
+    def _traced(self, batches: Iterator[Any], spec: Any, with_norm: tf.Tensor) -> Iterator[Any]:
+        """Traces the step on all workers together, since they compare their traces; returns the same batches.
+
+        With the spec of the data, if that is known: in a trace for a static batch size, divisions by it are rounded otherwise.
+        """
         batch, numbers = next(batches)
-        self._compute.get_concrete_function(batch, tf.constant(0, tf.int64), with_norm)
+        spec = batch if spec is None else spec.batch if isinstance(spec, IndexedBatch) else spec
+        self._compute.get_concrete_function(spec, tf.constant(0, tf.int64), with_norm)
         unused = self._step.unused()
         if self._strategy.is_chief and unused:
             self._servers.leave_out(sorted(unused))
