@@ -3,6 +3,7 @@
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -124,6 +125,22 @@ def save_the_first_of_two(strategy: ParameterServer) -> None:
     first.optimizer.variables[-1].numpy()
 
 
+class Warmup(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule of the program, which the server does not run."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.1 / (1 + keras.ops.cast(step, "float32"))
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def warming_up() -> Program:
+    program = small()
+    program.model.compile(keras.optimizers.SGD(Warmup()), "mse")
+    return program
+
+
 def in_float16(strategy: ParameterServer) -> None:
     def make() -> Program:
         program = small()
@@ -140,7 +157,11 @@ REFUSED = {
     ),
     "an optimizer of the program": (
         lambda strategy: trained(strategy, PROGRAMS["functional"]),
-        "must be classes of Keras or tfdist. Received: Could not locate class 'Damped'",
+        "must be classes of Keras or tfdist. Received: Could not locate class 'Damped'[.] Use",
+    ),
+    "a schedule of the program": (
+        lambda strategy: trained(strategy, warming_up),
+        "Received: Could not locate class 'Warmup'[.] Use",
     ),
     "the state of a model that servers no longer hold": (save_the_first_of_two, "hold one model at a time"),
     "a loss scale": (in_float16, "need no loss scaling. Received: a LossScaleOptimizer"),

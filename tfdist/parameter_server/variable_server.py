@@ -1,5 +1,6 @@
 """A parameter server: it holds variables, and the part of the optimizer that updates them."""
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -77,12 +78,14 @@ class VariableServer:
         with _defining, self._changed:
             self._numbers = [number for number, *_ in values["weights"]]
             self._weights = [keras_internals.variable_at(path, next(arrays)) for _, path, *_ in values["weights"]]
-            for variable, (*_, constraint, _) in zip(self._weights, values["weights"], strict=True):
-                variable.constraint = keras.constraints.deserialize(constraint) if constraint else None
             try:
+                for variable, (*_, constraint, _) in zip(self._weights, values["weights"], strict=True):
+                    variable.constraint = keras.constraints.deserialize(constraint) if constraint else None
                 self._optimizer = keras.saving.deserialize_keras_object(values["optimizer"])
             except (TypeError, ValueError) as error:  # a class of the user's program, which a server does not run
-                return Message({"refused": str(error).partition(".")[0]})
+                return Message(
+                    {"refused": (re.search(r"Could not locate [\w ]+ '\w+'", str(error)) or [str(error)])[0]}
+                )
             forms = zip(self._weights, values["weights"], strict=True)
             if left_out := [variable for variable, (*_, is_left_out) in forms if is_left_out]:
                 self._optimizer.exclude_from_weight_decay(left_out)

@@ -62,8 +62,8 @@ class ServerSynchronizer(WeightSynchronizer):
         refused = remote.define(model.optimizer, Clip() if remote.whole_batches else clip) if strategy.is_chief else ""
         if refused := strategy.group.broadcast("servers/variables", refused):
             raise InputError(
-                "Servers make the updates: an optimizer and its schedule must be classes of Keras or tfdist. Received: "
-                f"{refused}. Use one of these, or change the learning rate in a callback."
+                "Servers make the updates: optimizers, schedules and constraints must be classes of Keras or tfdist. "
+                f"Received: {refused}. Use one of these, or change the learning rate in a callback."
             )
 
     def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
