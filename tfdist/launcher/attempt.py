@@ -100,6 +100,8 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
             loss=lambda: server.loss if server else None,
             on_stop=lambda outcome: _announce(launchers, outcome),
             grace=host.job.grace_seconds,
+            expendable=lambda: server.tolerated if server else (),
+            departed=lambda: server.departed if server else (),
             collects_failures=host.job.is_elastic,
         )
         supervised = _supervise(host, tasks, hooks, stack, order.attempt)

@@ -1,7 +1,7 @@
 """What a worker knows of the variables that servers hold: copies of weights, and slots of which it has no copy."""
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -67,14 +67,18 @@ class RemoteVariables(OptimizerShards):
       servers: the servers.
       staleness: when gradients become updates.
       whole_batches: whether a worker computes the whole batch of a step, instead of a share.
+      tolerate_losses: makes the job go on without workers that are lost from now on, if they compute whole batches.
       records_updates: whether to record all updates, to replay them.
       states: variables that layers assign, of which servers have the values, too, if workers compute whole batches;
         otherwise each worker has its own, as a replica does.
     """
 
-    def __init__(self, strategy: "Strategy", servers: Servers, staleness: Staleness):
+    def __init__(
+        self, strategy: "Strategy", servers: Servers, staleness: Staleness, tolerate_losses: Callable[[], object]
+    ):
         """Initializes the variables; see the attributes."""
         super().__init__(strategy)
+        self.tolerate_losses = tolerate_losses
         self._is_chief, self.servers, self.staleness = strategy.is_chief, servers, staleness
         self.whole_batches, self.records_updates = staleness.kind != SYNC, False
         self._slots: Collection[int] = ()

@@ -144,7 +144,8 @@ class GradientSource:
 
     def draws(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
         """Returns the step, the replica and the number of replicas from which random layers draw."""
-        return step, self.strategy.collectives.rank, self.strategy.collectives.size
+        replicas = self.strategy.collectives if self.is_local else self.collectives
+        return step, replicas.rank, replicas.size
 
     def local(self, rows: ReplicaRows, step: tf.Tensor, collectives: Collectives) -> LocalGradients:
         """Computes the gradients of a replica's rows. A replica function.
