@@ -2,20 +2,22 @@
 
 import atexit
 import dataclasses
+import logging
 import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives.interface import broadcast_from_first
 from tfdist.config.staleness import SYNC, Staleness, count_workers, parse_staleness
-from tfdist.coordination import Group
-from tfdist.distribution.strategy import Strategy
+from tfdist.coordination import Group, LostMember
+from tfdist.distribution.strategy import Result, Strategy, VariableBlocks
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Service
@@ -23,6 +25,8 @@ from tfdist.parameter_server.remote_variables import RemoteVariables
 from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.variable_server import VariableServer
 from tfdist.parameter_server.worker_collectives import WorkerCollectives
+
+_log = logging.getLogger(__name__)
 
 _SECONDS = 1.0  # between looks for lost processes
 _CLOSING_SECONDS = 0.3
@@ -72,9 +76,14 @@ class ParameterServer(Strategy):
         self.group = job.subgroup(range(workers))
         self.replicas, self.local_replicas = workers, range(cluster.rank, cluster.rank + 1)
         self._job = job
-        self._servers = Servers(connections, cluster.rank)
-        self.collectives = WorkerCollectives(self._servers, cluster.rank, workers)
-        self.remote = self.optimizer_shards = RemoteVariables(self, self._servers, parsed)
+        self._servers = Servers(connections, cluster.rank, workers)
+        self.collectives = WorkerCollectives(self._servers, cluster.rank)
+        expendable = range(1, workers) if parsed.kind != SYNC else ()
+        self.remote = self.optimizer_shards = RemoteVariables(
+            self, self._servers, parsed, lambda: job.tolerate_losses(expendable)
+        )
+        if self.is_chief:
+            job.on_departure(self._log_departure)
         if not self._server:  # whose threads end before
             atexit.register(self._servers.leave)
 
@@ -89,12 +98,53 @@ class ParameterServer(Strategy):
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
+    @property
+    def blocks(self) -> VariableBlocks:
+        """See base class."""
+        return _ChiefBlocks(self) if self.remote.whole_batches else VariableBlocks(self)
+
+    @property
+    def ledgers(self) -> int:
+        """See base class; the first process records what all have committed, since others may be lost."""
+        return 1
+
+    def with_all_replicas(self, function: Callable[[], Result]) -> Result:
+        """See base class; the workers that are left when the call begins are its replicas."""
+        replicas = self.replicas, self.local_replicas
+        try:
+            while True:
+                workers, rank = self._servers.workers, self.collectives.rank
+                self.replicas, self.local_replicas = len(workers), range(rank, rank + 1)
+                result = function()
+                if self._servers.workers == workers:
+                    return result
+        finally:
+            self.replicas, self.local_replicas = replicas
+
+    def _log_departure(self, loss: LostMember) -> None:
+        left = self.cluster.size - len(self.group.departed)
+        text = str(loss).rstrip(".")  # the reason may be a complete sentence
+        _log.warning("Worker %s. Training goes on with %d of %d workers.", text, left, self.cluster.size)
+
     def close(self) -> None:
         """See base class; the servers end when all workers have called it."""
         atexit.unregister(self._servers.leave)
         self._servers.leave()
         if self._server:
             self._server.wait(self._job)
+
+
+class _ChiefBlocks(VariableBlocks):
+    """For workers that all have the values of the servers: the first one saves those of all replicas, as others may be lost."""
+
+    def written(
+        self, variable: tf.Variable, per_replica: bool, copied: bool = True
+    ) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """See base class."""
+        blocks, replicas = super().written(variable, False, copied), range(self._strategy.replicas)
+        if not per_replica:
+            return blocks
+        return [((replica, *offset), values[np.newaxis]) for replica in replicas for offset, values in blocks]
 
 
 class _Server:
@@ -108,6 +158,8 @@ class _Server:
         )
         self._connection: Connection | None = None
         self.variables = VariableServer(self._updates, self._sum)
+        if coordinator := self._coordinator:
+            job.on_departure(lambda loss: coordinator.forget(loss.rank))
         handlers = {**self.variables.handlers, **(self._coordinator.handlers if self._coordinator else {})}
         self.host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
         self._service = Service(handlers, _token(job), self.host, threads=8 * cluster.size + 8)

@@ -39,7 +39,7 @@ def served(count):
         variable_servers.append(found)
         services.append(Service(found.handlers, "secret", "127.0.0.1", threads=8))
     connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
-    workers = [Servers(connections, rank) for rank in range(2)]
+    workers = [Servers(connections, rank, 2) for rank in range(2)]
     for worker in workers:
         worker.place([value.nbytes for value in WEIGHTS.values()], [8])
     yield workers, updates

@@ -105,7 +105,7 @@ class Watchdog:
         self._answers: list[dict[int, Json]] = []
         self._queries: deque[_Query] = deque()  # not reported yet; the first one is removed once it has been
         self._last_summary = ""  # summary of the latest answers during the first call
-        self._ended_ranks = 0
+        self._ended: set[int] = set()  # members
         self._stack = ExitStack()
 
     def begin(self, step: int, end_step: int) -> None:
@@ -155,7 +155,7 @@ class Watchdog:
         with self._condition:
             self._closed, self._call = True, None
             self._condition.notify_all()
-        self._group.publish(TOPIC, {"over": True})
+        self._group.publish(TOPIC, {"over": self._group.rank})
 
     def _watch(self) -> None:
         """Waits for a call, then for its limits in increasing order."""
@@ -224,8 +224,8 @@ class Watchdog:
             leaving.join(_LEAVE_SECONDS)
             self._end(ExitCode.STALLED)
         else:
-            self._ended_ranks += 1
-        return self._ended_ranks == self._group.size
+            self._ended.add(message["over"])
+        return self._ended | self._group.departed >= {*range(self._group.size)}
 
     def _answer(self, message: Any) -> None:
         query = _Query(len(self._answers), time.monotonic(), message["why"], message["first"])
@@ -261,7 +261,8 @@ class Watchdog:
         answers, self._answers[query.number] = self._answers[query.number], {}  # releases the stacks
         arrived = [rank for rank, state in sorted(answers.items()) if state["call"]]
         elsewhere = [rank for rank, state in sorted(answers.items()) if not state["call"]]
-        silent = [rank for rank in self._group.ranks if rank not in answers]
+        lost = [self._group.ranks[member] for member in self._group.departed]
+        silent = [rank for rank in self._group.ranks if rank not in answers and rank not in lost]
         kinds = {"in a call": arrived, "not in a call": elsewhere, "no answer": silent}
         named = {kind: [f"{rank}{self._group.role(rank)}" for rank in ranks] for kind, ranks in kinds.items()}
         summary = "; ".join(f"{kind}: {', '.join(ranks)}" for kind, ranks in named.items() if ranks)
@@ -269,7 +270,7 @@ class Watchdog:
         if query.is_first:
             # Only ranks in the call may print: a rank that has just joined the run receives earlier queries, with
             # outdated answers.
-            is_new = len(arrived) < self._group.size and summary != self._last_summary
+            is_new = len(arrived) < self._group.size - len(lost) and summary != self._last_summary
             printing_ranks, self._last_summary = arrived if is_new else [], summary
         if min(printing_ranks, default=None) != self._rank:
             return

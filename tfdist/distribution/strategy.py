@@ -9,7 +9,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -26,6 +26,7 @@ from tfdist.data.row_partition import with_none
 from tfdist.errors import InputError
 from tfdist.sharding.variable_layouts import Dims
 
+Result = TypeVar("Result")
 FullVariables = Callable[[Sequence[keras.Variable]], contextlib.AbstractContextManager]
 
 
@@ -471,6 +472,11 @@ class Strategy:
         return self.local_replicas, self.replicas
 
     @property
+    def ledgers(self) -> int:
+        """Number of processes, the first ones, that record which examples they use: those whose replicas are their own."""
+        return self.replicas // len(self.local_replicas)
+
+    @property
     def devices_in_total(self) -> int:
         """Number of devices of the job; one per replica, unless a replica is spread over several."""
         return self.replicas * self.layouts.devices_per_replica
@@ -521,6 +527,14 @@ class Strategy:
           function: the function.
           *args: arguments of the call.
         """
+
+    def with_all_replicas(self, function: Callable[[], Result]) -> Result:
+        """Returns the result of a function to which all replicas contribute; every process must call it.
+
+        Args:
+          function: called again if a replica is lost meanwhile without which the job goes on.
+        """
+        return function()
 
     @property
     def is_chief(self) -> bool:

@@ -40,7 +40,8 @@ class Job:
       max_preemptions: maximum number of restarts after an exit with code 75, or by a SIGTERM, that was not requested from
         this launcher; None as for `max_restarts`.
       restart_backoff_seconds: time before the first restart; doubles with each failure, up to 60 s.
-      rejoin_seconds: in an elastic job, time before a failed process is started again; see `Slots`.
+      rejoin_seconds: in an elastic job, time before a failed process is started again, see `Slots`; in a job that goes on
+        without a lost worker, time before all processes save and are started again with it, if a restart is left.
       elastic_timeout_seconds: maximum time that an elastic job waits for its minimum of processes; 0 for no limit.
     """
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -76,14 +77,18 @@ class RemoteVariables(OptimizerShards):
       servers: the servers.
       staleness: when gradients become updates.
       whole_batches: whether a worker computes the whole batch of a step, instead of a share.
+      tolerate_losses: makes the job go on without workers that are lost from now on, if they compute whole batches.
       records_updates: whether to record all updates, to replay them.
       states: variables that layers assign, of which servers have the values, too, if workers compute whole batches;
         otherwise each worker has its own, as a replica does.
     """
 
-    def __init__(self, strategy: "Strategy", servers: Servers, staleness: Staleness):
+    def __init__(
+        self, strategy: "Strategy", servers: Servers, staleness: Staleness, tolerate_losses: Callable[[], object]
+    ):
         """Initializes the variables; see the attributes."""
         super().__init__(strategy)
+        self.tolerate_losses = tolerate_losses
         self._is_chief, self.servers, self.staleness = strategy.is_chief, servers, staleness
         self.whole_batches, self.records_updates = staleness.kind != SYNC, False
         self._own: dict[str, keras.Variable] = {}  # the optimizer's variables that are no slots, by key

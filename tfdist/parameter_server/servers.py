@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import PeerLostError
+from tfdist.parameter_server.coordinator import RangeResult
 from tfdist.parameter_server.messages import Connection, Message
+from tfdist.parameter_server.update_order import Update
 
 _LEAVING_SECONDS = 5.0
 
@@ -32,20 +34,23 @@ class Servers:
 
     Attributes:
       models: number of models of which servers have held the variables.
+      workers: ranks of the workers that have taken part in the last `gather`, the same on all of them; at first all.
     """
 
-    def __init__(self, connections: Sequence[Connection], worker: int):
+    def __init__(self, connections: Sequence[Connection], worker: int, workers: int):
         """Initializes the calls.
 
         Args:
           connections: to each server; the coordinator runs on the first.
           worker: rank of this worker.
+          workers: number of workers.
         """
         self._connections, self._worker = connections, worker
         self._weights: list[int] = []  # server of each weight
         self._states: list[int] = []  # server of each state
         self._gathers = itertools.count()
         self.models = 0
+        self.workers = tuple(range(workers))
 
     @property
     def count(self) -> int:
@@ -61,11 +66,26 @@ class Servers:
         """Calls the coordinator, and returns its answer."""
         return self._connections[0].call(method, values).values["value"]
 
-    def gather(self, arrays: Sequence[np.ndarray], workers: int) -> list[list[np.ndarray]]:
-        """Returns the arrays of each worker; all workers must make the same calls of it in the same order."""
-        values = {"key": f"workers/{next(self._gathers)}", "member": self._worker, "members": workers}
-        found = self._connections[0].call("gather", values, arrays).arrays
-        return [list(found[at : at + len(arrays)]) for at in range(0, workers * len(arrays), len(arrays))]
+    def commit(self, ticket: int, arrays: Sequence[np.ndarray], **values: Any) -> bool:
+        """Commits a gradient that all servers have; see `Coordinator.commit`."""
+        values |= {"worker": self._worker, "ticket": ticket}
+        return self._connections[0].call("commit", values, arrays).values["value"]
+
+    def result(self) -> RangeResult:
+        """Returns the result of a range; see `Coordinator.result`."""
+        answer = self._connections[0].call("result", {"worker": self._worker})
+        losses, updates, is_finite, norm = answer.values["value"]
+        count = len(losses) if answer.arrays else 0
+        made = [Update(*update) for update in updates]
+        return RangeResult(losses, made, is_finite, norm, answer.arrays[:count], answer.arrays[count:])
+
+    def gather(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+        """Returns the arrays of each worker that is not lost; all of them must make the same calls in the same order."""
+        values = {"key": f"workers/{next(self._gathers)}", "member": self._worker}
+        answer = self._connections[0].call("gather", values, arrays)
+        self.workers = tuple(answer.values["members"])
+        every, count = answer.arrays, len(arrays)
+        return [list(every[at : at + count]) for at in range(0, len(self.workers) * count, count)]
 
     def place(self, weights: Sequence[int], states: Sequence[int]) -> None:
         """Assigns variables to servers, given the bytes of the trained ones and of those that layers assign."""

@@ -144,7 +144,9 @@ class VariableServer:
         with self._changed:
             for key, array in zip(message.values["keys"], message.arrays, strict=True):
                 self._variables[key].assign(array)
-            self._version = message.values.get("version", self._version)
+            if "version" in message.values:
+                self._version = message.values["version"]
+                self._pushed.clear()  # of lost workers, whose tickets were dealt again
             self._changed.notify_all()
         return Message({})
 

@@ -90,10 +90,9 @@ class ServerSynchronizer(WeightSynchronizer):
 
     def finished(self, result: RangeResult) -> None:
         """Takes note of the result of a range of tickets."""
-        updates = [Update(*update) for update in result.updates]
-        self._staleness = [update.version - min(update.versions or (update.version,)) for update in updates]
+        self._staleness = [update.version - min(update.versions or (update.version,)) for update in result.updates]
         if self._remote.records_updates:
-            self.updates += updates
+            self.updates += result.updates
 
 
 def check_supported(
@@ -144,42 +143,50 @@ class TicketLoop:
             lambda computed: strategy.run(step.undo, computed), autograph=False, reduce_retracing=True
         )
         self._is_traced = False
+        # Of all workers in the first one, which has them if a worker is lost; shares of a step may count all rows.
+        self._metrics = [*map(keras_internals.value_of, step.source.metrics.variables)] if remote.whole_batches else []
 
     def __call__(
         self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
     ) -> LoopResult:
         """Computes tickets until the range is done, and returns what all workers have computed."""
         first, end = int(first_step), int(first_step) + int(steps)
-        call = _Call(first, np.zeros([end - first], np.int32))
+        call = _Call(end)
         batches = self._timed(iterator, call)
         if not self._is_traced:
             batches = self._traced(batches, getattr(iterator, "element_spec", None), with_norm)
         if self._strategy.is_chief:
+            self._remote.tolerate_losses()
             self._remote.write_changes(version=first)
         self._servers.coordinate("open", worker=self._rank, first=first, end=end)
-        read, goes_on = 0, True  # the number of batches
+        read, goes_on = first, True  # the ticket of the next batch
+        known: dict[int, Any] = {}  # batches that are needed if the workers that compute them are lost
         while goes_on and (taken := self._servers.coordinate("take", worker=self._rank)):
-            ticket, version = taken
-            while read <= ticket - first:
-                batch, numbers = next(batches)
-                read += 1
+            ticket, version, computed = taken
+            for number in range(read, ticket + 1):
+                known[number] = next(batches)
+            read = max(read, ticket + 1)
+            known = {number: known[number] for number in known.keys() & {*computed}}
+            batch, numbers = known[ticket]
             goes_on = self._one(call, ticket, version, batch, numbers, with_norm)
-        for _ in range(end - first - read):
+        for _ in range(read, end):
             next(batches)
-        result = RangeResult(*self._servers.coordinate("result"))
+        result = self._servers.result()
+        for i, variable in enumerate(self._metrics):
+            variable.assign(result.metrics[i] if result.metrics else tf.zeros_like(variable))
         updates = len(result.losses) - (not result.is_finite)
         norm = self._remote.pull_all(end if result.is_finite else 0)
         self._synchronizer.finished(result)
         return LoopResult(
             losses=tf.constant(result.losses, keras.config.floatx()),
             counted=tf.range(len(result.losses)) < updates,
-            norm=tf.constant(call.norm if self._remote.whole_batches else norm, keras.config.floatx()),
+            norm=tf.constant(result.norm if self._remote.whole_batches else norm, keras.config.floatx()),
             may_continue=tf.constant(result.is_finite),
             gradient_finite=(),
             waited=tf.constant(call.waited, tf.float64),
             busy=tf.constant([call.busy], tf.float64),
-            numbers=tf.concat(call.numbers, 0) if call.numbers else tf.zeros([0], tf.int64),
-            sizes=tf.constant(call.sizes[: len(result.losses)]),
+            numbers=tf.concat([tf.zeros([0], tf.int64), *result.numbers], 0),
+            sizes=tf.constant([*map(len, result.numbers)] or [0] * len(result.losses), tf.int32),
         )
 
     def _one(
@@ -189,20 +196,17 @@ class TicketLoop:
         versions, before, _ = self._remote.pull(version)
         started = time.perf_counter()
         computed = self._compute(batch, tf.constant(ticket, tf.int64), with_norm)
-        loss, is_finite, call.norm = float(computed.loss), bool(computed.finite), float(computed.norm)
+        loss, is_finite, norm = float(computed.loss), bool(computed.finite), float(computed.norm)
         call.busy += time.perf_counter() - started
         if is_finite:
             after = [keras_internals.value_of(variable).numpy() for variable in self._remote.states]
             gradients = [gradient.numpy() for gradient in computed.gradients]
-            is_last = ticket - call.first == len(call.sizes) - 1
+            is_last = ticket == call.end - 1
             self._servers.push(ticket, versions, gradients, before, after, with_norm=bool(with_norm) and is_last)
-            call.numbers.append(numbers)
-            call.sizes[ticket - call.first] = len(numbers)
         else:
             self._undo(computed)
-        return self._servers.coordinate(
-            "commit", worker=self._rank, ticket=ticket, loss=loss, is_finite=is_finite, versions=versions
-        )
+        arrays = [numbers.numpy(), *(variable.numpy() for variable in self._metrics)]
+        return self._servers.commit(ticket, arrays, loss=loss, is_finite=is_finite, versions=versions, norm=norm)
 
     def _timed(self, iterator: Iterator[Any], call: "_Call") -> Iterator[tuple[Any, tf.Tensor]]:
         """Yields batches and the indices of their examples."""
@@ -232,17 +236,11 @@ class _Call:
     """What a call of the loop has done on this worker.
 
     Attributes:
-      first: its first ticket.
-      sizes: [tickets]; the number of examples of each ticket that this worker has computed.
-      numbers: indices of these examples.
-      norm: gradient norm of the latest ticket, if requested.
+      end: the ticket after its last one.
       waited: seconds of waiting for data.
       busy: seconds of computation.
     """
 
-    first: int
-    sizes: np.ndarray
-    numbers: list[tf.Tensor] = dataclasses.field(default_factory=list)
-    norm: float = 0.0
+    end: int
     waited: float = 0.0
     busy: float = 0.0

@@ -141,9 +141,12 @@ class EvaluationMixin:
             partitions = self._program is not None and self._program.partitions_outputs
             self._predictor = Predictor(self.model, self.strategy, self._settings.seed, is_partitioned=partitions)
         averaged = self._program.evaluated_weights(self.step) if self._program else contextlib.nullcontext()
+        count, shown = -(-limit // rows), verbose if self.strategy.is_chief else 0
+        predictor = self._predictor
         with averaged, explained_reading(examples):
-            batches = self._predictor.predict(examples, rows, limit)
-            return concatenated(_with_progress(batches, -(-limit // rows), verbose if self.strategy.is_chief else 0))
+            return self.strategy.with_all_replicas(
+                lambda: concatenated(_with_progress(predictor.predict(examples, rows, limit), count, shown))
+            )
 
     def _build_model(self, examples: Examples) -> None:
         """Creates the model's variables, unless it was built, and makes them equal on all replicas."""

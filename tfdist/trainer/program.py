@@ -206,7 +206,7 @@ class Program(NamedTuple):
         """Returns the loss and the metrics over a whole data set at a step; see `Trainer.evaluate`."""
         self.drain()  # discards what earlier calls added to metrics of layers
         with self.evaluated_weights(step), explained_reading(examples), must_fit(examples.element_spec):
-            results = self.evaluator.evaluate(examples, batch_size)
+            results = self.strategy.with_all_replicas(lambda: self.evaluator.evaluate(examples, batch_size))
         warn_of_evaluation(self.strategy, examples, results["loss"])
         return results
 

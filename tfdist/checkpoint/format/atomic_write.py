@@ -131,10 +131,10 @@ def _gathered(group: Group, name: str, text: str, deadline: float) -> list[str]:
     """Like `group.gather`, split into several messages: an index has a hash for every 4 MiB."""
     pieces = [text[start : start + _MESSAGE] for start in range(0, len(text), _MESSAGE)]
     texts = [""] * group.size
-    for number in range(max(group.gather(f"{name} messages", len(pieces), deadline))):
+    for number in range(max(count or 0 for count in group.gather(f"{name} messages", len(pieces), deadline))):
         piece = pieces[number] if number < len(pieces) else ""
         for rank, more in enumerate(group.gather(f"{name} {number}", piece, deadline)):
-            texts[rank] += more
+            texts[rank] += more or ""
     return texts
 
 
@@ -247,19 +247,21 @@ class _SharedDirectory:
         files.write(_index_file(partial, self._group.rank), manifest.sealed(manifest.dump_index(index)))
 
     def content(self) -> tuple[Index, Json, Json]:
-        return _merge_indices(self._partial, self._group.size), self._flags, self._values
+        return _merge_indices(self._partial, self._group), self._flags, self._values
 
 
 def _index_file(partial: StoragePath, rank: int) -> StoragePath:
     return partial / f"index-{rank:05d}.json"
 
 
-def _merge_indices(partial: StoragePath, size: int) -> Index:
+def _merge_indices(partial: StoragePath, group: Group) -> Index:
     """Merges the index files of all ranks, and removes them."""
-    storage = storage_of(partial)
-    index_files = [_index_file(partial, rank) for rank in range(size)]
-    for rank, file in enumerate(index_files):
-        if not storage.exists(file):
+    storage, index_files = storage_of(partial), []
+    for rank in range(group.size):
+        file = _index_file(partial, rank)
+        if storage.exists(file):
+            index_files.append(file)
+        elif rank not in group.departed:
             raise FileNotFoundError(f"the part of rank {rank} is missing: there is no {file}")
     index = merged(json_validation.index(manifest.unsealed(files.read(file))) for file in index_files)
     for name, size_there in index.shards.items():
