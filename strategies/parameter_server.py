@@ -1,6 +1,7 @@
 """Workers compute gradients; servers hold the variables and the optimizer's state, and apply updates."""
 
 import atexit
+import contextlib
 import dataclasses
 import signal
 import socket
@@ -8,18 +9,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives.interface import broadcast_from_first
-from tfdist.config.staleness import SYNC, Staleness, count_workers, parse_staleness
+from tfdist.config.staleness import EXACT, MIN_TABLE_BYTES, SYNC, Staleness, count_workers, parse_staleness
 from tfdist.coordination import Group
-from tfdist.distribution.strategy import Strategy
+from tfdist.distribution.strategy import Strategy, VariableBlocks
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Service
-from tfdist.parameter_server.remote_variables import RemoteVariables
+from tfdist.parameter_server.remote_variables import RemoteBlocks, RemoteVariables
 from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.variable_server import VariableServer
 from tfdist.parameter_server.worker_collectives import WorkerCollectives
@@ -41,6 +43,8 @@ class ParameterServer(Strategy):
         join: Callable[[Cluster], Group],
         servers: int = -1,
         staleness: str = SYNC,
+        sparse_updates: str = EXACT,
+        min_table_bytes: int = MIN_TABLE_BYTES,
         intra_op_threads: int = 0,
     ):
         """Connects workers and servers. In a server, it serves until the job ends, and then ends the process.
@@ -51,6 +55,8 @@ class ParameterServer(Strategy):
           servers: number of servers, the last processes of the job; 0 if process 0 is the server, too; -1 for those of
             TF_CONFIG, or 1.
           staleness: when gradients become updates, as in `--staleness`.
+          sparse_updates: how embeddings that are split by rows are updated: "exact" or "lazy", as in `--sparse_updates`.
+          min_table_bytes: size of an embedding from which on it is split by rows.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
         """
         workers = count_workers(servers, cluster.size, cluster.servers)
@@ -58,7 +64,8 @@ class ParameterServer(Strategy):
         parsed = parse_staleness(staleness)
         share_cores(cluster, intra_op_threads)
         job = join(cluster)
-        job.agree("parameter_server/roles", {"servers": servers, "staleness": str(parsed)}, "flag --")
+        options = {"sparse_updates": sparse_updates, "min_table_bytes": str(min_table_bytes)}
+        job.agree("parameter_server/roles", {"servers": servers, "staleness": str(parsed), **options}, "flag --")
         job.roles = {rank: f"server {rank - workers}" for rank in range(workers, cluster.size)}
         is_server = cluster.rank >= workers or servers == 0 == cluster.rank
         self._server = _Server(cluster, job, workers, max(servers, 1), parsed) if is_server else None
@@ -74,12 +81,28 @@ class ParameterServer(Strategy):
         self._job = job
         self._servers = Servers(connections, cluster.rank)
         self.collectives = WorkerCollectives(self._servers, cluster.rank, workers)
-        self.remote = self.optimizer_shards = RemoteVariables(self, self._servers, parsed)
+        self.remote = self.optimizer_shards = RemoteVariables(
+            self, self._servers, parsed, sparse_updates, min_table_bytes
+        )
         if not self._server:  # whose threads end before
             atexit.register(self._servers.leave)
 
-    def synchronize(self, variables: Sequence[tf.Variable]) -> None:
+    @property
+    def blocks(self) -> VariableBlocks:
         """See base class."""
+        return RemoteBlocks(self)
+
+    def _placement(self) -> contextlib.AbstractContextManager:
+        """See base class."""
+        return self.remote.creation()
+
+    def gradient_shape(self, variable: keras.Variable) -> tf.TensorShape:
+        """See base class; the number of rows of a table that a batch uses differs from batch to batch."""
+        return variable.value.shape
+
+    def synchronize(self, variables: Sequence[tf.Variable]) -> None:
+        """See base class; the servers have the only copy of a table."""
+        variables = [variable for variable in variables if not self.remote.is_remote(variable)]
         values = broadcast_from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)

@@ -265,6 +265,16 @@ def test_variables_of_parameter_servers(capfd: pytest.CaptureFixture[str]) -> No
     assert synchronous["step_examples"] == 22 and len(synchronous["variables"]) == len(record["variables"]) - 4
 
 
+def test_tables_of_parameter_servers_are_on_all_of_them(capfd: pytest.CaptureFixture[str]) -> None:
+    argv = ("--strategy=parameter_server", "--processes=1", "--servers=3", "--min_table_bytes=4096", *LANGUAGE)
+    record = in_json(capfd, *argv, flags="--strategy=parameter_server ")
+    sizes, variables = [server["variable_bytes"] for server in record["servers"]], record["variables"]
+    [table] = [v for v in variables if v["server"] is None]
+    assert table["shape"] == [256, 16] and sum(sizes) == sum(v["bytes"] for v in variables)
+    assert sizes[2] - sum(v["bytes"] for v in variables if v["server"] == 2) == 85 * 16 * 4
+    assert "by rows" in printed(capfd, *argv)
+
+
 def test_replicas_have_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     rule = "give both --strategy=multiworker or horovod or parameter_server and --processes or neither."
     assert rule in printed(capsys, "--strategy=horovod", code=2)

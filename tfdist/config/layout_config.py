@@ -16,7 +16,7 @@ _WITH_PROCESSES = (*(n for n in strategies_with("shard") if n not in strategies_
 _PLAN_FLAGS = (  # flags on which memory and communication of a step depend
     "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
     " strategy devices mesh_shape layout shard shard_axis shard_min_elements pipeline_schedule micro_batches cut"
-    " activation_compression intra_op_threads servers staleness"
+    " activation_compression intra_op_threads servers staleness min_table_bytes"
 ).split()
 
 
