@@ -1,7 +1,7 @@
 """An embedding table larger than a worker: memory of all processes, and bytes that workers pull and push.
 
-    python benchmarks/embedding_tables.py --gib=4 --limit_gib=2                  # as root, with 14 GiB of free memory
-    python benchmarks/embedding_tables.py --gib=1 --limit_gib=1 --checkpoint     # and saves the table
+    python benchmarks/embedding_tables.py --gib=4 --limit_gib=2                  # as root, with 17 GiB of free memory
+    python benchmarks/embedding_tables.py --gib=1 --limit_gib=0.7 --checkpoint   # and saves the table
 
 Two workers and two servers of `tfdist launch` train a table of that size with AdamW, whose slots are twice as large, with lazy
 updates. Each worker is in a control group of its own (cgroup v1) with limited memory: it would be killed if it had the table.
