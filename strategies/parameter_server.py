@@ -1,6 +1,7 @@
 """Workers compute gradients; servers hold the variables and the optimizer's state, and apply updates."""
 
 import atexit
+import contextlib
 import dataclasses
 import logging
 import signal
@@ -9,19 +10,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives.interface import broadcast_from_first
-from tfdist.config.staleness import SYNC, Staleness, count_workers, parse_staleness
+from tfdist.config.staleness import EXACT, MIN_TABLE_BYTES, SYNC, Staleness, count_workers, parse_staleness
 from tfdist.coordination import Group, LostMember
 from tfdist.distribution.strategy import Result, Strategy, VariableBlocks
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Service
-from tfdist.parameter_server.remote_variables import RemoteVariables
+from tfdist.parameter_server.remote_variables import RemoteBlocks, RemoteVariables
 from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.variable_server import VariableServer
 from tfdist.parameter_server.worker_collectives import WorkerCollectives
@@ -45,6 +47,8 @@ class ParameterServer(Strategy):
         join: Callable[[Cluster], Group],
         servers: int = -1,
         staleness: str = SYNC,
+        sparse_updates: str = EXACT,
+        min_table_bytes: int = MIN_TABLE_BYTES,
         intra_op_threads: int = 0,
     ):
         """Connects workers and servers. In a server, it serves until the job ends, and then ends the process.
@@ -55,6 +59,8 @@ class ParameterServer(Strategy):
           servers: number of servers, the last processes of the job; 0 if process 0 is the server, too; -1 for those of
             TF_CONFIG, or 1.
           staleness: when gradients become updates, as in `--staleness`.
+          sparse_updates: how embeddings that are split by rows are updated: "exact" or "lazy", as in `--sparse_updates`.
+          min_table_bytes: size of an embedding from which on it is split by rows.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
         """
         workers = count_workers(servers, cluster.size, cluster.servers)
@@ -62,7 +68,8 @@ class ParameterServer(Strategy):
         parsed = parse_staleness(staleness)
         share_cores(cluster, intra_op_threads)
         job = join(cluster)
-        job.agree("parameter_server/roles", {"servers": servers, "staleness": str(parsed)}, "flag --")
+        options = {"sparse_updates": sparse_updates, "min_table_bytes": str(min_table_bytes)}
+        job.agree("parameter_server/roles", {"servers": servers, "staleness": str(parsed), **options}, "flag --")
         job.roles = {rank: f"server {rank - workers}" for rank in range(workers, cluster.size)}
         is_server = cluster.rank >= workers or servers == 0 == cluster.rank
         self._server = _Server(cluster, job, workers, max(servers, 1), parsed) if is_server else None
@@ -80,7 +87,12 @@ class ParameterServer(Strategy):
         self.collectives = WorkerCollectives(self._servers, cluster.rank)
         expendable = range(1, workers) if parsed.kind != SYNC else ()
         self.remote = self.optimizer_shards = RemoteVariables(
-            self, self._servers, parsed, lambda: job.tolerate_losses(expendable)
+            self,
+            self._servers,
+            parsed,
+            lambda: job.tolerate_losses(expendable),
+            sparse_updates=sparse_updates,
+            min_table_bytes=min_table_bytes,
         )
         if self.is_chief:
             job.on_departure(self._log_departure)
@@ -92,8 +104,17 @@ class ParameterServer(Strategy):
         """See base class."""
         return (range(1), 1) if self.remote.whole_batches else super().training_shares
 
-    def synchronize(self, variables: Sequence[tf.Variable]) -> None:
+    def _placement(self) -> contextlib.AbstractContextManager:
         """See base class."""
+        return self.remote.creation()
+
+    def gradient_shape(self, variable: keras.Variable) -> tf.TensorShape:
+        """See base class; the number of rows of a table that a batch uses differs from batch to batch."""
+        return variable.value.shape
+
+    def synchronize(self, variables: Sequence[tf.Variable]) -> None:
+        """See base class; the servers have the only copy of a table."""
+        variables = [variable for variable in variables if not self.remote.is_remote(variable)]
         values = broadcast_from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
@@ -101,7 +122,7 @@ class ParameterServer(Strategy):
     @property
     def blocks(self) -> VariableBlocks:
         """See base class."""
-        return _ChiefBlocks(self) if self.remote.whole_batches else VariableBlocks(self)
+        return _ChiefBlocks(self) if self.remote.whole_batches else RemoteBlocks(self)
 
     @property
     def ledgers(self) -> int:
@@ -134,7 +155,7 @@ class ParameterServer(Strategy):
             self._server.wait(self._job)
 
 
-class _ChiefBlocks(VariableBlocks):
+class _ChiefBlocks(RemoteBlocks):
     """For workers that all have the values of the servers: the first one saves those of all replicas, as others may be lost."""
 
     def written(

@@ -40,12 +40,29 @@ def served():
         strategy.close()
 
 
+TASKS = {
+    "cnn": ["--model=cnn", "--dataset=digits"],
+    "embeddings by rows": [
+        "--model=transformer(layers=1,width=16,heads=2)",
+        "--dataset=text(length=16)",
+        "--batch_size=16",
+        "--min_table_bytes=1",
+    ],
+}
+
+
 @pytest.mark.processes
-@pytest.mark.smoke("parameter_server")
-def test_an_asynchronous_run_of_two_workers_equals_its_updates_made_again(tmp_path):
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param("cnn", marks=pytest.mark.smoke("parameter_server")),
+        pytest.param("embeddings by rows", marks=pytest.mark.full),
+    ],
+)
+def test_an_asynchronous_run_of_two_workers_equals_its_updates_made_again(task, tmp_path):
     launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=2", f"--log_dir={tmp_path}", "--"]
-    verify = [sys.executable, "-m", "tfdist.verify", "--strategy=parameter_server", "--staleness=async", "--model=cnn"]
-    flags = ["--dataset=digits", "--steps=20", "--float64", "--clip_norm=0.5", "--optimizer=sgd(momentum=0.9)"]
+    verify = [sys.executable, "-m", "tfdist.verify", "--strategy=parameter_server", "--staleness=async"]
+    flags = [*TASKS[task], "--steps=20", "--float64", "--clip_norm=0.5", "--optimizer=sgd(momentum=0.9)"]
     with processes.job([*launch, *verify, *flags], 1, processes.ONE_THREAD) as job:
         [end] = job.wait(120)
     assert end.code == 0, end.output

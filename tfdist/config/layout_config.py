@@ -11,11 +11,12 @@ from tfdist.errors import InputError
 
 _WITH_STAGES = strategies_with("pipeline_schedule")
 _WITH_LAYOUT = tuple(name for name in strategies_with("layout") if name not in _WITH_STAGES)
-_WITH_REPLICAS = tuple(name for name in strategies_with("shard") if name not in strategies_with("layout"))
+_WITH_SERVERS = strategies_with("servers")
+_WITH_PROCESSES = (*(n for n in strategies_with("shard") if n not in strategies_with("layout")), *_WITH_SERVERS)
 _PLAN_FLAGS = (  # flags on which memory and communication of a step depend
     "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
     " strategy devices mesh_shape layout shard shard_axis shard_min_elements pipeline_schedule micro_batches cut"
-    " activation_compression intra_op_threads"
+    " activation_compression intra_op_threads servers staleness min_table_bytes"
 ).split()
 
 
@@ -29,9 +30,9 @@ class LayoutConfig(TrainConfig):
     strategy: str = flag_field(
         AUTO,
         DEVICES,
-        f"Distribution strategy: {', '.join((*_WITH_LAYOUT, *_WITH_STAGES, *_WITH_REPLICAS))}, or auto: {_WITH_STAGES[0]} if "
+        f"Distribution strategy: {', '.join((*_WITH_LAYOUT, *_WITH_STAGES, *_WITH_PROCESSES))}, or auto: {_WITH_STAGES[0]} if "
         f"--mesh_shape has an axis stage, else {_WITH_LAYOUT[0]}.",
-        choices=(AUTO, *_WITH_LAYOUT, *_WITH_STAGES, *_WITH_REPLICAS),
+        choices=(AUTO, *_WITH_LAYOUT, *_WITH_STAGES, *_WITH_PROCESSES),
     )
     layout: str = flag_field(
         "",
@@ -49,16 +50,17 @@ class LayoutConfig(TrainConfig):
         False, DEVICES, "Measure the time of each stage of a pipeline on this device, and predict that of a step."
     )
     processes: int = flag_field(
-        0, DEVICES, f"Number of processes, each with one replica, for --strategy={' or '.join(_WITH_REPLICAS)}."
+        0, DEVICES, f"Number of processes that train, each one replica, for --strategy={' or '.join(_WITH_PROCESSES)}."
     )
 
     def __post_init__(self) -> None:
         """Validates as for training, and requires a memory limit for a search, and numbers of stages and of processes."""
         super().__post_init__()
-        if self.has_replicas != bool(self.processes):
+        if (self.strategy in _WITH_PROCESSES) != bool(self.processes):
             raise InputError(
-                f"The plan of replicas needs the number of their processes: give both --strategy={' or '.join(_WITH_REPLICAS)} "
-                f"and --processes or neither. Received: {flag_text('strategy', self.strategy)} "
+                "The plan of replicas needs the number of their processes: give both "
+                f"--strategy={' or '.join(_WITH_PROCESSES)} and --processes or neither. Received: "
+                f"{flag_text('strategy', self.strategy)} "
                 f"{flag_text('processes', self.processes)}."
             )
         if self.has_stages and not (self.mesh_shape and "stage" in self.parsed.mesh_shape.axes):
@@ -83,9 +85,14 @@ class LayoutConfig(TrainConfig):
         return self.strategy in _WITH_STAGES
 
     @property
+    def has_servers(self) -> bool:
+        """Whether the plan is that of parameter servers."""
+        return self.strategy in _WITH_SERVERS
+
+    @property
     def has_replicas(self) -> bool:
         """Whether the plan is that of replicas in processes of their own, which all have the whole model."""
-        return self.strategy in _WITH_REPLICAS
+        return self.strategy in _WITH_PROCESSES and not self.has_servers
 
     def _complete(self) -> None:
         """See base class; chooses the strategy."""

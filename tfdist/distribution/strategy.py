@@ -608,6 +608,10 @@ class Strategy:
             loss, rest = loss_fn(*batch)
         return tape.gradient(loss, [variable.value for variable in variables]), loss, rest
 
+    def gradient_shape(self, variable: keras.Variable) -> tf.TensorShape:
+        """Returns the static shape of the gradients of a variable, inside a replica function."""
+        return variable.shape
+
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:

@@ -341,11 +341,16 @@ def _callers() -> list[Any]:
     return [scope.caller for scope in stack if scope.caller is not None]
 
 
-def deferred_weights() -> contextlib.AbstractContextManager[None]:
+def deferred_weights(
+    is_chosen: Callable[[keras.Layer], bool] = lambda layer: True,
+) -> contextlib.AbstractContextManager[None]:
     """Context in which the weights of layers get no values; other variables, such as states of random layers, do.
 
     Shapes, dtypes and initializers are those of ordinary weights. Assigning to such a weight, inside the context or later, sets
     its initial value.
+
+    Args:
+      is_chosen: whether this applies to the weights of a layer.
     """
     add_weight, register = keras.Layer.add_weight, keras_variables.register_uninitialized_variable
 
@@ -361,6 +366,8 @@ def deferred_weights() -> contextlib.AbstractContextManager[None]:
         register(variable)
 
     def deferred(self: keras.Layer, *args: Any, **kwargs: Any) -> keras.Variable:
+        if not is_chosen(self):
+            return add_weight(self, *args, **kwargs)
         registered_later = (keras_variables, "register_uninitialized_variable", defer_later)
         with patched((keras.Variable, "_initialize_with_initializer", defer), registered_later):
             return add_weight(self, *args, **kwargs)

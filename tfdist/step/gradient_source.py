@@ -270,7 +270,9 @@ class GradientSource:
         self.without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
         takes_rows = self.settings.micro_steps == 1
         accepted = [
-            g if takes_rows and in_rows and isinstance(g, tf.IndexedSlices) else dense(g, v)
+            g
+            if takes_rows and in_rows and isinstance(g, tf.IndexedSlices)
+            else dense(g, v, self.strategy.gradient_shape(v))
             for g, v, in_rows in zip(gradients, self.variables, self._in_rows, strict=True)
         ]
         return (accepted if scale is None else [unscaled(g, scale) for g in accepted]), share, outputs
@@ -299,10 +301,19 @@ class _MicroStepCollectives(Recording):
         )
 
 
-def dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable) -> tf.Tensor:
-    """Returns a dense gradient, which all replicas can send: zeros for None, rows scattered to their indices."""
+def dense(
+    gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable, shape: tf.TensorShape | None = None
+) -> tf.Tensor:
+    """Returns a dense gradient, which all replicas can send: zeros for None, rows scattered to their indices.
+
+    Args:
+      gradient: the gradient of a variable.
+      variable: the variable.
+      shape: see `Strategy.gradient_shape`; by default that of the variable.
+    """
+    shape = variable.shape if shape is None else shape
     if gradient is None:
-        return tf.zeros(variable.shape, variable.dtype)
+        return tf.zeros(shape if shape.is_fully_defined() else tf.shape(variable.value), variable.dtype)
     tensor = tf.convert_to_tensor(gradient)
-    tensor.set_shape(variable.shape)  # tf.ensure_shape would be an operation that DTensor does not support
+    tensor.set_shape(shape)  # tf.ensure_shape would be an operation that DTensor does not support
     return tensor

@@ -104,6 +104,13 @@ def check_supported(
         (bool(settings.loss_scale), "no loss scaling", "a loss scale", "--precision=mixed_bfloat16"),
         (rate != 1, "the same batch size in the whole run", "an elastic batch", "another --strategy"),
         (
+            bool(remote.tables.numbers)
+            and (settings.jit_compile or settings.micro_steps > 1 or metrics.count_all_rows),
+            "an embedding that they split by rows in a step of one pass over independent rows, without XLA",
+            "jit_compile, accumulate_steps, or outputs that depend on other rows",
+            "a larger --min_table_bytes",
+        ),
+        (
             clips_by_all,
             "an optimizer whose update of a variable does not depend on the others, if there are several",
             "global_clipnorm",
@@ -136,9 +143,7 @@ class TicketLoop:
         self._synchronizer, self._step, self._strategy = synchronizer, step, strategy
         self._remote, self._servers = remote, remote.servers
         self._rank = strategy.cluster.rank
-        self._compute: Any = tf.function(
-            lambda *args: strategy.run(step.compute, *args), autograph=False, reduce_retracing=True
-        )
+        self._compute: Any = tf.function(self._computed, autograph=False, reduce_retracing=True)
         self._undo = tf.function(
             lambda computed: strategy.run(step.undo, computed), autograph=False, reduce_retracing=True
         )
@@ -193,20 +198,26 @@ class TicketLoop:
         self, call: "_Call", ticket: int, version: int, batch: Any, numbers: tf.Tensor, with_norm: tf.Tensor
     ) -> bool:
         """Computes a ticket from a version or a newer one, and pushes its gradient; returns whether the run goes on."""
-        versions, before, _ = self._remote.pull(version)
+        ids = self._remote.tables.ids(batch)
+        versions, before, _ = self._remote.pull(version, ids)
         started = time.perf_counter()
-        computed = self._compute(batch, tf.constant(ticket, tf.int64), with_norm)
+        with self._remote.tables.known_ids():
+            computed = self._compute(batch, tf.constant(ticket, tf.int64), with_norm)
         loss, is_finite, norm = float(computed.loss), bool(computed.finite), float(computed.norm)
         call.busy += time.perf_counter() - started
         if is_finite:
             after = [keras_internals.value_of(variable).numpy() for variable in self._remote.states]
             gradients = [gradient.numpy() for gradient in computed.gradients]
-            is_last = ticket == call.end - 1
-            self._servers.push(ticket, versions, gradients, before, after, with_norm=bool(with_norm) and is_last)
+            with_norm_of_last = bool(with_norm) and ticket == call.end - 1
+            self._servers.push(ticket, versions, gradients, before, after, ids=ids, with_norm=with_norm_of_last)
         else:
             self._undo(computed)
         arrays = [numbers.numpy(), *(variable.numpy() for variable in self._metrics)]
         return self._servers.commit(ticket, arrays, loss=loss, is_finite=is_finite, versions=versions, norm=norm)
+
+    def _computed(self, *args: Any) -> Any:
+        with self._remote.tables.in_step():
+            return self._strategy.run(self._step.compute, *args)
 
     def _timed(self, iterator: Iterator[Any], call: "_Call") -> Iterator[tuple[Any, tf.Tensor]]:
         """Yields batches and the indices of their examples."""

@@ -23,6 +23,7 @@ import tensorflow as tf
 from tfdist import keras_internals, models
 from tfdist.cli.run import Session, make_trainer, warn_of_flags
 from tfdist.cluster.environment import Cluster
+from tfdist.config.staleness import LAZY
 from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.train_config import VerifyConfig
 from tfdist.coordination import LocalGroup
@@ -30,6 +31,7 @@ from tfdist.data import Pipeline
 from tfdist.data.batches import count_rows
 from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
+from tfdist.errors import InputError
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.declarations import checked
 from tfdist.row_semantics.explanation import Explanation, using_listener
@@ -141,6 +143,11 @@ def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
     with using_listener(lambda found: _print_values(found, say)) if session.strategy.batch_parts > 1 else nullcontext():
         tested.build(session.data.train)
     remote = session.strategy.remote
+    if remote and remote.tables.numbers and remote.sparse_updates == LAZY:
+        raise InputError(
+            "A verification compares with Keras on one device, which updates all rows of an embedding. Received: "
+            "--sparse_updates=lazy. Use --sparse_updates=exact."
+        )
     is_replayed = bool(remote) and remote.whole_batches and remote.staleness.bound != 0
     if is_replayed:
         remote.records_updates = True

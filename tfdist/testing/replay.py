@@ -1,7 +1,7 @@
 """Makes the updates of parameter servers again, in one process: each gradient from the weights that it was computed from."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Sum
+from tfdist.parameter_server.servers import BY_ROWS
 from tfdist.parameter_server.update_order import Update
 from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, split_numbers
 from tfdist.step.compiled_steps import Steps
@@ -32,7 +33,7 @@ class Replay(WeightSynchronizer):
           model: the model, with the weights before the first update.
           strategy: strategy of one device.
           updates: all updates of the recorded run, in their order.
-          placement: the server of each trained weight, and then of each variable that layers assign.
+          placement: see `Servers.placement`.
         """
         self._model, self._strategy, self._updates, self._placement = model, strategy, updates, placement
 
@@ -67,7 +68,7 @@ class ReplayLoop:
         versions = {first: self._values()}
         losses = np.zeros([count])
         for update in self._updates[first : first + count]:
-            read = [versions[update.versions[server]][i] for i, server in enumerate(self._placement)]
+            read = [self._read(versions, update.versions, i) for i in range(len(self._placement))]
             self._assign(read)
             computed = self._compute(batches[update.ticket - first], tf.constant(update.ticket, tf.int64), with_norm)
             assigned, current = self._values(), versions[update.version]
@@ -96,6 +97,16 @@ class ReplayLoop:
     def _assign(self, values: Sequence[np.ndarray]) -> None:
         for variable, value in zip(self._variables, values, strict=True):
             variable.assign(value)
+
+    def _read(self, versions: Mapping[int, Sequence[np.ndarray]], of_servers: Sequence[int], i: int) -> np.ndarray:
+        """Returns variable i as a worker has read it, given the version that it has read from each server."""
+        server = self._placement[i]
+        if server != BY_ROWS:
+            return versions[of_servers[server]][i]
+        table = np.empty_like(versions[of_servers[0]][i])
+        for first, version in enumerate(of_servers):
+            table[first :: len(of_servers)] = versions[version][i][first :: len(of_servers)]
+        return table
 
     def _new_states(
         self,
