@@ -126,6 +126,8 @@ def test_gather_goes_on_without_a_lost_worker_and_names_who_took_part():
         coordinator.forget(1)
         answers = [call.result(timeout=20) for call in calls]
     assert [answer.values for answer in answers] == [{"members": [0, 2]}] * 2
+    with pytest.raises(PeerLostError, match="the others go on without it"):
+        coordinator.gather(Message({}, [np.array(1)]), "a", 1)
     assert [[*map(int, answer.arrays)] for answer in answers] == [[0, 2]] * 2 and not coordinator._gathers
     coordinator.leave(0), coordinator.leave(2)
     assert coordinator.have_left(3, 0.0)

@@ -143,8 +143,8 @@ class ByteTransfer:
 
 def can_transfer(strategy: Strategy) -> bool:
     """Returns whether a strategy's processes can send each other bytes, whose number is known only at run time."""
-    # With other collectives of the job, a replica is spread over processes.
-    return not strategy.compiles_replicas and strategy.job_collectives is strategy.collectives
+    # With other collectives of the job, a replica is spread over processes; workers of parameter servers may be lost.
+    return not (strategy.compiles_replicas or strategy.remote) and strategy.job_collectives is strategy.collectives
 
 
 def check_can_transfer(strategy: Strategy) -> None:
@@ -172,7 +172,7 @@ def hosts(group: Group, directory: Path) -> list[list[int]]:
         failure = f"{directory} ({error.strerror})"
     answers = group.gather("commits/hosts", [mark, failure], LONG_SECONDS)
     ranks_by_mark: dict[str, list[int]] = {}
-    for rank, (mark, failure) in enumerate(answers):
+    for rank, (mark, failure) in ((rank, answer) for rank, answer in enumerate(answers) if answer):
         if failure:
             raise InputError(
                 f"Commits need a writable directory. Received, on rank {rank}: {failure}. Give another --commit_dir."

@@ -250,6 +250,8 @@ class Coordinator:
           members: number of callers; None for the workers that are not lost, whose numbers are the value `members`.
         """
         with self._changed:
+            if members is None:
+                self._check_not_lost(member)
             gather = self._gathers.setdefault(key, _Gather())
             gather.arrived[member] = message
             self._changed.notify_all()

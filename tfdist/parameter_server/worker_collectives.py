@@ -32,7 +32,7 @@ class WorkerCollectives(Collectives):
 
     @property
     def size(self) -> int:  # type: ignore[override]
-        """See base class."""
+        """Number of workers that have taken part in the last call."""
         return len(self._servers.workers)
 
     @property
