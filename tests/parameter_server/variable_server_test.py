@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.parameter_server import variable_server
+from tfdist.parameter_server import messages, variable_server
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Message, Service
 from tfdist.parameter_server.servers import Servers, by_size
@@ -50,18 +50,19 @@ def served(count):
         service.close()
 
 
+def options_of(optimizer, lazy=False, clip_norm=0.0):
+    serialized = keras.saving.serialize_keras_object(optimizer)
+    numbers = {"epsilon": keras.config.epsilon(), "clip_norm": clip_norm, "clip_value": 0.0}
+    return {"lazy": lazy, "optimizer": serialized, "floatx": "float64", **numbers}
+
+
 def define(worker, optimizer, clip_norm=0.0, constraint=None, excluded=()):
     forms = {number: (path, constraint, path in excluded) for number, path in enumerate(WEIGHTS)}
     worker.define(
         dict(enumerate(WEIGHTS.values())),
         [np.ones([1])],
         forms,
-        lazy=False,
-        optimizer=keras.saving.serialize_keras_object(optimizer),
-        floatx="float64",
-        epsilon=keras.config.epsilon(),
-        clip_norm=clip_norm,
-        clip_value=0.0,
+        **options_of(optimizer, clip_norm=clip_norm),
     )
 
 
@@ -146,12 +147,7 @@ def trained_table(optimizer, servers, lazy):
             [],
             {1: ("dense/bias", None, False)},
             [TableForm(0, "embedding/embeddings", TABLE.shape, "float64", None, False)],
-            lazy=lazy,
-            optimizer=keras.saving.serialize_keras_object(optimizer),
-            floatx="float64",
-            epsilon=keras.config.epsilon(),
-            clip_norm=0.0,
-            clip_value=0.0,
+            **options_of(optimizer, lazy),
         )
         workers[0].write_rows("weight/0", np.arange(len(TABLE)), TABLE)
         for ticket, pair in enumerate(SHARES):
@@ -186,7 +182,6 @@ def table_by_keras(optimizer, lazy):
 TABLE_OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adamw": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.3),
-    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
 }
 
 
@@ -197,6 +192,23 @@ def test_rows_of_tables_are_updated_as_keras_does(name, servers, lazy):
     make = TABLE_OPTIMIZERS[name]
     for found, expected in zip(trained_table(make(), servers, lazy), table_by_keras(make(), lazy), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-13)
+
+
+def test_messages_have_the_rows_in_use(monkeypatch):
+    sizes, encode, ids = [], messages.encode, np.arange(0, 9_000, 9)
+    with served(2) as (workers, updates):
+        workers[0].place([10_000 * 64 * 8], [], [0])
+        workers[0].define(
+            {},
+            [],
+            {},
+            [TableForm(0, "embedding/embeddings", (10_000, 64), "float64", None, False)],
+            **options_of(keras.optimizers.SGD(1.0), lazy=True),
+        )
+        monkeypatch.setattr(messages, "encode", lambda message: sizes.append(len(data := encode(message))) or data)
+        _, [rows], *_ = workers[0].pull(0, [ids])
+        workers[0].push(0, [0, 0], [rows + 1], [], [], ids=[ids])
+    assert rows.shape == (1_000, 64) and sum(sizes) < 1.05 * 2 * rows.nbytes
 
 
 def test_a_row_that_is_not_summed_is_found(monkeypatch):
