@@ -96,6 +96,7 @@ conformance: $(HOROVOD)
 
 chaos: $(HOROVOD)
 	$(PY) -m tests.end_to_end.chaos --seeds=$(SEEDS)
+	$(PY) -m tests.end_to_end.chaos.stale_updates --seeds=$(SEEDS)
 
 fuzz: $(HOROVOD)
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PY) -m pytest -m fuzz --hypothesis-profile=fuzz $(PARALLEL)

@@ -1,28 +1,34 @@
 """Workers compute gradients; servers hold the variables and the optimizer's state, and apply updates."""
 
 import atexit
+import contextlib
 import dataclasses
+import logging
 import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives.interface import broadcast_from_first
-from tfdist.config.staleness import SYNC, Staleness, count_workers, parse_staleness
-from tfdist.coordination import Group
-from tfdist.distribution.strategy import Strategy
+from tfdist.config.staleness import EXACT, MIN_TABLE_BYTES, SYNC, Staleness, count_workers, parse_staleness
+from tfdist.coordination import Group, LostMember
+from tfdist.distribution.strategy import Result, Strategy, VariableBlocks
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Service
-from tfdist.parameter_server.remote_variables import RemoteVariables
+from tfdist.parameter_server.remote_variables import RemoteBlocks, RemoteVariables
 from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.variable_server import VariableServer
 from tfdist.parameter_server.worker_collectives import WorkerCollectives
+
+_log = logging.getLogger(__name__)
 
 _SECONDS = 1.0  # between looks for lost processes
 _CLOSING_SECONDS = 0.3
@@ -41,6 +47,8 @@ class ParameterServer(Strategy):
         join: Callable[[Cluster], Group],
         servers: int = -1,
         staleness: str = SYNC,
+        sparse_updates: str = EXACT,
+        min_table_bytes: int = MIN_TABLE_BYTES,
         intra_op_threads: int = 0,
     ):
         """Connects workers and servers. In a server, it serves until the job ends, and then ends the process.
@@ -51,6 +59,8 @@ class ParameterServer(Strategy):
           servers: number of servers, the last processes of the job; 0 if process 0 is the server, too; -1 for those of
             TF_CONFIG, or 1.
           staleness: when gradients become updates, as in `--staleness`.
+          sparse_updates: how embeddings that are split by rows are updated: "exact" or "lazy", as in `--sparse_updates`.
+          min_table_bytes: size of an embedding from which on it is split by rows.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
         """
         workers = count_workers(servers, cluster.size, cluster.servers)
@@ -58,7 +68,8 @@ class ParameterServer(Strategy):
         parsed = parse_staleness(staleness)
         share_cores(cluster, intra_op_threads)
         job = join(cluster)
-        job.agree("parameter_server/roles", {"servers": servers, "staleness": str(parsed)}, "flag --")
+        options = {"sparse_updates": sparse_updates, "min_table_bytes": str(min_table_bytes)}
+        job.agree("parameter_server/roles", {"servers": servers, "staleness": str(parsed), **options}, "flag --")
         job.roles = {rank: f"server {rank - workers}" for rank in range(workers, cluster.size)}
         is_server = cluster.rank >= workers or servers == 0 == cluster.rank
         self._server = _Server(cluster, job, workers, max(servers, 1), parsed) if is_server else None
@@ -72,17 +83,69 @@ class ParameterServer(Strategy):
         self.group = job.subgroup(range(workers))
         self.replicas, self.local_replicas = workers, range(cluster.rank, cluster.rank + 1)
         self._job = job
-        self._servers = Servers(connections, cluster.rank)
-        self.collectives = WorkerCollectives(self._servers, cluster.rank, workers)
-        self.remote = self.optimizer_shards = RemoteVariables(self, self._servers, parsed)
+        self._servers = Servers(connections, cluster.rank, workers)
+        self.collectives = WorkerCollectives(self._servers, cluster.rank)
+        expendable = range(1, workers) if parsed.kind != SYNC else ()
+        self.remote = self.optimizer_shards = RemoteVariables(
+            self,
+            self._servers,
+            parsed,
+            lambda: job.tolerate_losses(expendable),
+            sparse_updates=sparse_updates,
+            min_table_bytes=min_table_bytes,
+        )
+        if self.is_chief:
+            job.on_departure(self._log_departure)
         if not self._server:  # whose threads end before
             atexit.register(self._servers.leave)
 
-    def synchronize(self, variables: Sequence[tf.Variable]) -> None:
+    @property
+    def training_shares(self) -> tuple[range, int]:
         """See base class."""
+        return (range(1), 1) if self.remote.whole_batches else super().training_shares
+
+    def _placement(self) -> contextlib.AbstractContextManager:
+        """See base class."""
+        return self.remote.creation()
+
+    def gradient_shape(self, variable: keras.Variable) -> tf.TensorShape:
+        """See base class; the number of rows of a table that a batch uses differs from batch to batch."""
+        return variable.value.shape
+
+    def synchronize(self, variables: Sequence[tf.Variable]) -> None:
+        """See base class; the servers have the only copy of a table."""
+        variables = [variable for variable in variables if not self.remote.is_remote(variable)]
         values = broadcast_from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
+
+    @property
+    def blocks(self) -> VariableBlocks:
+        """See base class."""
+        return _ChiefBlocks(self) if self.remote.whole_batches else RemoteBlocks(self)
+
+    @property
+    def ledgers(self) -> int:
+        """See base class; the first process records what all have committed, since others may be lost."""
+        return 1
+
+    def with_all_replicas(self, function: Callable[[], Result]) -> Result:
+        """See base class; the workers that are left when the call begins are its replicas."""
+        replicas = self.replicas, self.local_replicas
+        try:
+            while True:
+                workers, rank = self._servers.workers, self.collectives.rank
+                self.replicas, self.local_replicas = len(workers), range(rank, rank + 1)
+                result = function()
+                if self._servers.workers == workers:
+                    return result
+        finally:
+            self.replicas, self.local_replicas = replicas
+
+    def _log_departure(self, loss: LostMember) -> None:
+        left = self.cluster.size - len(self.group.departed)
+        text = str(loss).rstrip(".")  # the reason may be a complete sentence
+        _log.warning("Worker %s. Training goes on with %d of %d workers.", text, left, self.cluster.size)
 
     def close(self) -> None:
         """See base class; the servers end when all workers have called it."""
@@ -90,6 +153,19 @@ class ParameterServer(Strategy):
         self._servers.leave()
         if self._server:
             self._server.wait(self._job)
+
+
+class _ChiefBlocks(RemoteBlocks):
+    """For workers that all have the values of the servers: the first one saves those of all replicas, as others may be lost."""
+
+    def saved_blocks(
+        self, variable: tf.Variable, per_replica: bool, copied: bool = True
+    ) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """See base class."""
+        blocks, replicas = super().saved_blocks(variable, False, copied), range(self._strategy.replicas)
+        if not per_replica:
+            return blocks
+        return [((replica, *offset), values[np.newaxis]) for replica in replicas for offset, values in blocks]
 
 
 class _Server:
@@ -103,6 +179,8 @@ class _Server:
         )
         self._connection: Connection | None = None
         self.variables = VariableServer(self._updates, self._sum)
+        if coordinator := self._coordinator:
+            job.on_departure(lambda loss: coordinator.forget(loss.rank))
         handlers = {**self.variables.handlers, **(self._coordinator.handlers if self._coordinator else {})}
         self.host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
         self._service = Service(handlers, _token(job), self.host, threads=8 * cluster.size + 8)

@@ -250,8 +250,33 @@ def test_a_variable_that_outweighs_the_others(capsys: pytest.CaptureFixture[str]
     assert "; the largest is 3.4 times the mean, because variables are not divided" in printed(capsys, *argv)
 
 
+def test_variables_of_parameter_servers(capfd: pytest.CaptureFixture[str]) -> None:
+    argv = ("--strategy=parameter_server", "--processes=3", "--servers=2", "--model=cnn", "--dataset=digits")
+    record = in_json(capfd, *argv, "--staleness=async", flags="--strategy=parameter_server ")
+    text = printed(capfd, *argv, "--staleness=async")
+    sizes = [server["variable_bytes"] for server in record["servers"]]
+    assert sizes == [sum(v["bytes"] for v in record["variables"] if v["server"] == number) for number in range(2)]
+    assert "3 workers and 2 servers, at most 64 examples of a step on each" in text
+    for number, server in enumerate(record["servers"]):
+        state = byte_size(server["optimizer_state_bytes"])
+        assert f"On server {number}: variables {byte_size(sizes[number])}, optimizer state {state}" in text
+    assert {v["path"] for v in record["variables"]} >= {"norm_0/moving_mean", "conv_1/kernel"}
+    synchronous = in_json(capfd, *argv, flags="--strategy=parameter_server ")
+    assert synchronous["step_examples"] == 22 and len(synchronous["variables"]) == len(record["variables"]) - 4
+
+
+def test_tables_of_parameter_servers_are_on_all_of_them(capfd: pytest.CaptureFixture[str]) -> None:
+    argv = ("--strategy=parameter_server", "--processes=1", "--servers=3", "--min_table_bytes=4096", *LANGUAGE)
+    record = in_json(capfd, *argv, flags="--strategy=parameter_server ")
+    sizes, variables = [server["variable_bytes"] for server in record["servers"]], record["variables"]
+    [table] = [v for v in variables if v["server"] is None]
+    assert table["shape"] == [256, 16] and sum(sizes) == sum(v["bytes"] for v in variables)
+    assert sizes[2] - sum(v["bytes"] for v in variables if v["server"] == 2) == 85 * 16 * 4
+    assert "by rows" in printed(capfd, *argv)
+
+
 def test_replicas_have_a_number(capsys: pytest.CaptureFixture[str]) -> None:
-    rule = "give both --strategy=multiworker or horovod and --processes or neither."
+    rule = "give both --strategy=multiworker or horovod or parameter_server and --processes or neither."
     assert rule in printed(capsys, "--strategy=horovod", code=2)
     assert rule in printed(capsys, "--mesh_shape=data:2", "--processes=2", code=2)
     assert "needs a trained variable for each replica. Received: 6 variables, 7 replicas." in printed(

@@ -152,7 +152,8 @@ _HELP = {
     "restart_backoff_seconds": "Seconds to wait before a restart. Doubles with each failure, up to 60, and with each "
     "preemption before training begins.",
     "rejoin_seconds": "For an elastic job: seconds before a failed process is replaced. Doubles each time, up to an "
-    "hour. 0 replaces it at once, as is always done if fewer than MIN would remain; inf never replaces it.",
+    "hour. 0 replaces it at once, as is always done if fewer than MIN would remain; inf never replaces it. With "
+    "parameter servers: seconds after the loss of a worker until all processes save and start again with it.",
     "elastic_timeout_seconds": "For an elastic job: seconds to wait while fewer than MIN processes can run. 0 waits forever.",
 }
 _DEFINE: dict[type, Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""Print the memory per device and the communication of a step on a mesh, of a pipeline or of replicas, without training."""
+"""Print the memory per device and the communication of a step on a mesh, of a pipeline, of replicas or of parameter servers."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +23,10 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
         from tfdist.cli import layout_reports
 
         return layout_reports.print_pipeline_layout(config, output)
+    if config.has_servers:
+        from tfdist.cli import server_layout
+
+        return server_layout.main(config, output)
     if config.has_replicas:
         from tfdist.cli import layout_reports
 

@@ -30,16 +30,19 @@ NAMES = """
     compression compression_check_every compression_max_error compression_min_bytes coordinator cut data_dir dataset
     decay devices dry_run early_stopping elastic_batch ema
     epochs eval_every find insecure intra_op_threads jit_compile keep layout learning_rate log_every loggers loss loss_scale
-    lr_scaling max_skipped_steps measure_every mesh_shape metrics micro_batches model momentum_correction optimizer output_dir
+    lr_scaling max_skipped_steps measure_every mesh_shape metrics micro_batches min_table_bytes
+    model momentum_correction optimizer output_dir
     overwrite pipeline_schedule precision
-    profile_steps recompute resume seed servers shard shard_axis shard_min_elements staleness stall_shutdown_seconds
+    profile_steps recompute resume seed servers shard shard_axis shard_min_elements sparse_updates staleness
+    stall_shutdown_seconds
     stall_warning_seconds start_timeout_seconds steps steps_per_call strategy sync token_file topology tpu
     warmup_start warmup_steps
 """.split()
 RUN_NAMES = """
     accumulate_steps all_reduce batch_norm bucket_mb bucket_order clip_norm clip_value communication
     compression compression_min_bytes coordinator devices insecure intra_op_threads jit_compile loss_scale max_skipped_steps
-    precision recompute rows seed stall_shutdown_seconds start_timeout_seconds steps_per_call strategy token_file topology
+    precision recompute rows seed servers staleness stall_shutdown_seconds start_timeout_seconds steps_per_call strategy
+    token_file topology
 """.split()
 
 

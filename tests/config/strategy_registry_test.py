@@ -16,7 +16,6 @@ from tfdist.config.strategy_registry import (
     AUTO,
     DECLARATIONS,
     NAMES,
-    PARAMETER_SERVER,
     REFERENCE,
     RUN_KERAS_FIT,
     Declaration,
@@ -48,9 +47,7 @@ def test_the_declared_options_are_those_of_the_constructor(name):
 def test_keras_fit_runs_where_replicas_take_any_number_of_rows(name):
     found = strategy_class(name)
     takes_any = found.trains_whole_model and not found.compiles_replicas
-    assert strategy_declaration(name).runs_keras_fit == (
-        takes_any and name != PARAMETER_SERVER
-    )  # whose servers make the updates
+    assert strategy_declaration(name).runs_keras_fit == takes_any
 
 
 @pytest.mark.parametrize("declaration", DECLARATIONS, ids=lambda declaration: declaration.name)
@@ -70,6 +67,7 @@ def test_what_is_accepted_is_known_to_the_flag_and_has_its_default(declaration):
 
 def test_auto_takes_the_options_of_the_strategies_that_it_may_choose():
     taken = {"devices", "communication", "intra_op_threads", "all_reduce", "shard", "topology", "servers", "staleness"}
+    taken |= {"sparse_updates", "min_table_bytes"}
     assert set(strategy_declaration(AUTO).options or ()) == taken
     TrainConfig(strategy=AUTO, devices=2, communication="ring")
     with pytest.raises(
@@ -91,7 +89,8 @@ def test_every_strategy_that_takes_an_option():
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(RUN_KERAS_FIT)))
 def test_keras_fit_is_refused_when_flags_are_read(name):
     with pytest.raises(
-        InputError, match=f"fit runs on single, mirrored, multiworker and horovod. Received: --strategy={name}"
+        InputError,
+        match=f"fit runs on single, mirrored, multiworker, horovod and parameter_server. Received: --strategy={name}",
     ):
         RunConfig(strategy=name)
 

@@ -39,6 +39,30 @@ def test_a_job_that_fails_goes_on_where_it_saved(how: str, size: int, launch) ->
     assert "begins at 0" in one.log and "--- restart 1, " in one.log and "begins at 6" in one.log  # nothing lost
 
 
+@pytest.mark.parametrize("how", ["1 / 0", "group.lost(0.1); os.kill(0, signal.SIGSTOP)"])
+def test_a_job_goes_on_without_a_rank_whose_loss_its_group_tolerates(how: str, launch) -> None:
+    tolerate = "if rank == 0 and step == 2: group.tolerate_losses([1])\n            "
+    one = launch("--max_restarts=2", fault=tolerate + die("rank == 1 and step == 8", how), size=3)
+    assert one.end() == 0
+    assert [(rank, step, restart) for rank, step, restart, _, _ in one.begun()] == [(rank, 0, 0) for rank in range(3)]
+    assert sorted(re.findall(r"^\[(\d)\] done$", one.output, re.MULTILINE)) == ["0", "2"]
+    assert len(one.said) == 1  # where the logs are
+
+
+def test_all_save_and_start_again_with_a_rank_that_the_job_went_on_without(launch) -> None:
+    tolerate = "if rank == 0 and step == 2: group.tolerate_losses([1])\n            "
+    slow = "time.sleep(0.2)\n            "
+    fault = slow + tolerate + die("rank == 1 and restart == 0 and step == 4", "1 / 0")
+    one = launch("--max_restarts=1", "--rejoin_seconds=0.5", fault=fault, size=3, last=15)
+    assert one.end() == 0
+    begun = one.begun()
+    assert sorted((rank, restart) for rank, _, restart, _, _ in begun) == [(r, n) for r in range(3) for n in range(2)]
+    [step] = {step for _, step, restart, _, _ in begun if restart}
+    assert 4 <= step < 15  # nothing was lost
+    assert "rank 1 was lost, and the others have saved. Its log: " in one.said[-1]
+    assert one.said[-1].endswith(f"In 0.1 s: restart 1 of 1 after step {step}.")
+
+
 def test_a_job_outlives_what_empties_its_launchers_directory(launch) -> None:
     """As when logind removes a user's files in memory at the end of their last session."""
     empties = "import shutil; shutil.rmtree(pathlib.Path(os.environ['TFDIST_STEP_NOTE']).parents[1]); sys.exit(1)"

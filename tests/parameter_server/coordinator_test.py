@@ -1,11 +1,16 @@
 """Tests of `tfdist.parameter_server.coordinator`."""
 
+import contextlib
 import math
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 
 import numpy as np
 import pytest
 
+from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Message
 
@@ -14,9 +19,9 @@ def worked(coordinator, worker, first, end, losses=float):
     """Takes and commits tickets until the range is done; returns (ticket, version) of each."""
     coordinator.open(worker, first, end)
     taken = []
-    while ticket_and_version := coordinator.take(worker):
-        ticket = ticket_and_version[0]
-        taken.append(ticket_and_version)
+    while answer := coordinator.take(worker):
+        ticket, version, _ = answer
+        taken.append((ticket, version))
         if not coordinator.commit(worker, ticket, losses(ticket), math.isfinite(losses(ticket)), [7]):
             break
     return taken
@@ -60,13 +65,81 @@ def test_a_loss_that_is_not_finite_ends_the_range_for_all_workers():
     assert 12 not in [update.ticket for update in coordinator.updates(0, 0.0)]
 
 
+def work_until_lost(coordinator, worker, random, end):
+    """Takes and commits tickets until a moment that is drawn; returns the committed ones, and whether the worker is lost."""
+    last, stage = random.randrange(3) if worker else end + 1, random.choice(["take", "commit", "wait"])
+    coordinator.open(worker, 0, end)
+    committed = []
+    while True:
+        if len(committed) == last and stage == "wait":  # its call stays, as the thread of a handler does
+            waits = threading.Thread(target=lambda: caught(coordinator.take, worker), daemon=True)
+            waits.start()
+            return committed, waits
+        answer = coordinator.take(worker)
+        if not answer:
+            return committed, None
+        if len(committed) == last and stage == "take":
+            return committed, True
+        time.sleep(random.random() * 1e-3)
+        arrays = [np.array([answer[0]]), np.array(len(committed) + 1)]
+        coordinator.commit(worker, answer[0], 1.0, True, arrays=arrays)
+        committed.append(answer[0])
+        if len(committed) == last + 1 and stage == "commit":
+            return committed, True
+
+
+def caught(function, *args):
+    with contextlib.suppress(PeerLostError):
+        function(*args)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tickets_of_lost_workers_are_computed_once_by_others(seed):
+    random, end, bound = Random(seed), 60, (0, 1, 2, None)[seed % 4]
+    coordinator = Coordinator(4, synchronous=False, bound=bound)
+
+    def work(worker):
+        committed, is_lost = work_until_lost(coordinator, worker, Random(seed * 4 + worker), end)
+        if is_lost:
+            time.sleep(random.random() * 2e-3)
+            coordinator.forget(worker)
+            for call in (coordinator.take, coordinator.result):
+                with pytest.raises(PeerLostError, match="the others go on without it"):
+                    call(worker)
+        return committed
+
+    with ThreadPoolExecutor(4) as threads:
+        committed = [future.result(timeout=20) for future in [threads.submit(work, worker) for worker in range(4)]]
+    result = coordinator.result()
+    assert sorted(ticket for tickets in committed for ticket in tickets) == [*range(end)]
+    assert sorted(update.ticket for update in result.updates) == [*range(end)]
+    assert bound is None or max(update.staleness for update in result.updates) <= bound
+    assert [numbers.tolist() for numbers in result.numbers] == [[ticket] for ticket in range(end)]
+    assert [int(total) for total in result.metrics] == [end]  # of lost workers, too
+    assert coordinator._lost or bound == 0  # then one worker computes all
+
+
+def test_gather_goes_on_without_a_lost_worker_and_names_who_took_part():
+    coordinator = Coordinator(3, synchronous=False)
+    with ThreadPoolExecutor(3) as threads:
+        calls = [threads.submit(coordinator.gather, Message({}, [np.array(w)]), "a", w) for w in (0, 2)]
+        coordinator.forget(1)
+        answers = [call.result(timeout=20) for call in calls]
+    assert [answer.values for answer in answers] == [{"members": [0, 2]}] * 2
+    with pytest.raises(PeerLostError, match="the others go on without it"):
+        coordinator.gather(Message({}, [np.array(1)]), "a", 1)
+    assert [[*map(int, answer.arrays)] for answer in answers] == [[0, 2]] * 2 and not coordinator._gathers
+    coordinator.leave(0), coordinator.leave(2)
+    assert coordinator.have_left(3, 0.0)
+
+
 def test_gather_returns_the_arrays_of_all_members_in_order():
     coordinator = Coordinator(3, synchronous=True)
     with ThreadPoolExecutor(3) as threads:
         for key in ("a", "b"):
             call = lambda member: coordinator.gather(Message({}, [np.array(member)]), key, member, 3)  # noqa: B023, E731
             assert [[*map(int, m.arrays)] for m in threads.map(call, (2, 0, 1))] == [[0, 1, 2]] * 3
-    assert not coordinator._gathered
+    assert not coordinator._gathers
 
 
 def test_servers_go_when_all_workers_have_left():
@@ -75,3 +148,14 @@ def test_servers_go_when_all_workers_have_left():
     assert not coordinator.have_left(2, 0.01)
     coordinator.leave(1)
     assert coordinator.have_left(2, 0.0) and not coordinator.have_left(3, 0.01)
+
+
+def test_a_range_is_opened_once_all_workers_have_seen_the_result_of_the_one_before():
+    coordinator = Coordinator(2, synchronous=False)
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(2):  # two models may have the same range
+            first = threads.submit(lambda: worked(coordinator, 0, 0, 3))
+            with pytest.raises(TimeoutError):
+                first.result(0.05)
+            taken = [*threads.submit(lambda: worked(coordinator, 1, 0, 3)).result(10), *first.result(10)]
+            assert sorted(ticket for ticket, _ in taken) == [0, 1, 2] and coordinator.result().is_finite

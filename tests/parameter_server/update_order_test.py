@@ -10,8 +10,8 @@ from tfdist.parameter_server.update_order import Asynchronous, Synchronous
 def reachable(bound, workers, limit):
     """Returns all states of a bounded order within `limit` updates: (version, what each worker does) and their successors.
 
-    A worker is idle, computes from a version, or has pushed a gradient that was computed from a version. Which push is applied
-    is drawn from all interleavings: the check replays each state in a fresh `Asynchronous`.
+    A worker is idle, computes from a version, has pushed a gradient that was computed from a version, or is lost. Which push is
+    applied is drawn from all interleavings: the check replays each state in a fresh `Asynchronous`.
     """
     start = (0, ("idle",) * workers)
     seen, todo, edges = {start}, [start], {}
@@ -29,7 +29,7 @@ def order_of(state, bound):
     version, workers = state
     order = Asynchronous(bound)
     for worker, doing in sorted(enumerate(workers), key=lambda each: str(each[1])):
-        if doing != "idle":
+        if doing not in ("idle", "lost"):
             order.version = doing[1]
             order.read(worker, 0)
     order.version = version
@@ -45,7 +45,12 @@ def successors(state, bound):
                 yield ("read", worker), (version, replaced(workers, worker, ("computes", version)))
         elif doing[0] == "computes":
             yield ("push", worker), (version, replaced(workers, worker, ("pushed", doing[1])))
-        else:
+            if worker:
+                without = version, replaced(workers, worker, "lost")
+                order.withdraw(worker)
+                assert order._in_flight.keys() == order_of(without, bound)._in_flight.keys()
+                yield ("lose", worker), without
+        elif doing != "lost":
             order.push(worker, 0)
             update = order.next_update()
             if update is not None:
@@ -65,12 +70,12 @@ def test_no_interleaving_of_three_workers_exceeds_the_bound_or_waits_forever(bou
     for state, following in edges.items():
         version, workers = state
         assert following, f"deadlock in {state}"
-        in_flight = [doing[1] for doing in workers if doing != "idle"]
+        in_flight = [doing[1] for doing in workers if doing not in ("idle", "lost")]
         assert all(version - read <= bound for read in in_flight), state
         # No starvation: the oldest gradient, once pushed, can always be applied.
         if in_flight:
             oldest = min(in_flight)
-            worker = next(i for i, doing in enumerate(workers) if doing != "idle" and doing[1] == oldest)
+            worker = next(i for i, doing in enumerate(workers) if doing[1] == oldest)
             if workers[worker][0] == "pushed":
                 assert ("update", worker) in [action for action, _ in following], state
         for (action, worker), _ in following:
@@ -106,6 +111,15 @@ def test_a_worker_does_not_read_while_its_gradient_waits():
     assert order.next_update() is None and not order.may_read(1, 4)  # worker 0 would be three updates behind
     order.push(0, 0)
     assert [order.next_update().ticket for _ in range(2)] == [0, 3] and order.may_read(1, 4)
+
+
+def test_a_gradient_that_all_servers_have_is_not_withdrawn():
+    order = Asynchronous(bound=1)
+    order.read(0, 0), order.read(1, 1)
+    order.push(1, 1)
+    order.withdraw(1)
+    order.withdraw(0)
+    assert order.next_update() == (0, 1, (1,), 0, ()) and order.next_update() is None
 
 
 def test_without_a_bound_every_push_is_applied_at_once():

@@ -9,9 +9,11 @@ import keras
 import numpy as np
 import pytest
 
+from tfdist.parameter_server import messages, variable_server
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Message, Service
 from tfdist.parameter_server.servers import Servers, by_size
+from tfdist.parameter_server.table_rows import TableForm
 from tfdist.parameter_server.update_order import Update
 from tfdist.parameter_server.variable_server import VariableServer
 
@@ -39,7 +41,7 @@ def served(count):
         variable_servers.append(found)
         services.append(Service(found.handlers, "secret", "127.0.0.1", threads=8))
     connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
-    workers = [Servers(connections, rank) for rank in range(2)]
+    workers = [Servers(connections, rank, 2) for rank in range(2)]
     for worker in workers:
         worker.place([value.nbytes for value in WEIGHTS.values()], [8])
     yield workers, updates
@@ -48,17 +50,19 @@ def served(count):
         service.close()
 
 
+def options_of(optimizer, lazy=False, clip_norm=0.0):
+    serialized = keras.saving.serialize_keras_object(optimizer)
+    numbers = {"epsilon": keras.config.epsilon(), "clip_norm": clip_norm, "clip_value": 0.0}
+    return {"lazy": lazy, "optimizer": serialized, "floatx": "float64", **numbers}
+
+
 def define(worker, optimizer, clip_norm=0.0, constraint=None, excluded=()):
-    forms = [(path, constraint, path in excluded) for path in WEIGHTS]
+    forms = {number: (path, constraint, path in excluded) for number, path in enumerate(WEIGHTS)}
     worker.define(
-        list(WEIGHTS.values()),
+        dict(enumerate(WEIGHTS.values())),
         [np.ones([1])],
         forms,
-        optimizer=keras.saving.serialize_keras_object(optimizer),
-        floatx="float64",
-        epsilon=keras.config.epsilon(),
-        clip_norm=clip_norm,
-        clip_value=0.0,
+        **options_of(optimizer, clip_norm=clip_norm),
     )
 
 
@@ -123,6 +127,99 @@ def test_clipping_is_by_the_norm_over_all_servers(servers):
     assert found_norm == pytest.approx(norm)
     for found, before, gradient in zip(weights, WEIGHTS.values(), GRADIENTS[0], strict=True):
         np.testing.assert_allclose(found, before - gradient * 0.5 / norm, rtol=1e-12)
+
+
+TABLE = RNG.normal(size=(7, 3))
+BIAS = RNG.normal(size=3)
+SHARES = [  # for each ticket, the ids and the rows of two workers
+    [(np.array(ids, int), RNG.normal(size=(len(ids), 3))) for ids in pair]
+    for pair in ([[1, 4, 6], [0, 4]], [[4], [1, 2, 4, 6]], [[], [3]], [[0, 5, 6], [6]])
+]
+
+
+def trained_table(optimizer, servers, lazy):
+    """Returns a table and a bias after the updates of `SHARES`."""
+    with served(servers) as (workers, updates):
+        for worker in workers:
+            worker.place([TABLE.nbytes, BIAS.nbytes], [], [0])
+        workers[0].define(
+            {1: BIAS},
+            [],
+            {1: ("dense/bias", None, False)},
+            [TableForm(0, "embedding/embeddings", TABLE.shape, "float64", None, False)],
+            **options_of(optimizer, lazy),
+        )
+        workers[0].write_rows("weight/0", np.arange(len(TABLE)), TABLE)
+        for ticket, pair in enumerate(SHARES):
+            for worker, (ids, rows) in zip(workers, pair, strict=True):
+                worker.push(ticket, [ticket] * servers, [rows, BIAS / 2], [], [], ids=[ids])
+            updates.append(Update(ticket, ticket, (0, 1), 0))
+        ids = np.array([5, 1, 2])
+        _, (rows, bias), *_ = workers[0].pull(len(SHARES), [ids])
+        table = workers[1].read_rows("weight/0", np.arange(len(TABLE)))
+    np.testing.assert_array_equal(rows, table[ids])
+    return table, bias
+
+
+def table_by_keras(optimizer, lazy):
+    """Returns the same by Keras's own optimizer with dense gradients; with `lazy`, other rows keep their values and slots."""
+    table, bias = keras.Variable(TABLE, name="table"), keras.Variable(BIAS, name="bias")
+    optimizer.build([table, bias])
+    kept = [table, *(slot for slot in optimizer.variables if slot.shape == TABLE.shape)]
+    for pair in SHARES:
+        gradient, before = np.zeros_like(TABLE), [variable.numpy() for variable in kept]
+        for ids, rows in pair:
+            gradient[ids] += rows
+        optimizer.apply([gradient, BIAS], [table, bias])
+        others = np.setdiff1d(np.arange(len(TABLE)), np.concatenate([ids for ids, _ in pair]))
+        for variable, value in zip(kept, before, strict=True) if lazy else ():
+            after = variable.numpy()
+            after[others] = value[others]
+            variable.assign(after)
+    return table.numpy(), bias.numpy()
+
+
+TABLE_OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adamw": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.3),
+}
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["exact", "lazy"])
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
+def test_rows_of_tables_are_updated_as_keras_does(name, servers, lazy):
+    make = TABLE_OPTIMIZERS[name]
+    for found, expected in zip(trained_table(make(), servers, lazy), table_by_keras(make(), lazy), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-13)
+
+
+def test_messages_have_the_rows_in_use(monkeypatch):
+    sizes, encode, ids = [], messages.encode, np.arange(0, 9_000, 9)
+    with served(2) as (workers, updates):
+        workers[0].place([10_000 * 64 * 8], [], [0])
+        workers[0].define(
+            {},
+            [],
+            {},
+            [TableForm(0, "embedding/embeddings", (10_000, 64), "float64", None, False)],
+            **options_of(keras.optimizers.SGD(1.0), lazy=True),
+        )
+        monkeypatch.setattr(messages, "encode", lambda message: sizes.append(len(data := encode(message))) or data)
+        _, [rows], *_ = workers[0].pull(0, [ids])
+        workers[0].push(0, [0, 0], [rows + 1], [], [], ids=[ids])
+    assert rows.shape == (1_000, 64) and sum(sizes) < 1.05 * 2 * rows.nbytes
+
+
+def test_a_row_that_is_not_summed_is_found(monkeypatch):
+    def last_of_each(shares):
+        last = {i: row for ids, rows in shares for i, row in zip(ids.tolist(), rows, strict=True)}
+        return np.array(sorted(last)), np.array([last[i] for i in sorted(last)])
+
+    make = TABLE_OPTIMIZERS["sgd"]
+    expected = table_by_keras(make(), False)[0]
+    monkeypatch.setattr(variable_server, "summed", last_of_each)
+    assert np.max(np.abs(trained_table(make(), 1, False)[0] - expected)) > 1e-3
 
 
 def test_states_are_assigned_or_moved_in_the_order_of_updates():

@@ -1,6 +1,8 @@
 """Training on parameter servers: in processes by the command that users type, and with a server in this process."""
 
 import dataclasses
+import os
+import signal
 import sys
 
 import keras
@@ -10,6 +12,9 @@ from tfdist.strategies.parameter_server import ParameterServer
 
 import tfdist
 from tests import processes
+from tests.end_to_end.chaos.ending import differences, ending
+from tests.end_to_end.chaos.striking import child_of_rank
+from tests.waiting import wait_for
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
@@ -18,6 +23,7 @@ from tfdist.testing import parity
 from tfdist.testing.comparison import Replay
 
 CASE = parity.Case(model="cnn", optimizer="sgd")
+NUMBERS = ("value replicas", "value batch_schedule")
 
 
 @pytest.fixture
@@ -34,16 +40,53 @@ def served():
         strategy.close()
 
 
+TASKS = {
+    "cnn": ["--model=cnn", "--dataset=digits"],
+    "embeddings by rows": [
+        "--model=transformer(layers=1,width=16,heads=2)",
+        "--dataset=text(length=16)",
+        "--batch_size=16",
+        "--min_table_bytes=1",
+    ],
+}
+
+
 @pytest.mark.processes
-@pytest.mark.smoke("parameter_server")
-def test_an_asynchronous_run_of_two_workers_equals_its_updates_made_again(tmp_path):
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param("cnn", marks=pytest.mark.smoke("parameter_server")),
+        pytest.param("embeddings by rows", marks=pytest.mark.full),
+    ],
+)
+def test_an_asynchronous_run_of_two_workers_equals_its_updates_made_again(task, tmp_path):
     launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=2", f"--log_dir={tmp_path}", "--"]
-    verify = [sys.executable, "-m", "tfdist.verify", "--strategy=parameter_server", "--staleness=async", "--model=cnn"]
-    flags = ["--dataset=digits", "--steps=20", "--float64", "--clip_norm=0.5", "--optimizer=sgd(momentum=0.9)"]
+    verify = [sys.executable, "-m", "tfdist.verify", "--strategy=parameter_server", "--staleness=async"]
+    flags = [*TASKS[task], "--steps=20", "--float64", "--clip_norm=0.5", "--optimizer=sgd(momentum=0.9)"]
     with processes.job([*launch, *verify, *flags], 1, processes.ONE_THREAD) as job:
         [end] = job.wait(120)
     assert end.code == 0, end.output
     assert "One device makes the same updates" in end.output and "Replicas are equal bit for bit" in end.output
+
+
+@pytest.mark.processes
+def test_training_goes_on_when_a_worker_is_killed_and_counts_each_step_once(tmp_path):
+    flags = ["--strategy=parameter_server", "--staleness=bounded(0)", "--model=tests.end_to_end.chaos.network:network"]
+    more = ["--dataset=digits", "--steps=300", "--checkpoint_every=150", "--eval_every=150", "--optimizer=adamw"]
+    train = [sys.executable, "-m", "tfdist.train", *flags, *more, "--batch_size=48"]
+    launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=1", f"--log_dir={tmp_path}/logs", "--"]
+    served = [*launch, *train, f"--output_dir={tmp_path}/served"]
+    with processes.job(served, 1, processes.ONE_THREAD) as job:
+        begun = tmp_path / "served/ledger/start-0-rank-0.bin"
+        wait_for(lambda: begun.exists() and begun.stat().st_size, 120)
+        os.kill(child_of_rank(job.processes[0].pid, 1), signal.SIGKILL)
+        [end] = job.wait(120)
+    assert end.code == 0, end.output
+    assert "Worker rank 1 is lost" in end.output and "goes on with 1 of 2 workers" in end.output
+    processes.finish([*train, "--servers=0", f"--output_dir={tmp_path}/alone"], environment=processes.ONE_THREAD)
+    found, expected = (ending(tmp_path / name, 300) for name in ("served", "alone"))
+    # Bit for bit, and each example once in each epoch; what has a value for each replica differs in their number.
+    assert {text.partition("/")[0] for text in differences(found, expected)} <= {"tensor statistics", *NUMBERS}
 
 
 def test_one_worker_gives_the_result_of_one_device_bit_for_bit(served, single, float64):

@@ -143,8 +143,8 @@ class ByteTransfer:
 
 def can_transfer(strategy: Strategy) -> bool:
     """Returns whether the processes of a strategy can send each other bytes whose number is known only at run time."""
-    # If the collectives of the job differ, a replica spans several processes.
-    return not strategy.compiles_replicas and strategy.job_collectives is strategy.collectives
+    # If the collectives of the job differ, a replica spans several processes; workers of parameter servers may be lost.
+    return not (strategy.compiles_replicas or strategy.remote) and strategy.job_collectives is strategy.collectives
 
 
 def check_can_transfer(strategy: Strategy) -> None:
@@ -172,7 +172,7 @@ def hosts(group: Group, directory: Path) -> list[list[int]]:
         failure = f"{directory} ({error.strerror})"
     answers = group.gather("commits/hosts", [host_id, failure], LONG_SECONDS)
     ranks_by_host: dict[str, list[int]] = {}
-    for rank, (host_id, failure) in enumerate(answers):
+    for rank, (host_id, failure) in ((rank, answer) for rank, answer in enumerate(answers) if answer):
         if failure:
             raise InputError(
                 f"Commits need a writable directory. Received, on rank {rank}: {failure}. Give another --commit_dir."

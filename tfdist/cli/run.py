@@ -286,8 +286,7 @@ def _begin(
     _restore(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from
     commits = _commit_folder(config, directory, checkpoint, origin.continues_run, strategy)
-    # Ledgers are recorded only by processes with different replicas.
-    ledgers = strategy.replicas // len(strategy.local_replicas) if _is_saved(config) else 0
+    ledgers = strategy.ledgers if _is_saved(config) else 0
     start = _record_start(trainer, session.data.train.size, config, directory, ledgers=ledgers, commits=commits)
     if commits:
         in_memory.remove_other_starts(path_of(checkpoint), Path(commits))

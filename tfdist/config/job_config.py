@@ -15,6 +15,7 @@ from tfdist.config.fields import (
     normalize_number_or_spec,
 )
 from tfdist.config.rules import parse_rules
+from tfdist.config.staleness import ParameterServerOptions
 from tfdist.config.strategy_registry import (
     AUTO,
     RUN_KERAS_FIT,
@@ -130,7 +131,7 @@ class JobConfig(JobOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig(JobConfig):
+class RunConfig(JobConfig, ParameterServerOptions):
     """Configuration of a program that calls Keras's `fit`, `evaluate` and `predict`."""
 
     strategy: str = flag_field(AUTO, DEVICES, strategy_help(RUN_KERAS_FIT), known=(AUTO, *RUN_KERAS_FIT))

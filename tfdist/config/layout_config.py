@@ -11,12 +11,14 @@ from tfdist.errors import InputError
 
 _PIPELINE_STRATEGIES = strategies_with("pipeline_schedule")
 _LAYOUT_STRATEGIES = tuple(name for name in strategies_with("layout") if name not in _PIPELINE_STRATEGIES)
+_SERVER_STRATEGIES = strategies_with("servers")
 _REPLICA_STRATEGIES = tuple(name for name in strategies_with("shard") if name not in strategies_with("layout"))
-_STRATEGIES = (*_LAYOUT_STRATEGIES, *_PIPELINE_STRATEGIES, *_REPLICA_STRATEGIES)
+_PROCESS_STRATEGIES = (*_REPLICA_STRATEGIES, *_SERVER_STRATEGIES)
+_STRATEGIES = (*_LAYOUT_STRATEGIES, *_PIPELINE_STRATEGIES, *_PROCESS_STRATEGIES)
 _PLAN_FLAGS = (  # flags that affect the memory and communication of a step
     "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
     " strategy devices mesh_shape layout shard shard_axis shard_min_elements pipeline_schedule micro_batches cut"
-    " activation_compression intra_op_threads"
+    " activation_compression intra_op_threads servers staleness min_table_bytes"
 ).split()
 
 
@@ -50,15 +52,17 @@ class LayoutConfig(TrainConfig):
         False, DEVICES, "Measure the time of each stage of a pipeline on this device, and predict that of a step."
     )
     processes: int = flag_field(
-        0, DEVICES, f"Number of processes, each with one replica, for --strategy={' or '.join(_REPLICA_STRATEGIES)}."
+        0,
+        DEVICES,
+        f"Number of processes that train, each one replica, for --strategy={' or '.join(_PROCESS_STRATEGIES)}.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.has_replicas != bool(self.processes):
+        if (self.strategy in _PROCESS_STRATEGIES) != bool(self.processes):
             raise InputError(
                 "The plan of replicas needs the number of their processes: give both --strategy="
-                f"{' or '.join(_REPLICA_STRATEGIES)} and --processes or neither. Received: "
+                f"{' or '.join(_PROCESS_STRATEGIES)} and --processes or neither. Received: "
                 f"{flag_text('strategy', self.strategy)} {flag_text('processes', self.processes)}."
             )
         if self.has_stages and not (self.mesh_shape and "stage" in self.parsed.mesh_shape.axes):
@@ -81,6 +85,11 @@ class LayoutConfig(TrainConfig):
     def has_stages(self) -> bool:
         """Whether the plan is for a pipeline."""
         return self.strategy in _PIPELINE_STRATEGIES
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether the plan is that of parameter servers."""
+        return self.strategy in _SERVER_STRATEGIES
 
     @property
     def has_replicas(self) -> bool:

@@ -8,6 +8,8 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import count_of, nearest
 
 SYNC, BOUNDED, ASYNC = "sync", "bounded", "async"
+EXACT, LAZY = "exact", "lazy"
+MIN_TABLE_BYTES = 256 << 10  # from which on gradients of embeddings are sent as rows with other strategies, too
 _FORMS = (SYNC, f"{BOUNDED}(4)", ASYNC)
 
 
@@ -91,4 +93,22 @@ class ParameterServerOptions:
         is_option=True,
         neutral_values=(SYNC,),
         safe_values=ANY_TEXT,
+    )
+    sparse_updates: str = flag_field(
+        EXACT,
+        DEVICES,
+        "How the optimizer updates embeddings that are split by rows, for --strategy=parameter_server: exact (all rows, as "
+        "Keras does) or lazy (only the rows that the batch uses, and their slots: faster, another result with momentum).",
+        choices=(EXACT, LAZY),
+        is_option=True,
+        neutral_values=(EXACT,),
+    )
+    min_table_bytes: int = flag_field(
+        MIN_TABLE_BYTES,
+        DEVICES,
+        "Size of an embedding from which on its rows are split over the servers, for --strategy=parameter_server: workers pull "
+        "and push the rows that they use.",
+        least=0,
+        is_option=True,
+        neutral_values=(MIN_TABLE_BYTES,),
     )

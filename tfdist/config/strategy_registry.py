@@ -339,7 +339,7 @@ DECLARATIONS = (
         name="parameter_server",
         help="workers that pull variables from servers",
         processes=Processes.ANY,
-        options=("servers", "staleness", "intra_op_threads"),
+        options=("servers", "staleness", "sparse_updates", "min_table_bytes", "intra_op_threads"),
         refuses=(
             Refusal(
                 "compression",
@@ -370,7 +370,6 @@ DECLARATIONS = (
         ),
         auto=lambda cluster, devices: cluster.servers > 0,
         check_processes=lambda config, processes: count_workers(config.servers, processes),
-        runs_keras_fit=False,
         smoke_tests=(SmokeTest(processes=2),),
         with_one_device="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
     ),

@@ -343,6 +343,7 @@ class Client:
       rank: this process's rank.
       size: number of members of the job.
       goodbye_code: exit code with which this process has left; None before that.
+      departed: lost members whose losses are tolerated.
     """
 
     def __init__(
@@ -380,6 +381,8 @@ class Client:
         self._pending: dict[int, _PendingGather] = {}
         self._ticket_count = 0
         self._losses: list[LostMember] = []  # in order of detection
+        self.departed: frozenset[int] = frozenset()
+        self._departure_callbacks: list[Callable[[LostMember], None]] = []
         self._end_reason = ""  # why no more gathers can complete
         self._callbacks: list[tuple[Ranks, Callable[[LostMember], None]]] = []  # not called yet
         self._callback_threads: list[threading.Thread] = []
@@ -439,6 +442,15 @@ class Client:
                 self._start_callback(loss, callback)
             else:
                 self._callbacks.append((ranks, callback))
+
+    def tolerate_losses(self, ranks: Iterable[int]) -> None:
+        """See `Group.tolerate_losses`."""
+        self._send(encode({"type": "tolerate", "ranks": sorted({*ranks, self.rank})}))
+
+    def on_departure(self, callback: Callable[[LostMember], None]) -> None:
+        """See `Group.on_departure`."""
+        with self._state:
+            self._departure_callbacks.append(callback)
 
     def lost(self, ranks: Ranks, wait: float) -> LostMember | None:
         """See `Group.lost`.
@@ -554,11 +566,9 @@ class Client:
         kind = message["type"]
         if kind == "lost":
             rank, reason = take(message, rank=int, reason=str)
-            self._record_loss(
-                LostMember(
-                    rank, reason, message["code"] if message["code"] is None else exit_code_of(message), self._noun
-                )
-            )
+            code = message["code"] if message["code"] is None else exit_code_of(message)
+            is_departure = message.get("tolerated") is True and rank != self.rank
+            (self._record_departure if is_departure else self._record_loss)(LostMember(rank, reason, code, self._noun))
         elif kind == "closed":
             [reason] = take(message, reason=str)
             self._fail_gathers(reason or "the group has ended")
@@ -598,6 +608,12 @@ class Client:
                 else:
                     self._callbacks.append((ranks, callback))
             self._state.notify_all()
+
+    def _record_departure(self, loss: LostMember) -> None:
+        with self._state:
+            self.departed |= {loss.rank}
+            for callback in self._departure_callbacks:
+                self._start_callback(loss, callback)
 
     def _first_loss(self, ranks: Ranks) -> LostMember | None:
         """Returns the first loss that affects these ranks; the loss of the server affects all."""

@@ -119,7 +119,7 @@ class Group(abc.ABC):
 
     def all_equal(self, name: str, value: Json, deadline: float = 60.0) -> bool:
         """Returns whether all members pass the same value, of any size; only a digest is sent."""
-        return len(set(self.gather(name, _digest(value), deadline))) == 1
+        return len({*self.gather(name, _digest(value), deadline)} - {None}) == 1
 
     def difference(
         self,
@@ -144,7 +144,7 @@ class Group(abc.ABC):
         compared_members = among or range(self.size)
         digests = {key: _digest(value) for key, value in entries.items()} if self.rank in compared_members else {}
         all_digests = self.gather(name, _digest([*digests.items()]), deadline)
-        if len({all_digests[member] for member in compared_members}) == 1:
+        if len({all_digests[member] for member in compared_members} - {None}) == 1:
             return None
         first_digests = dict(self._broadcast_entries(compared_members[0], name, digests, deadline))
         order = {key: number for number, key in enumerate({**first_digests, **digests})}
@@ -158,6 +158,8 @@ class Group(abc.ABC):
         values = self.gather(f"{name}/values", {key: entries[key]} if key in entries else {}, deadline)
         ranks: dict[str, list[int]] = {}
         for member in compared_members:
+            if values[member] is None:  # it is lost
+                continue
             text = json.dumps(values[member][key], sort_keys=True) if values[member] else "nothing"
             ranks.setdefault(text, []).append(self.ranks[member])
         return Difference(key, ranks)
@@ -244,6 +246,24 @@ class Group(abc.ABC):
           wait: seconds to wait for the notice of a loss, which may arrive after an engine's error.
         """
         return None
+
+    def tolerate_losses(self, ranks: Iterable[int]) -> None:
+        """Makes the job go on without these members, of which this process is none, if they are lost from now on.
+
+        Operations complete without them, with None as their values, and they are no losses for `on_loss` and `lost`. A lost
+        member itself cannot go on. For operations that all members have begun before, the result may be either.
+
+        Args:
+          ranks: members of this group; for each of them, one call of any member is enough.
+        """
+
+    def on_departure(self, callback: Callable[[LostMember], None]) -> None:
+        """Calls back from another thread for every lost member whose loss is tolerated, from now on."""
+
+    @property
+    def departed(self) -> frozenset[int]:
+        """The lost members whose losses are tolerated, as far as this process knows."""
+        return frozenset()
 
     @abc.abstractmethod
     def token_for(self, purpose: str) -> str:

@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster.environment import Cluster
@@ -50,6 +50,16 @@ class _ClientGroup(Group):
 
     def lost(self, wait: float = 0.0) -> LostMember | None:
         return self._client.lost(self.ranks, wait)
+
+    def tolerate_losses(self, ranks: Iterable[int]) -> None:
+        self._client.tolerate_losses(self.ranks[rank] for rank in ranks)
+
+    def on_departure(self, callback: Callable[[LostMember], None]) -> None:
+        self._client.on_departure(callback)
+
+    @property
+    def departed(self) -> frozenset[int]:
+        return frozenset(self.ranks.index(rank) for rank in self._client.departed if rank in self.ranks)
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
         return _ClientGroup(self._client, tuple(self.ranks[member] for member in members(self, ranks)))

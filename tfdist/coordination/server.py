@@ -214,6 +214,7 @@ class PendingOperations:
         self._describe_absence = describe_absence
         self._operations: dict[tuple[Sequence[int], str], list[PendingOperation]] = {}
         self._departure_reasons: dict[int, str] = {}  # why members no longer participate, by rank
+        self._absent: set[int] = set()  # lost members without which operations complete
         self._misuse = ""  # why some members can never join
 
     def add(
@@ -258,10 +259,7 @@ class PendingOperations:
             if now + deadline < entry.expires:
                 entry.deadline, entry.expires = deadline, now + deadline
             answers = self._outcome(entry)
-        if len(entry.tickets) == len(entry.ranks):
-            operations.remove(entry)
-        if not operations:
-            del self._operations[key]
+        self._remove_completed(key)
         self._update_deadlocks(now)
         return answers
 
@@ -270,7 +268,7 @@ class PendingOperations:
         answers: list[Answer] = []
         for entry in self._open_operations():
             if entry.expires <= now:
-                missing = entry.missing()
+                missing = self._missing(entry)
                 names = name_ranks(missing, self._noun)
                 failure = f"{names} did not reach '{entry.name}' within {entry.deadline:g} s{self._describe_absence(missing)}."
                 answers += entry.fail(failure)
@@ -290,7 +288,7 @@ class PendingOperations:
         answers = []
         for entry in overdue:
             entry.is_reported = True
-            missing = name_ranks(entry.missing(), self._noun)
+            missing = name_ranks(self._missing(entry), self._noun)
             answers += [
                 Answer(rank, {"type": "waiting", "name": entry.name, "missing": missing, "place": location})
                 for rank, location in entry.locations.items()
@@ -315,7 +313,7 @@ class PendingOperations:
         candidates: Sequence[PendingOperation] = list(dict.fromkeys(waiting.values()))
         while True:
             remaining = [
-                entry for entry in candidates if any(waiting.get(rank) in candidates for rank in entry.missing())
+                entry for entry in candidates if any(waiting.get(rank) in candidates for rank in self._missing(entry))
             ]
             if len(remaining) == len(candidates):
                 return candidates
@@ -355,13 +353,30 @@ class PendingOperations:
         pending = [entry for entry in self._open_operations() if rank in entry.ranks]
         return [a for entry in pending for a in entry.fail(f"'{entry.name}' cannot complete: {loss}.")]
 
+    def complete_without(self, rank: int) -> list[Answer]:
+        """Records the loss of a member without which operations complete, now and later; its value is None."""
+        self._absent.add(rank)
+        answers = [answer for entry in self._open_operations() for answer in self._outcome(entry)]
+        for key in list(self._operations):
+            self._remove_completed(key)
+        return answers
+
+    def _remove_completed(self, key: tuple[Sequence[int], str]) -> None:
+        """Removes the operations of these ranks and this name at which all members have arrived."""
+        self._operations[key] = [entry for entry in self._operations[key] if self._missing(entry)]
+        if not self._operations[key]:
+            del self._operations[key]
+
+    def _missing(self, entry: PendingOperation) -> list[int]:
+        return [rank for rank in entry.missing() if rank not in self._absent]
+
     def _open_operations(self) -> Iterable[PendingOperation]:
         return [entry for operations in self._operations.values() for entry in operations if not entry.failure]
 
     def _outcome(self, entry: PendingOperation) -> list[Answer]:
-        missing = entry.missing()
+        missing = self._missing(entry)
         if not missing:
-            values = [entry.values[rank] for rank in entry.ranks]
+            values = [entry.values.get(rank) for rank in entry.ranks]
             return [
                 Answer(rank, {"type": "values", "ticket": ticket, "values": values})
                 for rank, ticket in entry.tickets.items()
@@ -389,6 +404,8 @@ class Server:
       address: `host:port` that it listens on.
       size: number of members.
       loss: the first member that was lost, or None.
+      tolerated: members whose losses are tolerated, see `Group.tolerate_losses`.
+      departed: those of them that were lost.
     """
 
     def __init__(
@@ -419,6 +436,8 @@ class Server:
         self.address = join_address(*listener.getsockname()[:2])
         self.loss: LostMember | None = None
         self._losses: list[LostMember] = []
+        self.tolerated: frozenset[int] = frozenset()
+        self.departed: frozenset[int] = frozenset()
         self.size = size
         self._token, self._noun = token, noun
         self._nonce = nonce()  # for tokens that members derive, because other groups may share the token
@@ -553,6 +572,8 @@ class Server:
             ranks = ranks_of(message, rank, self.size)
             broadcast_message = {"type": "published", "ranks": ranks, "topic": topic, "value": value}
             self._send([Answer(member, broadcast_message) for member in ranks or self._members])
+        elif message["type"] == "tolerate":
+            self.tolerated |= {*(ranks_of(message, rank, self.size) or range(self.size))} - {rank}
         elif message["type"] == "doubt":
             self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
         elif message["type"] == "goodbye":
@@ -604,12 +625,16 @@ class Server:
         """Closes a connection; reports its member, if any, as lost to all members."""
         rank = connection.rank
         if rank is not None and rank in self._members:
-            loss = LostMember(rank, reason, code, self._noun)
-            self.loss = self.loss or loss
-            self._losses.append(loss)
+            loss, is_tolerated = LostMember(rank, reason, code, self._noun), rank in self.tolerated
             for member in self._members.values():
-                member.send(_lost_message(loss))
-            self._send(self._operations.member_lost(rank, str(loss)))
+                member.send(_lost_message(loss) | {"tolerated": is_tolerated})
+            if is_tolerated:
+                self.departed |= {rank}
+                self._send(self._operations.complete_without(rank))
+            else:
+                self.loss = self.loss or loss
+                self._losses.append(loss)
+                self._send(self._operations.member_lost(rank, str(loss)))
             del self._members[rank]
         connection.end()
 

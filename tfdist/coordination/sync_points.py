@@ -29,7 +29,7 @@ class SyncPoints:
 
     def __init__(self, group: Group):
         self._group = group  # of all ranks of the run
-        self._ended_ranks = 0  # number of ranks that have ended
+        self._ended: set[int] = set()  # members that have ended
         self._condition = threading.Condition()  # guards the attributes below
         self._requests: list[tuple[str, str]] = []  # requested topics and the names of their gathers
         self._thread: threading.Thread | None = None  # exists while there is a request
@@ -73,13 +73,13 @@ class SyncPoints:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Ends this rank's part; its thread answers until all ranks have ended."""
-        self._group.publish(TOPIC, {"over": True})
+        self._group.publish(TOPIC, {"over": self._group.rank})
 
     def _on_message(self, message: Json) -> bool:
         """Handles a message; all ranks receive messages in the same order and thus answer the same requests."""
         if "request" not in message:
-            self._ended_ranks += 1
-            return self._ended_ranks == self._group.size
+            self._ended.add(message["over"])
+            return self._ended | self._group.departed >= {*range(self._group.size)}
         with self._condition:
             self._requests.append((message["request"], message["name"]))
             if self._thread is None:
@@ -96,12 +96,12 @@ class SyncPoints:
                 topic, name = self._requests.pop(0)
                 self._pending_answer = self._earliest_step
             try:
-                agreed_step = max(self._group.gather(name, self._pending_answer, deadline=float("inf")))
+                answers = self._group.gather(name, self._pending_answer, deadline=float("inf"))
             except PeerLostError as error:
                 self._fail(error)
                 continue
             with self._condition:
-                self._agreed_steps.append((topic, agreed_step))
+                self._agreed_steps.append((topic, max(answer for answer in answers if answer is not None)))
                 self._pending_answer = None
                 self._condition.notify_all()
 

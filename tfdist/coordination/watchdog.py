@@ -104,7 +104,7 @@ class Watchdog:
         self._answers: list[dict[int, Json]] = []
         self._queries: deque[_Query] = deque()  # not reported yet
         self._last_summary = ""  # summary of the latest answers during the first call
-        self._ended_ranks = 0
+        self._ended: set[int] = set()  # members
         self._stack = ExitStack()
 
     def begin(self, step: int, end_step: int) -> None:
@@ -150,7 +150,7 @@ class Watchdog:
         with self._condition:
             self._closed, self._call = True, None
             self._condition.notify_all()
-        self._group.publish(TOPIC, {"over": True})
+        self._group.publish(TOPIC, {"over": self._group.rank})
 
     def _watch(self) -> None:
         """Waits for a call, then for its limits in increasing order."""
@@ -223,8 +223,8 @@ class Watchdog:
             leaving.join(_LEAVE_SECONDS)
             self._end(ExitCode.STALLED)
         else:
-            self._ended_ranks += 1
-        return self._ended_ranks == self._group.size
+            self._ended.add(message["over"])
+        return self._ended | self._group.departed >= {*range(self._group.size)}
 
     def _answer(self, message: Any) -> None:
         query = _Query(len(self._answers), time.monotonic(), message["why"], message["first"])
@@ -260,14 +260,15 @@ class Watchdog:
         answers, self._answers[query.number] = self._answers[query.number], {}  # releases the stacks
         ranks_in_call = [rank for rank, state in sorted(answers.items()) if state["call"]]
         ranks_elsewhere = [rank for rank, state in sorted(answers.items()) if not state["call"]]
-        silent_ranks = [rank for rank in self._group.ranks if rank not in answers]
+        lost_ranks = [self._group.ranks[member] for member in self._group.departed]
+        silent_ranks = [rank for rank in self._group.ranks if rank not in answers and rank not in lost_ranks]
         kinds = {"in a call": ranks_in_call, "not in a call": ranks_elsewhere, "no answer": silent_ranks}
         rank_texts = {kind: [f"{rank}{self._group.role(rank)}" for rank in ranks] for kind, ranks in kinds.items()}
         summary = "; ".join(f"{kind}: {', '.join(ranks)}" for kind, ranks in rank_texts.items() if ranks)
         printing_ranks = list(answers)
         if query.is_first:
             # Only ranks in the call may print: a rank that joins the run late receives outdated answers.
-            is_new = len(ranks_in_call) < self._group.size and summary != self._last_summary
+            is_new = len(ranks_in_call) < self._group.size - len(lost_ranks) and summary != self._last_summary
             printing_ranks, self._last_summary = ranks_in_call if is_new else [], summary
         if min(printing_ranks, default=None) != self._rank:
             return

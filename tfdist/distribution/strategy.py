@@ -9,7 +9,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -26,6 +26,7 @@ from tfdist.data.row_partition import with_none
 from tfdist.distribution.variable_layouts import Dims
 from tfdist.errors import InputError
 
+Result = TypeVar("Result")
 FullVariables = Callable[[Sequence[keras.Variable]], contextlib.AbstractContextManager]
 
 
@@ -448,6 +449,16 @@ class Strategy:
         return self.replicas * self.layouts.row_shards
 
     @property
+    def training_shares(self) -> tuple[range, int]:
+        """This process's shares of a global batch in training, and the number of shares; one per replica, by default."""
+        return self.local_replicas, self.replicas
+
+    @property
+    def ledgers(self) -> int:
+        """Number of processes, the first ones, that record which examples they use: those whose replicas are their own."""
+        return self.replicas // len(self.local_replicas)
+
+    @property
     def total_devices(self) -> int:
         """Number of devices of the job; one per replica, unless a replica is spread over several."""
         return self.replicas * self.layouts.devices_per_replica
@@ -493,6 +504,14 @@ class Strategy:
 
     def trace_together(self, function: Any, *args: Any) -> None:
         """Traces a `tf.function` before every process calls it, if tracing may fail in some of them."""
+
+    def with_all_replicas(self, function: Callable[[], Result]) -> Result:
+        """Returns the result of a function to which all replicas contribute; every process must call it.
+
+        Args:
+          function: called again if a replica is lost meanwhile without which the job goes on.
+        """
+        return function()
 
     @property
     def is_chief(self) -> bool:
@@ -566,6 +585,10 @@ class Strategy:
             loss, auxiliary = loss_fn(*batch)
         return tape.gradient(loss, [variable.value for variable in variables]), loss, auxiliary
 
+    def gradient_shape(self, variable: keras.Variable) -> tf.TensorShape:
+        """Returns the static shape of the gradients of a variable, inside a replica function."""
+        return variable.shape
+
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
@@ -633,12 +656,8 @@ class Strategy:
 
         @tf.autograph.experimental.do_not_convert
         def replica_function(*args: Any) -> Any:
-            token = _in_replica.set(True)
-            try:
-                with using(self.collectives), _in_use(self), keras_internals.one_device_losses():
-                    return function(*with_none(args))
-            finally:
-                _in_replica.reset(token)
+            with replica_context(), using(self.collectives), _in_use(self), keras_internals.one_device_losses():
+                return function(*with_none(args))
 
         return replica_function
 
@@ -659,6 +678,16 @@ def _variable(state: State) -> tf.Variable:
 
 
 _in_replica: contextvars.ContextVar[bool] = contextvars.ContextVar("in a replica function", default=False)
+
+
+@contextlib.contextmanager
+def replica_context() -> Iterator[None]:
+    """Context in which `in_replica_function` returns True."""
+    token = _in_replica.set(True)
+    try:
+        yield
+    finally:
+        _in_replica.reset(token)
 
 
 def in_replica_function() -> bool:

@@ -92,8 +92,11 @@ class GlobalBatches:
         batches_per_pass: int | None,
         deadline: float,
         spec: Any,
+        *,
+        trains: bool = False,
     ):
-        """Initializes without starting a pass; `name` is that of the call that reads Keras's `batches`."""
+        """Initializes without starting a pass; `name` is that of the call that reads `batches`, and `trains` whether it trains."""
+        self._shares = strategy.training_shares if trains else (strategy.local_replicas, strategy.replicas)
         self.strategy, self.deadline, self.batches_per_pass, self.spec = strategy, deadline, batches_per_pass, spec
         self._batches, self._name, self._passes = batches, name, 0
         self._checksums: dict[int, int] = {}
@@ -104,7 +107,7 @@ class GlobalBatches:
         """Starts a pass; only one may be in progress."""
         self._passes += 1
         self._checksums.clear()
-        rows = self.strategy.distribute(lambda replicas, size: self._split_batches(tuple(replicas), size))
+        rows = self.strategy.distribute(lambda *_: self._split_batches())
         name = f"{self._name}/{self._passes}"
         comparison = BatchComparison(self._checksums, self.strategy, name, self.deadline)
         self._reader = BatchReader(self, rows, comparison, name)
@@ -115,9 +118,9 @@ class GlobalBatches:
         if self._reader is not None:
             self._reader.compare_remaining()
 
-    def _split(self, replicas: tuple[int, ...], size: int) -> tf.data.Dataset:
+    def _split(self) -> tf.data.Dataset:
         has_peers = self.strategy.cluster.size > 1
-        return split_batches(self._batches, replicas, size, self._checksums.__setitem__ if has_peers else None)
+        return split_batches(self._batches, *self._shares, self._checksums.__setitem__ if has_peers else None)
 
 
 class BatchReader:

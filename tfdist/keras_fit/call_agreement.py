@@ -139,9 +139,10 @@ def steps_per_call(batches: int | None, cardinality: int | None, limit: int) -> 
 
 
 def have_batch_hooks(callbacks: Sequence[keras.callbacks.Callback], training: bool) -> bool:
-    """Returns whether a callback handles events of individual batches."""
+    """Returns whether a callback handles events of individual batches; one that saves at the end of epochs does not."""
     events = _TRAIN_EVENTS if training else _TEST_EVENTS
-    return any(_overrides(callback, event) for callback in callbacks for event in events)
+    of_batches = [callback for callback in callbacks if getattr(callback, "save_freq", None) != "epoch"]
+    return any(_overrides(callback, event) for callback in of_batches for event in events)
 
 
 def _overrides(callback: keras.callbacks.Callback, event: str) -> bool:

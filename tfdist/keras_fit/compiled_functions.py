@@ -8,8 +8,11 @@ import keras
 from tfdist import keras_internals
 from tfdist.collectives.trace_check import TRACING_SECONDS
 from tfdist.config.job_config import RunConfig
+from tfdist.config.sync import EveryStep
 from tfdist.data.batches import static_rows
 from tfdist.distribution.strategy import Strategy
+from tfdist.errors import InputError
+from tfdist.gradients import Clip
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.metric_sums import MetricSums
 from tfdist.keras_fit.partitioned_step import communication, log_dependence
@@ -18,8 +21,12 @@ from tfdist.keras_fit.step_labels import ReduceOps, per_row_state, reduce_ops
 from tfdist.keras_fit.step_outputs import StepOutputs, inspect_step
 from tfdist.keras_fit.training_steps import CustomSteps, EvaluationSteps, StepsResult, TrainerSteps
 from tfdist.row_semantics.explanation import Communication, Explanation, listener
+from tfdist.step.compression import Compression
 from tfdist.step.layer_state import averaged_statistics
 from tfdist.step.metrics import KerasMetrics
+from tfdist.step.state_store import StateStore
+from tfdist.synchronization import WeightSynchronizer
+from tfdist.synchronization.catalog import make_synchronizer
 
 _numbers = itertools.count()
 _STEP_METHODS = ("train_step", "compute_loss", "compute_metrics")  # methods that a model may override
@@ -36,12 +43,21 @@ class Functions:
         """Creates the state that the functions share."""
         self.model, self._strategy, self._options, self._placement = model, strategy, options, placement
         self.sums = MetricSums(model, strategy)
+        self._synchronizer: WeightSynchronizer | None = None
         self._has_failed = False
         self._per_row_state = per_row_state(model)
         # Determined with the first batch.
         self._training: TrainerSteps | CustomSteps | None = None
         self._tests: EvaluationSteps | None = None
         self._set_statistics()
+
+    def prepare_training(self) -> None:
+        """Gives the optimizer's state to who holds it; before the first step, since callbacks may read and assign it."""
+        if self._synchronizer is None:
+            self._strategy.optimizer_shards.build(self.model)
+            clip = Clip(norm=self._options.clip_norm, value=self._options.clip_value)
+            store = StateStore(self._strategy)
+            self._synchronizer = make_synchronizer(EveryStep(), self.model, self._strategy, Compression(), store, clip)
 
     def _set_statistics(self) -> None:
         """Collects the model's moving statistics, which the tracing of a custom step may create."""
@@ -91,14 +107,19 @@ class Functions:
             self._tests.compile()
 
     def _run_first_steps(self, batches: Any, spec: Any, max_steps: int, number: int) -> StepsResult:
-        is_custom = any(keras_internals.is_overridden(self.model, name) for name in _STEP_METHODS)
-        custom = self._custom_steps(spec) if is_custom else None
+        overridden = [name for name in _STEP_METHODS if keras_internals.is_overridden(self.model, name)]
+        self._check_servers(overridden[0] if overridden else "")
+        custom = self._custom_steps(spec) if overridden else None
         first = next(batches) if custom and isinstance(batches, BatchReader) else None
         needs_all_rows = "" if first is None else self._row_mismatch(first)
         ops = self._reduce_ops("train_step", custom.outputs if custom else None, spec, needs_all_rows)
+        assert self._synchronizer
         if custom is None and ops.are_means:
-            self._training = TrainerSteps(self.model, self._strategy, self._options, self.sums.metrics, ops.statistics)
+            self._training = TrainerSteps(
+                self.model, self._strategy, self._options, self.sums.metrics, self._synchronizer, ops.statistics
+            )
         else:
+            self._check_servers(ops.needs_all_rows or "a sum over rows")
             self._training = custom or self._custom_steps(spec)
             self._training.set_reduce_ops(ops)
         self.sums.use_all_rows(self._training.needs_all_rows)
@@ -111,6 +132,15 @@ class Functions:
             return result
         next_result = self.train(batches, spec, max_steps - 1, number + 1, allows_not_finite=True)
         return next_result._replace(steps=result.steps + next_result.steps)
+
+    def _check_servers(self, received: str) -> None:
+        """Raises `InputError` if gradients that a step applies itself would have to be updates of parameter servers."""
+        if self._strategy.remote and received:
+            raise InputError(
+                "Parameter servers need Keras's own train_step, and a loss that is a mean over rows if several workers share a "
+                f"batch. Received: {self.model.name}, and in it {received}. Use compile(loss=..., metrics=...) and add_loss, "
+                "--staleness=async, or another strategy."
+            )
 
     def _row_mismatch(self, batch: Any) -> str:
         """Describes different numbers of rows of a batch's tensors, such as labeled and unlabeled ones; empty for none."""
@@ -130,7 +160,8 @@ class Functions:
           spec: structure of `tf.TensorSpec` of a batch.
           needs_all_rows: reason why each replica must compute the whole batch, if it is known.
         """
-        has_all_rows = self._strategy.replicas * self._options.accumulate_steps == 1
+        shares = self._strategy.training_shares[1] if name == "train_step" else self._strategy.replicas
+        has_all_rows = shares * self._options.accumulate_steps == 1
         if has_all_rows and not listener():  # Keras's own code is correct for all rows
             return ReduceOps(needs_all_rows="metrics" if outputs and outputs.computed_from_metrics else "")
         if needs_all_rows or self._per_row_state:

@@ -125,10 +125,11 @@ def check_steps(model: keras.Model, strategy: Strategy) -> None:
 
 
 def check_not_eager(strategy: Strategy) -> None:
-    """Raises `InputError` for a call with `run_eagerly=True` on a mesh."""
-    if strategy.sums_gradients:
+    """Raises `InputError` for a call with `run_eagerly=True` on a mesh or on parameter servers."""
+    if strategy.sums_gradients or strategy.remote:
         raise InputError(
-            "On a mesh, every step is compiled. Received: run_eagerly=True. Leave it out, or debug with another strategy."
+            f"On {'a mesh' if strategy.sums_gradients else 'parameter servers'}, every step is compiled. Received: "
+            "run_eagerly=True. Leave it out, or debug with another strategy."
         )
 
 
@@ -314,7 +315,10 @@ class Distributed:
         check_cache_files(self.strategy.group, batches)
         self._prepare(spec)
         name, seconds = f"{self._call.name} {self._call.number}", self._options.stall_shutdown_seconds
-        self._call.data.append(GlobalBatches(batches, self.strategy, name, batches_per_pass, seconds, spec))
+        trains = self._call.name == "fit" and not self._call.data  # validation data comes after it
+        self._call.data.append(
+            GlobalBatches(batches, self.strategy, name, batches_per_pass, seconds, spec, trains=trains)
+        )
         return self._call.data[-1]
 
     # Internal methods.
@@ -386,16 +390,22 @@ class Distributed:
             self._placement.place(self.model.variables)
             return
         check_steps(self.model, self.strategy)
-        compilation = keras_internals.compilation(self.model)
-        if self._functions is not None and self._compilation is compilation:
-            return
+        compilation, trains = keras_internals.compilation(self.model), self._call.name in ("fit", "train_on_batch")
+        if self._functions is None or self._compilation is not compilation:
+            self._functions, self._compilation = self._new_functions(spec, trains), compilation
+        if trains:
+            self._functions.prepare_training()
+
+    def _new_functions(self, spec: Any, trains: bool) -> Functions:
+        """Creates the variables of a compilation, and returns its functions."""
         self._functions = None
         optimizer = self.model.optimizer
         if optimizer is not None:
             check_not_wrapped(optimizer)
         updating = keras_internals.updating_one_device(*[optimizer] if optimizer else [])
-        with _must_fit(spec), updating, self.strategy.adoption.creation():
-            create_variables(self.model, spec, trains=self._call.name in ("fit", "train_on_batch"))
+        deferred_build = self.strategy.optimizer_shards.deferred_build(self.model)
+        with _must_fit(spec), updating, self.strategy.adoption.creation(), deferred_build:
+            create_variables(self.model, spec, trains)
         self._normalize()
         check_equal(self.strategy.peers, self.model)
         check_arrays(self.strategy, self.model, self._call.arrays)
@@ -404,9 +414,9 @@ class Distributed:
             with one_device_context(self.model):
                 self.model.reset_metrics()
         self._place_all([optimizer] if optimizer is not None else [])
-        self._compilation = compilation
-        self._functions = Functions(self.model, self.strategy, self._options, self._placement)
-        self._functions.reset_metrics()
+        functions = Functions(self.model, self.strategy, self._options, self._placement)
+        functions.reset_metrics()
+        return functions
 
     def _place_all(self, optimizers: Sequence[keras.Optimizer] = ()) -> None:
         metrics = KerasMetrics(self.model).variables if self.model.built else []
@@ -494,8 +504,9 @@ class Distributed:
             self.strategy.peers.agree("batch", {"batch": checksum(tensors)}, f"{self._call.name}: the bytes of the ")
         spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), tensors)
         self._prepare(spec)
-        shares = [part(tensors, replica, self.strategy.replicas) for replica in self.strategy.local_replicas]
-        return self.strategy.per_replica(shares), spec
+        strategy, trains = self.strategy, self._call.name == "train_on_batch"
+        shares, count = strategy.training_shares if trains else (strategy.local_replicas, strategy.replicas)
+        return strategy.per_replica([part(tensors, share, count) for share in shares]), spec
 
 
 class _Call(NamedTuple):

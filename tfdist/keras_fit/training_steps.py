@@ -37,6 +37,7 @@ from tfdist.step.metrics import KerasMetrics
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_micro_steps, check_optimizer, default_loss_scale, without_loss_scale
+from tfdist.synchronization import WeightSynchronizer
 
 ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of the step, scalar int64) -> None
 
@@ -148,6 +149,7 @@ class TrainerSteps:
         strategy: Strategy,
         options: RunConfig,
         metrics: KerasMetrics,
+        synchronizer: WeightSynchronizer,
         averaged_variables: Sequence[keras.Variable] = (),
     ):
         settings = dataclasses.replace(
@@ -159,7 +161,7 @@ class TrainerSteps:
         if settings.loss_scale:
             self._store.variables(settings.loss_scale.state())
         self._has_loss_scale = settings.loss_scale is not None
-        self._model = model
+        self._model, self._synchronizer = model, synchronizer
         self._steps = Steps(model, strategy, settings, _compression(options), self._store, metrics)
         self._compile_one_step = functools.partial(compile_single_step, metrics)
         if strategy.is_chief and (text := self._steps.idle_compression):
@@ -172,7 +174,7 @@ class TrainerSteps:
             return self._run_separately(batches, batches.next_count(max_steps), number)
         steps = batches.next_count(max_steps) if is_reader else 1
         compile_for = (self._compile_one_step if max_steps == 1 else compile_loop) if is_reader else make_host_loop
-        loop = self._steps.loop(None, compile_for)
+        loop = self._synchronizer.loop(self._steps, None, 1.0, number, compile_for)
         rows = batches.rows if is_reader else iter([batches])
         result = loop(rows, tf.constant(number, tf.int64), tf.constant(steps), tf.constant(False))
         losses = result.losses.numpy()  # fewer than `steps` if one was not finite
@@ -317,7 +319,7 @@ def _settings(model: keras.Model, strategy: Strategy, options: RunConfig) -> Set
         batch_size=None,
         seed=options.seed,
         jit_compile=options.jit_compile
-        or (strategy.replicas == 1 and not strategy.sums_gradients and bool(model.jit_compile)),
+        or (strategy.training_shares[1] == 1 and not strategy.sums_gradients and bool(model.jit_compile)),
         micro_steps=options.accumulate_steps,
         clip=clip,
         loss_scale=parse_loss_scale(options.loss_scale) or optimizer_loss_scale or default_loss_scale(model),

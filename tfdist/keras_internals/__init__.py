@@ -3,6 +3,7 @@
 `tests/keras_internals/` has a test for each, so that a new release of Keras or TensorFlow fails there first.
 """
 
+from tfdist.keras_internals.embedding_tables import initial_rows, is_only_looked_up, rows_initializer, set_lookup
 from tfdist.keras_internals.fitting import (
     adapt_data,
     array_of,
@@ -81,6 +82,7 @@ from tfdist.keras_internals.models import (
     compiled_metrics,
     data_losses,
     embeddings,
+    embeddings_without_copy,
     flat_losses,
     has_shapes,
     is_overridden,

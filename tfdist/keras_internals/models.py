@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec, get_keras_mask
 from keras.src.losses import loss as keras_loss
@@ -22,8 +23,19 @@ def weights_in_file() -> contextlib.AbstractContextManager[None]:
     """Context in which Keras saves weights one at a time, through a temporary file.
 
     Otherwise it keeps a copy of all weights in memory if the host has enough, whatever the memory limit of the process.
+    An array, which may be that of a mapped file, is not copied.
     """
-    return patched((saving_lib, "is_memory_sufficient", lambda model: False))
+    keras_backend = saving_lib.backend
+    convert = keras_backend.convert_to_numpy
+
+    def converted(x: Any) -> Any:
+        is_elsewhere = isinstance(x, keras.Variable) and not isinstance(x._value, tf.Variable | None)
+        value = x._value.numpy() if is_elsewhere else x
+        return value if isinstance(value, np.ndarray) else convert(value)
+
+    return patched(
+        (saving_lib, "is_memory_sufficient", lambda model: False), (keras_backend, "convert_to_numpy", converted)
+    )
 
 
 _has_one_device_losses: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on one device", default=False)
@@ -224,6 +236,12 @@ def has_shapes(layer: keras.Layer) -> bool:
 def embeddings(model: keras.Model) -> list[keras.Variable]:
     """Returns the embedding tables, whose gradients may be `tf.IndexedSlices`."""
     return [layer._embeddings for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
+
+
+def embeddings_without_copy(model: keras.Model, kind: type) -> list[keras.layers.Embedding]:
+    """Returns the embedding layers whose table has no value yet, or one of this kind."""
+    layers = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
+    return [layer for layer in layers if layer._embeddings._value is None or isinstance(layer._embeddings._value, kind)]
 
 
 def kernel_of(layer: keras.Layer) -> keras.Variable:

@@ -336,10 +336,15 @@ def _callers() -> list[Any]:
     return [scope.caller for scope in stack if scope.caller is not None]
 
 
-def deferred_weights() -> contextlib.AbstractContextManager[None]:
+def deferred_weights(
+    is_chosen: Callable[[keras.Layer], bool] = lambda layer: True,
+) -> contextlib.AbstractContextManager[None]:
     """Context in which weights of layers are created without values, unlike variables such as states of random layers.
 
     Assigning to such a weight, inside the context or later, sets its initial value.
+
+    Args:
+      is_chosen: whether this applies to the weights of a layer.
     """
     add_weight, register = keras.Layer.add_weight, keras_variables.register_uninitialized_variable
 
@@ -355,6 +360,8 @@ def deferred_weights() -> contextlib.AbstractContextManager[None]:
         register(variable)
 
     def add_deferred_weight(self: keras.Layer, *args: Any, **kwargs: Any) -> keras.Variable:
+        if not is_chosen(self):
+            return add_weight(self, *args, **kwargs)
         register_patch = (keras_variables, "register_uninitialized_variable", defer_later)
         with patched((keras.Variable, "_initialize_with_initializer", defer), register_patch):
             return add_weight(self, *args, **kwargs)

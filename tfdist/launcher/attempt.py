@@ -85,16 +85,21 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
             exposure = ENGINES[host.job.launcher].exposure
             if exposure and not (host.job.isolate or host.job.servers):
                 host.say(exposure)
-        timeout = _StartTimeout(host.job.start_timeout_seconds, server)
+        timeout, rejoin = (
+            _StartTimeout(host.job.start_timeout_seconds, server),
+            _Rejoin(host.job, server, order.attempt),
+        )
         hooks = SupervisorHooks(
-            stops=[*host.stops, timeout, _check_launchers(host, launchers), _check_orders(host, order_source)],
+            stops=[*host.stops, timeout, _check_launchers(host, launchers), _check_orders(host, order_source), rejoin],
             loss=lambda: server.loss if server else None,
             on_stop=lambda outcome: _announce(launchers, outcome),
             grace=host.job.grace_seconds,
+            expendable=lambda: server.tolerated if server else (),
+            departed=lambda: server.departed if server else (),
             collects_failures=host.job.is_elastic,
         )
         report = _supervise(host, tasks, hooks, stack, order.attempt)
-    outcome = report.outcome
+    outcome = rejoin.outcome(report.outcome)
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
     step, final = host.progress_files.read(task.rank for task in tasks) if host.progress_files else (None, False)
     outcome = dataclasses.replace(outcome, log=log)
@@ -234,6 +239,36 @@ class _StartTimeout:
             f"{name_ranks(absent)} did not join the job's group within {self._seconds:g} s (--start_timeout_seconds)"
         )
         return Stop(Outcome(ExitCode.PEER_LOST, reason, absent[0]), is_final=False)
+
+
+class _Rejoin:
+    """Ends the processes, which save, some time after one was lost that the job goes on without: all can then start again."""
+
+    def __init__(self, job: Job, server: Server | None, attempt_number: int):
+        self._job, self._server = job, server
+        self._can_restart = attempt_number < job.restart_budget
+        self._first_loss = 0.0
+        self._lost: list[int] = []
+
+    def __call__(self) -> Stop | None:
+        departed = self._server.departed if self._server else ()
+        if not departed or not self._can_restart:
+            return None
+        now = time.monotonic()
+        self._first_loss = self._first_loss or now
+        if now - self._first_loss < self._job.rejoin_seconds:
+            return None
+        self._lost = sorted(departed)
+        outcome = Outcome(ExitCode.PREEMPTED, f"the processes stop so that {name_ranks(self._lost)} can start again")
+        return Stop(outcome, self._job.grace_seconds, is_requested=True, is_final=False)
+
+    def outcome(self, found: Outcome) -> Outcome:
+        """Returns the outcome of the attempt: if all have saved as requested, the loss, which uses up a restart."""
+        if not self._lost or found.code != ExitCode.PREEMPTED:
+            return found
+        return Outcome(
+            ExitCode.PEER_LOST, f"{name_ranks(self._lost)} was lost, and the others have saved", self._lost[0]
+        )
 
 
 def _check_orders(host: Host, order_source: OrderSource) -> StopCheck:

@@ -39,7 +39,8 @@ class Job:
       max_preemptions: maximum number of restarts after exits with code 75 or by SIGTERM that were not requested from this
         launcher. Defaults as `max_restarts`.
       restart_backoff_seconds: time before the first restart; doubles with each failure, up to 60 s.
-      rejoin_seconds: time before a failed process of an elastic job is started again; see `Slots`.
+      rejoin_seconds: time before a failed process of an elastic job is started again, see `Slots`; in a job that goes on
+        without a lost worker, time before all processes save and are started again with it, if a restart is left.
       elastic_timeout_seconds: maximum time that an elastic job waits for its minimum number of processes; 0 for no limit.
     """
 

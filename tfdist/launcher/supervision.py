@@ -3,7 +3,7 @@
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from tfdist.coordination import LostMember
@@ -18,6 +18,7 @@ SETTLE_SECONDS = 0.7  # time for the cause to appear after its consequences
 FAILURE_SECONDS = 3.0  # between SIGTERM and SIGKILL after a failure
 DRAIN_SECONDS = 0.5  # time for the last output to arrive
 _FIRST_RESERVED_CODE = min(ExitCode.PREEMPTED, exceptions.SIGNAL_OFFSET)  # lower codes are failures of the program
+_PLANNED = (ExitCode.DONE, ExitCode.PREEMPTED)
 
 
 class Stop(NamedTuple):
@@ -55,6 +56,8 @@ class SupervisorHooks(NamedTuple):
       loss: returns the first loss in the ranks' group.
       on_stop: called with a failure before the processes are ended.
       grace: seconds to wait for other processes after the first exit with code 75, before they count as failed.
+      expendable: returns the ranks without which the job goes on.
+      departed: returns those of them that their group has lost; if such a process still runs, it is killed.
       collects_failures: whether to wait briefly after a failure for other processes with the same failure.
     """
 
@@ -64,6 +67,8 @@ class SupervisorHooks(NamedTuple):
     loss: Callable[[], LostMember | None] = lambda: None
     on_stop: Callable[[Outcome], None] = lambda outcome: None
     grace: float = 60.0
+    expendable: Callable[[], Collection[int]] = lambda: ()
+    departed: Callable[[], Collection[int]] = lambda: ()
     collects_failures: bool = False
 
 
@@ -146,13 +151,13 @@ class Supervisor:
 
     def _outcome(self, stop: Stop | None) -> Outcome:
         """Returns the outcome; the cause may have appeared while the processes were being ended."""
-        codes = {child.code for child in self._children}
+        codes = {child.code for child in self._needed}
         code, *other_codes = codes
         if stop and code is not None and not other_codes and code <= exceptions.SIGNAL_OFFSET:
             if stop.is_requested or code == ExitCode.PREEMPTED:
                 return Outcome(code, f"all ranks ended with {exceptions.describe(code)}" if code else "")
         if codes == {ExitCode.DONE, ExitCode.PREEMPTED}:
-            rank = next(child.rank for child in self._children if child.code == ExitCode.PREEMPTED)
+            rank = next(child.rank for child in self._needed if child.code == ExitCode.PREEMPTED)
             return Outcome(
                 ExitCode.PREEMPTED, f"rank {rank} ended with {exceptions.describe(ExitCode.PREEMPTED)}", rank
             )
@@ -167,7 +172,13 @@ class Supervisor:
         return next((request for request in requests if request and request.is_final), stop)
 
     def _cause(self) -> Outcome:
-        return root_cause(self._children, self._hooks.loss())
+        return root_cause(self._needed, self._hooks.loss())
+
+    @property
+    def _needed(self) -> Sequence[Child]:
+        """All processes but those that the job has lost and goes on without."""
+        expendable = self._hooks.expendable()
+        return [c for c in self._children if c.code in (None, *_PLANNED) or c.rank not in expendable]
 
     def _all_ended(self) -> bool:
         return all(child.poll() for child in self._children)
@@ -180,8 +191,10 @@ class Supervisor:
         end = time.monotonic() + seconds
         while True:
             self._hooks.poll()
+            departed = self._hooks.departed()
             for child in self._children:
-                child.poll()
+                if not child.poll() and child.rank in departed:  # it is stopped, and could not go on
+                    child.signal(signal.SIGKILL)
             if condition() or time.monotonic() > end:
                 return
             self._forward_output()

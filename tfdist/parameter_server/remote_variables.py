@@ -1,63 +1,24 @@
-"""What a worker knows of the variables that servers hold: copies of weights, and slots of which it has no copy."""
+"""What a worker knows of the variables that servers hold: copies of weights; tables and slots of which it has no copy."""
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.config.staleness import SYNC, Staleness
-from tfdist.distribution.strategy import OptimizerShards
+from tfdist.config.staleness import EXACT, LAZY, MIN_TABLE_BYTES, SYNC, Staleness
+from tfdist.distribution.strategy import OptimizerShards, Read, VariableBlocks
 from tfdist.errors import InputError
 from tfdist.errors.formatting import byte_size, count_of
 from tfdist.gradients import Clip
+from tfdist.parameter_server.embedding_tables import EmbeddingTables, RemoteTable, RemoteVariable, is_table
 from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.variable_server import optimizer_keys
 
 if TYPE_CHECKING:
     from tfdist.distribution.strategy import Strategy
-
-
-class RemoteVariable:
-    """A variable of which a worker has no copy: a read fetches the value, an assignment of the chief sends it.
-
-    Attributes:
-      shape: its shape.
-      dtype: its dtype.
-    """
-
-    def __init__(self, key: str, variable: keras.Variable, servers: Servers, *, is_chief: bool):
-        """Initializes the variable.
-
-        Args:
-          key: see `VariableServer`.
-          variable: the Keras variable.
-          servers: the servers.
-          is_chief: whether this process writes; all processes assign the same values.
-        """
-        self._key, self._servers, self._is_chief = key, servers, is_chief
-        self.shape, self.dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
-
-    def numpy(self) -> np.ndarray:
-        """Returns the value."""
-        return self._servers.fetch([self._key])[self._key]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        value = self.numpy()
-        return value if dtype is None else value.astype(dtype)
-
-    def assign(self, value: Any) -> None:
-        """Assigns a value."""
-        if self._is_chief:
-            self._servers.write({self._key: np.asarray(value, self.dtype.as_numpy_dtype)})
-
-
-tf.register_tensor_conversion_function(
-    RemoteVariable, lambda value, dtype=None, name=None, as_ref=False: tf.constant(value.numpy(), dtype, name=name)
-)
 
 
 class RemoteVariables(OptimizerShards):
@@ -67,18 +28,42 @@ class RemoteVariables(OptimizerShards):
       servers: the servers.
       staleness: when gradients become updates.
       whole_batches: whether a worker computes the whole batch of a step, instead of a share.
+      tolerate_losses: makes the job go on without workers that are lost from now on, if they compute whole batches.
+      sparse_updates: "exact" or "lazy", of embedding tables.
+      tables: the embedding tables that are split by rows.
       records_updates: whether to record all updates, to replay them.
       states: variables that layers assign, of which servers have the values, too, if workers compute whole batches;
         otherwise each worker has its own, as a replica does.
     """
 
-    def __init__(self, strategy: "Strategy", servers: Servers, staleness: Staleness):
-        """Initializes the variables; see the attributes."""
+    def __init__(
+        self,
+        strategy: "Strategy",
+        servers: Servers,
+        staleness: Staleness,
+        tolerate_losses: Callable[[], object],
+        *,
+        sparse_updates: str = EXACT,
+        min_table_bytes: int = MIN_TABLE_BYTES,
+    ):
+        """Initializes the variables; see the attributes.
+
+        Args:
+          strategy: the strategy.
+          servers: the servers.
+          staleness: when gradients become updates.
+          tolerate_losses: see the attributes.
+          sparse_updates: `EXACT` or `LAZY`; see `TableRows.update_rows_in_use`.
+          min_table_bytes: bytes from which on an embedding is split by rows.
+        """
         super().__init__(strategy)
+        self.tolerate_losses = tolerate_losses
+        self.sparse_updates, self._min_table_bytes = sparse_updates, min_table_bytes
+        self.tables = EmbeddingTables(strategy, servers, [])
         self._is_chief, self.servers, self.staleness = strategy.is_chief, servers, staleness
         self.whole_batches, self.records_updates = staleness.kind != SYNC, False
-        self._slots: Collection[int] = ()
         self._own: dict[str, keras.Variable] = {}  # the optimizer's variables that are no slots, by key
+        self._slot_values: list[tuple[RemoteVariable, np.ndarray]] = []  # of an optimizer that was built before
         self._weights: list[keras.Variable] = []
         self._known: dict[str, np.ndarray] = {}  # the values that servers have, as the chief knows them
         self.states: list[keras.Variable] = []
@@ -86,8 +71,15 @@ class RemoteVariables(OptimizerShards):
     @property
     def description(self) -> str:
         """What the servers hold, such as `198.5 KiB of weights on 1 server; staleness bounded(4)`."""
-        sizes = [byte_size(size) for size in self.servers.loads(list(map(keras_internals.bytes_of, self._weights)))]
-        return f"{' + '.join(sizes)} of weights on {count_of(len(sizes), 'server')}; staleness {self.staleness}"
+        rows = {number: self._weights[number].shape[0] for number in self.tables.numbers}
+        loads = self.servers.loads([keras_internals.bytes_of(variable) for variable in self._weights], rows)
+        tables = f"{count_of(len(rows), 'table')} by rows, {self.sparse_updates} updates; " if rows else ""
+        sizes = " + ".join(map(byte_size, loads))
+        return f"{sizes} of weights on {count_of(len(loads), 'server')}; {tables}staleness {self.staleness}"
+
+    def creation(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which layers are created whose tables are to be split by rows: these get no values."""
+        return keras_internals.deferred_weights(lambda v: is_table(v, self._min_table_bytes, self.servers.count))
 
     def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
         """See base class."""
@@ -95,18 +87,35 @@ class RemoteVariables(OptimizerShards):
 
     def build(self, model: keras.Model) -> None:
         """See base class."""
+        if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+            raise InputError(
+                "Parameter servers need no loss scaling. Received: a LossScaleOptimizer. Use --precision=mixed_bfloat16."
+            )
+        self.servers.models += 1
         self._weights, optimizer = list(model.trainable_variables), model.optimizer
-        self._slots = slots = keras_internals.build_partially(optimizer, self._weights, ())
-        keys = optimizer_keys(optimizer, slots, range(len(self._weights)))
-        self._own, self._known = {}, {}
-        for key, variable in zip(keys, optimizer.variables, strict=True):
-            if id(variable) in slots:
-                remote = RemoteVariable(key, variable, self.servers, is_chief=self._is_chief)
-                keras_internals.set_value(variable, remote)
-            else:
-                self._own[key] = variable
+        self.tables = EmbeddingTables(self._strategy, self.servers, self._weights, model)
         self.states = keras_internals.moving_statistics(model) if self.whole_batches else []
-        self.servers.place(*([keras_internals.bytes_of(v) for v in each] for each in (self._weights, self.states)))
+        is_built = optimizer.built  # as that of a loaded model
+        twin = type(optimizer).from_config(optimizer.get_config()) if is_built else optimizer
+        owners = keras_internals.build_partially(twin, self._weights, ())
+        keys = optimizer_keys(twin, owners, range(len(self._weights)))
+        if len(keys) != len(optimizer.variables):
+            raise InputError(
+                f"An optimizer must have been built with the variables that it updates. Received: {optimizer.name}, with "
+                f"{len(optimizer.variables)} variables instead of {len(keys)}. Compile {model.name} with a new one."
+            )
+        weights, states = ([keras_internals.bytes_of(v) for v in each] for each in (self._weights, self.states))
+        self.servers.place(weights, states, self.tables.numbers)
+        self._own, self._known, self._slot_values = {}, {}, []
+        for key, variable, twin_variable in zip(keys, optimizer.variables, twin.variables, strict=True):
+            if id(twin_variable) not in owners:
+                self._own[key] = variable
+                continue
+            kind = RemoteTable if owners[id(twin_variable)] in self.tables.numbers else RemoteVariable
+            remote = kind(key, variable, self.servers, is_chief=self._is_chief)
+            if is_built:
+                self._slot_values.append((remote, _array(variable)))
+            keras_internals.set_value(variable, remote)
 
     def check_holds(self, model: keras.Model) -> None:
         """Raises `InputError` if another model was built since this one, whose variables the servers hold now."""
@@ -118,21 +127,40 @@ class RemoteVariables(OptimizerShards):
 
     def is_of_all(self, variable: keras.Variable) -> bool:
         """See base class."""
-        return id(variable) not in self._slots
+        return not self.is_remote(variable)
 
-    def define(self, optimizer: keras.Optimizer, clip: Clip) -> None:
-        """Creates the variables on the servers, with this process's values; the chief calls it."""
+    @staticmethod
+    def is_remote(variable: Any) -> bool:
+        """Returns whether this worker has no copy of a Keras variable."""
+        return isinstance(variable, keras.Variable) and isinstance(keras_internals.value_of(variable), RemoteVariable)
+
+    def define(self, optimizer: keras.Optimizer, clip: Clip) -> str:
+        """Creates the variables on the servers, with this process's values; the chief calls it.
+
+        Returns:
+          Why the servers refuse the optimizer; "" if they do not.
+        """
         left_out = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
-        self.servers.define(
-            [_array(variable) for variable in self._weights],
+        decayed = {variable.path: not any(name in variable.path for name in left_out) for variable in self._weights}
+        weights = {i: v for i, v in enumerate(self._weights) if i not in self.tables.numbers}
+        refused = self.servers.define(
+            {number: _array(variable) for number, variable in weights.items()},
             [_array(variable) for variable in self.states],
-            [(v.path, _constraint(v), any(name in v.path for name in left_out)) for v in self._weights],
+            {number: (v.path, _constraint(v), not decayed[v.path]) for number, v in weights.items()},
+            [form._replace(has_no_decay=not decayed[form.path]) for form in self.tables.forms],
+            lazy=self.sparse_updates == LAZY,
             optimizer=keras.saving.serialize_keras_object(optimizer),
             floatx=keras.config.floatx(),
             epsilon=keras.config.epsilon(),
             clip_norm=clip.norm,
             clip_value=clip.value,
         )
+        if not refused:
+            self.tables.write_initial_values()
+            for remote, value in self._slot_values:
+                remote.assign(value)
+        self._slot_values = []
+        return refused
 
     def write_changes(self, version: int) -> None:
         """Sends what was assigned since the last `pull`, such as a learning rate, to the servers; the chief calls it."""
@@ -140,15 +168,20 @@ class RemoteVariables(OptimizerShards):
         changed = {k: v for k, v in values.items() if k not in self._known or not np.array_equal(v, self._known[k])}
         self.servers.write(changed, version=version)
 
-    def pull(self, version: int) -> tuple[list[int], list[np.ndarray], float]:
-        """Assigns weights and states of this version or newer ones.
+    def pull(self, version: int, ids: Sequence[np.ndarray] = ()) -> tuple[list[int], list[np.ndarray], float]:
+        """Assigns weights and states of this version or newer ones, and of each table the rows `ids`.
 
         Returns:
           The versions, by server; the states; and the norm of the latest gradient of which a norm was requested.
         """
-        versions, weights, states, norm = self.servers.pull(version)
-        for variable, value in zip([*self._weights, *self.states], [*weights, *states], strict=True):
-            keras_internals.value_of(variable).assign(value)
+        versions, weights, states, norm = self.servers.pull(version, ids)
+        for number, (variable, value) in enumerate(
+            zip([*self._weights, *self.states], [*weights, *states], strict=True)
+        ):
+            if number not in self.tables.numbers:
+                keras_internals.value_of(variable).assign(value)
+        if ids:
+            self.tables.assign(ids, [weights[number] for number in self.tables.numbers])
         return versions, states, norm
 
     def pull_all(self, version: int) -> float:
@@ -161,7 +194,8 @@ class RemoteVariables(OptimizerShards):
         return norm
 
     def _variables(self) -> dict[str, keras.Variable]:
-        weights = {f"weight/{i}": variable for i, variable in enumerate(self._weights)}
+        dense = [i for i in range(len(self._weights)) if i not in self.tables.numbers]
+        weights = {f"weight/{i}": self._weights[i] for i in dense}
         return weights | {f"state/{i}": variable for i, variable in enumerate(self.states)} | self._own
 
 
@@ -171,3 +205,22 @@ def _array(variable: keras.Variable) -> np.ndarray:
 
 def _constraint(variable: keras.Variable) -> Any:
     return keras.constraints.serialize(variable.constraint) if variable.constraint else None
+
+
+class RemoteBlocks(VariableBlocks):
+    """Variables of which a worker has no copy are read and written by the chief, tables in blocks."""
+
+    def saved_blocks(
+        self, variable: Any, per_replica: bool, copied: bool = True
+    ) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """See base class."""
+        if not isinstance(variable, RemoteVariable):
+            return super().saved_blocks(variable, per_replica, copied)
+        return [((0,) * len(variable.shape), variable.numpy())] if self._writes_same else []
+
+    def assign(self, variable: Any, per_replica: bool, read: Read) -> None:
+        """See base class."""
+        if not isinstance(variable, RemoteTable):
+            super().assign(variable, per_replica, read)
+        elif self._writes_same:
+            variable.assign_blocks(lambda begin, end: read((begin, 0), (end - begin, int(variable.shape[1]))))

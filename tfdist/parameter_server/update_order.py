@@ -61,6 +61,9 @@ class UpdateOrder(abc.ABC):
     def read(self, worker: int, ticket: int) -> int:
         """Records that a worker reads the newest version, which it returns."""
 
+    def withdraw(self, worker: int) -> None:
+        """Forgets the read of a worker that is lost, if not all servers have its gradient yet."""
+
     @abc.abstractmethod
     def push(self, worker: int, ticket: int) -> None:
         """Records that all servers have a worker's gradient of a ticket."""
@@ -103,6 +106,11 @@ class Asynchronous(UpdateOrder):
         """See base class."""
         self._in_flight[worker] = Gradient(ticket, self.version)
         return self.version
+
+    def withdraw(self, worker: int) -> None:
+        """See base class. The deadlines of the others are met without it, too."""
+        if worker not in self._pushed:
+            self._in_flight.pop(worker, None)
 
     def push(self, worker: int, ticket: int) -> None:
         """See base class."""

@@ -1,5 +1,6 @@
 """A parameter server: it holds variables, and the part of the optimizer that updates them."""
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,8 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.distribution.strategy import replica_context
 from tfdist.gradients import Clip
 from tfdist.parameter_server.messages import Handler, Message
+from tfdist.parameter_server.table_rows import TableForm, TableRows, summed
 from tfdist.parameter_server.update_order import Update
 
 _POLL_SECONDS = 1.0
@@ -24,7 +27,8 @@ class VariableServer:
     """Holds variables of all kinds by key, and applies updates in the order of the coordinator.
 
     Keys: `weight/3` is the trained variable 3 of the model, `state/3` the variable 3 of those that layers assign, `slot/3/0`
-    the first of the optimizer's variables that belong to weight 3, and `optimizer/0` the first that belongs to none.
+    the first of the optimizer's variables that belong to weight 3, and `optimizer/0` the first that belongs to none. Of an
+    embedding table and its slots, it has some of the rows.
     """
 
     def __init__(self, next_updates: NextUpdates, sum_over_servers: SumOverServers):
@@ -39,7 +43,8 @@ class VariableServer:
         self._version = 0
         self._norm = 0.0
         self._variables: dict[str, tf.Variable] = {}
-        self._weights: list[keras.Variable] = []
+        self._weights: list[keras.Variable] = []  # tables are the last ones
+        self._tables: list[TableRows] = []
         self._numbers: list[int] = []  # of the weights
         self._states: list[str] = []  # keys
         self._used: list[int] = []  # indices of weights on which the loss depends
@@ -59,28 +64,40 @@ class VariableServer:
             "push": self.push,
             "write": self.write,
             "fetch": self.fetch,
+            "read_rows": self.read_rows,
+            "write_rows": self.write_rows,
             "leave_out": self.leave_out,
         }
 
     def define(self, message: Message) -> Message:
-        """Creates the variables and the optimizer.
+        """Creates the variables and the optimizer, or returns why it has no such optimizer, `refused`.
 
         Args:
           message: `weights`, for each its number, path, serialized constraint or None, and whether it has no weight decay;
-            `states`, numbers; `optimizer`, serialized by Keras; `floatx` and `epsilon` of Keras; `clip_norm` and
-            `clip_value` of `Clip`. The arrays are the values of the weights, then of the states.
+            `tables`, for each the fields of a `TableForm`; `lazy`, whether only rows in use are updated; `server`, the number
+            of this one; `servers`, how many there are; `states`, numbers; `optimizer`, serialized by Keras; `floatx` and
+            `epsilon` of Keras; `clip_norm` and `clip_value` of `Clip`. The arrays are the values of the weights, then of the
+            states.
         """
         values, arrays = message.values, iter(message.arrays)
         keras.config.set_floatx(values["floatx"])
         keras.config.set_epsilon(values["epsilon"])
         with _defining, self._changed:
-            self._numbers = [number for number, *_ in values["weights"]]
+            forms = [TableForm(*form) for form in values["tables"]]
+            self._numbers = [*(number for number, *_ in values["weights"]), *(form.number for form in forms)]
             self._weights = [keras_internals.variable_at(path, next(arrays)) for _, path, *_ in values["weights"]]
-            for variable, (*_, constraint, _) in zip(self._weights, values["weights"], strict=True):
-                variable.constraint = keras.constraints.deserialize(constraint) if constraint else None
-            self._optimizer = keras.saving.deserialize_keras_object(values["optimizer"])
-            forms = zip(self._weights, values["weights"], strict=True)
-            if left_out := [variable for variable, (*_, is_left_out) in forms if is_left_out]:
+            self._tables = [TableRows(form, values["server"], values["servers"]) for form in forms]
+            try:
+                for variable, (*_, constraint, _) in zip(self._weights, values["weights"], strict=True):
+                    variable.constraint = keras.constraints.deserialize(constraint) if constraint else None
+                self._optimizer = keras.saving.deserialize_keras_object(values["optimizer"])
+            except (TypeError, ValueError) as error:  # a class of the user's program, which a server does not run
+                return Message(
+                    {"refused": (re.search(r"Could not locate [\w ]+ '\w+'", str(error)) or [str(error)])[0]}
+                )
+            self._weights += [table.variable for table in self._tables]
+            decayed = zip(self._weights, [*values["weights"], *forms], strict=True)
+            if left_out := [variable for variable, (*_, is_left_out) in decayed if is_left_out]:
                 self._optimizer.exclude_from_weight_decay(left_out)
             self._clip = Clip(norm=values["clip_norm"], value=values["clip_value"])
             slots = keras_internals.build_partially(self._optimizer, self._weights, range(len(self._weights)))
@@ -96,7 +113,12 @@ class VariableServer:
             self._states = [f"state/{number}" for number in values["states"]]
             self._variables |= {key: tf.Variable(next(arrays), trainable=False) for key in self._states}
             self._used = [*range(len(self._numbers))]
-            self._update = tf.function(self._optimizer_update, autograph=False)
+            if values["lazy"]:
+                for number, table in enumerate(self._tables, len(self._weights) - len(self._tables)):
+                    owned = [v for v in self._optimizer.variables if slots.get(id(v)) == number]
+                    keys_by_old = table.update_rows_in_use(owned)
+                    keras_internals.rebind_variables(self._optimizer, tf.distribute.get_strategy(), keys_by_old)
+            self._update = self._compiled_update()
             self._pushed.clear()
         if not self._thread.is_alive():
             self._thread.start()
@@ -106,18 +128,25 @@ class VariableServer:
         """Updates all weights from now on except those of these `numbers`, on which the loss does not depend."""
         with self._changed:
             self._used = [i for i, number in enumerate(self._numbers) if number not in message.values["numbers"]]
-            self._update = tf.function(self._optimizer_update, autograph=False)
+            self._update = self._compiled_update()
         return Message({})
 
     def pull(self, message: Message) -> Message:
-        """Returns the weights and the states of version `version` or a newer one, which, and the latest norm."""
+        """Returns the weights and the states of version `version` or a newer one, which, and the latest norm.
+
+        Args:
+          message: `version`. The arrays are the ids of the rows to read, of each table; none if no rows are needed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._version >= message.values["version"])
             if self._error:
                 raise RuntimeError(f"an update has failed: {self._error!r}") from self._error
-            keys = [*(f"weight/{number}" for number in self._numbers), *self._states]
+            keys = [*(f"weight/{number}" for number in self._numbers[: self._dense]), *self._states]
+            tables = zip(self._numbers[self._dense :], message.arrays, strict=False)
+            rows = [np.array(tf.gather(self._variables[f"weight/{number}"], ids)) for number, ids in tables]
             return Message(
-                {"version": self._version, "norm": self._norm}, [np.array(self._variables[key]) for key in keys]
+                {"version": self._version, "norm": self._norm},
+                [*(np.array(self._variables[key]) for key in keys), *rows],
             )
 
     def push(self, message: Message) -> Message:
@@ -125,8 +154,8 @@ class VariableServer:
 
         Args:
           message: `worker`, `ticket`, the `version` it was computed from, and whether to compute a norm, `with_norm`. The
-            arrays are the gradients of the weights, and of each state its value before and after the forward pass, unless
-            workers have states of their own.
+            arrays are the gradients of the weights; of each table the ids of rows, and their gradients; and of each state its
+            value before and after the forward pass, unless workers have states of their own.
         """
         with self._changed:
             self._pushed[message.values["ticket"], message.values["worker"]] = message
@@ -137,7 +166,9 @@ class VariableServer:
         with self._changed:
             for key, array in zip(message.values["keys"], message.arrays, strict=True):
                 self._variables[key].assign(array)
-            self._version = message.values.get("version", self._version)
+            if "version" in message.values:
+                self._version = message.values["version"]
+                self._pushed.clear()  # of lost workers, whose tickets were dealt again
             self._changed.notify_all()
         return Message({})
 
@@ -145,6 +176,18 @@ class VariableServer:
         """Returns the variables of these `keys`."""
         with self._changed:
             return Message({}, [np.array(self._variables[key]) for key in message.values["keys"]])
+
+    def read_rows(self, message: Message) -> Message:
+        """Returns the rows of variable `key`, part of a table or of its slots; the array has their ids."""
+        with self._changed:
+            return Message({}, [np.array(tf.gather(self._variables[message.values["key"]], message.arrays[0]))])
+
+    def write_rows(self, message: Message) -> Message:
+        """Assigns rows of variable `key`; the arrays are their ids and their values."""
+        ids, rows = message.arrays
+        with self._changed:
+            self._variables[message.values["key"]].scatter_update(tf.IndexedSlices(rows, ids))
+        return Message({})
 
     def close(self) -> None:
         """Stops applying updates."""
@@ -165,22 +208,41 @@ class VariableServer:
             if update.version != self._version:  # of a run before the one that has begun meanwhile
                 return
             shares = [self._pushed.pop((update.ticket, worker)) for worker in update.workers]
-            count = len(self._weights)
+            count = self._dense
             gradients = [tf.constant(array) for array in shares[0].arrays[:count]]
             for share in shares[1:]:
                 gradients = [total + array for total, array in zip(gradients, share.arrays[:count], strict=True)]
+            places = range(count, count + 2 * len(self._tables), 2)
+            tables = [summed([(share.arrays[i], share.arrays[i + 1]) for share in shares]) for i in places]
+            gradients += [tf.constant(rows) for _, rows in tables]
             gradients = self._clipped(gradients, update, shares[0].values["with_norm"])
             if self._used:
-                self._update([gradients[i] for i in self._used])
+                self._update(gradients, [tf.constant(ids, tf.int64) for ids, _ in tables])
             else:
                 self._optimizer.iterations.assign_add(1)
             self._assign_states(shares[0])
             self._version += 1
             self._changed.notify_all()
 
-    def _optimizer_update(self, gradients: Sequence[tf.Tensor]) -> None:
+    @property
+    def _dense(self) -> int:
+        """The number of weights that are no tables."""
+        return len(self._weights) - len(self._tables)
+
+    def _compiled_update(self) -> Any:
+        gradients = [tf.TensorSpec(v.shape, v.dtype) for v in self._weights[: self._dense]]
+        gradients += [tf.TensorSpec([None, table.variable.shape[1]], table.variable.dtype) for table in self._tables]
+        signature = (gradients, [tf.TensorSpec([None], tf.int64) for _ in self._tables])
+        return tf.function(self._optimizer_update, input_signature=signature, autograph=False)
+
+    def _optimizer_update(self, gradients: Sequence[tf.Tensor], ids: Sequence[tf.Tensor]) -> None:
         keras_internals.disable_gradient_aggregation(self._optimizer)
-        self._optimizer.apply(list(gradients), [self._weights[i] for i in self._used])
+        tables = {i: (self._tables[i - self._dense], ids[i - self._dense]) for i in self._used if i >= self._dense}
+        used = [tables[i][0].gradient(tables[i][1], gradients[i]) if i in tables else gradients[i] for i in self._used]
+        with replica_context():  # if a worker is in this process: the gradients are sums over workers
+            self._optimizer.apply(used, [self._weights[i] for i in self._used])
+        for table, table_ids in tables.values():
+            table.assign(table_ids)
 
     def _clipped(self, gradients: list[tf.Tensor], update: Update, with_norm: bool) -> list[tf.Tensor]:
         """Clips by the norm over all servers; every server computes the same."""
@@ -195,7 +257,7 @@ class VariableServer:
 
     def _assign_states(self, share: Message) -> None:
         """Assigns what layers have assigned: their values, or how these changed, if they were computed from older ones."""
-        arrays = share.arrays[len(self._weights) :]
+        arrays = share.arrays[self._dense + 2 * len(self._tables) :]
         is_current = share.values["version"] == self._version
         for key, before, after in zip(self._states, arrays[::2], arrays[1::2], strict=False):
             variable = self._variables[key]

@@ -14,31 +14,37 @@ _DTYPES = frozenset([tf.float16, tf.float32, tf.float64, tf.int32, tf.int64])
 class WorkerCollectives(Collectives):
     """Every call sends this worker's tensors to the coordinator, and returns those of all workers, added in order of rank.
 
+    A worker that is lost before its call takes no part, and ranks are among those that are left.
+
     Cost: n sent and n N received by each worker, and a round trip.
     """
 
     wire = Wire(reduces=_DTYPES, gathers=_DTYPES, packed=tf.int32)
 
-    def __init__(self, servers: Servers, rank: int, size: int):
+    def __init__(self, servers: Servers, worker: int):
         """Initializes the collectives.
 
         Args:
           servers: the servers.
-          rank: rank of this worker.
-          size: number of workers.
+          worker: rank of this worker in the job.
         """
-        self._servers, self._rank, self.size = servers, rank, size
+        self._servers, self._worker = servers, worker
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        """Number of workers that have taken part in the last call."""
+        return len(self._servers.workers)
 
     @property
     def rank(self) -> int:
         """See base class."""
-        return self._rank
+        return self._servers.workers.index(self._worker)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
 
         def reduced(*arrays: np.ndarray) -> list[np.ndarray]:
-            return [_reduced(values, op) for values in zip(*self._servers.gather(arrays, self.size), strict=True)]
+            return [_reduced(values, op) for values in zip(*self._servers.gather(arrays), strict=True)]
 
         return self._call(reduced, tensors, [tensor.shape for tensor in tensors])
 
@@ -46,7 +52,7 @@ class WorkerCollectives(Collectives):
         """See base class."""
 
         def gathered(*arrays: np.ndarray) -> list[np.ndarray]:
-            return [np.concatenate(values) for values in zip(*self._servers.gather(arrays, self.size), strict=True)]
+            return [np.concatenate(values) for values in zip(*self._servers.gather(arrays), strict=True)]
 
         return self._call(gathered, tensors, [tf.TensorShape([None, *tensor.shape[1:]]) for tensor in tensors])
 

@@ -114,6 +114,7 @@ class LoopReport(NamedTuple):
 
 
 Loop = Callable[[Iterator[Any], tf.Tensor, tf.Tensor, tf.Tensor], LoopResult]
+MakeLoop = Callable[[Step, Strategy], Loop]
 
 
 def compile_loop(step: Step, strategy: Strategy) -> Loop:

@@ -21,7 +21,7 @@ from tfdist.gradients.compression import EXACT, choose_methods
 from tfdist.pipelining.execution import ActionClock
 from tfdist.pipelining.staged_model import pipeline_without_flush
 from tfdist.row_semantics.explanation import Communication
-from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
+from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop
 from tfdist.step.compression import Compression, EngineSum
 from tfdist.step.delayed_step import DelayedStep, compile_delayed_loop, compile_timed_steps
 from tfdist.step.gradient_source import GradientSource
@@ -69,7 +69,7 @@ class Steps:
     def loop(
         self,
         batch_size: int | None,
-        make: Callable[[Step, Strategy], Loop] = compile_loop,
+        make: MakeLoop = compile_loop,
         rate: float = 1.0,
         local: bool = False,
     ) -> Loop:
@@ -112,9 +112,7 @@ class Steps:
         context = functools.partial(keras_internals.replaced_learning_rate, optimizer, rate)
         return _run_in_context(context, compile_loop(step, self.strategy))
 
-    def _create_synchronous_loop(
-        self, batch_size: int | None, make: Callable[[Step, Strategy], Loop]
-    ) -> tuple[Step, Loop]:
+    def _create_synchronous_loop(self, batch_size: int | None, make: MakeLoop) -> tuple[Step, Loop]:
         if pipeline := pipeline_without_flush(self.strategy):
             step_ = self._delayed_step(batch_size)
             return step_, compile_delayed_loop(step_, pipeline, lambda: self.end)

@@ -142,7 +142,9 @@ class GradientSource:
 
     def draws(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
         """Returns the step, the replica and the number of replicas from which random layers draw."""
-        return step, self.strategy.collectives.rank, self.strategy.collectives.size
+        has_whole_batches = self.strategy.training_shares[1] == 1
+        collectives = OneReplica() if has_whole_batches else self.strategy.collectives
+        return step, collectives.rank, collectives.size
 
     def local(self, rows: ReplicaRows, step: tf.Tensor, collectives: Collectives) -> LocalGradients:
         """Computes the gradients of a replica's rows in step `step`, scalar int64. A replica function."""
@@ -258,7 +260,9 @@ class GradientSource:
         self.without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
         takes_rows = self.settings.micro_steps == 1
         accepted_gradients = [
-            g if takes_rows and is_sparse and isinstance(g, tf.IndexedSlices) else dense(g, v)
+            g
+            if takes_rows and is_sparse and isinstance(g, tf.IndexedSlices)
+            else dense(g, v, self.strategy.gradient_shape(v))
             for g, v, is_sparse in zip(gradients, self.variables, self._is_sparse, strict=True)
         ]
         return (
@@ -291,10 +295,19 @@ class _MicroStepCollectives(Recording):
         )
 
 
-def dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable) -> tf.Tensor:
-    """Returns a dense gradient: zeros for None, and rows scattered to their indices."""
+def dense(
+    gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable, shape: tf.TensorShape | None = None
+) -> tf.Tensor:
+    """Returns a dense gradient: zeros for None, and rows scattered to their indices.
+
+    Args:
+      gradient: the gradient of a variable.
+      variable: the variable.
+      shape: see `Strategy.gradient_shape`; by default that of the variable.
+    """
+    shape = variable.shape if shape is None else shape
     if gradient is None:
-        return tf.zeros(variable.shape, variable.dtype)
+        return tf.zeros(shape if shape.is_fully_defined() else tf.shape(variable.value), variable.dtype)
     tensor = tf.convert_to_tensor(gradient)
-    tensor.set_shape(variable.shape)  # tf.ensure_shape would be an operation that DTensor does not support
+    tensor.set_shape(shape)  # tf.ensure_shape would be an operation that DTensor does not support
     return tensor

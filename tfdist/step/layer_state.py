@@ -296,7 +296,7 @@ def averaged_statistics(model: keras.Model, strategy: Strategy) -> TemporaryValu
         return replica_means(local_values, tf.ones([]), strategy.collectives, name="statistics")
 
     statistics = keras_internals.moving_statistics(model)
-    return TemporaryValues(statistics, strategy, means, differ=lambda: strategy.replicas > 1)
+    return TemporaryValues(statistics, strategy, means, differ=lambda: strategy.training_shares[1] > 1)
 
 
 def averaged_weights(model: keras.Model, strategy: Strategy) -> TemporaryValues:

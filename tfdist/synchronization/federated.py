@@ -18,7 +18,7 @@ from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step import randomness
-from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, run_loop, timed_batch
+from tfdist.step.compiled_loop import Loop, LoopReport, LoopResult, MakeLoop, compile_loop, run_loop, timed_batch
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.gradient_source import GradientSource, LocalGradients
 from tfdist.step.layer_state import assign
@@ -344,8 +344,9 @@ class FederatedSynchronizer(WeightSynchronizer):
         self._state = RoundState(model, strategy, reduction, sync.outer)
         self.variables = self._state.global_weights.optimizer_variables
 
-    def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
+    def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
         """See base class."""
+        assert batch_size  # that of a client
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
             settings = dataclasses.replace(settings, batch_size=batch_size)

@@ -8,7 +8,7 @@ import keras
 
 from tfdist.data import Pipeline
 from tfdist.distribution.strategy import Strategy
-from tfdist.step.compiled_loop import Loop
+from tfdist.step.compiled_loop import Loop, MakeLoop, compile_loop
 from tfdist.step.compiled_steps import Steps
 
 
@@ -31,20 +31,21 @@ class WeightSynchronizer:
         """Returns whether each replica updates its own weights in this step."""
         return False
 
-    def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
+    def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
         """Returns the compiled loop for the steps starting at `step`.
 
         Args:
           steps: steps of the trainer.
-          batch_size: examples that count as one step.
+          batch_size: examples that count as one step; None if each batch has a number of its own.
           rate: factor of the learning rate.
           step: the next step.
+          make: creates the loop if this synchronizer has none of its own.
         """
-        return steps.loop(batch_size, rate=rate, local=self.is_local_step(step))
+        return steps.loop(batch_size, make, rate=rate, local=self.is_local_step(step))
 
     def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
         """Returns the iterator of the batches of this process's replicas, for `loop`."""
-        return strategy.distribute(pipeline.indexed_dataset)
+        return strategy.distribute(lambda *_: pipeline.indexed_dataset(*strategy.training_shares))
 
     def next(self, step: int) -> int | None:
         """Returns the next step after `step` at which `at` must be called; None if there is none."""

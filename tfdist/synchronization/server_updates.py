@@ -12,14 +12,14 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica
-from tfdist.data import Pipeline
+from tfdist.data.row_partition import IndexedBatch
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, Reducer, ReductionResult
 from tfdist.parameter_server.coordinator import RangeResult
 from tfdist.parameter_server.remote_variables import RemoteVariables
 from tfdist.parameter_server.update_order import Update
-from tfdist.step.compiled_loop import Loop, LoopResult, split_numbers
+from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, split_numbers
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.gradient_source import GradientSource
 from tfdist.step.metrics import ModelMetrics
@@ -58,11 +58,15 @@ class ServerSynchronizer(WeightSynchronizer):
         self._model, self._strategy, self._remote = model, strategy, remote
         self._staleness: Sequence[int] = ()
         self.updates: list[Update] = []
-        if strategy.is_chief:  # servers clip sums of shares; a worker, whole gradients
-            remote.define(model.optimizer, Clip() if remote.whole_batches else clip)
-        strategy.group.barrier("servers/variables")
+        # Servers clip sums of shares; a worker, whole gradients.
+        refused = remote.define(model.optimizer, Clip() if remote.whole_batches else clip) if strategy.is_chief else ""
+        if refused := strategy.group.broadcast("servers/variables", refused):
+            raise InputError(
+                "Servers make the updates: optimizers, schedules and constraints must be classes of Keras or tfdist. "
+                f"Received: {refused}. Use one of these, or change the learning rate in a callback."
+            )
 
-    def loop(self, steps: Steps, batch_size: int, rate: float, step: int) -> Loop:
+    def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
         """See base class."""
         self._remote.check_holds(self._model)
 
@@ -78,12 +82,6 @@ class ServerSynchronizer(WeightSynchronizer):
 
         return steps.custom_loop(("tickets", batch_size), create)
 
-    def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
-        """See base class."""
-        if self._remote.whole_batches:
-            return iter(pipeline.indexed_dataset(range(1), 1))
-        return super().batches(pipeline, strategy)
-
     def at(self, step: int) -> Mapping[str, float]:
         """See base class; the staleness of the gradients of the last call, in updates."""
         if not self._remote.whole_batches or not self._staleness:
@@ -92,10 +90,9 @@ class ServerSynchronizer(WeightSynchronizer):
 
     def finished(self, result: RangeResult) -> None:
         """Takes note of the result of a range of tickets."""
-        updates = [Update(*update) for update in result.updates]
-        self._staleness = [update.version - min(update.versions or (update.version,)) for update in updates]
+        self._staleness = [update.version - min(update.versions or (update.version,)) for update in result.updates]
         if self._remote.records_updates:
-            self.updates += updates
+            self.updates += result.updates
 
 
 def check_supported(
@@ -106,6 +103,13 @@ def check_supported(
     rules = (
         (bool(settings.loss_scale), "no loss scaling", "a loss scale", "--precision=mixed_bfloat16"),
         (rate != 1, "the same batch size in the whole run", "an elastic batch", "another --strategy"),
+        (
+            bool(remote.tables.numbers)
+            and (settings.jit_compile or settings.micro_steps > 1 or metrics.count_all_rows),
+            "an embedding that they split by rows in a step of one pass over independent rows, without XLA",
+            "jit_compile, accumulate_steps, or outputs that depend on other rows",
+            "a larger --min_table_bytes",
+        ),
         (
             clips_by_all,
             "an optimizer whose update of a variable does not depend on the others, if there are several",
@@ -139,72 +143,81 @@ class TicketLoop:
         self._synchronizer, self._step, self._strategy = synchronizer, step, strategy
         self._remote, self._servers = remote, remote.servers
         self._rank = strategy.cluster.rank
-        self._compute: Any = tf.function(
-            lambda *args: strategy.run(step.compute, *args), autograph=False, reduce_retracing=True
-        )
+        self._compute: Any = tf.function(self._computed, autograph=False, reduce_retracing=True)
         self._undo = tf.function(
             lambda computed: strategy.run(step.undo, computed), autograph=False, reduce_retracing=True
         )
         self._is_traced = False
+        # Of all workers in the first one, which has them if a worker is lost; shares of a step may count all rows.
+        self._metrics = [*map(keras_internals.value_of, step.source.metrics.variables)] if remote.whole_batches else []
 
     def __call__(
         self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
     ) -> LoopResult:
         """Computes tickets until the range is done, and returns what all workers have computed."""
         first, end = int(first_step), int(first_step) + int(steps)
-        call = _Call(first, np.zeros([end - first], np.int32))
+        call = _Call(end)
         batches = self._timed(iterator, call)
         if not self._is_traced:
-            batches = self._traced(batches, with_norm)
+            batches = self._traced(batches, getattr(iterator, "element_spec", None), with_norm)
         if self._strategy.is_chief:
+            self._remote.tolerate_losses()
             self._remote.write_changes(version=first)
         self._servers.coordinate("open", worker=self._rank, first=first, end=end)
-        read, goes_on = 0, True  # the number of batches
+        read, goes_on = first, True  # the ticket of the next batch
+        known: dict[int, Any] = {}  # batches that are needed if the workers that compute them are lost
         while goes_on and (taken := self._servers.coordinate("take", worker=self._rank)):
-            ticket, version = taken
-            while read <= ticket - first:
-                batch, numbers = next(batches)
-                read += 1
+            ticket, version, computed = taken
+            for number in range(read, ticket + 1):
+                known[number] = next(batches)
+            read = max(read, ticket + 1)
+            known = {number: known[number] for number in known.keys() & {*computed}}
+            batch, numbers = known[ticket]
             goes_on = self._one(call, ticket, version, batch, numbers, with_norm)
-        for _ in range(end - first - read):
+        for _ in range(read, end):
             next(batches)
-        result = RangeResult(*self._servers.coordinate("result"))
+        result = self._servers.result()
+        for i, variable in enumerate(self._metrics):
+            variable.assign(result.metrics[i] if result.metrics else tf.zeros_like(variable))
         updates = len(result.losses) - (not result.is_finite)
         norm = self._remote.pull_all(end if result.is_finite else 0)
         self._synchronizer.finished(result)
         return LoopResult(
             losses=tf.constant(result.losses, keras.config.floatx()),
             counted=tf.range(len(result.losses)) < updates,
-            norm=tf.constant(call.norm if self._remote.whole_batches else norm, keras.config.floatx()),
+            norm=tf.constant(result.norm if self._remote.whole_batches else norm, keras.config.floatx()),
             may_continue=tf.constant(result.is_finite),
             gradient_finite=(),
             wait_seconds=tf.constant(call.waited, tf.float64),
             compute_seconds=tf.constant([call.busy], tf.float64),
-            numbers=tf.concat(call.numbers, 0) if call.numbers else tf.zeros([0], tf.int64),
-            sizes=tf.constant(call.sizes[: len(result.losses)]),
+            numbers=tf.concat([tf.zeros([0], tf.int64), *result.numbers], 0),
+            sizes=tf.constant([*map(len, result.numbers)] or [0] * len(result.losses), tf.int32),
         )
 
     def _one(
         self, call: "_Call", ticket: int, version: int, batch: Any, numbers: tf.Tensor, with_norm: tf.Tensor
     ) -> bool:
         """Computes a ticket from a version or a newer one, and pushes its gradient; returns whether the run goes on."""
-        versions, before, _ = self._remote.pull(version)
+        ids = self._remote.tables.ids(batch)
+        versions, before, _ = self._remote.pull(version, ids)
         started = time.perf_counter()
-        computed = self._compute(batch, tf.constant(ticket, tf.int64), with_norm)
-        loss, is_finite, call.norm = float(computed.loss), bool(computed.finite), float(computed.norm)
+        with self._remote.tables.known_ids():
+            computed = self._compute(batch, tf.constant(ticket, tf.int64), with_norm)
+        loss, is_finite, norm = float(computed.loss), bool(computed.finite), float(computed.norm)
         call.busy += time.perf_counter() - started
         if is_finite:
             after = [keras_internals.value_of(variable).numpy() for variable in self._remote.states]
             gradients = [gradient.numpy() for gradient in computed.gradients]
-            is_last = ticket - call.first == len(call.sizes) - 1
-            self._servers.push(ticket, versions, gradients, before, after, with_norm=bool(with_norm) and is_last)
-            call.numbers.append(numbers)
-            call.sizes[ticket - call.first] = len(numbers)
+            with_norm_of_last = bool(with_norm) and ticket == call.end - 1
+            self._servers.push(ticket, versions, gradients, before, after, ids=ids, with_norm=with_norm_of_last)
         else:
             self._undo(computed)
-        return self._servers.coordinate(
-            "commit", worker=self._rank, ticket=ticket, loss=loss, is_finite=is_finite, versions=versions
-        )
+        arrays = [numbers.numpy(), *(variable.numpy() for variable in self._metrics)]
+        return self._servers.commit(ticket, arrays, loss=loss, is_finite=is_finite, versions=versions, norm=norm)
+
+    def _computed(self, *args: Any) -> Any:
+        with self._remote.tables.in_step():
+            return self._strategy.run(self._step.compute, *args)
 
     def _timed(self, iterator: Iterator[Any], call: "_Call") -> Iterator[tuple[Any, tf.Tensor]]:
         """Yields batches and the indices of their examples."""
@@ -214,10 +227,14 @@ class TicketLoop:
             call.waited += time.perf_counter() - started
             yield split_numbers(element, self._strategy)
 
-    def _traced(self, batches: Iterator[Any], with_norm: tf.Tensor) -> Iterator[Any]:
-        """Traces the step on all workers together, since they compare their traces; returns the same batches."""
+    def _traced(self, batches: Iterator[Any], spec: Any, with_norm: tf.Tensor) -> Iterator[Any]:
+        """Traces the step on all workers together, since they compare their traces; returns the same batches.
+
+        With the spec of the data, if that is known: in a trace for a static batch size, divisions by it are rounded otherwise.
+        """
         batch, numbers = next(batches)
-        self._compute.get_concrete_function(batch, tf.constant(0, tf.int64), with_norm)
+        spec = batch if spec is None else spec.batch if isinstance(spec, IndexedBatch) else spec
+        self._compute.get_concrete_function(spec, tf.constant(0, tf.int64), with_norm)
         unused = self._step.unused()
         if self._strategy.is_chief and unused:
             self._servers.leave_out(sorted(unused))
@@ -230,17 +247,11 @@ class _Call:
     """What a call of the loop has done on this worker.
 
     Attributes:
-      first: its first ticket.
-      sizes: [tickets]; the number of examples of each ticket that this worker has computed.
-      numbers: indices of these examples.
-      norm: gradient norm of the latest ticket, if requested.
+      end: the ticket after its last one.
       waited: seconds of waiting for data.
       busy: seconds of computation.
     """
 
-    first: int
-    sizes: np.ndarray
-    numbers: list[tf.Tensor] = dataclasses.field(default_factory=list)
-    norm: float = 0.0
+    end: int
     waited: float = 0.0
     busy: float = 0.0

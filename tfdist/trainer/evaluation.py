@@ -143,10 +143,11 @@ class EvaluationMixin:
             partitions = self._program is not None and self._program.partitions_outputs
             self._predictor = Predictor(self.model, self.strategy, self._settings.seed, is_partitioned=partitions)
         weights_context = self._program.evaluated_weights(self.step) if self._program else contextlib.nullcontext()
+        count, shown = -(-limit // rows), verbose if self.strategy.is_chief else 0
+        predictor = self._predictor
         with weights_context, explain_reading_errors(examples):
-            batches = self._predictor.predict(examples, rows, limit)
-            return concatenate_rows(
-                _show_progress(batches, -(-limit // rows), verbose if self.strategy.is_chief else 0)
+            return self.strategy.with_all_replicas(
+                lambda: concatenate_rows(_show_progress(predictor.predict(examples, rows, limit), count, shown))
             )
 
     def _build_model(self, examples: Examples) -> None:

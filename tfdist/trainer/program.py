@@ -209,7 +209,7 @@ class Program(NamedTuple):
         """Returns the loss and the metrics over a data set at a step; see `Trainer.evaluate`."""
         self.drain()  # discards the values of earlier calls in metrics of layers
         with self.evaluated_weights(step), explain_reading_errors(examples), explain_mismatch(examples.element_spec):
-            results = self.evaluator.evaluate(examples, batch_size)
+            results = self.strategy.with_all_replicas(lambda: self.evaluator.evaluate(examples, batch_size))
         warn_about_evaluation(self.strategy, examples, results["loss"])
         return results
 

@@ -73,11 +73,12 @@ def attempt(setting: Setting, directory: pathlib.Path, made: Plan, blow: Interru
     return Attempt(fell, [end.code for end in ends], seconds, output)
 
 
-def unexpected(made: Attempt, blow: Interruption | None) -> list[str]:
+def unexpected(made: Attempt, blow: Interruption | None, servers: int = 0) -> list[str]:
     """Describes the processes that ended with an unexpected exit code.
 
     A SIGTERM in a step or a write is handled: all processes save and end with code 75 or, if it was too late for another step,
     with 0. Before and after training it ends its process.
+    The last processes, if they are parameter servers, end with 0 when all others have ended.
     """
     allowed = {int(ExitCode.DONE)}
     if blow and blow.signal == signal.SIGTERM and made.fell in (STEP, WRITE):
@@ -86,4 +87,6 @@ def unexpected(made: Attempt, blow: Interruption | None) -> list[str]:
     elif blow and made.fell != MISSED:
         allowed |= {int(ExitCode.PEER_LOST), -blow.signal, _KILLED + blow.signal}
         allowed |= {int(ExitCode.PREEMPTED)} if blow.signal == signal.SIGTERM else set()
-    return [f"process {number} ended with {code}" for number, code in enumerate(made.codes) if code not in allowed]
+    served = range(len(made.codes) - servers, len(made.codes))
+    wrong = [(n, code) for n, code in enumerate(made.codes) if code not in allowed and not (n in served and not code)]
+    return [f"process {number} ended with {code}" for number, code in wrong]

@@ -61,6 +61,7 @@ def outcome(setting: Setting, seed: int, home: pathlib.Path, against: Reference)
     """
     begun, directory = time.monotonic(), home / f"{setting.name}-{seed}"
     befalls = plan(setting.name, seed, setting.processes)
+    servers = 0 if befalls.launched else setting.servers
     falls, ends, problems, stopped = [], [], [], 0
     for number, blow in enumerate([*befalls.interruptions, None]):
         try:
@@ -68,7 +69,7 @@ def outcome(setting: Setting, seed: int, home: pathlib.Path, against: Reference)
         except AssertionError as hung:
             problems.append(f"start {number} with {blow} did not end:\n{hung}")
             break
-        problems += [f"start {number} with {blow}: {said}\n{made.output}" for said in unexpected(made, blow)]
+        problems += [f"start {number} with {blow}: {said}\n{made.output}" for said in unexpected(made, blow, servers)]
         falls += [made.fell] if blow else []
         ends += [made.seconds] if blow and made.fell != MISSED else []
         stopped += made.fell in (START, STEP, WRITE) and any(made.codes)

@@ -11,6 +11,7 @@ import signal
 
 import pytest
 
+from tests.end_to_end.chaos import stale_updates
 from tests.end_to_end.chaos.campaign import outcome, reference
 from tests.end_to_end.chaos.plan import START, STEP, WRITE, plan
 from tests.end_to_end.chaos.settings import SETTINGS
@@ -32,8 +33,10 @@ MORE_SEEDS = {
     "multiworker2_diloco": (3,),  # SIGTERM in a step under the launcher
     "pipeline2_tensorflow": (11,),  # SIGKILL of the second stage in a step, with commits
     "pipeline2_horovod": (4,),  # SIGKILL in writes, under the launcher
+    "servers3+2": (0,),  # SIGKILL of a worker, without which the run goes on, and of a server
     "horovod2_mpi": (16, 96),  # SIGKILL in a step with commits on two hosts; SIGTERM in a step under the launcher
 }
+STALE_SEEDS = (10, 11)  # SIGKILL of a worker and SIGSTOP of another; a pause of a server and SIGKILL of a worker
 
 
 def check_parts(run: pathlib.Path) -> None:
@@ -58,6 +61,30 @@ def test_the_end_is_that_of_an_uninterrupted_run(name: str, tmp_path: pathlib.Pa
 @pytest.mark.parametrize("name", MORE_SEEDS)
 def test_so_it_is_with_more_seeds(name: str, tmp_path: pathlib.Path) -> None:
     check(name, MORE_SEEDS[name], tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.separable
+@pytest.mark.parametrize("seed", STALE_SEEDS)
+def test_one_device_makes_the_updates_of_servers_again_whatever_is_lost(seed: int, tmp_path: pathlib.Path) -> None:
+    made = stale_updates.outcome(seed, tmp_path)
+    assert not made.problems, "\n".join(made.problems)
+
+
+def test_fifty_seeds_have_every_kind_of_loss() -> None:
+    plans = [stale_updates.plan(seed) for seed in range(50)]
+    blows = [blow for _, group in plans for blow in group]
+    kinds = {(blow.signal, blow.rank >= stale_updates.WORKERS, blow.pause > 0) for blow in blows}
+    assert kinds == {
+        (signal.SIGKILL, False, False),
+        (signal.SIGKILL, True, False),
+        (signal.SIGSTOP, False, False),
+        (signal.SIGSTOP, False, True),
+        (signal.SIGSTOP, True, True),
+    }
+    assert {(staleness, len(group)) for staleness, group in plans} == {
+        (staleness, count) for staleness in ("async", "bounded(2)") for count in (1, 2)
+    }
 
 
 def check(name: str, seeds: tuple[int, ...], tmp_path: pathlib.Path) -> None:

@@ -22,6 +22,7 @@ _COMPRESSED = ("--compression=topk(ratio=0.1)", "--compression_min_bytes=64")
 _LOCAL = ("--sync=local_sgd(period=8)", *_COMPRESSED)  # checkpoints and commits fall between exchanges
 _DILOCO = ("--sync=diloco(period=8)",)
 _PIPELINE = ("--strategy=pipeline", "--micro_batches=2", "--activation_compression=int8")
+_SERVED = ("--strategy=parameter_server", "--staleness=bounded(0)", "--servers=2")
 _SHARDED = ("--strategy=mesh", "--mesh_shape=data:4", "--shard=optimizer", "--shard_min_elements=64")
 
 
@@ -30,11 +31,12 @@ class Setting(NamedTuple):
 
     Attributes:
       name: strategy and number of processes.
-      processes: number of processes.
+      processes: number of processes, servers included.
       launcher: `--launcher` of `tfdist launch`.
       flags: flags of `tfdist train`, in addition to the common ones.
       memory: suffix of the directory for in-memory checkpoints. By default each rank has its own, as on separate hosts; empty
         if the engine has no collectives to copy them.
+      servers: how many of the processes are parameter servers, the last ones.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Setting(NamedTuple):
     launcher: str
     flags: tuple[str, ...]
     memory: str = "-{rank}"
+    servers: int = 0
 
     def train(self, directory: pathlib.Path, *flags: str) -> list[str]:
         """Returns the command of a rank, which TF_CONFIG identifies."""
@@ -49,7 +52,9 @@ class Setting(NamedTuple):
 
     def launch(self, directory: pathlib.Path, *flags: str) -> list[str]:
         """Returns the command that starts all ranks."""
-        own = (f"--processes={self.processes}", f"--launcher={self.launcher}", f"--log_dir={directory}-logs")
+        count = self.processes - self.servers
+        own = (f"--processes={count}", f"--launcher={self.launcher}", f"--log_dir={directory}-logs")
+        own += (f"--servers={self.servers}",) if self.servers else ()
         return [sys.executable, "-m", "tfdist.launch", *own, "--", *self.train(directory, *flags)]
 
 
@@ -66,6 +71,8 @@ SETTINGS = {
         Setting("pipeline2_tensorflow", 2, "tensorflow", _PIPELINE, ""),
         Setting("pipeline2_horovod", 2, "horovod", (*_PIPELINE, "--communication=gloo"), ""),
         Setting("pipeline2x2", 4, "tensorflow", (*_PIPELINE, "--mesh_shape=stage:2;data:2", *_COMPRESSED), ""),
+        # Without staleness, so that the updates are those of a run without interruptions.
+        Setting("servers3+2", 5, "tensorflow", _SERVED, "", 2),
         Setting("mesh1x4", 1, "tensorflow", _SHARDED, ""),
         Setting("mesh2x2", 2, "tensorflow", _SHARDED, ""),
     )

@@ -127,10 +127,10 @@ def _gather_text(group: Group, name: str, text: str, deadline: float) -> list[st
     """Like `group.gather`, split into several messages: an index has a hash for every 4 MiB."""
     pieces = [text[start : start + _MESSAGE] for start in range(0, len(text), _MESSAGE)]
     texts = [""] * group.size
-    for number in range(max(group.gather(f"{name} messages", len(pieces), deadline))):
+    for number in range(max(count or 0 for count in group.gather(f"{name} messages", len(pieces), deadline))):
         piece = pieces[number] if number < len(pieces) else ""
         for rank, rank_piece in enumerate(group.gather(f"{name} {number}", piece, deadline)):
-            texts[rank] += rank_piece
+            texts[rank] += rank_piece or ""
     return texts
 
 
@@ -242,18 +242,20 @@ class _SharedDirectory:
         files.write(_index_file(partial, self._group.rank), manifest.seal(manifest.dump_index(index)))
 
     def content(self) -> tuple[Index, Json, Json]:
-        return _merge_index_files(self._partial, self._group.size), self._flags, self._values
+        return _merge_index_files(self._partial, self._group), self._flags, self._values
 
 
 def _index_file(partial: StoragePath, rank: int) -> StoragePath:
     return partial / f"index-{rank:05d}.json"
 
 
-def _merge_index_files(partial: StoragePath, size: int) -> Index:
-    storage = storage_of(partial)
-    index_files = [_index_file(partial, rank) for rank in range(size)]
-    for rank, file in enumerate(index_files):
-        if not storage.exists(file):
+def _merge_index_files(partial: StoragePath, group: Group) -> Index:
+    storage, index_files = storage_of(partial), []
+    for rank in range(group.size):
+        file = _index_file(partial, rank)
+        if storage.exists(file):
+            index_files.append(file)
+        elif rank not in group.departed:
             raise FileNotFoundError(f"the part of rank {rank} is missing: there is no {file}")
     index = merge_indices(json_validation.index(manifest.unseal(files.read(file))) for file in index_files)
     for name, expected_size in index.shards.items():
