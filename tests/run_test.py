@@ -224,7 +224,7 @@ print(json.dumps(sorted(public)))
 ASSIGN = {
     "keras_fit/patches.py": "the table",
     "step/metrics.py": "in the table",
-    "horovod/keras2_names.py": "in the table",
+    "horovod/module_aliases.py": "in the table",
     "horovod/optimizer.py": "in the table",
     "horovod/wrapped_optimizer.py": "attributes of an optimizer that it has made",
     "keras_internals/fitting.py": "the state of callbacks, and private functions, while a step is labelled",

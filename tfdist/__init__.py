@@ -93,7 +93,7 @@ _MODULES = {
     "find_learning_rate": "tfdist.planning.learning_rate",
     "gather_rows": "tfdist.collectives",
     "load_strategy": "tfdist.distribution.factory",
-    "name_dims": "tfdist.config.layouts",
+    "name_dims": "tfdist.distribution.variable_layouts",
     "recompute": "tfdist.layers.recompute",
     "spawn": "tfdist.launcher.spawn",
 }

@@ -65,8 +65,8 @@ def _entry(package: str, name: str) -> str:
 
 def _definition(module: str, name: str) -> str | None:
     """Returns the path of the code that defines a name of a module; None if it is made at run time."""
-    if module == "tfdist" and name in tfdist._HOMES:
-        return _definition(tfdist._HOMES[name], name)
+    if module == "tfdist" and name in tfdist._MODULES:
+        return _definition(tfdist._MODULES[name], name)
     if (tree := _tree(module)) is None:
         return None
     for node in tree.body:

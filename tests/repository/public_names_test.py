@@ -61,8 +61,8 @@ def test_parts():
     assert (
         gradients.__all__
         == """
-        Bucketed Clip ErrorFeedback LossScale LossScaler Reduced Reducer PartitionedReducer Sum accumulated
-        parse_loss_scale plan unscaled
+        Bucketed Clip ErrorFeedback LossScale LossScaler ReductionResult Reducer PartitionedReducer Sum accumulate_gradients
+        parse_loss_scale plan unscale
     """.split()
     )
     names = "LARS NORMS_AND_BIASES MomentumCorrectedSGD WarmupAndDecay make_learning_rate"

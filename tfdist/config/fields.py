@@ -210,7 +210,8 @@ def takes_options(config: Any, trait: str = "") -> Callable[[Callable], Callable
             for f in dataclasses.fields(config)
             if f.name not in signature.parameters and (not trait or getattr(f.metadata["flag"], trait))
         ]
-        fn.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        new_signature = inspect.Signature(parameters, return_annotation=signature.return_annotation)
+        fn.__signature__ = new_signature  # type: ignore[attr-defined]
         return fn
 
     return decorate

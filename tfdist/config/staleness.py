@@ -108,7 +108,7 @@ class ParameterServerOptions:
         DEVICES,
         "Size of an embedding from which on its rows are split over the servers, for --strategy=parameter_server: workers pull "
         "and push the rows that they use.",
-        least=0,
+        minimum=0,
         is_option=True,
         neutral_values=(MIN_TABLE_BYTES,),
     )

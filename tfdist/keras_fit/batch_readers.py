@@ -95,7 +95,7 @@ class GlobalBatches:
         *,
         trains: bool = False,
     ):
-        """Initializes without starting a pass; `name` is that of the call that reads `batches`, and `trains` whether it trains."""
+        """Initializes without starting a pass; `name` is that of the call that reads `batches`; `trains`: in training."""
         self._shares = strategy.training_shares if trains else (strategy.local_replicas, strategy.replicas)
         self.strategy, self.deadline, self.batches_per_pass, self.spec = strategy, deadline, batches_per_pass, spec
         self._batches, self._name, self._passes = batches, name, 0

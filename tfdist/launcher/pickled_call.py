@@ -103,7 +103,7 @@ def _remedy() -> str:
 # Sets the parent's search path before importing tfdist; `-m` would need it in the environment.
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tfdist.launcher import spawn_entry; sys.exit(spawn_entry.main(sys.argv[2], int(sys.argv[3])))"
+    "from tfdist.launcher import pickled_call; sys.exit(pickled_call.main(sys.argv[2], int(sys.argv[3])))"
 )
 
 
