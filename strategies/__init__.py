@@ -1,7 +1,7 @@
 """The strategies of tfdist, one file each; installed and imported as `tfdist.strategies`.
 
-Strategies are plug-ins that tfdist loads by name. Each imports packages of tfdist from `errors` to `pipelining`, but no other
-strategy.
+Strategies are plug-ins that tfdist loads by name. A strategy may import the packages up to `pipelining` in the list of
+CONTRIBUTING.md, but no other strategy.
 """
 
 if __name__ != "tfdist.strategies":

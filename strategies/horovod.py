@@ -78,7 +78,7 @@ class Horovod(Strategy):
         self.replicas = hvd.size()
         self.local_replicas = range(hvd.rank(), hvd.rank() + 1)
         self.collectives = HorovodCollectives(process_sets=sets)
-        self.tuned = plans[0].tuned(self.collectives)
+        self.tuned = plans[0].tune(self.collectives)
         self.optimizer_shards = optimizer_shards(shard, self)
 
     def synchronize(self, variables: Sequence[keras.Variable]) -> None:

@@ -69,7 +69,7 @@ class MultiWorker(TensorFlowStrategy):
         make_group = ProcessGroups(sets, cluster.size, local, options).collectives if cluster.size > 1 else None
         super().__init__("multiworker", engine, cluster=cluster, group=group, options=options, make_group=make_group)
         self._make_process_group = make_group
-        self.tuned = plan.tuned(self.collectives)
+        self.tuned = plan.tune(self.collectives)
         self.optimizer_shards = optimizer_shards(shard, self)
         self._variable_creation = VariableCreation(group)
 

@@ -197,7 +197,7 @@ class _Server:
           PeerLostError: another process of the job is lost.
         """
         while not self._have_left():
-            if loss := job.lost():
+            if loss := job.first_loss():
                 raise PeerLostError(f"{loss}.")
         self.variables.close()
         if not self._coordinator:

@@ -157,7 +157,7 @@ class Pipeline(HasStages):
         """See base class; a function of the devices, if the stages are spread over them."""
         if self.stage_devices is None:
             return super().compiled_for_variables(function)
-        return self.stage_devices.compiled(self.in_replica(function))
+        return self.stage_devices.compile(self.in_replica(function))
 
     def close(self) -> None:
         """See base class."""

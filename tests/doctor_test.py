@@ -210,12 +210,12 @@ def test_the_fastest_engine_is_named_with_its_flags():
     assert (mpi.status, failed.status, failed.reason) == ("missing", "failed", "rank 1 is lost")
     assert doctor_engines.speed_finding(mpi).remedy.endswith("tfdist install_horovod --mpi")
     assert failed.command.endswith("--sizes=65536,4194304,33554432 --strategy=horovod --communication=gloo")
-    assert doctor_engines.fastest([multiworker, gloo, mpi, failed]) == Finding(
+    assert doctor_engines.fastest_finding([multiworker, gloo, mpi, failed]) == Finding(
         Status.OK,
         "fastest for 4.0 MiB: horovod over Gloo, 2.9 times as fast as multiworker",
         "tfdist launch --processes=2 -- tfdist train --strategy=horovod --communication=gloo",
     )
-    assert doctor_engines.fastest([multiworker, mpi, failed]) is None
+    assert doctor_engines.fastest_finding([multiworker, mpi, failed]) is None
 
 
 def test_a_wrong_result_is_a_failure():

@@ -111,7 +111,7 @@ def test_the_cause_is_not_the_first_exit(launch):
         "import tfdist.errors\n    if cluster.rank == 1:\n"
         "        import atexit; atexit.register(time.sleep, 2.0)\n"
         "        group.leave(3, 'step 7: the loss is inf'); sys.exit(3)\n"
-        "    group.lost(wait=60); os._exit(5)"
+        "    group.first_loss(wait=60); os._exit(5)"
     )
     one = launch(*member(body))
     assert one.wait() == 3

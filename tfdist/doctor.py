@@ -58,7 +58,7 @@ class _Report:
             self._add_finding(name, doctor_engines.speed_finding(result))
             results.append(result)
         self._facts[name] = [doctor_engines.speed_facts(result) for result in results]
-        if fastest := doctor_engines.fastest(results):
+        if fastest := doctor_engines.fastest_finding(results):
             self._add_finding(name, fastest)
 
     def end(self) -> bool:

@@ -175,7 +175,7 @@ def test_whoever_changes_a_message_cuts_the_connection(job, middle, way, change)
     except PeerLostError:
         found = [0, 1]  # or nothing arrived
     assert found == [0, 1]
-    loss = wait_for(two.members[0].lost)
+    loss = wait_for(two.members[0].first_loss)
     assert loss and loss.rank == 1
     try:
         assert pending.result(DEADLINE) == [0, 1]
@@ -200,4 +200,4 @@ def test_messages_sent_back_or_of_another_connection_are_worth_nothing(job, midd
         challenge = next(mirror.lines)
         mirror.sock.sendall(challenge + b"\n")
         assert b"token must match" in next(mirror.lines)
-    assert two.members[0].lost() is None
+    assert two.members[0].first_loss() is None

@@ -150,8 +150,8 @@ def test_another_program_at_the_address_is_bad_input(scripted):
 def test_a_server_whose_message_makes_no_sense_is_lost_at_once(scripted, message, reason):
     server = scripted(WELCOME, message)
     group = member(server.address)
-    wait_for(group.lost)
-    assert group.lost().reason == reason
+    wait_for(group.first_loss)
+    assert group.first_loss().reason == reason
     with pytest.raises(PeerLostError, match=re.escape(f"'x' cannot complete: rank 0 is lost: {reason}")):
         group.gather("x", 1)
     group.leave()
@@ -168,8 +168,10 @@ def test_a_silent_server_is_lost(scripted, monkeypatch):
     Suspension(monkeypatch, "tfdist.coordination.client").pace = 0.5
     server = scripted({**WELCOME, "lost_after": 10.0})
     group = member(server.address, server_rank=LAUNCHER)
-    wait_for(group.lost)
-    assert group.lost() == LostMember(LAUNCHER, "no heartbeat for 10 s (it is stopped, or its host is unreachable)")
+    wait_for(group.first_loss)
+    assert group.first_loss() == LostMember(
+        LAUNCHER, "no heartbeat for 10 s (it is stopped, or its host is unreachable)"
+    )
     wait_for(lambda: len(server.heard) > 1)
     assert [message["type"] for message in server.heard[:2]] == ["hello", "beat"]
     group.leave()
@@ -179,8 +181,8 @@ def test_bytes_that_make_no_message_do_not_hide_a_lost_server(scripted):
     """As those of someone on the way, who cannot seal a message."""
     server = scripted({**WELCOME, "lost_after": 0.4})
     group = member(server.address)
-    drip(server.connection, until=group.lost)
-    assert group.lost() and "no heartbeat for 0.4 s" in group.lost().reason
+    drip(server.connection, until=group.first_loss)
+    assert group.first_loss() and "no heartbeat for 0.4 s" in group.first_loss().reason
     group.leave()
 
 
@@ -188,7 +190,7 @@ def test_a_server_that_dies_is_lost(scripted):
     server = scripted(WELCOME)
     group = member(server.address)
     server.connection.shutdown(socket.SHUT_WR)
-    loss = wait_for(group.lost)
+    loss = wait_for(group.first_loss)
     assert loss and loss.rank == 0 and "without a goodbye" in loss.reason
     with pytest.raises(PeerLostError, match="'x' cannot complete: rank 0 is lost: its connection closed"):
         group.gather("x", 1)
@@ -222,10 +224,10 @@ def test_a_message_whose_sending_is_interrupted_is_the_last_one(job, monkeypatch
     monkeypatch.setattr(client, "_sock", Interrupted())
     with pytest.raises(KeyboardInterrupt):
         two.members[1].publish("x", 1)
-    wait_for(two.members[0].lost)
-    assert two.members[0].lost() == LostMember(1, NO_GOODBYE)
-    wait_for(two.members[1].lost)
-    assert two.members[1].lost().rank == 0  # its own end of the connection
+    wait_for(two.members[0].first_loss)
+    assert two.members[0].first_loss() == LostMember(1, NO_GOODBYE)
+    wait_for(two.members[1].first_loss)
+    assert two.members[1].first_loss().rank == 0  # its own end of the connection
 
 
 def test_leaving_says_goodbye_last_and_once(scripted):
@@ -238,7 +240,7 @@ def test_leaving_says_goodbye_last_and_once(scripted):
     assert [message["type"] for message in server.heard].count("goodbye") == 1
     with pytest.raises(PeerLostError, match="this process has left the group"):
         group.gather("x", 1)
-    assert group.lost() is None
+    assert group.first_loss() is None
 
 
 def test_a_server_that_closes_at_the_goodbye_is_not_lost(scripted, monkeypatch):
@@ -254,7 +256,7 @@ def test_a_server_that_closes_at_the_goodbye_is_not_lost(scripted, monkeypatch):
 
     monkeypatch.setattr(group._client, "_send", slow)
     group.leave(75)
-    assert group.lost() is None
+    assert group.first_loss() is None
 
 
 def test_a_callback_may_leave(scripted):
@@ -274,7 +276,7 @@ def test_a_member_that_was_stopped_itself_does_not_blame_the_server(scripted, mo
     suspension = Suspension(monkeypatch, "tfdist.coordination.client")
     group = member(scripted({**WELCOME, "lost_after": 10.0}).address)
     suspension.suspend(1000.0)
-    assert group.lost() is None
+    assert group.first_loss() is None
     suspension.pace = 0.5
-    wait_for(group.lost)  # but silence is still detected
+    wait_for(group.first_loss)  # but silence is still detected
     group.leave()

@@ -16,7 +16,7 @@ def test_members_leave_with_the_code_of_a_failure(job):
     assert three.members[1].goodbye_code is None
     client._leave_all(ValueError("wrong"))
     expected = LostMember(1, "ended with code 1 (failed): ValueError: wrong", 1)
-    assert wait_for(three.members[0].lost) == expected
+    assert wait_for(three.members[0].first_loss) == expected
     client._leave_all(SystemExit(7))  # has left already
     assert three.members[1].goodbye_code == 1
 

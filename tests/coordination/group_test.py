@@ -37,8 +37,8 @@ def test_the_first_entry_that_differs_is_named_on_every_rank(job, changes, messa
 
 
 def test_entries_that_only_some_have_may_be_ignored(job):
-    assert agreed(job, MANY | {"a": "1"}, MANY, MANY | {"b": "1"}, common=True) == [None] * 3
-    said = agreed(job, MANY | {"a": "1"}, MANY | {"a": "2"}, MANY, common=True)
+    assert agreed(job, MANY | {"a": "1"}, MANY, MANY | {"b": "1"}, ignore_missing=True) == [None] * 3
+    said = agreed(job, MANY | {"a": "1"}, MANY | {"a": "2"}, MANY, ignore_missing=True)
     assert said[2].startswith('part a differs: rank 0 has "1", rank 1 has "2", rank 2 has nothing.')
 
 
@@ -48,7 +48,7 @@ def test_the_group_of_one():
     assert group.gather("x", (1, "a")) == [[1, "a"]]  # as if received from another process
     assert group.broadcast("x", 3) == 3
     group.agree("x", {"seed": 1}, "flag --")
-    assert group.lost(wait=60.0) is None
+    assert group.first_loss(wait=60.0) is None
     with pytest.raises(TypeError):
         group.gather("x", object())
     group.leave()

@@ -105,7 +105,7 @@ def test_an_error_without_a_loss_is_an_error(watched):
         1 / 0  # noqa: B018
     assert time.monotonic() - began > 0.4  # waited for a notice of a loss
     assert watched.stream.getvalue() == "" and watched.ends.codes == []
-    told = wait_for(watched.members[1].lost)
+    told = wait_for(watched.members[1].first_loss)
     assert str(told) == "rank 0 is lost: ended with code 1 (failed): ZeroDivisionError: division by zero"
 
 
@@ -114,7 +114,7 @@ def test_what_ends_all_of_its_own_is_nobodys_loss(watched, monkeypatch):
     monkeypatch.setattr("tfdist.coordination.peer_failure.OWN_FAILURE_SECONDS", DEADLINE)
     watched.members[1].leave(3, "step 7")
     with pytest.raises(NotFiniteError), watched.handler:
-        assert wait_for(watched.members[0].lost)
+        assert wait_for(watched.members[0].first_loss)
         raise NotFiniteError("step 7")
     assert watched.stream.getvalue() == "" and watched.ends.codes == []
 
@@ -138,7 +138,7 @@ def test_without_a_loss_it_leaves_quietly(watched):
     with watched.handler:
         pass
     assert watched.stream.getvalue() == "" and watched.ends.codes == []
-    assert watched.members[1].lost(wait=0.1) is None
+    assert watched.members[1].first_loss(wait=0.1) is None
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,14 @@ def test_ways_to_end_are_told_by_their_code(watched, error, told):
     with pytest.raises(BaseException) as raised, watched.handler:
         raise error
     assert raised.value is error
-    lost = watched.members[1].lost
+    lost = watched.members[1].first_loss
     assert str(lost(wait=0.3) if told == "None" else wait_for(lost)) == told
 
 
 def test_a_closed_handler_ends_nothing(watched):
     watched.handler.close()
     kill(watched, 1)
-    assert wait_for(watched.members[0].lost)
+    assert wait_for(watched.members[0].first_loss)
     assert not watched.ends.came.wait(0.6)
 
 

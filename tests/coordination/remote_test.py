@@ -115,12 +115,12 @@ def test_the_end_of_another_process_fails_no_operation_of_a_subgroup(job, leaves
     assert whole.result(DEADLINE) == f"'x' cannot complete: rank 3 {ending}."
     assert ours[2].gather("x", "b") == ["a", "b"] == pending.result(DEADLINE)
     wait_for(lambda: len(of_all) == (not leaves))
-    assert ours[1].lost() is None and not losses
+    assert ours[1].first_loss() is None and not losses
     pending = four.start(outcome, ours[1].gather, "y", 0)
     wait_for(lambda: four.members[1]._client._pending)
     four.members[2].leave(3)
     lost = LostMember(2, "ended with code 3 (loss not finite)", 3)
-    assert pending.result(DEADLINE) == f"'y' cannot complete: {lost}." and wait_for(ours[1].lost) == lost
+    assert pending.result(DEADLINE) == f"'y' cannot complete: {lost}." and wait_for(ours[1].first_loss) == lost
     wait_for(lambda: losses)
     assert losses == [lost] and len(of_all) == 1
     assert ours[2].goodbye_code == 3 and ours[1].goodbye_code is None
@@ -131,13 +131,13 @@ def test_nothing_goes_on_without_the_server(job):
     ours = three.members[1].subgroup([1, 2])
     three.members[1]._client._report_server_loss("it was unplugged")
     assert outcome(ours.barrier, "x") == "'x' cannot complete: rank 0 is lost: it was unplugged."
-    assert ours.lost() == LostMember(0, "it was unplugged")
+    assert ours.first_loss() == LostMember(0, "it was unplugged")
 
 
 def test_leaving_is_leaving_the_job(job):
     two = job(2)
     two.members[1].subgroup([1]).leave(3)
-    assert two.members[1].goodbye_code == 3 and wait_for(two.members[0].lost) == LostMember(
+    assert two.members[1].goodbye_code == 3 and wait_for(two.members[0].first_loss) == LostMember(
         1, "ended with code 3 (loss not finite)", 3
     )
 

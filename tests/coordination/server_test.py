@@ -78,7 +78,7 @@ def test_a_member_that_leaves_with_code_0_is_not_lost(job):
     two.members[1].leave()
     assert pending.result(DEADLINE) == "'end' cannot complete: rank 1 has left with code 0."
     assert outcome(two.members[0].gather, "later", 0) == "'later' cannot complete: rank 1 has left with code 0."
-    assert two.members[0].lost() is None and two.server.loss is None
+    assert two.members[0].first_loss() is None and two.server.loss is None
 
 
 def test_a_member_that_leaves_with_another_code_is_told_to_the_others_once(job):
@@ -94,7 +94,7 @@ def test_a_member_that_leaves_with_another_code_is_told_to_the_others_once(job):
     wait_for(lambda: three.members[2]._client._pending)
     three.members[1].leave(3, "step 7: the loss is inf")
     loss = LostMember(1, "ended with code 3 (loss not finite): step 7: the loss is inf", 3)
-    assert wait_for(three.members[0].lost) == wait_for(three.members[2].lost) == loss
+    assert wait_for(three.members[0].first_loss) == wait_for(three.members[2].first_loss) == loss
     assert pending.result(DEADLINE) == f"'x' cannot complete: {loss}."
     assert f"{loss}" in outcome(three.members[0].gather, "later", 0)
     three.members[2].leave(5)  # a consequence
@@ -135,7 +135,7 @@ def test_operations_complete_without_members_whose_losses_are_tolerated(job):
 def test_a_closed_connection_is_a_loss_at_once(job):
     two = job(2)
     two.members[1]._client._disconnect()
-    loss = wait_for(two.members[0].lost)
+    loss = wait_for(two.members[0].first_loss)
     assert loss and loss.rank == 1 and "without a goodbye" in loss.reason and loss.code is None
 
 
@@ -145,9 +145,9 @@ def test_a_process_that_is_stopped_is_noticed(job):
     try:
         two.join(0).barrier("here", DEADLINE)
         time.sleep(4.5)  # longer than lost_after: heartbeats keep both alive
-        assert two.members[0].lost() is None
+        assert two.members[0].first_loss() is None
         os.kill(process.pid, signal.SIGSTOP)
-        loss = wait_for(two.members[0].lost)
+        loss = wait_for(two.members[0].first_loss)
         assert loss and loss.rank == 1 and "no heartbeat for 4 s" in loss.reason
     finally:
         process.kill()
@@ -160,7 +160,7 @@ def test_the_servers_death_is_a_loss_and_its_farewell_is_none(job):
     wait_for(lambda: two.members[1]._client._pending)
     two.server.close("rank 0 has left with code 0")
     assert pending.result(DEADLINE) == "'x' cannot complete: rank 0 has left with code 0."
-    assert two.members[1].lost(wait=0.2) is None
+    assert two.members[1].first_loss(wait=0.2) is None
     assert outcome(two.members[1].gather, "y", 0) == "'y' cannot complete: rank 0 has left with code 0."
 
 
@@ -169,7 +169,7 @@ def test_a_wrong_token_is_refused_and_logged(job, caplog):
     with pytest.raises(InputError, match="The token must match the group's"):
         two.join(1, token="another")
     assert "The token must match" in caplog.text
-    assert two.members[0].lost() is None
+    assert two.members[0].first_loss() is None
 
 
 def test_a_second_process_with_a_rank_is_refused_naming_both(job):
@@ -190,7 +190,7 @@ def test_a_message_above_the_limit_is_an_error_of_the_one_who_sends_it(job):
 def test_a_member_that_breaks_the_protocol_is_lost(job):
     two = job(2)
     two.members[1]._client._send(b"x" * (LIMIT + 1))
-    loss = wait_for(two.members[0].lost)
+    loss = wait_for(two.members[0].first_loss)
     assert loss and loss.rank == 1 and f"more than {LIMIT + OVERHEAD} bytes" in loss.reason
 
 
@@ -240,8 +240,8 @@ def test_a_doubt_makes_a_silent_member_lost_sooner(job):
     with Wire(two.server.address, {**HELLO, "rank": 1}):
         member = two.join(0)
         time.sleep(0.5)
-        assert member.lost() is None
-        loss = member.lost(wait=DEADLINE)
+        assert member.first_loss() is None
+        loss = member.first_loss(wait=DEADLINE)
         assert loss and loss.rank == 1 and "no heartbeat for 3 s" in loss.reason
 
 
@@ -250,8 +250,8 @@ def test_bytes_that_make_no_message_do_not_hide_a_lost_member(job):
     two = job(2, members=False, heartbeat=0.1, lost_after=3.0)
     member = two.join(0)
     with Wire(two.server.address, {**HELLO, "rank": 1}) as wire:
-        drip(wire.sock, until=member.lost)
-    loss = member.lost()
+        drip(wire.sock, until=member.first_loss)
+    loss = member.first_loss()
     assert loss and loss.rank == 1 and "no heartbeat for 3 s" in loss.reason
 
 

@@ -67,7 +67,7 @@ def test_an_untrusted_client_learns_nothing_without_the_token(job):
 def test_a_member_whose_message_makes_no_sense_is_lost_and_the_others_continue(job, message):
     three = job(3)
     three.members[2]._client._send(encode(message))
-    loss = wait_for(three.members[0].lost)
+    loss = wait_for(three.members[0].first_loss)
     assert loss and loss.rank == 2 and "it sent a" in loss.reason
     pair = three.start(three.members[0].subgroup([0, 1]).gather, "x", 0)
     assert three.members[1].subgroup([0, 1]).gather("x", 1) == [0, 1] == pair.result(DEADLINE)
@@ -84,7 +84,7 @@ def test_an_error_while_one_member_is_served_costs_that_member_alone(job, monkey
 
     monkeypatch.setattr(PendingOperations, "add", broken)
     assert "rank 2 is lost: it could not be served" in outcome(three.members[2].gather, "x", 2)
-    loss = wait_for(three.members[0].lost)
+    loss = wait_for(three.members[0].first_loss)
     assert loss and loss.rank == 2 and "a mistake of the server" in loss.reason
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
     pair = three.start(three.members[0].subgroup([0, 1]).gather, "x", 0)
@@ -196,5 +196,5 @@ def test_a_member_that_reads_nothing_is_lost(job, monkeypatch):
             with contextlib.suppress(OSError):  # it may have been lost already
                 wire.send({"type": "beat"})
             wait_for(lambda number=number: all(len(values) > number for values in heard.values()))  # they read
-        loss = wait_for(three.members[0].lost)
+        loss = wait_for(three.members[0].first_loss)
     assert loss and loss.rank == 2 and "unread" in loss.reason

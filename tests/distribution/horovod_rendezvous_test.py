@@ -203,7 +203,7 @@ def test_a_library_that_the_launcher_has_not_started_is_refused(
         ),
         (
             {},
-            lambda: horovod_rendezvous.start_through(Others([]), BY_MPIRUN),
+            lambda: horovod_rendezvous.start_with_group(Others([]), BY_MPIRUN),
             "a process can start Horovod only once.* Received: a second start.",
         ),
     ],
@@ -246,15 +246,15 @@ def test_a_second_start_takes_the_library_that_the_first_one_chose(monkeypatch):
     started = Started(monkeypatch, {})
     started.automatic = Choice("mpi", "because it is faster")
     horovod_rendezvous.start_horovod(BY_TF_CONFIG, started.join, communication="auto")
-    horovod_rendezvous.start_through(Others([]), BY_TF_CONFIG)
+    horovod_rendezvous.start_with_group(Others([]), BY_TF_CONFIG)
     assert started.steps == ["group", "MPI", "Horovod", "MPI", "Horovod"]
 
 
 def test_the_library_is_that_of_the_first_start(monkeypatch):
     started = Started(monkeypatch, {})
-    horovod_rendezvous.start_through(Others([]), BY_TF_CONFIG, "mpi")
+    horovod_rendezvous.start_with_group(Others([]), BY_TF_CONFIG, "mpi")
     with pytest.raises(InputError, match="Horovod keeps the library of its first start .* Received: gloo after mpi."):
-        horovod_rendezvous.start_through(Others([]), BY_TF_CONFIG, "gloo")
+        horovod_rendezvous.start_with_group(Others([]), BY_TF_CONFIG, "gloo")
     assert started.steps == ["MPI", "Horovod"]
 
 
@@ -270,7 +270,7 @@ def test_processes_that_the_library_of_mpi_does_not_find_are_refused(monkeypatch
 @pytest.mark.parametrize(
     ("library", "message"),
     [
-        ("", "needs a Horovod that was built with MPI. Received: one without. Run `pip install mpich` and "),
+        ("", "needs a Horovod that was built with MPI. Received: a Horovod without MPI. Run `pip install mpich` and "),
         ("Open MPI 5.0.11", "Only mpirun can start processes of Open MPI. Received: Horovod with Open MPI 5.0.11."),
     ],
 )

@@ -157,7 +157,7 @@ def test_the_others_go_on_without_one_that_is_silent(launch) -> None:
     """A suspended or hanging process does not end; another rank reports a suspicion, so that it is detected within seconds."""
     when = "restart == 0 and step == 8 and rank"
     one = launch(
-        fault=f"if {when} == 0: group.lost(60)\n            {die(f'{when} == 1', 'os.kill(0, signal.SIGSTOP)')}"
+        fault=f"if {when} == 0: group.first_loss(60)\n            {die(f'{when} == 1', 'os.kill(0, signal.SIGSTOP)')}"
     )
     assert one.end() == 0
     assert sizes(one) == [3, 2]

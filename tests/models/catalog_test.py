@@ -216,7 +216,7 @@ def test_bad_arguments(name, arguments, message):
         ("resnet", '--model=resnet is not known. Did you mean "resnet50"'),
         (
             "gpt",
-            "--model=gpt is not known.* Known: cnn, mlp, resnet50, transformer. Your own is package.module:function",
+            "--model=gpt is not known.* Known: cnn, mlp, resnet50, transformer. For your own, use package.module:function",
         ),
         ("mlp(hiden=(3,))", 'mlp has no parameter "hiden".*Did you mean "hidden"'),
         ("mlp(hidden=(3,)", "column 4: '\\(' was never closed"),

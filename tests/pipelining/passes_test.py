@@ -97,7 +97,7 @@ def by_passes(part: Part, passes: Passes, is_split: bool) -> list[list[tf.Tensor
     pairs = list(zip(first, tensors(1), strict=True))
     if is_split:
         inputs = [passes.backward_input(one.residuals, [upstream]) for one, upstream in pairs]
-        last = [(passes.backward_weight(each.residuals), each.of_inputs) for each in inputs]
+        last = [(passes.backward_weight(each.residuals), each.input_gradients) for each in inputs]
     else:
         last = [passes.backward(one.residuals, [upstream]) for one, upstream in pairs]
     return [[*one.sent, one.share, *own, *others] for one, (own, others) in zip(first, last, strict=True)]
@@ -166,7 +166,7 @@ def test_variables_without_gradients() -> None:
     for is_split in (False, True):
         passes = Passes(part, part.arguments(0), is_split)
         found = passes.backward(passes.forward(part.arguments(0), tensors(0)[:1]).residuals, tensors(1)[:1])
-        assert found.variable_gradients == [None] and len(found.of_inputs) == 1
+        assert found.variable_gradients == [None] and len(found.input_gradients) == 1
 
 
 def test_what_changes_between_calls_must_be_an_argument() -> None:

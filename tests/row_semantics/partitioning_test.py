@@ -43,7 +43,7 @@ def emitted(traced: oracle.Traced, tensors: Sequence[tf.Tensor], size: int = 3) 
         collectives = mask_if_empty(ReplicaContextCollectives(size), counted)
         program = PartitionedProgram(traced.graph, fed, tensors, (computed, counted, total), collectives)
         shares = program.shares([each for each in tensors if each.dtype.is_floating])
-        return program.whole(tensors), shares
+        return program.full_results(tensors), shares
 
     @tf.function(autograph=False)
     def run(*arguments: tf.Tensor) -> Any:

@@ -20,7 +20,7 @@ class Losing(LocalGroup):
         super().__init__()
         self.loss = loss
 
-    def lost(self, wait=0.0):
+    def first_loss(self, wait=0.0):
         return self.loss
 
 

@@ -16,7 +16,7 @@ from tfdist.config.spec import unique_names
 from tfdist.coordination import Json
 from tfdist.errors import InputError
 
-_STATE_DICT = "state_dict()"  # key of its result, next to the names of attributes
+_STATE_DICT = "state_dict()"  # key of the result of `state_dict()` in a state, whose other keys are attributes
 _log = logging.getLogger(__name__)
 
 
@@ -85,11 +85,10 @@ class CallbackStates:
         """Initializes without callbacks; only the state of rank 0, with `is_chief`, is saved."""
         self._is_chief = is_chief
         self._callbacks: dict[str, keras.callbacks.Callback] = {}
-        self._next_states: dict[str, dict[str, Any]] | None = None  # states with which the next run begins
-        self._restored_states: dict[str, dict[str, Any]] | None = (
-            None  # those of this run, until its first epoch begins
-        )
-        self._rate: float | None = None
+        # States to restore: in the next run, and in this run until its first epoch begins.
+        self._next_states: dict[str, dict[str, Any]] | None = None
+        self._restored_states: dict[str, dict[str, Any]] | None = None
+        self._learning_rate: float | None = None
         # Initial attributes of the callbacks that are not saved.
         self._unsaved_attributes: dict[str, set[tuple[str, int]]] = {}
 
@@ -97,7 +96,7 @@ class CallbackStates:
         """Registers the callbacks of a run, before their `on_train_begin`."""
         self._callbacks = unique_names((_callback_name(callback), callback) for callback in callbacks)
         self._restored_states, self._next_states = self._next_states, None
-        self._optimizer, self._rate = optimizer, keras_internals.constant_learning_rate(optimizer)
+        self._optimizer, self._learning_rate = optimizer, keras_internals.constant_learning_rate(optimizer)
 
     def after_train_begin(self) -> None:
         """Restores the callbacks after `on_train_begin`, which resets those of Keras."""
@@ -171,8 +170,8 @@ class CallbackStates:
         """Restores the callbacks, and the learning rate, which they may have set."""
         if self._restored_states is None:
             return
-        if self._rate is not None and keras_internals.constant_learning_rate(self._optimizer) is not None:
-            self._optimizer.learning_rate = self._rate
+        if self._learning_rate is not None and keras_internals.constant_learning_rate(self._optimizer) is not None:
+            self._optimizer.learning_rate = self._learning_rate
         for name, callback in self._callbacks.items():
             state = copy.deepcopy(self._restored_states.get(name, {}))  # callbacks may modify it
             keras_internals.restore_callback(callback, state)

@@ -46,8 +46,8 @@ _MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE, _EXCHANGES = (
 )
 _LOCAL = "local_"  # precedes the prefix of variables with a value per replica
 _PER_REPLICA = (_STATISTICS, _REPLICA_STATE, _LOCAL)
-_AVERAGED = (_STATISTICS, _LOCAL)  # restored as the mean on a different number of replicas
-_COPIED = f"{_REPLICA_STATE}loss_scale/"  # a new replica gets the value of an old one
+_AVERAGED_PREFIXES = (_STATISTICS, _LOCAL)  # restored as the mean on a different number of replicas
+_COPIED_PREFIX = f"{_REPLICA_STATE}loss_scale/"  # a new replica gets the value of an old one
 _MAX_LISTED = 10  # maximum number of reported differences between two models
 
 
@@ -56,13 +56,13 @@ class _RunVariable(NamedTuple):
 
     Attributes:
       variable: the TensorFlow variable; None if another process has its value.
-      form: dtype and shape.
+      spec: dtype and shape.
       per_replica: whether each replica has its own value.
       is_local_only: whether no other replica has it; this process then writes it.
     """
 
     variable: tf.Variable
-    form: tuple[str, tuple[int, ...]]
+    spec: tuple[str, tuple[int, ...]]
     per_replica: bool
     is_local_only: bool = False
 
@@ -97,8 +97,8 @@ class RunVariables:
             **_variables_by_name(_STATISTICS, statistics, moving_ids),
             **optimizer_variables,
         }
-        self._local_forms = {name: entry.form for name, entry in variables.items()}
-        self._forms = self._local_forms  # of all processes; see `collect`
+        self._local_specs = {name: entry.spec for name, entry in variables.items()}
+        self._specs = self._local_specs  # of all processes; see `collect`
         # Other processes have the remaining variables of a sharded optimizer.
         self._variables = {name: entry for name, entry in variables.items() if entry.variable is not None}
         replica_ids = {id(variable) for variable in exchanges.own_variables}
@@ -109,9 +109,9 @@ class RunVariables:
 
     def collect(self) -> None:
         """Collects the variables of other processes, before the run is saved or restored; every process must call it."""
-        forms = {**self._local_forms, **{name: entry.form for name, entry in self._all_variables().items()}}
+        specs = {**self._local_specs, **{name: entry.spec for name, entry in self._all_variables().items()}}
         all_variables = self._strategy.blocks.job_variables(
-            {name: [dtype, *shape] for name, (dtype, shape) in forms.items()}
+            {name: [dtype, *shape] for name, (dtype, shape) in specs.items()}
         )
         kinds = (_MODEL, _STATISTICS, _OPTIMIZER)
         names = sorted(
@@ -119,7 +119,7 @@ class RunVariables:
             key=lambda name: [name.removeprefix(_LOCAL).startswith(kind) for kind in kinds],
             reverse=True,
         )
-        self._forms = {name: (all_variables.forms[name][0], tuple(all_variables.forms[name][1:])) for name in names}
+        self._specs = {name: (all_variables.forms[name][0], tuple(all_variables.forms[name][1:])) for name in names}
         self._written_names = all_variables.local_names
 
     def parts(self, copied: bool = True) -> list[Part]:
@@ -134,7 +134,7 @@ class RunVariables:
     def _all_variables(self) -> dict[str, _RunVariable]:
         states = {
             f"{_REPLICA_STATE if state.per_replica else _STATE}{state.name}": _RunVariable(
-                variable, _form(variable), state.per_replica
+                variable, _variable_spec(variable), state.per_replica
             )
             for state, variable in self._store.items()
         }
@@ -142,7 +142,7 @@ class RunVariables:
 
     def _blocks_written(self, entry: _RunVariable, copied: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
         if entry.is_local_only:
-            return [((0,) * len(entry.form[1]), np.array(entry.variable))]
+            return [((0,) * len(entry.spec[1]), np.array(entry.variable))]
         return self._strategy.blocks.saved_blocks(entry.variable, entry.per_replica, copied)
 
     def replicated(self) -> dict[str, tf.Variable]:
@@ -184,7 +184,7 @@ class RunVariables:
                 checkpoint, saved_name, entry.per_replica, replicas
             ):
                 saved_name = centers[saved_name]
-            read = _reader(checkpoint, saved_name, entry.per_replica, replicas)
+            read = _redistributing_reader(checkpoint, saved_name, entry.per_replica, replicas)
             self._strategy.blocks.assign(entry.variable, entry.per_replica, read)
         states = {**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)}
         self._store.restore(states, _describe_resize(checkpoint, self._strategy.replicas))
@@ -195,7 +195,7 @@ class RunVariables:
         for name in (name for name in checkpoint.tensors if name.startswith(prefix)):
             shape = checkpoint.tensors[name].shape
             if per_replica:
-                read = _reader(checkpoint, name, True, self._strategy.replicas)
+                read = _redistributing_reader(checkpoint, name, True, self._strategy.replicas)
                 zeros, row_shape = (0,) * (len(shape) - 1), (1, *shape[1:])
                 values = np.concatenate([read((r, *zeros), row_shape) for r in self._strategy.local_replicas])
             else:
@@ -212,38 +212,38 @@ class RunVariables:
 
         They may differ in numbers, because Keras counts layers and optimizers of the same class in a process.
         """
-        run_names = {name.removeprefix(_LOCAL): name for name in self._forms}
+        run_names = {name.removeprefix(_LOCAL): name for name in self._specs}
         saved_names = {name.removeprefix(_LOCAL): name for name in checkpoint.tensors}
-        forms = {name: self._forms[run_name] for name, run_name in run_names.items()}
-        saved_forms = {
-            name: _form_in(checkpoint, saved_name)
+        specs = {name: self._specs[run_name] for name, run_name in run_names.items()}
+        saved_specs = {
+            name: _saved_spec(checkpoint, saved_name)
             for name, saved_name in saved_names.items()
             if name.startswith((_MODEL, _STATISTICS, _OPTIMIZER))
         }
         # A learning rate computed by a schedule is not a variable.
-        for candidates, counterparts in ((forms, saved_forms), (saved_forms, forms)):
+        for candidates, counterparts in ((specs, saved_specs), (saved_specs, specs)):
             if not any(map(_is_rate, counterparts)):
                 for name in filter(_is_rate, list(candidates)):
                     del candidates[name]
-        if forms == saved_forms:
-            pairs = [(name, name) for name in forms]
+        if specs == saved_specs:
+            pairs = [(name, name) for name in specs]
         else:
             order = [name.removeprefix(_LOCAL) for name in checkpoint.values["order"]]
-            names = [name for name in order if name in saved_forms]  # the mapping has no order
-            has_same_names = [strip_counters(name) for name in names] == [strip_counters(name) for name in forms]
-            if not has_same_names or [*forms.values()] != [saved_forms.get(name) for name in names]:
+            names = [name for name in order if name in saved_specs]  # the mapping has no order
+            has_same_names = [strip_counters(name) for name in names] == [strip_counters(name) for name in specs]
+            if not has_same_names or [*specs.values()] != [saved_specs.get(name) for name in names]:
                 raise InputError(
                     f"A checkpoint must be of the same model and optimizer. Received: {checkpoint.path}, which differs: "
-                    f"{_differences(forms, saved_forms)}. Use the flags of its run, or --resume=never."
+                    f"{_differences(specs, saved_specs)}. Use the flags of its run, or --resume=never."
                 )
-            pairs = list(zip(forms, names, strict=True))
+            pairs = list(zip(specs, names, strict=True))
         return {run_names[name]: saved_names[saved] for name, saved in pairs if run_names[name] in self._variables}
 
     def _exchanges_in(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Same as `_names_in` for the exchanges; empty if the checkpoint has none."""
         saved_names = [name for name in checkpoint.values["order"] if name.removeprefix(_LOCAL).startswith(_EXCHANGES)]
-        if [entry.form for entry in self._exchange_variables.values()] != [
-            _form_in(checkpoint, name) for name in saved_names
+        if [entry.spec for entry in self._exchange_variables.values()] != [
+            _saved_spec(checkpoint, name) for name in saved_names
         ]:
             if saved_names and self._exchange_variables:
                 raise InputError(
@@ -256,7 +256,7 @@ class RunVariables:
     @property
     def order(self) -> list[str]:
         """Names of the model's, optimizer's and exchanges' variables, in the order stored in a checkpoint."""
-        return [*self._forms, *self._exchange_variables]
+        return [*self._specs, *self._exchange_variables]
 
 
 def _variables_by_name(
@@ -279,18 +279,18 @@ def _variables_by_name(
     variables_by_name = unique_names((f"{prefix}{path}", v) for path, v in zip(variable_paths, variables, strict=True))
     return {
         f"{_LOCAL if id(v) in per_replica and prefix != _STATISTICS else ''}{name}": _RunVariable(
-            keras_internals.value_of(v), _form(v), id(v) in per_replica, is_local_only(v)
+            keras_internals.value_of(v), _variable_spec(v), id(v) in per_replica, is_local_only(v)
         )
         for name, v in variables_by_name.items()
     }
 
 
-def _form_in(checkpoint: Checkpoint, name: str) -> tuple[str, tuple[int, ...]]:
+def _saved_spec(checkpoint: Checkpoint, name: str) -> tuple[str, tuple[int, ...]]:
     entry = checkpoint.tensors[name]
     return entry.dtype, entry.shape[1:] if name.startswith(_PER_REPLICA) else entry.shape
 
 
-def _form(variable: tf.Variable | keras.Variable) -> tuple[str, tuple[int, ...]]:
+def _variable_spec(variable: tf.Variable | keras.Variable) -> tuple[str, tuple[int, ...]]:
     return tf.as_dtype(variable.dtype).name, tuple(variable.shape)
 
 
@@ -298,21 +298,25 @@ def _is_rate(name: str) -> bool:
     return name.startswith(_OPTIMIZER) and name.endswith("/learning_rate")
 
 
-def _differences(forms: Mapping[str, tuple], saved: Mapping[str, tuple]) -> str:
+def _differences(specs: Mapping[str, tuple], saved_specs: Mapping[str, tuple]) -> str:
     differences = [
-        *(f"{name} {_form_text(*saved[name])} is not in the model" for name in saved if name not in forms),
-        *(f"{name} {_form_text(*forms[name])} is not in the checkpoint" for name in forms if name not in saved),
         *(
-            f"{name} is {_form_text(*saved[name])} in the checkpoint and {_form_text(*form)} in the model"
-            for name, form in forms.items()
-            if name in saved and saved[name] != form
+            f"{name} {_format_spec(*saved_specs[name])} is not in the model"
+            for name in saved_specs
+            if name not in specs
+        ),
+        *(f"{name} {_format_spec(*specs[name])} is not in the checkpoint" for name in specs if name not in saved_specs),
+        *(
+            f"{name} is {_format_spec(*saved_specs[name])} in the checkpoint and {_format_spec(*spec)} in the model"
+            for name, spec in specs.items()
+            if name in saved_specs and saved_specs[name] != spec
         ),
     ]
     suffix = f" and {len(differences) - _MAX_LISTED} more" if len(differences) > _MAX_LISTED else ""
     return "; ".join(differences[:_MAX_LISTED]) + suffix if differences else "in the order of variables"
 
 
-def _form_text(dtype: str, shape: tuple[int, ...]) -> str:
+def _format_spec(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
 
 
@@ -322,9 +326,9 @@ def _describe_resize(checkpoint: Checkpoint, replicas: int) -> str:
     old_count = next((entry.shape[0] for entry in entries), replicas)
     if old_count == replicas:
         return ""
-    message = f"{replicas} replicas resume a run of {old_count}: what compression has not sent yet keeps its sum over replicas"
+    message = f"{replicas} replicas resume a run of {old_count}: residuals of compression keep their sum over replicas"
     if old_count > replicas:
-        return f"{message}; replica r takes over that of r + {replicas}, r + {2 * replicas}, ..."
+        return f"{message}; replica r takes over those of r + {replicas}, r + {2 * replicas}, ..."
     return f"{message}; replicas from {old_count} on start with zeros."
 
 
@@ -342,8 +346,8 @@ def _is_restored_unchanged(checkpoint: Checkpoint, name: str, per_replica: bool,
     return same_kind and (not per_replica or checkpoint.tensors[name].shape[0] == replicas)
 
 
-def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:
-    """Returns a reader for `VariableBlocks.assign` that redistributes values if the number of replicas has changed.
+def _redistributing_reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:
+    """Returns the function that `VariableBlocks.assign` reads with; it redistributes values if the number of replicas differs.
 
     Args:
       checkpoint: the checkpoint.
@@ -364,9 +368,9 @@ def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int)
         return merge_rows(offset, block)
 
     def merge_rows(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:
-        if name.startswith(_COPIED):
+        if name.startswith(_COPIED_PREFIX):
             return checkpoint.read_block(name, (offset[0] % shape[0], *offset[1:]), block)
-        is_mean = name.startswith(_AVERAGED)
+        is_mean = name.startswith(_AVERAGED_PREFIXES)
         rows = range(0 if is_mean else offset[0], shape[0], 1 if is_mean else replicas)
         blocks = [checkpoint.read_block(name, (row, *offset[1:]), block) for row in rows]
         if not blocks:  # a new replica has no residual

@@ -50,8 +50,8 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
         raise InputError(f"tfdist.distribute takes a keras.Model. Received: {model!r:.60}, a {type(model).__name__}.")
     if strategy is not None and not isinstance(strategy, Strategy | tf.distribute.Strategy):
         raise InputError(
-            f"`strategy` must be an object. Received: {strategy!r:.60}. Load it by tfdist.load_strategy, and create the model "
-            "in its scope."
+            f"`strategy` must be an object. Received: {strategy!r:.60}. Load it with tfdist.load_strategy, and create the "
+            "model in its scope."
         )
     config = environment_flags.options(options)
     check(config.compression)
@@ -81,7 +81,7 @@ def _strategy_of(model: keras.Model, config: RunConfig) -> Strategy:
     current = strategy_in_use()
     if current is not None:
         return current
-    strategies, engine = factory.started(), model.distribute_strategy
+    strategies, engine = factory.started_strategies(), model.distribute_strategy
     if tf.distribute.has_strategy() or engine is not tf.distribute.get_strategy():
         matching = [strategy for strategy in strategies if getattr(strategy, "engine", None) is engine]
         return matching[0] if matching else tf_distribute.strategy_of_engine(engine, config.start_timeout_seconds)

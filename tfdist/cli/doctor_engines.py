@@ -78,9 +78,9 @@ def _failure_reason(outcome: Outcome, text: str) -> str:
 
 
 _PROCESSES = 2  # number of processes for which the choice of `--communication=auto` is reported
-_ILLEGAL = 132  # exit code: killed by SIGILL
+_SIGILL_CODE = 132  # exit code: killed by SIGILL
 _REBUILD = "tfdist install_horovod --force"
-_REBUILD_FOR_OLDER = f'HOROVOD_BUILD_ARCH_FLAGS="-march=x86-64-v2" {_REBUILD}'
+_REBUILD_FOR_OLD_CPUS = f'HOROVOD_BUILD_ARCH_FLAGS="-march=x86-64-v2" {_REBUILD}'
 
 
 class Frameworks(NamedTuple):
@@ -163,7 +163,7 @@ def _horovod(children: Children, seconds: float) -> tuple[dict[str, Any] | None,
         return None, None
     program = children.run_module("tfdist.cli.horovod_probe", [str(_PROCESSES)], 1, seconds)
     if program.code:
-        remedy = _REBUILD_FOR_OLDER if program.code == _ILLEGAL else _REBUILD
+        remedy = _REBUILD_FOR_OLD_CPUS if program.code == _SIGILL_CODE else _REBUILD
         return None, Finding(Status.FAILED, f"Horovod cannot be imported: {program.reason}", add_build_tools(remedy))
     return last_json_object(program.text), None
 
@@ -226,11 +226,11 @@ class SmokeTestResult(NamedTuple):
 
     def finding(self, *columns: str) -> Finding:
         """Returns the line of the report that begins with `columns`, followed by the reason."""
-        repeat = f"To see its output: {self.command}" if self.status == Status.FAILED and self.command else ""
-        return Finding(self.status, "  ".join([*columns, self.reason]).rstrip(), self.remedy or repeat)
+        hint = f"To see its output: {self.command}" if self.status == Status.FAILED and self.command else ""
+        return Finding(self.status, "  ".join([*columns, self.reason]).rstrip(), self.remedy or hint)
 
     def facts(self) -> dict[str, Any]:
-        """Returns values of JSON."""
+        """Returns the result as JSON values."""
         test = self.test
         return {
             "strategy": self.strategy,
@@ -346,23 +346,25 @@ def measure_speeds(
             for test in declaration.smoke_tests:
                 if test.processes > 1 and "shard" not in test.options:  # sharding does not change all-reduces
                     with tempfile.TemporaryDirectory() as directory:
-                        hidden = [f"--output_dir={directory}/bench"]
-                        yield run_smoke_test(children, frameworks, declaration.name, test, _BENCHMARK, seconds, hidden)
+                        hidden_arguments = [f"--output_dir={directory}/bench"]
+                        yield run_smoke_test(
+                            children, frameworks, declaration.name, test, _BENCHMARK, seconds, hidden_arguments
+                        )
 
 
 def speed_finding(speed: SmokeTestResult) -> Finding:
     """Returns the finding of a measurement."""
-    times = [f"{byte_size(size)} {1e3 * each:.3g} ms" for size, each in _all_reduce_seconds(speed).items()]
+    times = [f"{byte_size(size)} {1e3 * seconds:.3g} ms" for size, seconds in _all_reduce_seconds(speed).items()]
     return speed.finding(f"{speed.engine:<20}", *(f"{time:<16}" for time in times))
 
 
 def speed_facts(speed: SmokeTestResult) -> dict[str, Any]:
-    """Returns values of JSON."""
+    """Returns the measurements as JSON values."""
     measurements = [{"bytes": size, "seconds_median": seconds} for size, seconds in _all_reduce_seconds(speed).items()]
     return {**speed.facts(), "measurements": measurements}
 
 
-def fastest(speeds: Iterable[SmokeTestResult]) -> Finding | None:
+def fastest_finding(speeds: Iterable[SmokeTestResult]) -> Finding | None:
     """Returns the fastest engine for a bucket of gradients, with its flags; None for fewer than two engines."""
     ranking = sorted(
         (speed for speed in speeds if _all_reduce_seconds(speed)), key=lambda speed: _all_reduce_seconds(speed)[_BUCKET]

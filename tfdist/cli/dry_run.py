@@ -44,19 +44,19 @@ def describe(session: Session, trainer: Trainer, output: Output) -> None:
         "parameters": trainer.model.count_params(),
     }
     output.line(flags.flags_text(config).removesuffix("\n"))
-    for name, value in _texts(facts).items():
+    for name, value in _format_facts(facts).items():
         output.line(f"{name:>15}: {value}")
     output.result(facts)
 
 
-def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
+def _format_facts(facts: Mapping[str, Any]) -> dict[str, str]:
     return {
         "strategy": facts["reason"],
         "processes": f"{facts['processes']} on {', '.join(dict.fromkeys(facts['hosts']))}",
         "replicas": str(facts["replicas"]),
         "global batch": f"{facts['global_batch_examples']} examples",
-        "per replica": f"{_either(facts['replica_batch_examples'])} examples",
-        "per micro-step": f"{_either(facts['micro_batch_examples'])} examples, {facts['micro_steps_per_step']} per step",
+        "per replica": f"{_join_with_or(facts['replica_batch_examples'])} examples",
+        "per micro-step": f"{_join_with_or(facts['micro_batch_examples'])} examples, {facts['micro_steps_per_step']} per step",
         "training set": f"{facts['training_examples']} examples",
         "test set": "none" if facts["test_examples"] is None else f"{facts['test_examples']} examples",
         "steps": f"{facts['steps']} ({facts['epochs']:.2f} epochs)",
@@ -70,5 +70,5 @@ def _shares(counts: Sequence[int], micro_steps: int) -> list[int]:
     return sorted(set(parts))
 
 
-def _either(numbers: Sequence[int]) -> str:
+def _join_with_or(numbers: Sequence[int]) -> str:
     return " or ".join(map(str, numbers))

@@ -199,7 +199,7 @@ def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
         cut=config.cut,
         activation_compression=config.activation_compression,
         shards=grid.replicas if config.shard == "optimizer" else 1,
-        measures=config.measure_stages,
+        measure_stages=config.measure_stages,
         **({} if spread is None else {"device_bytes": spread.device_bytes}),
     )
     notes = list(_notes(plan, grid, config, spread))
@@ -282,9 +282,9 @@ def _row(number: int, stage: "StagePlan") -> tuple[str, ...]:
 def _schedule_row(plan: "SchedulePlan", is_timed: bool) -> tuple[str, ...]:
     return (
         plan.name,
-        f"{plan.idle:.1%}",
+        f"{plan.idle_fraction:.1%}",
         *([_milliseconds(plan.step_seconds or 0.0)] if is_timed else []),
-        " ".join(map(str, plan.live)),
+        " ".join(map(str, plan.live_micro_batches)),
         ", ".join(map(byte_size, plan.process_bytes)),
         ", ".join(map(byte_size, plan.message_bytes)),
     )
@@ -296,7 +296,7 @@ def _tensor(tensor: Any) -> str:
 
 
 def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread: "SpreadPlan | None") -> Iterator[str]:
-    for name, reason in plan.impossible.items():
+    for name, reason in plan.impossible_schedules.items():
         yield f"Not possible: {name}. {reason}"
     if config.measure_stages:
         yield "A step is predicted without messages, sums over replicas, and the update."
@@ -332,7 +332,7 @@ def _facts(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutCon
         "shared_variables": [dataclasses.asdict(shared) for shared in plan.shared],
         "optimizer_state_bytes": [list(parts) for parts in plan.optimizer_parts],
         "schedules": [_schedule_facts(schedule_plan) for schedule_plan in plan.schedules],
-        "impossible_schedules": dict(plan.impossible),
+        "impossible_schedules": dict(plan.impossible_schedules),
     }
 
 
@@ -358,8 +358,8 @@ def _stage_facts(stage: "StagePlan") -> dict[str, Any]:
 def _schedule_facts(plan: "SchedulePlan") -> dict[str, Any]:
     return {
         "schedule": plan.name,
-        "idle": plan.idle,
-        "live_micro_batches": list(plan.live),
+        "idle": plan.idle_fraction,
+        "live_micro_batches": list(plan.live_micro_batches),
         "process_bytes": list(plan.process_bytes),
         "older_weights_bytes": list(plan.older_weights_bytes),
         "message_bytes": list(plan.message_bytes),

@@ -11,7 +11,7 @@ from tfdist.checkpoint.format import (
     CorruptCheckpointError,
     checkpoints_at,
     damaged_checkpoints,
-    first_readable,
+    first_readable_checkpoint,
     newest,
     newest_first,
 )
@@ -28,7 +28,7 @@ from tfdist.storage import StoragePath, path_of, storage_of
 
 AUTO, NEVER = "auto", "never"
 END_FLAGS = ("best", "early_stopping", "callbacks")  # determine the end of a run, besides its length
-FIXED = field_names(TrainConfig, "fixed")  # must not change when a run is resumed
+FIXED_FLAGS = field_names(TrainConfig, "fixed")  # must not change when a run is resumed
 
 
 class Origin(NamedTuple):
@@ -61,14 +61,14 @@ def origin(
       complete_commits: names of the complete in-memory checkpoints of the last start; None for all.
 
     Raises:
-      InputError: there is nothing to resume from although that was requested, or it belongs to another run; or the directory
-        contains something else.
+      InputError: there is no checkpoint to resume from although one was requested, the checkpoint is of another run, or the
+        directory contains other files.
     """
     if overwrites(directory, flags, job_name):
         return _overwriting_origin(resume, directory, flags)
     is_own_run = _is_own_run(resume, directory, job_name)
     if not is_own_run:
-        _check_new(directory)
+        _check_empty(directory)
         if resume in (AUTO, NEVER):
             return Origin([], False)
     checkpoints = (
@@ -79,7 +79,7 @@ def origin(
     elif not is_own_run:
         raise _nothing_to_resume(resume)
     elif directory.is_done or _has_other_flags(directory, flags):
-        _check_new(directory)  # raises: a finished run or another run must not be overwritten
+        _check_empty(directory)  # raises: a finished run or another run must not be overwritten
     return Origin([str(path) for path in checkpoints], is_own_run)
 
 
@@ -91,7 +91,7 @@ def decide(config: TrainConfig, directory: RunDirectory) -> tuple[str, Origin]:
 
 
 def decide_early(config: TrainConfig, context: ProcessContext) -> tuple[str, Origin] | None:
-    """Returns the result of `decide` for a single process with an output directory, else None; checks the paths."""
+    """Validates the paths; returns the result of `decide` for a single process with an output directory, else None."""
     for path in (config.output_dir, config.resume):
         path_of(path)
     if not config.output_dir or context.cluster.size > 1:
@@ -165,7 +165,7 @@ def _overwriting_origin(resume: str, directory: RunDirectory, flags: Mapping[str
     return Origin([str(path) for path in checkpoints], False)
 
 
-def _check_new(directory: RunDirectory) -> None:
+def _check_empty(directory: RunDirectory) -> None:
     """Raises `InputError` if a directory is not empty, or cannot be written."""
     try:
         directory.check(directory.path)
@@ -181,10 +181,10 @@ def commit_folder(directory: RunDirectory, commit_dir: str) -> Path | None:
     Each start has its own directory, into which it links the checkpoint from which it resumed, so all checkpoints in it
     belong to the run. Other directories may contain checkpoints of an abandoned start.
     """
-    last = Path(_starts(directory)[-1].get("commits", ""))
-    if not in_memory.belongs_to(last, directory.path):
+    last_directory = Path(_starts(directory)[-1].get("commits", ""))
+    if not in_memory.belongs_to(last_directory, directory.path):
         return None
-    return in_memory.local_path(last, commit_dir)
+    return in_memory.local_path(last_directory, commit_dir)
 
 
 def is_own(path: StoragePath, directory: RunDirectory) -> bool:
@@ -231,13 +231,13 @@ def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
 def _check_flags(checkpoints: list[StoragePath], flags: Mapping[str, Any]) -> None:
     """Compares the flags with those of the newest readable checkpoint; without one, restoring raises later."""
     try:
-        source = first_readable(checkpoints)
+        source = first_readable_checkpoint(checkpoints)
     except CorruptCheckpointError:
         return
-    different = [name for name in FIXED if name in source.flags and source.flags[name] != flags[name]]
-    if different:
+    changed_names = [name for name in FIXED_FLAGS if name in source.flags and source.flags[name] != flags[name]]
+    if changed_names:
         saved_flags, given_flags = (
-            " ".join(flag_text(name, values[name]) for name in different) for values in (source.flags, flags)
+            " ".join(flag_text(name, values[name]) for name in changed_names) for values in (source.flags, flags)
         )
         raise InputError(
             f"A run must resume with the flags with which it started. Received: {given_flags}, but {source.path} is of a run "
@@ -246,5 +246,5 @@ def _check_flags(checkpoints: list[StoragePath], flags: Mapping[str, Any]) -> No
 
 
 def _has_other_flags(directory: RunDirectory, flags: Mapping[str, Any]) -> bool:
-    saved_values = {name: text for name, text in directory.last_flags().items() if name in FIXED}
-    return saved_values != flag_values([flag_text(name, value) for name, value in flags.items() if name in FIXED])
+    saved_values = {name: text for name, text in directory.last_flags().items() if name in FIXED_FLAGS}
+    return saved_values != flag_values([flag_text(name, value) for name, value in flags.items() if name in FIXED_FLAGS])

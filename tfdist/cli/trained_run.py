@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from tfdist import data, keras_internals
-from tfdist.checkpoint.format import first_readable
+from tfdist.checkpoint.format import first_readable_checkpoint
 from tfdist.cli import run as training
 from tfdist.cli import weights
 from tfdist.config.conflicts import flag_text
@@ -123,7 +123,7 @@ def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
 def _saved_flags(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
     """Returns the flags in a checkpoint or, for a model file, those of the run's last start."""
     if not sources[0].name.endswith(weights.MODEL_FILE):
-        flags = dict(first_readable(sources).flags)
+        flags = dict(first_readable_checkpoint(sources).flags)
     else:
         flags = _parse_flags(RunDirectory(path_of(run)).last_flags())
     if not {"model", "dataset"} <= flags.keys():

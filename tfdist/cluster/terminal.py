@@ -109,6 +109,6 @@ def show_temporarily(text: str) -> Iterator[None]:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    with contextlib.suppress(OSError, UnicodeEncodeError):  # a closed terminal is detected by writes of lines
+    with contextlib.suppress(OSError, UnicodeEncodeError):  # if it is closed, the next regular output fails
         stream.write(text)
         stream.flush()

@@ -90,16 +90,18 @@ class SequentialCollectives(ForwardingCollectives):
     def __init__(self, inner: Collectives, piece_bytes: int = PIECE_BYTES):
         super().__init__(inner)
         self._piece_bytes = piece_bytes
-        self._last: list[tf.Tensor] = []
+        self._last_results: list[tf.Tensor] = []
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
 
         def sum_in_pieces(tensor: tf.Tensor, name: str) -> tf.Tensor:
             if not tensor.shape.is_fully_defined():
-                return self._next(self._inner.all_reduce, [tensor], op, name=name)[0]
+                return self._run_in_order(self._inner.all_reduce, [tensor], op, name=name)[0]
             pieces = self._pieces(tf.reshape(tensor, [-1]))
-            sums = [self._next(self._inner.all_reduce, [x], op, name=f"{name}/{i}")[0] for i, x in enumerate(pieces)]
+            sums = [
+                self._run_in_order(self._inner.all_reduce, [x], op, name=f"{name}/{i}")[0] for i, x in enumerate(pieces)
+            ]
             return tf.reshape(tf.concat(sums, 0), tensor.shape)
 
         return self._map(sum_in_pieces, tensors, name)
@@ -109,9 +111,11 @@ class SequentialCollectives(ForwardingCollectives):
 
         def gather_in_pieces(tensor: tf.Tensor, name: str) -> tf.Tensor:
             if not tensor.shape.is_fully_defined():
-                return self._next(self._inner.all_gather, [tensor], name=name)[0]
+                return self._run_in_order(self._inner.all_gather, [tensor], name=name)[0]
             pieces = self._pieces(tensor)
-            results = [self._next(self._inner.all_gather, [x], name=f"{name}/{i}")[0] for i, x in enumerate(pieces)]
+            results = [
+                self._run_in_order(self._inner.all_gather, [x], name=f"{name}/{i}")[0] for i, x in enumerate(pieces)
+            ]
             by_rank = [tf.reshape(x, [self.size, *piece.shape]) for x, piece in zip(results, pieces, strict=True)]
             return tf.reshape(tf.concat(by_rank, 1), [self.size * tensor.shape[0], *tensor.shape[1:]])
 
@@ -121,15 +125,15 @@ class SequentialCollectives(ForwardingCollectives):
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
         """See base class; in one message."""
-        return self._next(self._inner.all_to_all, tensors, name=name, splits=splits)
+        return self._run_in_order(self._inner.all_to_all, tensors, name=name, splits=splits)
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
         """See base class; in one message."""
-        return self._next(self._inner.broadcast, tensors, root, name=name)
+        return self._run_in_order(self._inner.broadcast, tensors, root, name=name)
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class; in one message."""
-        return self._next(self._inner.reduce_scatter, tensors, op, name=name)
+        return self._run_in_order(self._inner.reduce_scatter, tensors, op, name=name)
 
     def _map(
         self, call: Callable[[tf.Tensor, str], tf.Tensor], tensors: Sequence[tf.Tensor], name: str
@@ -144,13 +148,13 @@ class SequentialCollectives(ForwardingCollectives):
         sizes = [min(piece_rows, rows - start) for start in range(0, rows, piece_rows)]
         return tf.split(tensor, sizes) if len(sizes) > 1 else [tensor]
 
-    def _next(
+    def _run_in_order(
         self, call: Callable[..., list[tf.Tensor]], tensors: Sequence[tf.Tensor], *args: object, **options: object
     ) -> list[tf.Tensor]:
-        with tf.control_dependencies(self._last):
+        with tf.control_dependencies(self._last_results):
             inputs = [tf.identity(tensor) for tensor in tensors]
-        self._last = call(inputs, *args, **options)
-        return self._last
+        self._last_results = call(inputs, *args, **options)
+        return self._last_results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +166,7 @@ class RecordedCall:
       name: name of the call, as given by the caller.
       dtypes: dtype of each tensor.
       shapes: static shape of each tensor; None for a dim that is unknown during tracing.
-      ranks: the ranks that communicate, as ranks of the outermost recording; for a message, its sender and receiver;
+      ranks: the ranks that communicate, as numbered in the outermost recording: for a message, sender and receiver;
         None for all replicas.
     """
 
@@ -191,7 +195,7 @@ class Recording(ForwardingCollectives):
     def __init__(
         self, inner: Collectives, calls: list[RecordedCall] | None = None, ranks: tuple[int, ...] | None = None
     ):
-        """Wraps collectives; of a group, `calls` and `ranks` are the outermost recording's list and the group's ranks."""
+        """Wraps collectives; for a group, `calls` is the outermost recording's list, and `ranks` the group's ranks in it."""
         super().__init__(inner)
         self.calls: list[RecordedCall] = [] if calls is None else calls
         self._ranks = ranks
@@ -202,7 +206,7 @@ class Recording(ForwardingCollectives):
         return sum(call.payload_bytes for call in self.calls)
 
     def payload_between_hosts(self, topology: Topology) -> int:
-        """The part of `payload_bytes` in calls between hosts; `topology`: of the outermost recording's ranks.
+        """Returns the payload of calls between hosts; `topology` has the ranks of the outermost recording.
 
         A collective of ranks on several hosts counts with its whole payload, because the fraction that crosses hosts
         depends on the engine.

@@ -51,7 +51,7 @@ def _group_ranks(name: str) -> list[int]:
 
 def _compare(group: Group, name: str, lines: Sequence[str], ranks: Sequence[int], subject: str) -> None:
     lines_by_index = {str(number): line for number, line in enumerate(lines)}
-    if difference := group.difference(name, lines_by_index, TRACING_SECONDS, among=ranks):
+    if difference := group.difference(name, lines_by_index, TRACING_SECONDS, members=ranks):
         rank_lines = "; ".join(f"{name_ranks(line_ranks)}: {line}" for line, line_ranks in difference.ranks.items())
         received = rank_lines.replace('"', "")
         raise InputError(

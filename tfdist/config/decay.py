@@ -26,7 +26,7 @@ class Decay:
     warmup_conflict: ClassVar[str] = ""
 
     @property
-    def needs_total(self) -> bool:
+    def needs_total_steps(self) -> bool:
         """Whether the schedule depends on the number of steps of the run."""
         return False
 
@@ -50,7 +50,7 @@ class FinalRateDecay(Decay):
         _check_number(type(self).__name__.lower(), "to", self.to, 0, 1)
 
     @property
-    def needs_total(self) -> bool:
+    def needs_total_steps(self) -> bool:
         """See base class."""
         return True
 
@@ -97,7 +97,7 @@ class Exponential(Decay):
         _check_integer("exponential", "every", self.every, 0, "steps, or 0 for the length of the run")
 
     @property
-    def needs_total(self) -> bool:
+    def needs_total_steps(self) -> bool:
         """See base class."""
         return not self.every
 
@@ -179,7 +179,7 @@ class OneCycle(Decay):
             _check_number("one_cycle", name, getattr(self, name), 0, 1 - 1e-6)
 
     @property
-    def needs_total(self) -> bool:
+    def needs_total_steps(self) -> bool:
         """See base class."""
         return True
 
@@ -257,7 +257,7 @@ def parse_decay(text: str) -> Decay:
         return CustomDecay(spec)
     if spec.name not in DECAYS:
         raise InputError(
-            f"{spec.name} is not a known decay.{nearest(spec.name, DECAYS)} Your own is package.module:function"
+            f"{spec.name} is not a known decay.{nearest(spec.name, DECAYS)} For your own, use package.module:function"
         )
     return call(DECAYS[spec.name], spec)
 

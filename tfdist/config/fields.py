@@ -73,7 +73,7 @@ def _remedy(name: str, known: tuple[str, ...]) -> str:
     if name in _TFDS_NAMES and "tfds:" in known:
         return f"Write tfds:{name}."
     module, _, attribute = name.rpartition(".")
-    return f"Your own is {module or 'package.module'}:{attribute if module else 'function'}."
+    return f"For your own, use {module or 'package.module'}:{attribute if module else 'function'}."
 
 
 class Flag(NamedTuple):

@@ -1,4 +1,4 @@
-"""Parses rules for variables, such as `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16`, lists and chains.
+"""Parses lists and chains of specs, and rules for variables: `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16`.
 
 The first rule whose condition matches a variable applies. A text without a condition is one rule for all variables.
 """
@@ -64,13 +64,11 @@ def first_match(rules: Sequence[Rule], path: str, size: int) -> Rule | None:
 
 
 def _parse_rule(text: str) -> Rule:
-    condition, *methods_parts = split_outside_brackets(text, ":")
-    if not methods_parts:
-        condition, *methods_parts = text.split(":", 1)  # an unclosed bracket, reported below
-    match = _CONDITION.fullmatch(condition) if methods_parts else None
-    path, size, methods = (
-        (match["path"], int(match["size"] or 0), ":".join(methods_parts)) if match else (None, 0, text)
-    )
+    condition, *method_parts = split_outside_brackets(text, ":")
+    if not method_parts:
+        condition, *method_parts = text.split(":", 1)  # an unclosed bracket, reported below
+    match = _CONDITION.fullmatch(condition) if method_parts else None
+    path, size, methods = (match["path"], int(match["size"] or 0), ":".join(method_parts)) if match else (None, 0, text)
     if path is not None:
         try:
             re.compile(path)

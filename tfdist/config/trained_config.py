@@ -41,7 +41,9 @@ class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
     dataset: str = flag_field("", MODEL, "Data set; as for training. Defaults to that of the run.", parse=parse)
     split: str = flag_field("test", MODEL, "Split of the data set: test or train.", choices=("test", "train"))
     batch_size: int = flag_field(
-        0, MODEL, "Number of examples per batch, over all replicas. Does not affect the result. 0 is as in the run."
+        0,
+        MODEL,
+        "Number of examples per batch, over all replicas. Does not affect the result. 0 means that of the run.",
     )
 
     def __post_init__(self) -> None:

@@ -452,8 +452,8 @@ class Client:
         with self._state:
             self._departure_callbacks.append(callback)
 
-    def lost(self, ranks: Ranks, wait: float) -> LostMember | None:
-        """See `Group.lost`.
+    def first_loss(self, ranks: Ranks, wait: float) -> LostMember | None:
+        """See `Group.first_loss`.
 
         Waiting implies a suspicion, so the server is asked to detect stopped members sooner.
         """

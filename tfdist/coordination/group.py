@@ -57,13 +57,13 @@ class Difference(NamedTuple):
 
 
 class Group(abc.ABC):
-    """All processes of a job, or some of them (`subgroup`), from the view of one of them.
+    """All processes of a job, or some of them (`subgroup`), as seen by one of them.
 
     Every operation except `publish` is collective: all members must call it with the same name. Operations with different
     names may be called in any order and from any thread. A name may be reused after its previous operation has completed.
     The outcome is the same on all members: if the operation is not complete when the shortest `deadline` (in seconds) of
-    the waiting members has passed, or if a member is lost or leaves, it raises `PeerLostError` on every member, which names
-    the missing ones.
+    the waiting members has passed, or if a member is lost or leaves, it raises `PeerLostError` on every member, with the
+    names of the missing ones.
 
     Members are numbered from 0. Messages name them by their ranks in the job.
 
@@ -91,7 +91,7 @@ class Group(abc.ABC):
         """Returns a suffix with the role of a rank of the job, such as ` (stage 1)`; empty if it has none."""
         return f" ({self.roles[rank]})" if rank in self.roles else ""
 
-    def named(self, members: Iterable[int]) -> str:
+    def describe_members(self, members: Iterable[int]) -> str:
         """Returns the ranks of members in the job, for messages: `rank 2` or `ranks 2, 5`."""
         return name_ranks([self.ranks[member] for member in members])
 
@@ -127,8 +127,8 @@ class Group(abc.ABC):
         entries: Mapping[str, Json],
         deadline: float = 60.0,
         *,
-        common: bool = False,
-        among: Sequence[int] = (),
+        ignore_missing: bool = False,
+        members: Sequence[int] = (),
     ) -> Difference | None:
         """Returns the first entry that differs between members, in the order of the first member; None if all are equal.
 
@@ -138,19 +138,21 @@ class Group(abc.ABC):
           name: name of the operation, the same on every member.
           entries: any number of entries, by key.
           deadline: seconds to wait.
-          common: whether to ignore entries that are missing on a member.
-          among: the members to compare, in the order of the message; by default all.
+          ignore_missing: whether to ignore entries that are missing on a member.
+          members: the members to compare, in the order of the message; by default all.
         """
-        compared_members = among or range(self.size)
+        compared_members = members or range(self.size)
         digests = {key: _digest(value) for key, value in entries.items()} if self.rank in compared_members else {}
         all_digests = self.gather(name, _digest([*digests.items()]), deadline)
         if len({all_digests[member] for member in compared_members} - {None}) == 1:
             return None
         first_digests = dict(self._broadcast_entries(compared_members[0], name, digests, deadline))
         order = {key: number for number, key in enumerate({**first_digests, **digests})}
-        keys = first_digests.keys() & digests.keys() if common else order.keys()
-        different = [key for key in order if key in keys and first_digests.get(key) != digests.get(key)]
-        own_candidate = [order[different[0]], different[0]] if different and self.rank in compared_members else None
+        keys = first_digests.keys() & digests.keys() if ignore_missing else order.keys()
+        different_keys = [key for key in order if key in keys and first_digests.get(key) != digests.get(key)]
+        own_candidate = (
+            [order[different_keys[0]], different_keys[0]] if different_keys and self.rank in compared_members else None
+        )
         candidates = [candidate for candidate in self.gather(f"{name}/first", own_candidate, deadline) if candidate]
         if not candidates:
             return None
@@ -184,7 +186,7 @@ class Group(abc.ABC):
         prefix: str = "",
         deadline: float = 60.0,
         *,
-        common: bool = False,
+        ignore_missing: bool = False,
     ) -> None:
         """Checks that all members pass the same entries.
 
@@ -193,12 +195,12 @@ class Group(abc.ABC):
           entries: values that must be equal, by key: flags, versions.
           prefix: prefix of a key in the message: "flag --" turns the key `seed` into "flag --seed differs: ...".
           deadline: seconds to wait.
-          common: whether to ignore entries that are missing on a member.
+          ignore_missing: whether to ignore entries that are missing on a member.
 
         Raises:
           InputError: on every member, with the first key that differs and the ranks of each value.
         """
-        if difference := self.difference(name, entries, deadline, common=common):
+        if difference := self.difference(name, entries, deadline, ignore_missing=ignore_missing):
             values = ", ".join(
                 f"{name_ranks(ranks)} {_verb(ranks)} {value}" for value, ranks in difference.ranks.items()
             )
@@ -239,7 +241,7 @@ class Group(abc.ABC):
         The loss of the process that serves the job's group is a loss in every subgroup.
         """
 
-    def lost(self, wait: float = 0.0) -> LostMember | None:
+    def first_loss(self, wait: float = 0.0) -> LostMember | None:
         """Returns the first loss, as reported by `on_loss`, or None.
 
         Args:

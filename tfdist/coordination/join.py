@@ -48,8 +48,8 @@ class _ClientGroup(Group):
     def on_loss(self, callback: Callable[[LostMember], None]) -> None:
         self._client.on_loss(self.ranks, callback)
 
-    def lost(self, wait: float = 0.0) -> LostMember | None:
-        return self._client.lost(self.ranks, wait)
+    def first_loss(self, wait: float = 0.0) -> LostMember | None:
+        return self._client.first_loss(self.ranks, wait)
 
     def tolerate_losses(self, ranks: Iterable[int]) -> None:
         self._client.tolerate_losses(self.ranks[rank] for rank in ranks)

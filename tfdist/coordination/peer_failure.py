@@ -61,7 +61,7 @@ class PeerFailureHandler:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, Exception) and _may_be_caused_by_a_loss(error):
-            if loss := self._group.lost(LOSS_NOTICE_SECONDS):
+            if loss := self._group.first_loss(LOSS_NOTICE_SECONDS):
                 self._report(loss)
                 self.close()
                 self._group.leave(ExitCode.PEER_LOST)

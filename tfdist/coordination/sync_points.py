@@ -108,6 +108,6 @@ class SyncPoints:
     def _fail(self, error: PeerLostError) -> None:
         """Makes `reached` fail, unless a rank has left without an error, after which there are no further calls."""
         with self._condition:
-            self._failure = error if self._group.lost() else None
+            self._failure = error if self._group.first_loss() else None
             self._pending_answer = None
             self._condition.notify_all()

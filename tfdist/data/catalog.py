@@ -57,9 +57,8 @@ def synthetic(
 def _draw(generator: np.random.Generator, means: np.ndarray, size: int) -> ArraySource:
     labels = generator.integers(0, len(means), size, np.int32)
     images = np.empty((size, *means.shape[1:]), np.uint8)
-    for image, label in zip(
-        images, labels, strict=True
-    ):  # one image at a time: the noise of all would take 4 times the memory
+    # One image at a time, because the noise of all would take 4 times the memory.
+    for image, label in zip(images, labels, strict=True):
         noise = generator.standard_normal(image.shape, np.float32) * _NOISE
         image[...] = np.clip(means[label] + noise, 0, 255)
     return ArraySource((images, labels), scale_to_unit(255))

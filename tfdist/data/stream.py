@@ -50,12 +50,12 @@ class StreamSource(Examples):
 
         Args:
           dataset: unbatched examples, (x, y) or (x, y, sample_weight), of equal shapes, in a reproducible order.
-          buffer_size: size of the shuffle buffer in examples, at least 1; by default that of 256 MiB, at least 1000.
+          buffer_size: size of the shuffle buffer in examples, at least 1; by default as many as fit in 256 MiB, at least 1000.
           transform: applied to batches; see `Examples.map`.
           shuffle: whether each epoch is shuffled.
 
         Raises:
-          InputError: the number of examples is unknown, infinite or 0; or an example has another form.
+          InputError: the number of examples is unknown, infinite or 0; or examples have another structure.
         """
         size = int(dataset.cardinality())
         if size < 1:
@@ -100,7 +100,7 @@ class StreamSource(Examples):
         examples = (
             indexed_examples.skip(partition.first)
             if seed is None
-            else self._endless(indexed_examples, seed, partition.first)
+            else self._repeat_epochs(indexed_examples, seed, partition.first)
         )
         batches = examples.batch(partition.batch_size, drop_remainder=partition.total is None)
 
@@ -108,7 +108,7 @@ class StreamSource(Examples):
         rows = rows.apply(tf.data.experimental.assert_cardinality(partition.elements))
         return rows.map(apply_transform(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
 
-    def _endless(self, indexed_examples: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
+    def _repeat_epochs(self, indexed_examples: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
         @keras_internals.without_autograph
         def epoch(number: tf.Tensor) -> tf.data.Dataset:
             if not self._shuffle:
@@ -141,9 +141,9 @@ def split_shares(partition: RowPartition) -> Callable[[tf.Tensor, tuple[tf.Tenso
 
     @keras_internals.without_autograph
     def shares(number: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
-        def share(local: tf.Tensor) -> IndexedBatch:
+        def share(replica: tf.Tensor) -> IndexedBatch:
             numbers, rows = tf.nest.map_structure(
-                lambda tensor: _rows(tensor, *partition.share(number, local)[:2], partition.static_count), batch
+                lambda tensor: _rows(tensor, *partition.share(number, replica)[:2], partition.static_count), batch
             )
             return IndexedBatch(rows, numbers)
 

@@ -39,7 +39,7 @@ class AllReducePlan(NamedTuple):
             return groups_of(possible_algorithms(self.topology), self.topology)
         return groups_of(self.table.algorithms if self.table else (self.choice.name,), self.topology)
 
-    def tuned(self, collectives: Collectives) -> TunedCollectives | None:
+    def tune(self, collectives: Collectives) -> TunedCollectives | None:
         """Returns the collectives of training steps, based on those of all replicas; None for the engine's all-reduce."""
         return tuned_collectives(collectives, self.choice, self.topology, self.table)
 

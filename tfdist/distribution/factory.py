@@ -97,7 +97,7 @@ def start(
     return strategy
 
 
-def started() -> list[Strategy]:
+def started_strategies() -> list[Strategy]:
     """Returns the strategies of this process that are still in use, in the order of their start."""
     return [strategy for reference in _strategies if (strategy := reference()) is not None]
 

@@ -1,4 +1,7 @@
-"""Initializes Horovod: the choice of its library, and the rendezvous of ranks with and without horovodrun."""
+"""Initializes Horovod: chooses its library, and connects the ranks, with or without horovodrun.
+
+MPI libraries connect by PMI-1, a protocol of lines on a socket, which `serving` implements over the job's group.
+"""
 
 import contextlib
 import ctypes
@@ -39,13 +42,13 @@ from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
 from tfdist.errors import InputError, TfdistError
 
 _log = logging.getLogger(__name__)
-_KEY_SPACE = "kvs_0"  # name of the only space of keys and values
-_MAXIMA = "kvsname_max=256 keylen_max=64 vallen_max=1024"
+_KEY_SPACE = "kvs_0"  # name of the only key-value space
+_LIMITS = "kvsname_max=256 keylen_max=64 vallen_max=1024"
 _VARIABLES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 
 
 class _Reply(NamedTuple):
-    """A reply to a command.
+    """A reply to a PMI command.
 
     Attributes:
       text: a line without its newline.
@@ -58,7 +61,7 @@ class _Reply(NamedTuple):
 
 @contextlib.contextmanager
 def serving(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[None]:
-    """Context in which an MPI library can be started once in this process; it is served until it ends.
+    """Context in which an MPI library can be initialized once; its PMI commands are answered until the process ends.
 
     All members must start their libraries. Environment variables are restored at the end of the context, because child
     processes are not members of the MPI job.
@@ -72,7 +75,7 @@ def serving(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[None
 
 
 class _Service:
-    """Answers the library of one member."""
+    """Answers the PMI commands of one member's MPI library."""
 
     def __init__(self, group: Group, hosts: Sequence[str], seconds: float):
         self._group, self._seconds = group, seconds
@@ -93,7 +96,7 @@ class _Service:
             case "init":
                 return _Reply("cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1")
             case "get_maxes":
-                return _Reply(f"cmd=maxes rc=0 {_MAXIMA}")
+                return _Reply(f"cmd=maxes rc=0 {_LIMITS}")
             case "get_appnum":
                 return _Reply("cmd=appnum rc=0 appnum=0")
             case "get_universe_size":
@@ -152,8 +155,8 @@ def mpi_library() -> str:
 
 def library_name(version: str) -> str:
     """Returns the name and version from a library's description, whose first line may contain more."""
-    first = version.partition("\n")[0].partition(",")[0]
-    return " ".join(first.replace("Version:", " ").replace("Open MPI v", "Open MPI ").split())
+    name = version.partition("\n")[0].partition(",")[0]
+    return " ".join(name.replace("Version:", " ").replace("Open MPI v", "Open MPI ").split())
 
 
 def starts_without_mpirun(name: str) -> bool:
@@ -191,8 +194,8 @@ def _check_library() -> None:
     name = mpi_library()
     if not name:
         raise InputError(
-            "--communication=mpi needs a Horovod that was built with MPI. Received: one without. Run `pip install mpich` "
-            "and `tfdist install_horovod --mpi`."
+            "--communication=mpi needs a Horovod that was built with MPI. Received: a Horovod without MPI. Run "
+            "`pip install mpich` and `tfdist install_horovod --mpi`."
         )
     if not starts_without_mpirun(name):
         raise InputError(
@@ -213,7 +216,7 @@ def _mpi_library() -> ctypes.CDLL:
 # and a process cannot replace the library with which Horovod has started.
 
 ELASTIC_VARIABLES = (ELASTIC_VARIABLE, "HOROVOD_ELASTIC")  # of `launch` and of horovodrun
-CORES = 2  # of each rank, for MPI: one that polls, and one that computes meanwhile
+CORES = 2  # that each rank needs for MPI: one polls while the other computes
 # The user's choice, unless a launcher of Horovod's processes has set them.
 _HOROVOD_VARIABLES = ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER")
 
@@ -279,7 +282,7 @@ COMMUNICATION_VARIABLE = "TFDIST_COMMUNICATION"  # "gloo" or "mpi", without a fl
 CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 STALL_SECONDS = 600
 _MAX_ADDRESS_BYTES = 512  # bytes of a host name and port, with room to spare
-_library_in_use: dict[str, str] = {}  # of this process, and the reason
+_library_in_use: dict[str, str] = {}  # "communication", and the "reason" for it
 # Horovod fuses tensors by arrival, which changes the order of summation between runs; tfdist's buckets are fixed.
 _FUSION = {"HOROVOD_FUSION_THRESHOLD": "0"}
 # Horovod's cycle time in ms; half of it is added to every message. With Gloo, which sleeps while it waits, 0.1 would keep a
@@ -331,7 +334,7 @@ def start_horovod(
         _init(options, communication)
         _check_size(cluster, options)
     else:
-        start_through(group, cluster, communication, **options)
+        start_with_group(group, cluster, communication, **options)
     return group
 
 
@@ -422,8 +425,8 @@ def describe_communication() -> str:
 def start_elastic(**options: Any) -> None:
     """Initializes Horovod in a process of an elastic horovodrun job, for the first time or after a reset.
 
-    Ranks do not communicate otherwise here: surviving and new processes must make the same calls, whatever the number of ranks
-    was when they started.
+    The ranks must not communicate in any other way here, because surviving and new processes must make the same calls, whatever
+    the number of ranks was when they started.
 
     Args:
       **options: arguments of Horovod's `init`.
@@ -434,11 +437,11 @@ def start_elastic(**options: Any) -> None:
     _init(options)
 
 
-def start_through(group: Group, cluster: Cluster, communication: str = "", **options: Any) -> None:
+def start_with_group(group: Group, cluster: Cluster, communication: str = "", **options: Any) -> None:
     """Initializes Horovod, for the first time or again.
 
     The group exchanges the addresses of MPI. Gloo gets a new rendezvous on rank 0 each time, whose address the group
-    broadcasts: Gloo would crash on the old addresses in an earlier one.
+    broadcasts: it would crash on the stale addresses of an earlier one.
     """
     if cluster.source == "MPI":
         raise InputError(
@@ -499,8 +502,8 @@ def _with_coordinator(cluster: Cluster) -> Cluster:
         return cluster
     host = LOOPBACK if cluster.local_size == cluster.size else socket.gethostname()
     address = np.frombuffer(join_address(host, free_port()).encode().ljust(_MAX_ADDRESS_BYTES, b"\0"), np.uint8)
-    only_cpus = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-    with tf.Graph().as_default(), tf.compat.v1.Session(config=only_cpus) as session:
+    cpu_config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=cpu_config) as session:
         data = session.run(hvd.broadcast(hide_constant(tf.constant(address)), 0, name="group_address")).tobytes()
     return dataclasses.replace(cluster, coordinator=data.rstrip(b"\0").decode())
 

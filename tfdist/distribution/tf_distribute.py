@@ -51,8 +51,8 @@ class TensorFlowStrategy(Strategy):
         self.cluster = cluster
         self.group = group
         self.replicas = engine.num_replicas_in_sync
-        local = self.replicas // cluster.size
-        self.local_replicas = range(cluster.rank * local, (cluster.rank + 1) * local)
+        local_count = self.replicas // cluster.size
+        self.local_replicas = range(cluster.rank * local_count, (cluster.rank + 1) * local_count)
         if make_group is None and cluster.size == 1 and not self.compiles_replicas:
             make_group = self._make_group
         self.collectives = ReplicaContextCollectives(self.replicas, options, make_group)
@@ -157,17 +157,17 @@ class MirroredVariables(VariableAdoption):
         for optimizer in optimizers:
             keras_internals.rebind_variables(optimizer, strategy.engine, self._new_keys)
 
-    def _set_access(self, variable: keras.Variable, is_of_optimizer: bool) -> None:
+    def _set_access(self, variable: keras.Variable, is_optimizer_variable: bool) -> None:
         keras_internals.watch_copies(self._strategy.local(variable.value))
         keras_internals.read_first_copy_outside(variable)
-        if not is_of_optimizer:
+        if not is_optimizer_variable:
             keras_internals.assign_own_copies(variable)
 
     @contextlib.contextmanager
     def as_one_device(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """See base class."""
-        mirrored = [v for v in variables if isinstance(v.value, tf.distribute.DistributedValues)]
-        owned_variables = [variable for variable in mirrored if self.owns(variable)]
+        mirrored_variables = [v for v in variables if isinstance(v.value, tf.distribute.DistributedValues)]
+        owned_variables = [variable for variable in mirrored_variables if self.owns(variable)]
         with keras_internals.reading_first_copy(
             owned_variables, [self._strategy.local(variable.value) for variable in owned_variables]
         ):

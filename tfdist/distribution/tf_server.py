@@ -33,7 +33,7 @@ def server_start(group: Group, processes: int, seconds: float) -> Iterator[None]
         with preserve_sigterm():
             yield
     except tf.errors.DeadlineExceededError as error:
-        loss = group.lost(LOSS_NOTICE_SECONDS)  # no other thread could run meanwhile
+        loss = group.first_loss(LOSS_NOTICE_SECONDS)  # no other thread could run meanwhile
         timeout_text = f"Not every rank's TensorFlow server was up within {seconds:g} s"
         raise PeerLostError(f"{loss or timeout_text}.") from error
 

@@ -31,8 +31,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Broadcasts the model's and the optimizer's variables of one rank when training begins.
 
     If the model is built (it has an `Input` or was called), they are broadcast before the first step. Otherwise, they are
-    broadcast after the first batch, as in Horovod, whose gradients are then those of different weights. States of random
-    layers are not broadcast.
+    broadcast after the first batch, as in Horovod; the ranks then compute the first gradients from different weights. States of
+    random layers are not broadcast.
 
     Args:
       root_rank: rank whose variables are broadcast.

@@ -1,4 +1,4 @@
-"""Reduces the gradients of the distributed optimizer and the distributed tape by tfdist's reducers."""
+"""Reduces the gradients of the distributed optimizer and the distributed tape with tfdist's reducers."""
 
 import dataclasses
 import hashlib
@@ -28,7 +28,7 @@ _PLAN_SECONDS = 600.0  # maximum delay between ranks that build and trace a mode
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of the reduction, as Horovod's arguments.
+    """Options of the reduction, with the names of Horovod's arguments.
 
     Attributes:
       name: name of the messages.
@@ -62,7 +62,7 @@ class GradientSums:
     def __init__(self, options: Options):
         self.options = options
         self._plans: dict[str, list[str]] = {}  # the first rank's names of gradients, by digest of this rank's plan
-        self._rows: dict[str, bool] = {}
+        self._sends_rows: dict[str, bool] = {}
         self._variables_by_state: dict[_Key, tf.Variable] = {}
         self._states: dict[_Key, State] = {}
         self._initial_values: dict[_Key, Any] = {}  # initial values of variables to be created
@@ -111,9 +111,9 @@ class GradientSums:
         individual_gradients = {n: g for n, g in gradients.items() if not (is_linear and g.shape.is_fully_defined())}
         gradients = {n: g for n, g in gradients.items() if n not in individual_gradients}
         for name, gradient in gradients.items():
-            if name not in self._rows:
-                self._rows[name] = self._is_sent_as_rows(gradient, current_engine, collectives)
-        row_names = [n for n, g in gradients.items() if self._rows[n] and isinstance(g, tf.IndexedSlices)]
+            if name not in self._sends_rows:
+                self._sends_rows[name] = self._is_sent_as_rows(gradient, current_engine, collectives)
+        row_names = [n for n, g in gradients.items() if self._sends_rows[n] and isinstance(g, tf.IndexedSlices)]
         dense_gradients = {n: _to_dense(g) for n, g in gradients.items() if n not in row_names}
         digest, names = self._agree_on_names(current_engine, gradients | individual_gradients, row_names)
         message = f"{self.options.name}_{digest}"

@@ -16,7 +16,7 @@ from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.collectives.no_constant_folding import hide_constant
 from tfdist.coordination import Group, LocalGroup, PeerFailureHandler, join
 from tfdist.coordination.job_token import LOOPBACK, group_token, job_token, join_address, network_interface
-from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_through
+from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_with_group
 from tfdist.errors import InputError
 from tfdist.horovod.engine import CallId, Engine
 from tfdist.horovod.ops import ReduceOp
@@ -84,7 +84,7 @@ class HorovodEngine(Engine):
                 PeerFailureHandler(group, cluster)
             return group
         _check_process_sets(process_sets, group)
-        start_through(group, cluster, **options)
+        start_with_group(group, cluster, **options)
         return group
 
     def collectives_of(self, process_set: Any) -> Collectives:

@@ -189,7 +189,7 @@ class BatchReader:
         name = f"more/{self._name}/{self._position}"
         has_batch = self._data.strategy.group.gather(name, batch is not None, self._data.deadline)
         if len(set(has_batch)) > 1:
-            ended_ranks = self._data.strategy.group.named(
+            ended_ranks = self._data.strategy.group.describe_members(
                 rank for rank, has_next in enumerate(has_batch) if not has_next
             )
             raise InputError(

@@ -26,7 +26,7 @@ from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
 from tfdist.step import randomness
 from tfdist.step.compression import Compression
-from tfdist.step.gradient_source import dense
+from tfdist.step.gradient_source import to_dense
 from tfdist.step.layer_state import assign, average_over_rows, refuse_shared_variables, restore_unless, select
 from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
@@ -177,7 +177,7 @@ class CustomTrainStep:
             reduction = self._reductions[index]
             pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
             weight = weights[self._reduce_ops.gradients[index] if self._reduce_ops.gradients else "mean"]
-            weighted_gradients = [tf.math.multiply_no_nan(dense(g, v), tf.cast(weight, g.dtype)) for g, v in pairs]
+            weighted_gradients = [tf.math.multiply_no_nan(to_dense(g, v), tf.cast(weight, g.dtype)) for g, v in pairs]
             state = reduction.state()
             if totals is not None:
                 reduction_result = ReductionResult(list(totals), list(totals), state, list(totals))

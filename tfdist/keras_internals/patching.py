@@ -9,7 +9,7 @@ _INHERITED = object()
 
 @contextlib.contextmanager
 def patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
-    """Context in which attributes have other values.
+    """Context that replaces attributes temporarily.
 
     Args:
       *patches: (object, class or module; name of its attribute; value inside the context). On exit, an attribute that was

@@ -56,7 +56,7 @@ def conclude(group: Group, local_outcome: Outcome, grace: float) -> Outcome:
 
 
 def _outcome_of_loss(group: Group, local_outcome: Outcome, error: PeerLostError, grace: float) -> Outcome:
-    loss, reason = group.lost(), str(error).rstrip(".")
+    loss, reason = group.first_loss(), str(error).rstrip(".")
     if loss and local_outcome.code and (loss.code is None or is_request(loss.code)):  # this node's ranks have saved
         return local_outcome
     if local_outcome.code and not loss:
@@ -73,7 +73,7 @@ def is_request(code: int) -> bool:
 
 def lost_launcher(group: Group) -> Outcome | None:
     """Returns the outcome of the job if another launcher is lost, else None."""
-    loss = group.lost()
+    loss = group.first_loss()
     return Outcome(PeerLostError.exit_code if loss.code is None else loss.code, str(loss)) if loss else None
 
 

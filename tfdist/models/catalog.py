@@ -306,5 +306,7 @@ def _function(name: str) -> Callable[..., keras.Model]:
             raise InputError(f"--model={name} must name a function. Received: {type(function).__name__}.")
         return function
     if name not in _MODELS:
-        raise InputError(f"--model={name} is not known.{nearest(name, NAMES)} Your own is package.module:function.")
+        raise InputError(
+            f"--model={name} is not known.{nearest(name, NAMES)} For your own, use package.module:function."
+        )
     return _MODELS[name]

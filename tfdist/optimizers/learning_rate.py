@@ -230,7 +230,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
                 f"--decay={decay} excludes a warmup: {self._decay.warmup_conflict}. Received: "
                 f"--warmup_steps={warmup_steps}. Leave one of them out."
             )
-        if self._decay.needs_total and warmup_steps >= total_steps:
+        if self._decay.needs_total_steps and warmup_steps >= total_steps:
             raise InputError(
                 f"--decay={decay} falls from the end of the warmup to the end of the run. Received: "
                 f"--warmup_steps={warmup_steps} in a run of {total_steps} steps. Lower --warmup_steps or train longer."

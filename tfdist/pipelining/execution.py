@@ -145,12 +145,12 @@ class _Execution:
         key = action.stage, action.micro_batch
         passes, residuals = self._passes[action.stage], self._residuals.pop(key)
         if action.kind == BACKWARD:
-            variable_gradients, of_inputs = passes.backward(residuals, inputs)
-            outputs = _identities(of_inputs)
+            variable_gradients, input_gradients = passes.backward(residuals, inputs)
+            outputs = _identities(input_gradients)
             return outputs, [*outputs, *self._accumulate(action, variable_gradients)]
         if action.kind == INPUT_GRADIENT:
-            of_inputs, weight_residuals = passes.backward_input(residuals, inputs)
-            outputs, self._residuals[key] = _identities(of_inputs), _identities(weight_residuals)
+            input_gradients, weight_residuals = passes.backward_input(residuals, inputs)
+            outputs, self._residuals[key] = _identities(input_gradients), _identities(weight_residuals)
             return outputs, [*outputs, *self._residuals[key]]
         return [], self._accumulate(action, passes.backward_weight(residuals))
 

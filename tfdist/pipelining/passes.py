@@ -21,7 +21,7 @@ _READ_TYPES = ("ReadVariableOp", "ResourceGather", "VariableShape")  # stateful,
 
 
 def required_operations(targets: Iterable[tf.Tensor | tf.Operation]) -> Operations:
-    """Returns the operations that compute targets, with all operations that these require, including control inputs."""
+    """Returns the operations that compute the targets, and all operations on which those depend, including control inputs."""
     pending = [target.op if isinstance(target, tf.Tensor) else target for target in targets]
     operations: set[tf.Operation] = set()
     while pending:
@@ -170,7 +170,7 @@ class BackwardResult(NamedTuple):
     """
 
     variable_gradients: list[Gradient]
-    of_inputs: list[tf.Tensor]
+    input_gradients: list[tf.Tensor]
 
 
 class InputResult(NamedTuple):
@@ -181,7 +181,7 @@ class InputResult(NamedTuple):
       residuals: inputs of the second part.
     """
 
-    of_inputs: list[tf.Tensor]
+    input_gradients: list[tf.Tensor]
     residuals: list[tf.Tensor]
 
 
@@ -228,8 +228,8 @@ class Passes:
           gradients: gradients of the sent tensors that have one, from the next stage.
         """
         if self._split:
-            of_inputs, weight_residuals = self.backward_input(residuals, gradients)
-            return BackwardResult(self.backward_weight(weight_residuals), of_inputs)
+            input_gradients, weight_residuals = self.backward_input(residuals, gradients)
+            return BackwardResult(self.backward_weight(weight_residuals), input_gradients)
         results = self._backward(*residuals, *gradients)
         count = len(results) - len(self._input_gradients)
         return BackwardResult(self._insert_none(results[:count]), results[count:])
@@ -265,14 +265,14 @@ class Passes:
 
         def backward(*gradients: tf.Tensor) -> tuple[list[Gradient], list[tf.Tensor]]:
             results = tape.gradient(targets, sources, output_gradients=[*gradients, tf.ones_like(loss)])
-            local_gradients, of_inputs = results[: len(stage.variables)], results[len(stage.variables) :]
-            self.uses = [gradient is not None for gradient in of_inputs]
+            local_gradients, input_gradients = results[: len(stage.variables)], results[len(stage.variables) :]
+            self.uses = [gradient is not None for gradient in input_gradients]
             crossings = with_gradients(stage.received, stage.received)
             filled_gradients = [
                 tf.zeros(crossing.spec.shape, crossing.spec.dtype)
                 if gradient is None
                 else tf.convert_to_tensor(gradient)
-                for gradient, crossing in zip(of_inputs, crossings, strict=True)
+                for gradient, crossing in zip(input_gradients, crossings, strict=True)
             ]
             return list(stage.gradients(local_gradients)), with_static_shapes(filled_gradients, crossings)
 

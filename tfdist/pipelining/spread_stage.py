@@ -74,19 +74,19 @@ class SpreadStage:
     @property
     def spread(self) -> list[keras.Variable]:
         """The trainable variables, which are on the devices."""
-        return [variable for variable in self.variables.trainable if self._devices.is_here(variable)]
+        return [variable for variable in self.variables.trainable if self._devices.is_on_devices(variable)]
 
     def call(
         self, inputs: Mapping[str, tf.Tensor], received: Sequence[tf.Tensor], training: bool | None = None
     ) -> tuple[Any, list[tf.Tensor]]:
         """See `StageGraph.call`; the backward pass adds the gradients of variables to sums on the devices."""
-        missing_paths = [v.path for v in self.variables.trainable if not self._devices.is_here(v)]
+        missing_paths = [v.path for v in self.variables.trainable if not self._devices.is_on_devices(v)]
         if missing_paths:
             raise InputError(
                 "With an axis model, layers of a pipeline must not be unfrozen after the trainer is created. Received: "
                 f"{missing_paths[0]}, which was frozen then. Set `trainable` before."
             )
-        host_variables = [variable for variable in self._all_variables() if not self._devices.is_here(variable)]
+        host_variables = [variable for variable in self._all_variables() if not self._devices.is_on_devices(variable)]
         tensors = [*(inputs[name] for name in self.inputs), *received, *(tf.identity(v.value) for v in host_variables)]
         key = (bool(training), *((tuple(x.shape), x.dtype) for x in tensors))
         if key not in self._passes:
@@ -179,10 +179,10 @@ class _Passes:
             def gradient(*all_upstream: tf.Tensor) -> list[tf.Tensor | None]:
                 upstream = [all_upstream[i] for i in self._targets]
                 specs = [self._host_specs[i] for i in self._differentiated_inputs]
-                token, *of_inputs = call_host(
+                token, *input_gradients = call_host(
                     self._run_backward, [number, *upstream], [tf.TensorSpec([], tf.float32), *specs]
                 )
-                gradients = dict(zip(self._differentiated_inputs, of_inputs, strict=True))
+                gradients = dict(zip(self._differentiated_inputs, input_gradients, strict=True))
                 return [token, *(gradients.get(i) for i in range(len(tensors)))]
 
             return results, gradient
@@ -276,7 +276,7 @@ class _Passes:
         def backward(*arguments: tf.Tensor) -> list[tf.Tensor]:
             upstream, sums = arguments[: len(targets)], arguments[len(targets) :]
             gradients = tape.gradient(list(targets), [*watched_inputs, *weights], output_gradients=list(upstream))
-            of_inputs, weight_gradients = gradients[: len(watched_inputs)], gradients[len(watched_inputs) :]
+            input_gradients, weight_gradients = gradients[: len(watched_inputs)], gradients[len(watched_inputs) :]
             self.has_gradient = [gradient is not None for gradient in weight_gradients]
             new_totals = [
                 total
@@ -286,7 +286,7 @@ class _Passes:
             ]
             replaced_gradients = [
                 tf.zeros_like(x) if g is None else tf.convert_to_tensor(g)
-                for g, x in zip(of_inputs, watched_inputs, strict=True)
+                for g, x in zip(input_gradients, watched_inputs, strict=True)
             ]
             return [*(self._devices.layouts.replicate(x) for x in replaced_gradients), *new_totals]
 
@@ -313,7 +313,7 @@ class SpreadUpdate:
           devices: the devices.
         """
         self._optimizer, self._variables, self._devices = optimizer, list(variables), devices
-        self._host_variables = [variable for variable in optimizer.variables if not devices.is_here(variable)]
+        self._host_variables = [variable for variable in optimizer.variables if not devices.is_on_devices(variable)]
         self._host_specs = [tf.TensorSpec(v.shape, v.dtype) for v in (*variables, *self._host_variables)]
         with keras_internals.outside_functions(), tf.device(None):
             self._update = tf.function(self._trace, autograph=False).get_concrete_function(

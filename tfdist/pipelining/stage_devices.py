@@ -77,15 +77,15 @@ def prepare(size: int) -> None:
 class StageDevices:
     """Variables and compiled functions on the devices of a process.
 
-    One function cannot contain operations of the host and of the devices, so a Python operation of the host calls a function of
-    the devices.
+    One function cannot contain operations of both the host and the devices, so a Python operation on the host calls a device
+    function.
 
     Attributes:
       devices: the devices.
-      layouts: layouts of tensors in functions of the devices.
-      is_tracing: whether a function of the devices is being traced.
-      order: a variable on the host. Every operation that calls a function of the devices reads or assigns it, so TensorFlow
-        runs them in the order of the program.
+      layouts: layouts of tensors in device functions.
+      is_tracing: whether a device function is being traced.
+      order: a variable on the host. Every operation that calls a device function reads or assigns it, so TensorFlow
+        runs them in program order.
     """
 
     def __init__(self, devices: LocalDevices, rules: dict[str, str], layouts: MeshLayouts):
@@ -110,12 +110,12 @@ class StageDevices:
                 uninitialized = UninitializedVariable(variable, owners.get(id(variable), []))
                 keras_internals.set_layout(variable, placement(uninitialized, self._rules, self.devices.mesh, Shard()))
 
-    def idle(self, model: keras.Model) -> list[str]:
+    def layout_warnings(self, model: keras.Model) -> list[str]:
         """Returns warnings about rules without effect on the full model, and about an unused axis."""
         owners = keras_internals.owners_of_variables(model)
         dims = {dim for v in model.trainable_variables for dim in dims_of(v, owners.get(id(v), [])) if dim}
-        attends = any(isinstance(layer, ATTENTIONS) for layer in keras_internals.layers_of(model))
-        all_dims = dims | self.layouts.dims | ({"context"} if attends else set())
+        has_attention = any(isinstance(layer, ATTENTIONS) for layer in keras_internals.layers_of(model))
+        all_dims = dims | self.layouts.dims | ({"context"} if has_attention else set())
         return unused_rule_warnings(self._rules, all_dims, Shard(), self.devices.mesh)
 
     def creation(self) -> contextlib.AbstractContextManager:
@@ -126,13 +126,13 @@ class StageDevices:
         with tf.device(None):
             return self.devices.variable(value, placement_of(variable).stored, variable.name, variable.trainable)
 
-    def is_here(self, variable: keras.Variable) -> bool:
+    def is_on_devices(self, variable: keras.Variable) -> bool:
         """Returns whether a variable is on the devices."""
         return isinstance(keras_internals.value_of(variable), dtensor.DVariable)
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """Context in which a function of the devices is traced."""
+        """Context in which a device function is traced."""
         was_tracing, self.is_tracing = self.is_tracing, True
         try:
             with self.layouts.tracing(), keras_internals.captures_replaced(self.devices.copier()), _forbid_messages():
@@ -141,8 +141,8 @@ class StageDevices:
         finally:
             self.is_tracing = was_tracing
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles a function of the devices for calls outside of functions of the host."""
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compiles a device function for calls outside of host functions."""
 
         def traced_function(*arguments: Any) -> Any:
             with self.tracing():
@@ -153,7 +153,7 @@ class StageDevices:
     @contextlib.contextmanager
     def values_on_host(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """Context in which variables of the devices are on the host, to be read and saved."""
-        device_variables = [(v, keras_internals.value_of(v)) for v in variables if self.is_here(v)]
+        device_variables = [(v, keras_internals.value_of(v)) for v in variables if self.is_on_devices(v)]
         try:
             for variable, value in device_variables:
                 with tf.device("CPU:0"):
@@ -181,7 +181,7 @@ def device_specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
 
 
 def to_host_dtypes(values: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Casts arguments of a function of the devices to the dtypes of the tensors on the host."""
+    """Casts arguments of a device function to the dtypes of the tensors on the host."""
     return [tf.cast(value, x.dtype) for value, x in zip(values, tensors, strict=True)]
 
 
@@ -194,7 +194,7 @@ def call_host(
 
 
 class _NoMessages(Recording):
-    """Collectives that reject communication with other replicas in a function of the devices."""
+    """Collectives that reject communication with other replicas in a device function."""
 
     def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
         """See base class."""
@@ -209,16 +209,16 @@ def _forbid_messages() -> contextlib.AbstractContextManager[None]:
 
 
 class StageLayouts(TensorLayouts):
-    """Layouts of a process of a pipeline: those of one device on the host; by the rules in functions of the devices."""
+    """Layouts of a pipeline's process: those of one device in host functions, those of the rules in device functions."""
 
     shards_tensors = True
-    holds_variables = False  # functions of the host cannot read DTensor's
+    holds_variables = False  # host functions cannot read DTensor's
 
     def __init__(self, devices: StageDevices):
         self._devices = devices
         self.devices_per_replica = devices.devices.mesh.size
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """See base class; the identity in functions of the host. Outside of functions, only validates the layout."""
+        """See base class; the identity in host functions. Outside of functions, only validates the layout."""
         is_on_host = tf.inside_function() and not self._devices.is_tracing
         return x if is_on_host else self._devices.layouts.constrain(x, dims, name)

@@ -412,7 +412,7 @@ class StageParts(ModelParts):
             )
         synchronize_shared(strategy, cut)
         if strategy.is_chief and strategy.stage_devices is not None:
-            for warning in strategy.stage_devices.idle(model):
+            for warning in strategy.stage_devices.layout_warnings(model):
                 _log.warning("%s", warning)
         return staged_model
 

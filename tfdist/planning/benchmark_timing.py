@@ -13,7 +13,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.planning.benchmark_results import Measurement
 
-RecordedCall = Callable[[Collectives, tf.Tensor, str], tf.Tensor]
+_Call = Callable[[Collectives, tf.Tensor, str], tf.Tensor]
 
 
 class Operation(NamedTuple):
@@ -21,13 +21,13 @@ class Operation(NamedTuple):
 
     Attributes:
       call: calls the method with a one-dimensional tensor and a name; returns the result.
-      parts: whether its bytes consist of N parts, one per replica.
+      has_parts: whether its bytes consist of N parts, one per replica.
       input_is_complete: whether a replica's input has all bytes, or only its part.
-      reduces: whether it sums, which fewer dtypes support.
+      reduces: whether it sums, which engines support for fewer dtypes.
     """
 
-    call: RecordedCall
-    parts: bool = False
+    call: _Call
+    has_parts: bool = False
     input_is_complete: bool = True
     reduces: bool = False
 
@@ -39,7 +39,7 @@ class Operation(NamedTuple):
           itemsize: bytes per element.
           replicas: number of replicas.
         """
-        parts = replicas if self.parts else 1
+        parts = replicas if self.has_parts else 1
         part = max(1, size // itemsize // parts)
         return part * (parts if self.input_is_complete else 1), part * parts * itemsize
 
@@ -55,9 +55,11 @@ def _barrier(collectives: Collectives, tensor: tf.Tensor, name: str) -> tf.Tenso
 
 OPERATIONS: Mapping[str, Operation] = {
     "all_reduce": Operation(lambda c, x, name: c.all_reduce([x], name=name)[0], reduces=True),
-    "all_gather": Operation(lambda c, x, name: c.all_gather([x], name=name)[0], parts=True, input_is_complete=False),
-    "all_to_all": Operation(lambda c, x, name: c.all_to_all([x], name=name)[0], parts=True),
-    "reduce_scatter": Operation(lambda c, x, name: c.reduce_scatter([x], name=name)[0], parts=True, reduces=True),
+    "all_gather": Operation(
+        lambda c, x, name: c.all_gather([x], name=name)[0], has_parts=True, input_is_complete=False
+    ),
+    "all_to_all": Operation(lambda c, x, name: c.all_to_all([x], name=name)[0], has_parts=True),
+    "reduce_scatter": Operation(lambda c, x, name: c.reduce_scatter([x], name=name)[0], has_parts=True, reduces=True),
     "broadcast": Operation(lambda c, x, name: c.broadcast([x], name=name)[0]),
     "barrier": Operation(_barrier),
 }

@@ -84,8 +84,8 @@ class SchedulePlan:
 
     Attributes:
       name: the schedule, as in `--pipeline_schedule`.
-      idle: fraction of the time in which processes do not compute, predicted from the costs of the stages.
-      live: for each process, the largest number of micro-batches whose activations it keeps at the same time.
+      idle_fraction: fraction of the time in which processes do not compute, predicted from the costs of the stages.
+      live_micro_batches: for each process, the largest number of micro-batches whose activations it keeps at the same time.
       process_bytes: for each process, bytes per device of variables, gradients, optimizer state, older weights and live
         activations; of the replica with the largest part, if optimizer state is sharded over replicas.
       older_weights_bytes: for each process, bytes of older weights, which schedules without a flush keep.
@@ -95,8 +95,8 @@ class SchedulePlan:
     """
 
     name: str
-    idle: float
-    live: tuple[int, ...]
+    idle_fraction: float
+    live_micro_batches: tuple[int, ...]
     process_bytes: tuple[int, ...]
     older_weights_bytes: tuple[int, ...]
     message_bytes: tuple[int, ...]
@@ -128,7 +128,7 @@ class PipelinePlan:
       optimizer_parts: for each process of the requested schedule, bytes of the optimizer state in each replica; one number if
         it is not sharded.
       schedules: the requested schedule and others for comparison.
-      impossible: reasons why schedules cannot be used, by name.
+      impossible_schedules: reasons why schedules cannot be used, by name.
       has_loops: whether there are loops, whose operations and activations are not counted.
     """
 
@@ -136,7 +136,7 @@ class PipelinePlan:
     shared: tuple[SharedVariable, ...]
     optimizer_parts: tuple[tuple[int, ...], ...]
     schedules: tuple[SchedulePlan, ...]
-    impossible: Mapping[str, str]
+    impossible_schedules: Mapping[str, str]
     has_loops: bool
 
 
@@ -151,7 +151,7 @@ def plan_pipeline(
     cut: str = "auto",
     activation_compression: str = "none",
     shards: int = 1,
-    measures: bool = False,
+    measure_stages: bool = False,
     device_bytes: Callable[[keras.Variable], int] = keras_internals.bytes_of,
 ) -> PipelinePlan:
     """Plans a pipeline with one or more stages of a model in each process.
@@ -166,14 +166,14 @@ def plan_pipeline(
       cut: value of `--cut`.
       activation_compression: value of `--activation_compression`.
       shards: number of replicas over which optimizer state is sharded; 1 if it is not.
-      measures: whether to measure the time of each stage on this device.
+      measure_stages: whether to measure the time of each stage on this device.
       device_bytes: returns the bytes of a variable on each device of a process.
 
     Raises:
       InputError: the model cannot be cut in this way, the schedule cannot be used, or the state cannot be sharded.
     """
     compression = METHODS[activation_compression]()
-    planner = _Planner(trace_model(model), slots, rows, cut, compression, shards, measures, device_bytes)
+    planner = _Planner(trace_model(model), slots, rows, cut, compression, shards, measure_stages, device_bytes)
     requested_schedule = make_schedule(schedule, processes, micro_batches)
     plans, impossible = {requested_schedule.name: planner.plan(requested_schedule)}, {}
     for name in _REFERENCE_SCHEDULES:
@@ -214,13 +214,13 @@ class _Stages:
 class _Planner:
     """Plans schedules, which may need different numbers of stages."""
 
-    traced: TracedModel
+    model: TracedModel
     slots: Mapping[int, int]
     rows: int
     cut: str
     compression: ActivationCompression
     shards: int
-    measures: bool
+    measure_stages: bool
     device_bytes: Callable[[keras.Variable], int]
     _stages_by_count: dict[int, _Stages] = dataclasses.field(default_factory=dict)
     _seconds: Callable[[Graph], Sequence[float]] = dataclasses.field(
@@ -229,7 +229,7 @@ class _Planner:
 
     def stages(self, count: int) -> _Stages:
         if count not in self._stages_by_count:
-            cut = cut_model(self.traced, self.cut, count, seconds=self._seconds)  # as for training
+            cut = cut_model(self.model, self.cut, count, seconds=self._seconds)  # as for training
             operations = [count_operations(cut, stage, self.rows) for stage in cut.stages]
             plans = tuple(self._stage(cut, number, cost.operations) for number, cost in enumerate(operations))
             self._stages_by_count[count] = _Stages(cut, plans, any(cost.has_loops for cost in operations))
@@ -283,7 +283,7 @@ class _Planner:
                 )
                 for tensor, crossing in zip(stage.sent, crossing_specs(stage.sent, self.rows), strict=True)
             ),
-            seconds=measure_stage(cut, stage, self.rows) if self.measures else None,
+            seconds=measure_stage(cut, stage, self.rows) if self.measure_stages else None,
         )
 
     def optimizer_parts(self, schedule: Schedule) -> tuple[tuple[int, ...], ...]:
@@ -302,7 +302,7 @@ class _Planner:
 
     def _variables(self, cut: Cut, numbers: Sequence[int]) -> list[keras.Variable]:
         variable_ids = {id(variable) for number in numbers for variable in cut.stages[number].variables.all}
-        return [variable for variable in self.traced.graph.model.variables if id(variable) in variable_ids]
+        return [variable for variable in self.model.graph.model.variables if id(variable) in variable_ids]
 
     def _parts(self, variables: Sequence[keras.Variable]) -> list[int]:
         trainable = [variable for variable in variables if variable.trainable]

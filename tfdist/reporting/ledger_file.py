@@ -79,7 +79,7 @@ def read_ledger(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:
             first, steps, count = map(int, numbers(position, _HEAD))
             if first < 0 or steps < 1 or count < 0 or count % steps:
                 raise InputError(
-                    f"A ledger file must contain calls of the loop. Received: {path}, which does not at entry {position}."
+                    f"A ledger file must contain calls of the loop. Received: {path}, which has none at entry {position}."
                 )
             end = position + _HEAD + count
             if end > size:

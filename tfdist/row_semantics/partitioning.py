@@ -139,7 +139,7 @@ class PartitionedProgram:
         for operation in checks:
             self._check(operation)
 
-    def whole(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def full_results(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the results of one device, equal on all replicas."""
         return self._full_forms([self._tensors[tensor.ref()] for tensor in tensors])
 
@@ -147,12 +147,12 @@ class PartitionedProgram:
         """Returns floating-point tensors whose sums over replicas are the results of one device."""
         return [self._share(self._tensors[tensor.ref()]) for tensor in tensors]
 
-    def are_whole(self, tensors: Sequence[tf.Tensor]) -> bool:
+    def are_full(self, tensors: Sequence[tf.Tensor]) -> bool:
         """Returns whether each replica has the results of one device, such as gradients clipped by their global norm."""
         results = [self._tensors[tensor.ref()] for tensor in tensors]
-        return all(each.full is not None for each in results)
+        return all(result.full is not None for result in results)
 
-    def traced(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def traced_values(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns tensors as the traced program computes them, such as statistics of local rows."""
         return [self._as_traced(tensor) for tensor in tensors]
 
@@ -167,17 +167,17 @@ class PartitionedProgram:
 
     def _find_needed_outputs(self, results: Sequence[tf.Tensor]) -> dict[str, set[int]]:
         """Returns the needed outputs of each operation; declared operations need only their declared inputs."""
-        needed: dict[str, set[int]] = {}
+        needed_outputs: dict[str, set[int]] = {}
         stack = list(results)
         while stack:
             tensor = stack.pop()
             operation = tensor.op
-            if operation.name not in needed and tensor.ref() not in self._tensors:
+            if operation.name not in needed_outputs and tensor.ref() not in self._tensors:
                 stack.extend(
                     self._declared_inputs(operation) if operation.name in self._declarations else operation.inputs
                 )
-            needed.setdefault(operation.name, set()).add(tensor.value_index)
-        return needed
+            needed_outputs.setdefault(operation.name, set()).add(tensor.value_index)
+        return needed_outputs
 
     def _declared_inputs(self, operation: tf.Operation) -> list[tf.Tensor]:
         """Returns the inputs of a declaration, and inputs of other declarations from which its tensor is computed."""
@@ -192,7 +192,7 @@ class PartitionedProgram:
         return inputs
 
     def _emit(self, operation: tf.Operation) -> None:
-        """Emits an operation with local operands if their labels determine that of the result; else with full operands."""
+        """Emits an operation with local operands if their labels determine the label of the result, else with full operands."""
         if operation.name in self._declarations:
             return self._emit_declared(operation)
         inputs = [self._tensors[tensor.ref()] for tensor in operation.inputs]
@@ -225,7 +225,9 @@ class PartitionedProgram:
             if operand.has_local:
                 self._local(operand)
         if any(not operand.has_local or operand.is_cut or operand.may_be_rows for operand in operands):
-            raise NotPartitionedError("a function of rows that are compared is declared to be one of each row")
+            raise NotPartitionedError(
+                "a function declared as row-wise depends on values that are computed from all rows"
+            )
         (source,) = operation.outputs
         value = self._interpreter.with_static_shape(source, declaration(*[operand.value for operand in operands]))
         if not _is_known(value):
@@ -238,7 +240,7 @@ class PartitionedProgram:
             raise NotPartitionedError(f"{operation.type} draws random numbers for all rows")
         inputs = [self._tensors[tensor.ref()] for tensor in operation.inputs]
         full_inputs = self._full_forms(inputs)
-        input_values = [dataclasses.replace(each.value, label=REPLICATED) for each in inputs]
+        input_values = [dataclasses.replace(operand.value, label=REPLICATED) for operand in inputs]
         values = self._values(self._one_device_interpreter, operation, input_values)
         for source, value, full in zip(operation.outputs, values, self._copy(operation, full_inputs), strict=True):
             if entry := self._tensors.get(source.ref()):
@@ -257,7 +259,7 @@ class PartitionedProgram:
 
     def _prefers_full(self, inputs: Sequence[_Tensor]) -> bool:
         """Returns whether full operands need no communication and differ from local ones."""
-        return any(_differs(each) for each in inputs) and all(each.is_free for each in inputs)
+        return any(_differs(operand) for operand in inputs) and all(operand.is_free for operand in inputs)
 
     def _copy(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Emits an operation with other operands."""
@@ -280,7 +282,7 @@ class PartitionedProgram:
         if entry is not None and entry.local is not None and (entry.is_traced or reference in self._roots):
             return entry.local
         if reference not in self._copies:
-            outputs = self._copy(tensor.op, [self._as_traced(each) for each in tensor.op.inputs])
+            outputs = self._copy(tensor.op, [self._as_traced(operand) for operand in tensor.op.inputs])
             self._copies |= {source.ref(): copy for source, copy in zip(tensor.op.outputs, outputs, strict=True)}
         return self._copies[reference]
 
@@ -430,14 +432,19 @@ def _is_random(operation: tf.Operation, graph: Any) -> bool:
     if any(part in operation.type for part in _RANDOM_TYPES):
         return not any(part in operation.type for part in _KEY_TYPES)
     functions = _called_functions(operation, graph)
-    return any(_is_random(each, function.graph) for function in functions for each in function.graph.get_operations())
+    return any(
+        _is_random(called_operation, function.graph)
+        for function in functions
+        for called_operation in function.graph.get_operations()
+    )
 
 
 def _all_operations(graph: Any) -> list[tf.Operation]:
     """Returns the operations of a graph and of the functions that it calls."""
     operations = graph.get_operations()
-    functions = {function.name: function.graph for each in operations for function in _called_functions(each, graph)}
-    return [*operations, *(operation for each in functions.values() for operation in _all_operations(each))]
+    called = [function for operation in operations for function in _called_functions(operation, graph)]
+    graphs = {function.name: function.graph for function in called}.values()
+    return [*operations, *(operation for called_graph in graphs for operation in _all_operations(called_graph))]
 
 
 def _called_functions(operation: tf.Operation, graph: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """Symbolic sizes: monomials in the number of rows of a batch and in other unknown dims.
 
-A traced function with an unknown batch size computes shapes, divisors and axes from them. `COUNT` stands for the number of rows
-of a replica, which is at least 1.
+In a traced function with an unknown batch size, shapes, divisors and axes depend on such sizes. `COUNT` stands for the number
+of rows of a replica, which is at least 1.
 """
 
 import dataclasses

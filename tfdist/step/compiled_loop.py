@@ -299,7 +299,7 @@ def _run_step(
     )
     finite = strategy.local(replica_result.finite)[0]
     with first_trace.trace("plan"):
-        unused = step.unused()
+        unused = step.unused_variables()
 
     updated_variables = [variable for i, variable in enumerate(step.variables) if i not in unused]
     gradient_finite = run_if(

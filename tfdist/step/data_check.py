@@ -58,8 +58,8 @@ def explain_mismatch(element_spec: Any) -> Iterator[None]:
     except (ValueError, TypeError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
         if isinstance(error, tf.errors.UnimplementedError) and not _CAST.search(error.message):
             raise
-        if refusal := nested_input_error(error):
-            raise refusal from error
+        if input_error := nested_input_error(error):
+            raise input_error from error
         if xla_message := _XLA.search(str(error)):
             raise compilation_error(xla_message[0]) from error
         locations = _graph_locations(error) if isinstance(error, tf.errors.OpError) else _locations(error)
@@ -182,7 +182,7 @@ class Labels(NamedTuple):
         return self.outputs[-1] if self.outputs else None
 
 
-def _strings(labels: Labels) -> Finding | None:
+def _check_strings(labels: Labels) -> Finding | None:
     if labels.dtype != "string":
         return None
     return Finding(
@@ -192,7 +192,7 @@ def _strings(labels: Labels) -> Finding | None:
     )
 
 
-def _one_hot(labels: Labels) -> Finding | None:
+def _check_one_hot(labels: Labels) -> Finding | None:
     classes = labels.classes
     if labels.loss != _SPARSE or not classes or classes == 1 or labels.outputs != labels.shape:
         return None
@@ -203,7 +203,7 @@ def _one_hot(labels: Labels) -> Finding | None:
     )
 
 
-def _class_numbers(labels: Labels) -> Finding | None:
+def _check_class_numbers(labels: Labels) -> Finding | None:
     classes = labels.classes
     if labels.loss not in _CATEGORICAL or not classes or classes == 1 or labels.outputs is None:
         return None
@@ -216,7 +216,7 @@ def _class_numbers(labels: Labels) -> Finding | None:
     )
 
 
-def _out_of_range(labels: Labels) -> Finding | None:
+def _check_range(labels: Labels) -> Finding | None:
     values, classes = labels.values, labels.classes
     if labels.loss != _SPARSE or values is None or not classes or not np.issubdtype(values.dtype, np.number):
         return None
@@ -243,7 +243,7 @@ def _out_of_range_remedy(invalid_values: np.ndarray, values: np.ndarray) -> str:
     return f"Give the model's last layer {int(values.max()) + 1} units, or number the classes from 0"
 
 
-def _no_probabilities(labels: Labels) -> Finding | None:
+def _check_probabilities(labels: Labels) -> Finding | None:
     values = labels.values
     if labels.loss not in _BINARY or values is None or not np.issubdtype(values.dtype, np.number):
         return None
@@ -264,7 +264,7 @@ def _no_probabilities(labels: Labels) -> Finding | None:
     )
 
 
-def _labels_not_finite(labels: Labels) -> Finding | None:
+def _check_labels_finite(labels: Labels) -> Finding | None:
     values = labels.values
     if values is None or not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all():
         return None
@@ -275,7 +275,7 @@ def _labels_not_finite(labels: Labels) -> Finding | None:
     )
 
 
-def _normalized_twice(labels: Labels) -> Finding | None:
+def _check_double_normalization(labels: Labels) -> Finding | None:
     if not labels.options.get("from_logits") or labels.activation != _PROBABILITIES.get(labels.loss):
         return None
     return Finding(
@@ -284,7 +284,7 @@ def _normalized_twice(labels: Labels) -> Finding | None:
     )
 
 
-def _never_normalized(labels: Labels) -> Finding | None:
+def _check_missing_normalization(labels: Labels) -> Finding | None:
     expected = _PROBABILITIES.get(labels.loss)
     if expected is None or labels.options.get("from_logits") or labels.activation != "linear":
         return None
@@ -295,14 +295,14 @@ def _never_normalized(labels: Labels) -> Finding | None:
 
 
 LABEL_RULES: tuple[Callable[[Labels], Finding | None], ...] = (
-    _strings,
-    _one_hot,
-    _class_numbers,
-    _out_of_range,
-    _no_probabilities,
-    _labels_not_finite,
-    _normalized_twice,
-    _never_normalized,
+    _check_strings,
+    _check_one_hot,
+    _check_class_numbers,
+    _check_range,
+    _check_probabilities,
+    _check_labels_finite,
+    _check_double_normalization,
+    _check_missing_normalization,
 )
 
 
@@ -329,7 +329,7 @@ class Inputs(NamedTuple):
     scales: bool
 
 
-def where_not_finite(inputs: Inputs) -> str:
+def non_finite_location(inputs: Inputs) -> str:
     """Returns the location of NaN or inf: "x", or "column 3 of x" if examples are rows of a table; "" if there is none."""
     values = inputs.values
     if not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all():
@@ -344,8 +344,8 @@ def where_not_finite(inputs: Inputs) -> str:
     return f"columns {', '.join(columns[:-1])} and {columns[-1]} of {inputs.name}"
 
 
-def _inputs_not_finite(inputs: Inputs) -> Finding | None:
-    location, values = where_not_finite(inputs), inputs.values
+def _check_inputs_finite(inputs: Inputs) -> Finding | None:
+    location, values = non_finite_location(inputs), inputs.values
     if not location:
         return None
     rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
@@ -356,7 +356,7 @@ def _inputs_not_finite(inputs: Inputs) -> Finding | None:
     )
 
 
-def _not_scaled(inputs: Inputs) -> Finding | None:
+def _check_scaled(inputs: Inputs) -> Finding | None:
     values = inputs.values
     is_image = values.ndim in (3, 4) and (values.dtype == np.uint8 or np.issubdtype(values.dtype, np.floating))
     if inputs.scales or not is_image or not np.isfinite(values).all():
@@ -369,7 +369,7 @@ def _not_scaled(inputs: Inputs) -> Finding | None:
     )
 
 
-INPUT_RULES: tuple[Callable[[Inputs], Finding | None], ...] = (_inputs_not_finite, _not_scaled)
+INPUT_RULES: tuple[Callable[[Inputs], Finding | None], ...] = (_check_inputs_finite, _check_scaled)
 
 
 T = TypeVar("T")
@@ -407,7 +407,7 @@ def spec_findings(model: keras.Model, element_spec: Any) -> list[Finding]:
 
 
 def findings(model: keras.Model, examples: Any) -> list[Finding]:
-    """Returns certain and possible problems with some examples.
+    """Returns errors and suspicious values in some examples.
 
     Args:
       model: compiled and built model.
@@ -425,11 +425,11 @@ def findings(model: keras.Model, examples: Any) -> list[Finding]:
     return results
 
 
-def not_finite(examples: Any) -> list[str]:
-    """Returns the locations of NaN and inf in (x, y) or (x, y, sample_weight); see `where_not_finite`."""
+def non_finite_locations(examples: Any) -> list[str]:
+    """Returns the locations of NaN and inf in (x, y) or (x, y, sample_weight); see `non_finite_location`."""
     named_parts = zip(("x", "y", "sample_weight"), examples, strict=False)
     arrays = [leaf for name, part in named_parts for leaf in _flatten(part, name)]
-    locations = [where_not_finite(Inputs(name, array, True)) for name, array in arrays]
+    locations = [non_finite_location(Inputs(name, array, True)) for name, array in arrays]
     return [location for location in locations if location]
 
 

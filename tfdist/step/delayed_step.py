@@ -226,7 +226,7 @@ class DelayedStep(Step):
         """Reduces the gradients of the step, then applies them."""
         assert self._passes
         uses = self._passes.uses[: len(self.variables)]
-        self.source.without_gradient.append(frozenset(index for index, is_used in enumerate(uses) if not is_used))
+        self.source.unused_indices.append(frozenset(index for index, is_used in enumerate(uses) if not is_used))
         with tf.control_dependencies(passes.results[-1]):
             gradients = [tf.identity(gradient) for gradient in passes.sums]
         reduction = self._reduce([*gradients, passes.share])
@@ -239,7 +239,7 @@ class DelayedStep(Step):
         result = ComputeResult(
             clipped_gradients, reduction.state, [], initial_values, value, finite, squares, no_time, no_time
         )
-        unused = self.unused()
+        unused = self.unused_variables()
 
         def apply() -> None:
             self.apply(result, unused)
@@ -330,7 +330,7 @@ class _TracedPasses:
                 gradients = Link(self._link, stage.number + 1).receive(specs, f"{stage.number + 1}B{index}")
         assert step._passes
         with tf.control_dependencies(self._clock.begin(self.results[-1], gradients)):
-            input_gradients = step._passes.backward(micro_batch.residuals, gradients).of_inputs
+            input_gradients = step._passes.backward(micro_batch.residuals, gradients).input_gradients
         weight_gradients, sent_gradients = (
             input_gradients[: len(step.variables)],
             input_gradients[len(step.variables) :],

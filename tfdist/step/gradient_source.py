@@ -50,7 +50,7 @@ class MicroStepState:
         return [*specs, tf.TensorSpec([], MEAN_DTYPE)] if specs else []
 
     def begin(self, *, is_unrolled: bool) -> None:
-        """Stores the state before the first micro-step; `is_unrolled`: whether one graph contains all micro-steps."""
+        """Stores the state before the first micro-step; `is_unrolled` if one graph contains all micro-steps."""
         self._assignments = {} if is_unrolled else None
         self._initial_values = [tf.identity(variable) for variable in (*self._means, *self._last_values)]
 
@@ -88,7 +88,7 @@ class LocalGradients(NamedTuple):
     """The contribution of a replica to a step.
 
     Attributes:
-      gradients: of each variable; a tensor, or rows if the reducer accepts them.
+      gradients: gradient of each variable: a tensor, or rows if the reducer accepts them.
       loss: scalar; this replica's share of the loss.
     """
 
@@ -109,7 +109,7 @@ class GradientSource:
       seeds: states of the random layers.
       scale: state of the loss scale; empty without loss scaling.
       is_local: whether each replica trains on its own rows and weights.
-      without_gradient: for each trace, the indices of the variables for which this replica has no gradient.
+      unused_indices: for each trace, the indices of the variables for which this replica has no gradient.
       has_own_time: whether the computation can be timed without time spent waiting for other replicas.
       keeps_gradients: whether gradients are summed without communication.
       messages: the calls between pipeline stages in the latest trace; None if there are none.
@@ -136,7 +136,7 @@ class GradientSource:
         self.variables = list(model.trainable_variables)
         self.seeds = randomness.seed_states(model)
         self.scale = store.variables(settings.scale_state())
-        self.without_gradient: list[frozenset[int]] = []
+        self.unused_indices: list[frozenset[int]] = []
         self._is_sparse = [spec.name in settings.sparse for spec in named_specs(self.variables)]
         self._micro_step_state = MicroStepState(model, strategy)
 
@@ -146,7 +146,7 @@ class GradientSource:
         collectives = OneReplica() if has_whole_batches else self.strategy.collectives
         return step, collectives.rank, collectives.size
 
-    def local(self, rows: ReplicaRows, step: tf.Tensor, collectives: Collectives) -> LocalGradients:
+    def local_gradients(self, rows: ReplicaRows, step: tf.Tensor, collectives: Collectives) -> LocalGradients:
         """Computes the gradients of a replica's rows in step `step`, scalar int64. A replica function."""
         if not self.is_partitioned:
             batch_size = count_rows(rows.batch) if self.is_local else rows.batch_size
@@ -163,12 +163,12 @@ class GradientSource:
         return self.metrics.count_all_rows
 
     def communication(self, spec: Any) -> Communication:
-        """Returns the communication of a partitioned step; `spec`: structure of `tf.TensorSpec` of a batch."""
+        """Returns the communication of a partitioned step; `spec` is a structure of `tf.TensorSpec`, that of a batch."""
         return communication(self.model, self.metrics.variables, self._one_device_step, spec)
 
-    def unused(self) -> frozenset[int]:
+    def unused_variables(self) -> frozenset[int]:
         """Returns the indices of the variables for which this replica had no gradient in any trace."""
-        return frozenset.intersection(*self.without_gradient) if self.without_gradient else frozenset()
+        return frozenset.intersection(*self.unused_indices) if self.unused_indices else frozenset()
 
     def agree(self, result: ComputeResult, with_norm: tf.Tensor) -> ComputeResult:
         """Returns the result with the norm, if requested or needed, and with equal values on every process."""
@@ -257,12 +257,12 @@ class GradientSource:
             return (value if scale is None else value * tf.cast(scale, value.dtype)), (share, outputs)
 
         gradients, _, (share, outputs) = self.strategy.gradients(scaled_loss, self.variables, batch)
-        self.without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
+        self.unused_indices.append(frozenset(i for i, g in enumerate(gradients) if g is None))
         takes_rows = self.settings.micro_steps == 1
         accepted_gradients = [
             g
             if takes_rows and is_sparse and isinstance(g, tf.IndexedSlices)
-            else dense(g, v, self.strategy.gradient_shape(v))
+            else to_dense(g, v, self.strategy.gradient_shape(v))
             for g, v, is_sparse in zip(gradients, self.variables, self._is_sparse, strict=True)
         ]
         return (
@@ -295,7 +295,7 @@ class _MicroStepCollectives(Recording):
         )
 
 
-def dense(
+def to_dense(
     gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable, shape: tf.TensorShape | None = None
 ) -> tf.Tensor:
     """Returns a dense gradient: zeros for None, and rows scattered to their indices.

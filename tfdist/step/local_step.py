@@ -18,7 +18,7 @@ _STOPPED = State("exchange/stopped", (), tf.bool, per_replica=True)
 
 
 def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loop:
-    """Returns the same as `compile_loop`; each replica trains on its own rows, without communication.
+    """Returns a loop like that of `compile_loop`, in which each replica trains on its own rows without communication.
 
     Without loss scaling, a replica's weights stay unchanged after a step that was not finite.
     """
@@ -69,12 +69,12 @@ def _merge_reports(norm: tf.Tensor, report: LoopReport, strategy: Strategy) -> L
 
     `report` has, for each step, [local replicas, 4] float64: loss, rows, is finite, may continue.
     """
-    losses, rows, finite, may_continue = tf.unstack(report.values[0], axis=-1)  # each [steps, local replicas]
-    applied_rows = rows * finite
-    losses = tf.where(finite > 0, losses, 0.0)  # the loss of a replica that skips may be NaN
+    losses, rows, is_finite, may_continue = tf.unstack(report.values[0], axis=-1)  # each [steps, local replicas]
+    applied_rows = rows * is_finite
+    losses = tf.where(is_finite > 0, losses, 0.0)  # the loss of a replica that skips may be NaN
     ranks = tf.one_hot(list(strategy.local_replicas), strategy.replicas, dtype=tf.float64)  # [local, replicas]
     sums = tf.reduce_sum(tf.stack([losses * applied_rows, applied_rows]), axis=-1)
-    parts = [sums, tf.transpose((1 - finite) @ ranks), tf.transpose((1 - may_continue) @ ranks)]
+    parts = [sums, tf.transpose((1 - is_finite) @ ranks), tf.transpose((1 - may_continue) @ ranks)]
     local_report = tf.concat(parts, 0) / len(strategy.local_replicas)  # [2 + 2 replicas, steps]
     global_report = strategy.run(lambda: strategy.collectives.all_reduce([local_report], name="local_loop/reports")[0])
     replicas = strategy.replicas

@@ -92,13 +92,13 @@ def partition_step(
     gradients, values = trace.results
     results = [*gradients, *values.values(), *(value for _, value in shared_pairs)]
     partition = _emit(trace, state, own_rows, results, collectives)
-    shared_values = partition.whole(results[len(gradients) :])
+    shared_values = partition.full_results(results[len(gradients) :])
     assignments = [*zip([v for v, _ in shared_pairs], shared_values[len(values) :], strict=True)]
     for variable, local_value in zip(
-        [v for v, _ in local_pairs], partition.traced([value for _, value in local_pairs]), strict=True
+        [v for v, _ in local_pairs], partition.traced_values([value for _, value in local_pairs]), strict=True
     ):
         assignments.append((variable, tf.where(own_rows.rows > 0, local_value, tf.convert_to_tensor(variable))))
-    totals = partition.whole(gradients) if partition.are_whole(gradients) else None
+    totals = partition.full_results(gradients) if partition.are_full(gradients) else None
     return StepResult(partition.shares(gradients), totals, dict(zip(values, shared_values, strict=False)), assignments)
 
 

@@ -23,7 +23,7 @@ from tfdist.pipelining.stage_devices import StageDevices
 from tfdist.pipelining.stage_parts import sum_over_stages
 from tfdist.pipelining.staged_model import StagedModel
 from tfdist.step import loss, randomness
-from tfdist.step.gradient_source import GradientSource, LocalGradients, dense
+from tfdist.step.gradient_source import GradientSource, LocalGradients, to_dense
 from tfdist.step.layer_state import feedback_variables
 from tfdist.step.metrics import LossShare, weight_scalars
 from tfdist.step.reduction import ComputeResult, square_norms
@@ -69,10 +69,12 @@ class PipelinedGradients(GradientSource):
         self.seeds = randomness.seed_states(full_model)  # layers of different stages must draw different numbers
         state = [*keras_internals.own_state(full_model), *keras_internals.spectral_norm_variables(full_model)]
         self._layer_state = {id(variable) for variable in state}
-        shared = {id(variable): min(stages) for variable, stages in self.model.cut.shared}
+        first_stages = {id(variable): min(stages) for variable, stages in self.model.cut.shared}
         local_stages = self.model.stages
-        self._is_shared = [id(variable) in shared for variable in self.variables]
-        self._is_first = [shared.get(id(variable), min(local_stages)) in local_stages for variable in self.variables]
+        self._is_shared = [id(variable) in first_stages for variable in self.variables]
+        self._is_first = [
+            first_stages.get(id(variable), min(local_stages)) in local_stages for variable in self.variables
+        ]
 
     def begin(self) -> None:
         """Begins a trace."""
@@ -81,7 +83,7 @@ class PipelinedGradients(GradientSource):
     def _row_gradients(
         self, batch: Any, batch_size: int | tf.Tensor, step: tf.Tensor, collectives: Collectives
     ) -> LocalGradients:
-        """See base class; with the share of the losses of these stages."""
+        """See base class; the loss is the share of these stages."""
         self.begin()
         strategy = self.strategy
         totals = self.totals(batch, batch_size) if strategy.is_last else []
@@ -99,19 +101,19 @@ class PipelinedGradients(GradientSource):
             self.clock,
             strategy.activation_compression,
         )
-        by_id: dict[int, Gradient] = {}
+        gradients_by_id: dict[int, Gradient] = {}
         for number, stage in stages.items():
             for variable, gradient in zip(
                 stage.trainable_variables, stage.gradients_of(sums.gradients[number]), strict=True
             ):
-                previous = by_id.get(id(variable))
-                by_id[id(variable)] = (
+                previous = gradients_by_id.get(id(variable))
+                gradients_by_id[id(variable)] = (
                     gradient if previous is None else previous if gradient is None else previous + gradient
                 )
-        gradients = [by_id[id(variable)] for variable in self.variables]
-        missing = (i for i, g in enumerate(gradients) if g is None and not self._is_shared[i])
-        self.without_gradient.append(frozenset(missing))
-        tensors = [dense(gradient, variable) for gradient, variable in zip(gradients, self.variables, strict=True)]
+        gradients = [gradients_by_id[id(variable)] for variable in self.variables]
+        unused_indices = (i for i, g in enumerate(gradients) if g is None and not self._is_shared[i])
+        self.unused_indices.append(frozenset(unused_indices))
+        tensors = [to_dense(gradient, variable) for gradient, variable in zip(gradients, self.variables, strict=True)]
         return LocalGradients(tensors, sums.share)
 
     def totals(self, batch: Any, batch_size: int | tf.Tensor) -> list[tf.Tensor]:
@@ -122,9 +124,9 @@ class PipelinedGradients(GradientSource):
         `tf.py_function`. Without masks, there is no such pass.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        unmasked = self.model.cut.unmasked_outputs(tf.shape(keras.tree.flatten(x)[0])[0])
-        if unmasked is not None:
-            return loss.totals(loss.terms(self.model, y, unmasked, weight), batch_size, current())
+        unmasked_outputs = self.model.cut.unmasked_outputs(tf.shape(keras.tree.flatten(x)[0])[0])
+        if unmasked_outputs is not None:
+            return loss.totals(loss.terms(self.model, y, unmasked_outputs, weight), batch_size, current())
         outputs, placeholders = self.model.with_zeros(x, training=False)
         terms = loss.terms(self.model, y, outputs, weight)
         zeros = {id(value) for value in placeholders}
@@ -189,7 +191,7 @@ class PipelinedGradients(GradientSource):
         return sent, value, recorded_value
 
     def _check_state(self, graph: StageGraph | SpreadStage, results: Any, operations: int) -> None:
-        """Raises `InputError` for assigned state that later micro-batches would read; `results`: of the forward pass."""
+        """Raises `InputError` for assigned state that later micro-batches would read; `results` are the forward pass's."""
         parts = self.strategy.replicas * self.strategy.micro_batches
         variables = [] if parts == 1 or isinstance(graph, SpreadStage) else graph.variables.all
         state = [variable for variable in variables if id(variable) in self._layer_state]
@@ -239,9 +241,9 @@ class _Stage:
         return self._micro_batches[micro_batch]
 
     def forward(self, arguments: MicroBatch, received: Sequence[tf.Tensor]) -> Forward:
-        sent, value, recorded = self._source.forward(self._graph, arguments, received)
+        sent, value, recorded_loss = self._source.forward(self._graph, arguments, received)
         self._scale = self._source.loss_scale
-        return Forward(sent, value if self._scale is None else value * tf.cast(self._scale, value.dtype), recorded)
+        return Forward(sent, value if self._scale is None else value * tf.cast(self._scale, value.dtype), recorded_loss)
 
     def gradients(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[Gradient]:
         tensors = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
@@ -251,8 +253,8 @@ class _Stage:
         """Returns the gradients of `trainable_variables`, given the summed results of the backward passes."""
         if not isinstance(self._graph, SpreadStage):
             return sums
-        [last] = sums
-        gradients = self._graph.pop_gradients(tf.zeros([]) if last is None else last)
+        [last_sum] = sums
+        gradients = self._graph.pop_gradients(tf.zeros([]) if last_sum is None else last_sum)
         return _unscale(gradients, self._source.loss_scale)
 
 

@@ -82,7 +82,7 @@ class Step:
             using(collectives),
             randomness.replica_draws(self.source.seeds, self.settings.seed, step, replica, replicas),
         ):
-            gradients, value = self.source.local(rows, step, self._recording)
+            gradients, value = self.source.local_gradients(rows, step, self._recording)
         previous_values = self._side_effects.end(values)
         self.sends_rows = self._recording.has_unknown_shapes
         statistics = [] if is_whole else self._side_effects.statistics_to_average((gradients, value), values)
@@ -122,7 +122,7 @@ class Step:
 
     def apply_if(self, condition: tf.Tensor, result: ComputeResult, count: Callable[[], Any]) -> None:
         """Applies and counts a step of a local source, or skips it. A replica function, without communication."""
-        unused = self.unused()
+        unused = self.unused_variables()
 
         def apply() -> None:
             self.apply(result, unused)
@@ -151,7 +151,7 @@ class Step:
         """Returns whether the run may continue after this step, a scalar bool; see `ComputeResult`."""
         return tf.logical_or(finite, scale[-1] < self.settings.max_skipped_steps) if scale else finite
 
-    def unused(self) -> frozenset[int]:
+    def unused_variables(self) -> frozenset[int]:
         """Returns the variables for which no replica has a gradient. Call it after `compute` is traced.
 
         Peers make their first trace together and compare it. Retraces for other shapes, which may happen only on some
@@ -164,7 +164,7 @@ class Step:
             return self._unused
         agree_on_plan(self._strategy.peers, self._recording.calls)
         indices_by_process = self._strategy.peers.gather(
-            "step/without_gradient", sorted(self.source.unused()), TRACING_SECONDS
+            "step/without_gradient", sorted(self.source.unused_variables()), TRACING_SECONDS
         )
         self._unused = unused = frozenset.intersection(*(frozenset(indices) for indices in indices_by_process))
         if unused:

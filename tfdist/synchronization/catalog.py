@@ -1,4 +1,4 @@
-"""Creates the exchanges that `--sync` describes."""
+"""Creates the weight synchronizer that `--sync` selects."""
 
 from collections.abc import Callable, Mapping
 

@@ -235,7 +235,7 @@ class TicketLoop:
         batch, numbers = next(batches)
         spec = batch if spec is None else spec.batch if isinstance(spec, IndexedBatch) else spec
         self._compute.get_concrete_function(spec, tf.constant(0, tf.int64), with_norm)
-        unused = self._step.unused()
+        unused = self._step.unused_variables()
         if self._strategy.is_chief and unused:
             self._servers.leave_out(sorted(unused))
         self._is_traced = True

@@ -123,7 +123,7 @@ class ReplayLoop:
         )
 
     def _apply_update(self, step_result: Any) -> None:
-        self._strategy.run(lambda value: self._step.apply(value, self._step.unused()), step_result)
+        self._strategy.run(lambda value: self._step.apply(value, self._step.unused_variables()), step_result)
 
     def _values(self) -> list[np.ndarray]:
         return [variable.numpy() for variable in self._variables]

@@ -35,13 +35,13 @@ class Balancing:
         """Returns the next step at which the allocation changes, so a call must end; None if it is unknown."""
         return None
 
-    def observe_call(self, step: int, steps: int, busy: np.ndarray) -> None:
+    def observe_call(self, step: int, steps: int, busy_seconds: np.ndarray) -> None:
         """Observes a call of the compiled loop, and may change the allocation; every process must call it.
 
         Args:
           step: number of completed updates.
           steps: number of steps of the call.
-          busy: [local replicas]; seconds that each replica spent on its gradients.
+          busy_seconds: [local replicas]; seconds that each replica spent on its gradients.
         """
 
 
@@ -75,12 +75,12 @@ class MeasuredBalancing(Balancing):
         start = self._speeds.allocations[-1].step
         return start if start > step else None
 
-    def observe_call(self, step: int, steps: int, busy: np.ndarray) -> None:
+    def observe_call(self, step: int, steps: int, busy_seconds: np.ndarray) -> None:
         """See base class."""
         if self._is_first or step <= self._speeds.allocations[-1].step:
             self._is_first = step <= self._speeds.allocations[-1].step  # the next call has another allocation
             return
-        self._step_seconds.append(busy / steps)
+        self._step_seconds.append(busy_seconds / steps)
         self._steps += steps
         if self._steps >= self._speeds.steps:
             self._update_allocation()

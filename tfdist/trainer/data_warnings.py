@@ -120,7 +120,7 @@ def check_examples(
         test_findings = data_check.findings(model, test)
         errors += [f"Evaluation data: {finding.text}" for finding in test_findings if finding.is_error]
     _refuse(strategy, "data/refusal", errors)
-    locations = data_check.not_finite(test) if test is not None and strategy.is_chief else []
+    locations = data_check.non_finite_locations(test) if test is not None and strategy.is_chief else []
     evaluation_warnings = (
         [(_message(locations, "what an evaluation finds is NaN, or wrong"), _EVALUATION)] if locations else []
     )
@@ -225,7 +225,7 @@ def warn_about_evaluation(strategy: Strategy, data: Examples, loss: float) -> No
     """Logs a warning, on the chief, about a loss that is not finite, unless a warning about the data explains it."""
     if math.isfinite(loss):
         return
-    locations = data_check.not_finite(_sample(data))  # every process reads, as above
+    locations = data_check.non_finite_locations(_sample(data))  # every process reads, as above
     if not strategy.is_chief:
         return
     cause = f"the evaluation loss is {loss:g}, so the evaluation is meaningless"
@@ -240,10 +240,10 @@ def locate_nonfinite(data: Examples, batch_size: int, seed: int, first: int) -> 
     """Returns the locations of NaN or inf in the batch after `first` examples; without random access, in some examples."""
     source = data.sample
     if not isinstance(source, Source):
-        return data_check.not_finite(_sample(data))
+        return data_check.non_finite_locations(_sample(data))
     batches = Pipeline(source, batch_size, seed, first).dataset([0], 1)
     with explain_reading_errors(source):
-        return data_check.not_finite(data_check.as_arrays(next(iter(batches))))
+        return data_check.non_finite_locations(data_check.as_arrays(next(iter(batches))))
 
 
 def _message(locations: list[str], result: str) -> str:

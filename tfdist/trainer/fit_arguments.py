@@ -61,10 +61,12 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
     scale = options["loss_scale"]
     rule = "a tfdist.gradients.LossScale"
     _check_type("loss_scale", scale, LossScale | None, rule, "tfdist.gradients.LossScale(initial=1024)")
-    _check_type("sync", options["sync"], str | Sync, "a text", '"local_sgd(period=8)"')
-    _check_type("balance", options["balance"], str, "a text", '"measured" or "weights(2,1)"')
+    _check_type("sync", options["sync"], str | Sync, "a string", '"local_sgd(period=8)"')
+    _check_type("balance", options["balance"], str, "a string", '"measured" or "weights(2,1)"')
     compression = options["compression"]
-    _check_type("compression", compression, str | Reducer, "a text or a tfdist.gradients.Reducer", '"topk(ratio=0.01)"')
+    _check_type(
+        "compression", compression, str | Reducer, "a string or a tfdist.gradients.Reducer", '"topk(ratio=0.01)"'
+    )
     if isinstance(compression, str):
         check_compression(compression)
     if options["bucket_order"] not in BUCKET_ORDERS:
@@ -91,7 +93,7 @@ def check_fit(
     Raises:
       InputError: an argument has the wrong type.
     """
-    _check_type("class_weight", class_weight, Mapping | None, "a dict of a weight by class", "{0: 1.0, 1: 2.0}")
+    _check_type("class_weight", class_weight, Mapping | None, "a dict from classes to weights", "{0: 1.0, 1: 2.0}")
     for label, weight in (class_weight or {}).items():
         if not is_integer(label) or isinstance(weight, str):
             raise InputError(
@@ -169,8 +171,8 @@ def _check_known(argument: str, name: str, get: Callable[[str], Any], valid_name
         get(name)
     except ValueError as error:
         module = {"loss": keras.losses, "metrics": keras.metrics}.get(argument)
-        public = [word for word in vars(module or object) if word.islower() and not word.startswith("_")]
-        names = {*valid_names, *(set(public) - {"get", "serialize", "deserialize"})}
+        public_names = [word for word in vars(module or object) if word.islower() and not word.startswith("_")]
+        names = {*valid_names, *(set(public_names) - {"get", "serialize", "deserialize"})}
         raise InputError(f'`{argument}="{name}"` is not known.{nearest(name, names)}') from error
 
 
@@ -182,7 +184,7 @@ class Epochs(NamedTuple):
 
     Attributes:
       initial: number of the first epoch.
-      validation_freq: epochs between validations, or the numbers, from 1, of the epochs to validate after.
+      validation_freq: epochs between validations, or the epochs to validate after, counted from 1.
       validation_batch_size: global batch size of evaluations.
     """
 

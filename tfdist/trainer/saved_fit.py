@@ -41,9 +41,9 @@ def run_snapshot(program: Program, state: TrainState, batches: BatchSchedule, co
         "exchanges": program.synchronizer.to_json(),
         "callbacks": callbacks,
     }
-    best = [state.best.best.step] if state.best and state.best.best else []
+    best_steps = [state.best.best.step] if state.best and state.best.best else []
     return RunSnapshot(
-        state.step, program.settings.seed, [*variables.parts(copied), *arrays], values, variables, keep_steps=best
+        state.step, program.settings.seed, [*variables.parts(copied), *arrays], values, variables, keep_steps=best_steps
     )
 
 
@@ -64,9 +64,11 @@ def fit(
     train = divide_among_clients(settings.sync, arguments.data.train, arguments.batch_size, settings.seed)
     data = dataclasses.replace(arguments.data, train=train)
     copied = checkpoints is None or checkpoints.in_background
-    best = check_monitored_metrics(callbacks, checkpoints.best if checkpoints else "", program, data.test is not None)
+    best_metric = check_monitored_metrics(
+        callbacks, checkpoints.best if checkpoints else "", program, data.test is not None
+    )
     state.best = (
-        BestValue(checkpoints.directory, *best, state.initial_best) if checkpoints and checkpoints.best else None
+        BestValue(checkpoints.directory, *best_metric, state.initial_best) if checkpoints and checkpoints.best else None
     )
     with (
         options.checks.watchdog(strategy.group) as watchdog,

@@ -167,7 +167,7 @@ def test_the_host_that_is_left_goes_on_alone(tmp_path: pathlib.Path) -> None:
     step, said = Killed.run(tmp_path, "memory-{rank}").go_on(1, lost=1)
     finish(train(tmp_path / "purpose", step, step), 2)
     finish(train(tmp_path / "purpose"), 1)
-    assert "1 replicas resume a run of 2: what compression has not sent yet keeps its sum" in said
+    assert "1 replicas resume a run of 2: residuals of compression keep their sum" in said
     assert weights(tmp_path / "run") == weights(tmp_path / "purpose")
 
 
@@ -176,7 +176,7 @@ def test_more_processes_end_as_those_that_take_over_a_run_that_was_stopped_there
     killed: Killed, tmp_path: pathlib.Path
 ) -> None:
     step, said = killed.go_on(3)
-    assert "3 replicas resume a run of 2: what compression has not sent yet keeps its sum" in said
+    assert "3 replicas resume a run of 2: residuals of compression keep their sum" in said
     finish(train(tmp_path, step, step), 2)
     finish(train(tmp_path), 3)
     assert weights(killed.path) == weights(tmp_path)

@@ -170,7 +170,7 @@ def test_another_number_of_replicas(mirrored2, mirrored4, tmp_path, caplog):
     trainer.resume(tmp_path)
     trainer.program.steps.loop(8)  # creates the state of its compression
     [said] = [message for message in caplog.messages if "compression has not sent" in message]
-    words = "2 replicas resume a run of 4: .* replica r takes over that of r [+] 2, r [+] 4, ..."
+    words = "2 replicas resume a run of 4: .* replica r takes over those of r [+] 2, r [+] 4, ..."
     assert re.fullmatch(words, said)
     errors = {name: kept for name, kept in trainer.state.items() if kept.per_replica}
     assert errors

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from tfdist.checkpoint.format import Part, commit
-from tfdist.cli.resume import FIXED, finished_message, origin
+from tfdist.cli.resume import FIXED_FLAGS, finished_message, origin
 from tfdist.cli.weights import sources
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
 
-FLAGS = {name: f"its {name}" for name in FIXED} | {"steps": 10, "strategy": "single", "commit_dir": ""}
+FLAGS = {name: f"its {name}" for name in FIXED_FLAGS} | {"steps": 10, "strategy": "single", "commit_dir": ""}
 TEXT = "".join(f"--{name}={value}\n" for name, value in FLAGS.items())
 
 
@@ -69,7 +69,7 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_again(directory):
     assert origin("auto", directory, FLAGS) == ([], True)
 
 
-@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("name", FIXED_FLAGS)
 def test_other_flags_than_the_run_s(name, directory):
     begun(directory, 5)
     with pytest.raises(InputError, match=f"Received: --{name}=other, but .* is of a run with --{name}=its {name}"):
@@ -85,7 +85,7 @@ def somebody_else_s(directory: RunDirectory) -> None:
     ("fill", "resume", "flags"),
     [
         (lambda directory: begun(directory).model.write_text("done"), "auto", {}),  # it ended without a checkpoint
-        *((begun, "auto", {name: "other"}) for name in FIXED),  # other flags before the first checkpoint
+        *((begun, "auto", {name: "other"}) for name in FIXED_FLAGS),  # other flags before the first checkpoint
         (lambda directory: begun(directory, 5), "never", {}),
         (lambda directory: begun(directory, 5), "CHECKPOINT", {}),  # even its own
         (somebody_else_s, "auto", {}),

@@ -17,7 +17,7 @@ from tfdist.checkpoint.format.directory import (
     set_aside,
     step_of,
 )
-from tfdist.checkpoint.format.reading import Checkpoint, LocalFiles, first_readable
+from tfdist.checkpoint.format.reading import Checkpoint, LocalFiles, first_readable_checkpoint
 from tfdist.checkpoint.format.shard import Part, shard_bytes, write_shard
 from tfdist.errors import CheckpointError, CorruptCheckpointError
 
@@ -35,7 +35,7 @@ __all__ = [
     "clean_partial",
     "commit",
     "copy_holder",
-    "first_readable",
+    "first_readable_checkpoint",
     "lock",
     "newest",
     "newest_first",

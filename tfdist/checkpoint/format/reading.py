@@ -75,8 +75,8 @@ class Checkpoint:
 
         Raises:
           CorruptCheckpointError: the checkpoint is corrupted.
-          InputError: the format has a newer version.
-          CheckpointError: the system refuses to read it.
+          InputError: its format is newer than this version of tfdist.
+          CheckpointError: it cannot be read.
         """
         directory = path_of(path)
         checkpoint = cls._parse(directory, files.read(directory / manifest.NAME))
@@ -122,7 +122,7 @@ class Checkpoint:
 
         Raises:
           CorruptCheckpointError: it is corrupted.
-          CheckpointError: the system refuses to read it.
+          CheckpointError: it cannot be read.
         """
         shape = self.tensors[name].shape
         return self.read_block(name, (0,) * len(shape), shape)
@@ -137,7 +137,7 @@ class Checkpoint:
 
         Raises:
           CorruptCheckpointError: one of the stored blocks is corrupted.
-          CheckpointError: the system refuses to read it.
+          CheckpointError: it cannot be read.
         """
         tensor = self.tensors[name]
         tensor_shape = tensor.shape
@@ -214,11 +214,11 @@ def _overlap(part: PartEntry, offset: Sequence[int], shape: Sequence[int]) -> _R
 
 
 def _slices(ranges: _Ranges, offset: Sequence[int]) -> tuple[Any, ...]:
-    """Returns the index of ranges in an array that begins at `offset`; selects a view even without axes."""
+    """Returns the index of ranges in an array that begins at `offset`; selects a view even of a scalar."""
     return (..., *(slice(begin - origin, end - origin) for (begin, end), origin in zip(ranges, offset, strict=True)))
 
 
-def first_readable(paths: Sequence[StoragePath]) -> Checkpoint:
+def first_readable_checkpoint(paths: Sequence[StoragePath]) -> Checkpoint:
     """Returns the first checkpoint whose manifest can be read; `paths` must not be empty.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Encodes tensors to packed bytes and back with a codec, compiled by XLA where that is faster."""
+"""Encodes tensors as packed bytes with a codec, and decodes them; compiled by XLA where that is faster."""
 
 import dataclasses
 import functools
@@ -34,8 +34,8 @@ class Packing:
     @property
     def bytes(self) -> int:
         """The packed length in bytes."""
-        grain = max(self.wire.packed.size, *(spec.dtype.size for spec in self.specs))
-        return -(-self._content_bytes // grain) * grain
+        alignment = max(self.wire.packed.size, *(spec.dtype.size for spec in self.specs))
+        return -(-self._content_bytes // alignment) * alignment
 
     def join(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the bytes of the parts as a vector of the unsigned dtype of the smallest element size."""
@@ -95,7 +95,7 @@ _MIN_COMPILED_SIZE = 16 * 1024
 class CodecCompiler:
     """Packs the codes of tensors, each with the 4 bytes of its `Codec.check`, and decodes packed codes.
 
-    XLA can compile any part without communication, also inside a larger function. One function is created and cached per
+    XLA can compile any part without communication, even inside a larger function. One function is created and cached per
     tensor size; functions for small tensors are not compiled.
     """
 

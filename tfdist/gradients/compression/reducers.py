@@ -26,8 +26,8 @@ def seed_of(name: str, draws: Any, rank: Any) -> tf.Tensor:
     return fold_in(fold_in(tf.constant([key, key ^ 0x5BD1E995], tf.int32), draws), rank)
 
 
-def finiteness_mark(x: tf.Tensor) -> tf.Tensor:
-    """Returns a scalar float32 for a witness: 0 if x is finite, else NaN, so that sums of marks never overflow."""
+def finiteness_flag(x: tf.Tensor) -> tf.Tensor:
+    """Returns a scalar float32 for a witness: 0 if x is finite, else NaN, so that sums of flags never overflow."""
     return tf.where(tf.reduce_all(tf.math.is_finite(x)), 0.0, float("nan"))
 
 

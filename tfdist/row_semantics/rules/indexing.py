@@ -26,7 +26,7 @@ from tfdist.row_semantics.values import (
 
 
 class _Axis(NamedTuple):
-    """The effect of a slice on one axis: it selects all elements ("all") or a "part", adds ("new") or removes ("index") it."""
+    """The effect of a slice on one axis: "all" or "part" of it is selected, it is "new", or it is removed ("index")."""
 
     action: str
     source: int
@@ -39,7 +39,7 @@ def _slices(call: Call, dims: Dims, begin: Value, end: Value, strides: Value) ->
     masks = {name: call.attribute(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     steps = strides.integers
     count = len(steps)
-    kept = sum(not (masks["new_axis"] | masks["ellipsis"]) >> number & 1 for number in range(count))
+    kept_axes = sum(not (masks["new_axis"] | masks["ellipsis"]) >> number & 1 for number in range(count))
     axes: list[_Axis] = []
     source = target = 0
 
@@ -51,7 +51,7 @@ def _slices(call: Call, dims: Dims, begin: Value, end: Value, strides: Value) ->
 
     for number in range(count):
         if masks["ellipsis"] >> number & 1:
-            for _ in range(len(dims) - kept):
+            for _ in range(len(dims) - kept_axes):
                 add("all")
         elif masks["new_axis"] >> number & 1:
             add("new")
@@ -97,8 +97,8 @@ def _is_zero(number: Size | None) -> bool:
 @rule("StridedSlice")
 def _(call: Call) -> Value:
     value, begin, end, strides = call.inputs
-    if value.numbers is not None and value.numbers.ndim == 1 and (known := _slice_numbers(call)) is not None:
-        return known
+    if value.numbers is not None and value.numbers.ndim == 1 and (numbers := _slice_numbers(call)) is not None:
+        return numbers
     axes = _slices(call, value.known_dims, begin, end, strides)
     dims = tuple(axis.dim for axis in axes if axis.action != "index")
     if not isinstance(value.label, Rows):
@@ -158,7 +158,7 @@ def _(call: Call) -> Value:
         return numeric_value(value.numbers[tuple(bounds)])
     axes = range(value.rank)
     row_axis = value.label.axis if isinstance(value.label, Rows) else None
-    if not all(_is_replicated(each, axis) for each in (begin, lengths) for axis in axes if axis != row_axis):
+    if not all(_is_replicated(bound, axis) for bound in (begin, lengths) for axis in axes if axis != row_axis):
         raise NoRuleError("the bounds of a slice depend on rows")
     if row_axis is not None:
         if begin.numbers is None or lengths.numbers is None:
@@ -208,12 +208,10 @@ def _table(call: Call) -> Value:
     variable, indices, result = call.variable(0), call.inputs[1], call.operation.outputs[0].shape
     if variable.dims is not None:
         return variable
-    is_scalar = call.kind == "ResourceGather"  # each index is one
+    is_scalar = call.kind == "ResourceGather"  # whether an index is a scalar, not a vector
     index_count = 1 if is_scalar else int(indices.known_dims[-1] or 0)
     item_shape = result[indices.rank - (not is_scalar) :]
-    return dataclasses.replace(
-        variable, dims=(*[None] * index_count, *[each and sizes.size(each) for each in item_shape])
-    )
+    return dataclasses.replace(variable, dims=(*[None] * index_count, *[dim and sizes.size(dim) for dim in item_shape]))
 
 
 @rule("GatherNd", "ResourceGatherNd")
@@ -267,7 +265,7 @@ def _(call: Call) -> Value:
         raise NoRuleError("the shape depends on rows")
     label = data.label
     if is_segments and isinstance(label, Rows) and indices.is_replicated and label.axis >= indices.rank:
-        axis = label.axis - indices.rank + 1  # it sums parts of each row
+        axis = label.axis - indices.rank + 1  # sums parts of each row
         number = None if shape.numbers is None else shape.numbers.item()
         return Value(dataclasses.replace(label, axis=axis), (number, *data.known_dims[indices.rank :]))
     return Value(scatter_label(data, indices, has_index_vectors=not is_segments))
@@ -283,12 +281,12 @@ def _(call: Call) -> Value:
 
 @rule("OneHot")
 def _(call: Call) -> Value:
-    indices, depth, *others = call.inputs
+    indices, depth, *on_off_values = call.inputs
     axis = call.attribute("axis")
     position = indices.rank if axis < 0 else axis
     if not isinstance(indices.label, Rows) or indices.label.power:
         raise NoRuleError("the indices are not rows")
-    if not all(value.is_replicated for value in (depth, *others)):
+    if not all(value.is_replicated for value in (depth, *on_off_values)):
         raise NoRuleError("the depth or the values depend on rows")
     number = None if depth.numbers is None else depth.numbers.item()
     dims = (*indices.known_dims[:position], number, *indices.known_dims[position:])
@@ -311,17 +309,17 @@ def _(call: Call) -> Value:
 @rule("MatrixDiagV3", "MatrixDiagPartV3", "MatrixBandPart")
 def _(call: Call) -> Value:
     """Functions of each matrix, or of each diagonal."""
-    value, *others = call.inputs
-    if not all(each.is_replicated for each in others) or not isinstance(value.label, Rows):
-        raise NoRuleError("only rows of matrices have a rule")
+    value, *parameters = call.inputs
+    if not all(parameter.is_replicated for parameter in parameters) or not isinstance(value.label, Rows):
+        raise NoRuleError("the matrices are not rows of the batch")
     inner = 1 if call.kind == "MatrixDiagV3" else 2
     outer = value.rank - inner
     if call.kind == "MatrixDiagV3" and call.operation.outputs[0].shape.rank != value.rank + 1:
         raise NoRuleError("there are several diagonals")
     if value.label.axis >= outer or (value.label.power and call.kind != "MatrixBandPart"):
-        raise NoRuleError("rows are rows of one matrix")
-    added = call.operation.outputs[0].shape.rank - outer
-    return Value(value.label, (*value.known_dims[:outer], *[None] * added))
+        raise NoRuleError("the rows of the batch are rows of one matrix")
+    diagonal_rank = call.operation.outputs[0].shape.rank - outer
+    return Value(value.label, (*value.known_dims[:outer], *[None] * diagonal_rank))
 
 
 @rule("ReadVariableOp")

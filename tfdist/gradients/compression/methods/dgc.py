@@ -10,7 +10,7 @@ from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_number
 from tfdist.gradients.compression.arguments import selection_size, validate_integer, validate_ratio
-from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, finiteness_mark, seed_of
+from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, finiteness_flag, seed_of
 from tfdist.gradients.compression.sparse_vector import SparseVector, exchange, pad_entries, sample_size, sampled_top_k
 
 
@@ -86,7 +86,7 @@ class DGC(Vectorwise):
         selection = self._select_largest(candidate, seed_of(name, steps, collectives.rank), steps)
         # If k is static, so is the length of the message: the bytes sent are then known without a run.
         entries = selection if self._warmup_steps else pad_entries(selection, selection_size(self._ratio, x.shape[0]))
-        total, checks = exchange(*entries, finiteness_mark(selection.values), x.shape[0], collectives, name=name)
+        total, checks = exchange(*entries, finiteness_flag(selection.values), x.shape[0], collectives, name=name)
         velocity, residual = _zero_at(velocity, selection.indices), _zero_at(candidate, selection.indices)
         new_state = [tf.reshape(new, old.shape) for new, old in zip((velocity, residual), state, strict=False)]
         return ReducedVector(total, candidate - residual, [*new_state, steps + 1], checks)

@@ -5,7 +5,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import compile_with_xla, selection_size, validate_flag, validate_ratio
 from tfdist.gradients.compression.random_draws import flip_signs, sign_bits
-from tfdist.gradients.compression.reducers import Stochastic, finiteness_mark
+from tfdist.gradients.compression.reducers import Stochastic, finiteness_flag
 
 
 class Projection(Stochastic):
@@ -47,7 +47,7 @@ class Projection(Stochastic):
         size = x.shape[0]
         k = selection_size(self._ratio, size)
         bits = sign_bits(-(-size // k), k, seed)
-        message = tf.concat([compile_with_xla(_project, size, k)(x, bits), finiteness_mark(x)[None]], axis=0)
+        message = tf.concat([compile_with_xla(_project, size, k)(x, bits), finiteness_flag(x)[None]], axis=0)
         [total_message] = collectives.all_reduce([message], name=name)
         total, sent = (
             compile_with_xla(_back_project, size, k, int(self._unbiased))(y[:k], bits) for y in (total_message, message)

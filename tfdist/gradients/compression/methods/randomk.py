@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import selection_size, validate_flag, validate_ratio
-from tfdist.gradients.compression.reducers import Stochastic, finiteness_mark
+from tfdist.gradients.compression.reducers import Stochastic, finiteness_flag
 from tfdist.gradients.compression.sparse_vector import to_dense
 
 
@@ -49,7 +49,7 @@ class RandomK(Stochastic):
         k = selection_size(self._ratio, size)
         indices, lengths = draw_elements(k, size, seed)
         values = tf.gather(x, indices) * (tf.cast(lengths, tf.float32) if self._unbiased else 1.0)
-        [total_message] = collectives.all_reduce([tf.concat([values, finiteness_mark(x)[None]], axis=0)], name=name)
+        [total_message] = collectives.all_reduce([tf.concat([values, finiteness_flag(x)[None]], axis=0)], name=name)
         total, sent = (
             to_dense(indices[None], total_message[None, :k], size),
             to_dense(indices[None], values[None], size),

@@ -5,7 +5,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import compile_with_xla, validate_integer
 from tfdist.gradients.compression.random_draws import flip_signs, sign_bits
-from tfdist.gradients.compression.reducers import Stochastic, finiteness_mark
+from tfdist.gradients.compression.reducers import Stochastic, finiteness_flag
 from tfdist.gradients.compression.sparse_vector import pad_entries, sample_size, sampled_top_k, to_dense
 
 
@@ -62,15 +62,17 @@ class Sketch(Stochastic):
     def _find_largest(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the indices of the largest sums, [k] int32, negative if unused, and the sum of all marks, [1]."""
+        """Returns the indices of the largest sums, [k] int32, negative if unused, and the sum of all finiteness flags, [1]."""
         size, blocks = x.shape[0], -(-x.shape[0] // self._columns)
         seeds = tf.random.split(seed, self._rows + 2)
         bits = tf.stack([sign_bits(blocks, self._columns, seeds[row]) for row in range(self._rows)])
         offsets = tf.random.stateless_uniform([self._rows, blocks], seeds[-2], 0, self._columns, tf.int32)
-        static = (size, self._rows, self._columns)
-        message = tf.concat([compile_with_xla(_sketch, *static)(x, bits, offsets), finiteness_mark(x)[None]], axis=0)
+        static_arguments = (size, self._rows, self._columns)
+        message = tf.concat(
+            [compile_with_xla(_sketch, *static_arguments)(x, bits, offsets), finiteness_flag(x)[None]], axis=0
+        )
         [total_message] = collectives.all_reduce([message], name=f"{name}/sketch")
-        estimates = compile_with_xla(_estimates, *static)(total_message, bits, offsets)
+        estimates = compile_with_xla(_estimates, *static_arguments)(total_message, bits, offsets)
         candidates = sampled_top_k(estimates, self._k, seeds[-1], sample_size(self._k / size))
         return pad_entries(candidates, self._k).indices, total_message[-1:]
 

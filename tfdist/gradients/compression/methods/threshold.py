@@ -9,17 +9,17 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_number
-from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, finiteness_mark
+from tfdist.gradients.compression.reducers import ReducedVector, Vectorwise, finiteness_flag
 from tfdist.gradients.compression.sparse_vector import exchange, magnitudes, select_by_threshold
 
 
 class Threshold(Vectorwise):
-    """Sends all elements of at least a given magnitude, whatever their number.
+    """Sends all elements of at least a given magnitude, however many there are.
 
         C(x)_i = x_i if |x_i| >= value, else 0;   |x - C(x)|_inf < value
 
-    Cost: m elements that reach the value are 8 (m + 1) bytes (a value and an index each, and one row with m and whether
-    the tensor was finite), which each replica receives from N - 1 others; more than an exact sum if m > n / N. m
+    Cost: 8 (m + 1) bytes for the m elements that reach the value (a value and an index for each, and one pair for m and
+    the finiteness flag), which each replica receives from N - 1 others; more than an exact sum if m > n / N. m
     differs between replicas and steps. Experimental, because no single value suits all tensors and all of the training.
 
     Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, 2015; Dryden et al., Communication
@@ -46,5 +46,5 @@ class Threshold(Vectorwise):
     ) -> ReducedVector:
         """See base class. One message."""
         selection = select_by_threshold(x, self._bits)
-        total, checks = exchange(*selection, finiteness_mark(selection.values), x.shape[0], collectives, name=name)
+        total, checks = exchange(*selection, finiteness_flag(selection.values), x.shape[0], collectives, name=name)
         return ReducedVector(total, tf.where(magnitudes(x) >= self._bits, x, 0.0), [], checks)
