@@ -32,13 +32,13 @@ def finiteness_flag(x: tf.Tensor) -> tf.Tensor:
 
 
 class ReducedVector(NamedTuple):
-    """The result of reducing one vector; see `Reduced`.
+    """The result of reducing one vector; see `ReductionResult`.
 
     Attributes:
       total: [n] float32.
       sent: [n] float32.
       state: the new state, in the order of `vector_state`.
-      witness: see `Reduced.witnesses`.
+      witness: see `ReductionResult.witnesses`.
     """
 
     total: tf.Tensor
