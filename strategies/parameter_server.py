@@ -24,9 +24,8 @@ from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Service
 from tfdist.parameter_server.remote_variables import RemoteBlocks, RemoteVariables
-from tfdist.parameter_server.servers import Servers
+from tfdist.parameter_server.servers import Servers, WorkerCollectives
 from tfdist.parameter_server.variable_server import VariableServer
-from tfdist.parameter_server.worker_collectives import WorkerCollectives
 
 _log = logging.getLogger(__name__)
 

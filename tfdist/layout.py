@@ -24,9 +24,9 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
 
         return layout_reports.print_pipeline_layout(config, output)
     if config.has_servers:
-        from tfdist.cli import server_layout
+        from tfdist.cli import layout_reports
 
-        return server_layout.main(config, output)
+        return layout_reports.print_server_layout(config, output)
     if config.has_replicas:
         from tfdist.cli import layout_reports
 

@@ -13,7 +13,7 @@ from tfdist.gradients import Reducer, ReductionResult
 
 
 class Step(NamedTuple):
-    """The result of a step: the fields of `ReductionResult` for each replica, as lists of arrays; and one replica's payload bytes."""
+    """Fields of `ReductionResult` after a step, of each replica as lists of arrays, and the payload bytes of one replica."""
 
     totals: list[list[np.ndarray]]
     sent: list[list[np.ndarray]]

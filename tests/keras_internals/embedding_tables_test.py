@@ -1,4 +1,4 @@
-"""Tests of the private APIs that `tfdist.keras_internals.embedding_tables` uses."""
+"""Tests of the private APIs that `tfdist.keras_internals.layers` uses."""
 
 import keras
 import numpy as np

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tfdist.errors import InputError, NotFiniteError
-from tfdist.launcher import pickled_call
+from tfdist.launcher import spawn
 
 pytestmark = pytest.mark.processes
 
@@ -19,21 +19,21 @@ class Picky(Exception):
 
 @pytest.fixture(params=["cloudpickle", "pickle"])
 def pickler(request, monkeypatch):
-    monkeypatch.setattr(pickled_call, "pickler", pytest.importorskip(request.param))
+    monkeypatch.setattr(spawn, "pickler", pytest.importorskip(request.param))
     return request.param
 
 
 def test_a_call_comes_back(tmp_path, pickler):
-    pickled_call.write_call(tmp_path, operator.add, (2, 3), {})
-    assert pickled_call.read_result(tmp_path, 1) is None
-    pickled_call.make_call(tmp_path, 1)
-    assert pickled_call.read_result(tmp_path, 1) == pickled_call.CallResult(5)
+    spawn.write_call(tmp_path, operator.add, (2, 3), {})
+    assert spawn.read_result(tmp_path, 1) is None
+    spawn.make_call(tmp_path, 1)
+    assert spawn.read_result(tmp_path, 1) == spawn.CallResult(5)
 
 
 def test_an_exception_comes_back_with_its_traceback(tmp_path, pickler):
-    pickled_call.write_call(tmp_path, operator.truediv, (1, 0), {})
-    pickled_call.make_call(tmp_path, 0)
-    result = pickled_call.read_result(tmp_path, 0)
+    spawn.write_call(tmp_path, operator.truediv, (1, 0), {})
+    spawn.make_call(tmp_path, 0)
+    result = spawn.read_result(tmp_path, 0)
     assert result and isinstance(result.error, ZeroDivisionError) and "ZeroDivisionError" in result.trace
 
 
@@ -43,29 +43,29 @@ def test_an_exception_that_does_not_travel_is_told_of(tmp_path):
     def fail():
         raise Picky(7, "inf")
 
-    pickled_call.write_call(tmp_path, fail, (), {})
-    pickled_call.make_call(tmp_path, 0)
-    result = pickled_call.read_result(tmp_path, 0)
+    spawn.write_call(tmp_path, fail, (), {})
+    spawn.make_call(tmp_path, 0)
+    result = spawn.read_result(tmp_path, 0)
     assert result and repr(result.error) == "RuntimeError('Picky: step 7: inf')"
 
 
 def test_a_value_that_does_not_travel_is_an_error(tmp_path):
-    pickled_call.write_call(tmp_path, threading.Lock, (), {})
-    error = pickled_call.make_call(tmp_path, 0).error
+    spawn.write_call(tmp_path, threading.Lock, (), {})
+    error = spawn.make_call(tmp_path, 0).error
     assert isinstance(error, TypeError) and "pickle" in str(error)
 
 
 @pytest.mark.parametrize("error", [NotFiniteError("x"), ValueError("y")])
 def test_what_does_not_travel_at_all_is_bad_input(tmp_path, pickler, error):
     with pytest.raises(InputError, match="spawn must be able to pickle"):
-        pickled_call.write_call(tmp_path, operator.add, (threading.Lock(), error), {})
+        spawn.write_call(tmp_path, operator.add, (threading.Lock(), error), {})
 
 
 def test_without_cloudpickle_a_notebooks_function_is_bad_input(tmp_path, monkeypatch):
-    monkeypatch.setattr(pickled_call, "pickler", pickle)
+    monkeypatch.setattr(spawn, "pickler", pickle)
 
     def fn():
         pass
 
     with pytest.raises(InputError, match="Install cloudpickle, or put the function into a module"):
-        pickled_call.write_call(tmp_path, fn, (), {})
+        spawn.write_call(tmp_path, fn, (), {})

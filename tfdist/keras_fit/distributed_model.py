@@ -22,7 +22,7 @@ from tfdist.config.fields import field_names
 from tfdist.config.job_config import RunConfig
 from tfdist.coordination.group import long_timeout
 from tfdist.data.batches import checksum, part, static_rows
-from tfdist.data.cache_files import check_cache_files
+from tfdist.data.reading_errors import check_cache_files
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError

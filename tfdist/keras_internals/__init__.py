@@ -3,7 +3,6 @@
 `tests/keras_internals/` has a test for each, so that a new release of Keras or TensorFlow fails there first.
 """
 
-from tfdist.keras_internals.embedding_tables import initial_rows, is_only_looked_up, rows_initializer, set_lookup
 from tfdist.keras_internals.fitting import (
     adapt_data,
     array_of,
@@ -56,12 +55,16 @@ from tfdist.keras_internals.layers import (
     capture_call_context,
     check_layer_calls,
     copy_mask_and_logits,
+    initial_rows,
+    is_only_looked_up,
     is_symbolic_call,
     keyed,
     layers_adding_losses,
     mask_and_logits,
     path_of,
     products_keep_dims,
+    rows_initializer,
+    set_lookup,
     set_mask_and_logits,
     wrap_call,
 )

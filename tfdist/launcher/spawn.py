@@ -1,16 +1,129 @@
 """Runs a function in new processes that train together, from a notebook or a script."""
 
 import dataclasses
+import importlib.util
+import json
 import os
 import pathlib
+import pickle
+import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from tfdist.errors import ExitCode, InputError, SpawnError, exceptions
-from tfdist.launcher import job_runner, pickled_call
+from tfdist.errors import ExitCode, InputError, SpawnError, TfdistError, exceptions
+from tfdist.errors.engine_errors import out_of_memory
+from tfdist.launcher import job_runner
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.supervision import deadline
+
+# The standard library's pickle cannot serialize functions of a notebook or the main script.
+pickler: Any = importlib.import_module("cloudpickle") if importlib.util.find_spec("cloudpickle") else pickle
+
+
+class CallResult(NamedTuple):
+    """The result of a call.
+
+    Attributes:
+      value: the return value.
+      error: the exception that the call raised, or None.
+      trace: text of its traceback.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+
+
+def write_call(directory: pathlib.Path, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Writes the call for all ranks.
+
+    Raises:
+      InputError: the function or an argument cannot be pickled.
+    """
+    try:
+        data = pickler.dumps((fn, tuple(args), dict(kwargs)))
+        if pickler is pickle:
+            _check_importable(fn)
+    except Exception as error:  # __reduce__ methods may raise anything
+        raise InputError(
+            f"spawn must be able to pickle the function and its arguments. Received: {error!r}. {_remedy()}"
+        ) from error
+    (directory / "call.pickle").write_bytes(data)
+
+
+def make_call(directory: pathlib.Path, rank: int) -> CallResult:
+    """Makes the call in a new process, and writes its result."""
+    try:
+        fn, args, kwargs = pickle.loads((directory / "call.pickle").read_bytes())
+        result = CallResult(fn(*args, **kwargs))
+        data = pickler.dumps(result)
+    except Exception as error:
+        result = CallResult(error=error, trace=traceback.format_exc())
+        data = _dump_error(result)
+    path = _result_path(directory, rank)
+    partial_path = path.with_suffix(".unfinished")
+    partial_path.write_bytes(data)
+    partial_path.rename(path)
+    return result
+
+
+def read_result(directory: pathlib.Path, rank: int) -> CallResult | None:
+    """Returns the result of a rank's call, or None if its process ended without one."""
+    path = _result_path(directory, rank)
+    return pickle.loads(path.read_bytes()) if path.exists() else None
+
+
+def _result_path(directory: pathlib.Path, rank: int) -> pathlib.Path:
+    return directory / f"result-{rank}.pickle"
+
+
+def _dump_error(result: CallResult) -> bytes:
+    try:
+        data = pickler.dumps(result)
+        pickle.loads(data)  # an exception whose constructor takes other arguments can be pickled but not unpickled
+        return data
+    except Exception:
+        return pickler.dumps(result._replace(error=RuntimeError(f"{type(result.error).__name__}: {result.error}")))
+
+
+def _check_importable(fn: Callable[..., Any]) -> None:
+    if getattr(fn, "__module__", None) == "__main__":
+        raise pickle.PicklingError(f"{fn!r} belongs to __main__, which a new process does not have")
+
+
+def _remedy() -> str:
+    if pickler is pickle:
+        return "Install cloudpickle, or put the function into a module that can be imported."
+    return (
+        "Objects that hold open files, threads or TensorFlow objects cannot be pickled: create them inside the "
+        "function."
+    )
+
+
+# Sets the parent's search path before importing tfdist; `-m` would need it in the environment.
+_BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from tfdist.launcher import spawn; sys.exit(spawn.run_call(sys.argv[2], int(sys.argv[3])))"
+)
+
+
+def call_command(directory: pathlib.Path) -> Callable[[int], list[str]]:
+    """Returns a function that maps a rank to the command that makes the call stored in a directory."""
+    search_path = json.dumps([os.path.abspath(entry) for entry in sys.path])
+    return lambda rank: [sys.executable, "-c", _BOOTSTRAP, search_path, str(directory), str(rank)]
+
+
+def run_call(directory: str, rank: int) -> int:
+    """Makes the call stored in a directory, writes its result there, and returns the exit code."""
+    sys.argv = [sys.argv[0]]
+    error = make_call(pathlib.Path(directory), rank).error
+    if isinstance(error, TfdistError):
+        return error.exit_code
+    if error and out_of_memory(error):
+        return ExitCode.OUT_OF_MEMORY
+    return ExitCode.FAILED if error else ExitCode.DONE
 
 
 def spawn(
@@ -55,16 +168,16 @@ def spawn(
     job = Job(processes=processes, launcher=launcher, log_dir=log_dir)
     with tempfile.TemporaryDirectory(prefix="tfdist-spawn-") as path:
         directory = pathlib.Path(path)
-        pickled_call.write_call(directory, fn, args, kwargs or {})
+        write_call(directory, fn, args, kwargs or {})
         if not log_dir:
             job = dataclasses.replace(job, log_dir=path)
         outcome = job_runner.run(
             job,
-            pickled_call.command(directory),
+            call_command(directory),
             os.environ,
             stops=[deadline(timeout)] if timeout is not None else [],
         )
-        results = [pickled_call.read_result(directory, rank) for rank in range(processes)]
+        results = [read_result(directory, rank) for rank in range(processes)]
     _raise_failure(outcome, results)
     for rank, result in enumerate(results):
         if result is None:
@@ -73,7 +186,7 @@ def spawn(
     return [result.value for result in results if result]
 
 
-def _raise_failure(outcome: Outcome, results: Sequence[pickled_call.CallResult | None]) -> None:
+def _raise_failure(outcome: Outcome, results: Sequence[CallResult | None]) -> None:
     if not outcome.code:
         return
     result = results[outcome.rank] if outcome.rank is not None else None

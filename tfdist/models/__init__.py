@@ -3,7 +3,6 @@
 User-defined models do not need this package: `--model=package.module:function`.
 """
 
-from tfdist.models.batch_norm import with_batch_norm
-from tfdist.models.catalog import NAMES, build, cnn, mlp, resnet50, transformer, zero_gradient_patterns
+from tfdist.models.catalog import NAMES, build, cnn, mlp, resnet50, transformer, with_batch_norm, zero_gradient_patterns
 
 __all__ = ["NAMES", "build", "cnn", "mlp", "resnet50", "transformer", "with_batch_norm", "zero_gradient_patterns"]

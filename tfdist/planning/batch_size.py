@@ -11,7 +11,7 @@ from tfdist.config.search import BatchSizeSearch
 from tfdist.errors import InputError, names_arguments
 from tfdist.errors.engine_errors import error_summary
 from tfdist.errors.formatting import byte_size, is_integer, is_number
-from tfdist.launcher import pickled_call
+from tfdist.launcher import spawn
 from tfdist.launcher.job import Job
 from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes
 
@@ -167,9 +167,9 @@ def find_batch_size(
         raise InputError(f"batch_size must be an integer from 1 to max. Received: {batch_size!r}, with max={max}.")
 
     def prepare(size: int, folder: pathlib.Path) -> TrialProgram:
-        pickled_call.write_call(folder, fn, (size, *args), kwargs or {})
+        spawn.write_call(folder, fn, (size, *args), kwargs or {})
         return TrialProgram(
-            pickled_call.command(folder),
+            spawn.call_command(folder),
             lambda: _speed(folder),
             lambda rank: _error(folder, rank),
         )
@@ -180,7 +180,7 @@ def find_batch_size(
 
 
 def _speed(folder: pathlib.Path) -> float:
-    result = pickled_call.read_result(folder, 0)
+    result = spawn.read_result(folder, 0)
     value = result.value if result else None
     if not is_number(value) or not math.isfinite(value) or value < 0:
         raise InputError(f"The function must return the examples per second. Received: {value!r} in rank 0.")
@@ -188,5 +188,5 @@ def _speed(folder: pathlib.Path) -> float:
 
 
 def _error(folder: pathlib.Path, rank: int) -> str:
-    result = pickled_call.read_result(folder, rank)
+    result = spawn.read_result(folder, rank)
     return error_summary(result.error) if result and result.error else ""

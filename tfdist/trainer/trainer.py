@@ -19,7 +19,7 @@ from tfdist.config.sync import DEFAULT, Sync, parse_sync
 from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, as_examples
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
-from tfdist.data.cache_files import check_cache_files
+from tfdist.data.reading_errors import check_cache_files
 from tfdist.distribution.strategy import Strategy, current_strategy
 from tfdist.errors import InputError, describe_error, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
