@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tfdist.data import ArraySource, Pipeline, Source, explain_reading_errors
 from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.row_partition import with_tuples
-from tfdist.data.split import stratified_split
+from tfdist.data.source import stratified_split
 from tfdist.errors import InputError
 
 

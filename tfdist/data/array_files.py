@@ -16,8 +16,7 @@ from tfdist.data.csv_table import (
 )
 from tfdist.data.examples import DataSet, Origins, Transform, identity
 from tfdist.data.images import scale_to_unit
-from tfdist.data.source import ArraySource
-from tfdist.data.split import split_indices
+from tfdist.data.source import ArraySource, split_indices
 from tfdist.errors import InputError
 
 _KIND = "csv"

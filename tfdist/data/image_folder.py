@@ -12,8 +12,7 @@ from tfdist.config.data_set_files import checksum_of, find_path
 from tfdist.data.examples import DataSet, Element, Origins, without_targets
 from tfdist.data.image_decoding import ImageDecoding, decoded_shape, image_decoding
 from tfdist.data.reading_errors import first_unreadable
-from tfdist.data.source import Source
-from tfdist.data.split import split_indices
+from tfdist.data.source import Source, split_indices
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 

@@ -13,8 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.examples import DataSet, Transform
-from tfdist.data.source import ArraySource
-from tfdist.data.split import stratified_split
+from tfdist.data.source import ArraySource, stratified_split
 from tfdist.errors import InputError
 
 

@@ -14,10 +14,7 @@ from tfdist.data.batches import checksum
 from tfdist.data.examples import Element, Examples, Origins, Transform, chain, check_element, identity, unbatched_spec
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.errors import InputError
-
-# The order of examples is the concatenation of the epochs' permutations, a pure function of the position.
-# Position p of the stream is index p % size of epoch p // size. Step k of a run with a global batch of B examples uses
-# positions k * B to (k + 1) * B - 1; see `tfdist.data.stream` for a run whose batch size changes.
+from tfdist.errors.formatting import is_number
 
 # The public `tf.random.experimental.index_shuffle` has 4 rounds of the same cipher. With 4, the permutations of 60000
 # under adjacent seeds have a correlation of 0.9; with 8, those of 2**24 are still distinguishable from random ones.
@@ -263,3 +260,48 @@ def _constant(array: np.ndarray) -> tf.Tensor:
             f"Arrays must hold numbers, or text only. Received: an array of shape {array.shape} with values of "
             f"{' and '.join(kinds)}. Replace missing values, and give each column of a table its own array."
         ) from error
+
+
+def stratified_split(labels: np.ndarray, test_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Splits examples into training and test such that each class has nearly the same proportion in both.
+
+    Args:
+      labels: integers [n].
+      test_size: number of test examples, in [0, n].
+
+    Returns:
+      The indices of the training and of the test examples, each in random order.
+    """
+    generator = np.random.Generator(np.random.PCG64(0))
+    keys = generator.random(len(labels))
+    order = np.lexsort((keys, labels))
+    steps = np.arange(len(labels) + 1) * test_size // len(labels)
+    is_test = steps[1:] > steps[:-1]  # every (n / test_size)-th example, ordered by class
+    train, test = order[~is_test], order[is_test]
+    return train[np.argsort(keys[train])], test[np.argsort(keys[test])]
+
+
+def split_indices(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Splits off a fraction for validation, as `stratified_split` does; always the same examples.
+
+    Args:
+      labels: integers [n]; all equal to ignore classes.
+      fraction: fraction of the examples, in [0, 1); with 0, all are training examples, in their original order.
+
+    Returns:
+      The indices of the training examples and of the validation examples, both ascending.
+
+    Raises:
+      InputError: the fraction is out of range, or leaves no example for one part.
+    """
+    if not is_number(fraction) or not 0 <= fraction < 1:
+        raise InputError(f"validation_split must be a fraction in [0, 1). Received: {fraction!r}.")
+    if not fraction:
+        return np.arange(len(labels)), np.arange(0)
+    count = round(len(labels) * fraction)
+    if not 0 < count < len(labels):
+        raise InputError(
+            f"validation_split must leave examples for both parts. Received: {fraction} of {len(labels)} examples."
+        )
+    train, validation = stratified_split(labels, count)
+    return np.sort(train), np.sort(validation)

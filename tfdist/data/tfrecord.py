@@ -17,8 +17,7 @@ from tfdist.config.rules import split_outside_brackets
 from tfdist.data.examples import DataSet, Element
 from tfdist.data.image_decoding import ImageDecoding, image_decoding, without_context
 from tfdist.data.reading_errors import first_unreadable
-from tfdist.data.source import Source
-from tfdist.data.split import split_indices
+from tfdist.data.source import Source, split_indices
 from tfdist.errors import InputError
 from tfdist.errors.formatting import did_you_mean, nearest
 
