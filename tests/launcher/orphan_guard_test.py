@@ -8,7 +8,7 @@ import pytest
 
 from tests.launcher.launching import Launches, ends, living, members
 from tests.waiting import DEADLINE, read_line, wait_for
-from tfdist.launcher import orphan_guard
+from tfdist.launcher import reaper
 from tfdist.launcher.orphan_guard import OrphanGuard
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
@@ -95,7 +95,7 @@ def test_a_job_whose_guard_is_killed_ends_as_it_would_have(tmp_path):
     command = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", "sh", "-c", waits]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
         read_line(launcher.stdout)
-        [guard] = [one for one in psutil.Process(launcher.pid).children() if orphan_guard.__file__ in one.cmdline()]
+        [guard] = [one for one in psutil.Process(launcher.pid).children() if reaper.__file__ in one.cmdline()]
         guard.kill()
         lines = iter(lambda: read_line(launcher.stderr), "")
         first = next((line for line in lines if "the guard of this job's processes" in line), "")  # while the ranks run

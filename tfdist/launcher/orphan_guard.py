@@ -3,83 +3,18 @@
 import contextlib
 import logging
 import math
-import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import IO
 
 from tfdist.cluster.signals import LAUNCHER_VARIABLE, TOGETHER_SECONDS
-
-_WAIT_SECONDS = 5.0  # time for killed processes to end; an uninterruptible sleep may take longer
-_POLL_SECONDS = 0.01
-
-
-def kill_marked(variable: str, excluded_ids: Collection[int] = ()) -> None:
-    """Kills all processes with an environment variable NAME=VALUE, except for excluded ids, on Linux.
-
-    Returns after two successive searches without a result: a process may start another one while it is being killed, and has
-    no variables for a moment while it replaces its program.
-    """
-    deadline, empty_searches = time.monotonic() + _WAIT_SECONDS, 0
-    while empty_searches < 2 and time.monotonic() < deadline:
-        pids = [pid for pid in _find_processes(variable.encode()) if pid not in excluded_ids]
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:  # already ended
-                pass
-        empty_searches = 0 if pids else empty_searches + 1
-        time.sleep(_POLL_SECONDS)
-
-
-def _find_processes(variable: bytes) -> list[int]:
-    pids = []
-    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        try:
-            with open(f"/proc/{int(name)}/environ", "rb") as file:
-                variables = file.read().split(b"\0")  # empty if the process has ended
-        except (ValueError, OSError):  # not a process, or one of another user
-            continue
-        if variable in variables:
-            pids.append(int(name))
-    return pids
-
-
-def main() -> None:
-    """Reads the input until its end; see the module docstring."""
-    groups, directories, variable = set(), [], ""
-    for line in sys.stdin:
-        if line == "done\n":
-            return
-        if line.startswith("/"):
-            directories.append(line.rstrip("\n"))
-        elif "=" in line:
-            variable = line.rstrip("\n")
-        elif int(line) > 0:
-            groups.add(int(line))
-        else:
-            groups.discard(-int(line))
-    for group in groups:
-        try:
-            os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:  # already ended
-            pass
-    if variable:
-        kill_marked(variable)
-    for directory in directories:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main()
-
+from tfdist.launcher import reaper
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -143,7 +78,7 @@ class OrphanGuard:
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__],
+                [sys.executable, "-I", "-S", reaper.__file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -172,7 +107,7 @@ class OrphanGuard:
 
     def sweep(self) -> None:
         """Kills processes of the job that have left their process group, except for added groups."""
-        kill_marked(self._variable, self._groups)
+        reaper.kill_marked(self._variable, self._groups)
 
     def check(self) -> None:
         """Warns once if the guard has been killed. To be polled."""
