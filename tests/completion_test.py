@@ -90,7 +90,7 @@ def test_flags_without_effect_are_not_offered(bash: pathlib.Path):
         (("train", "--precision", "mixed_b"), ["mixed_bfloat16"]),
         (("train", "--precision=mixed_b"), ["--precision=mixed_bfloat16"]),  # = is not in COMP_WORDBREAKS
         (("train", "--strategy", "=", "mir"), ["mirrored"]),
-        (("layout", "--strategy", "="), ["auto", "mesh", "pipeline", "multiworker", "horovod"]),
+        (("layout", "--strategy", "="), ["auto", "mesh", "pipeline", "multiworker", "horovod", "parameter_server"]),
         (("train", "--model", "=", "res"), ["resnet50"]),
         (("export", "--format", "=", "k"), ["keras"]),
         (("launch", "--launcher", "=", "h"), ["horovod"]),

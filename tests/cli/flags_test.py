@@ -41,8 +41,8 @@ NAMES = """
 RUN_NAMES = """
     accumulate_steps all_reduce batch_norm bucket_mb bucket_order clip_norm clip_value communication
     compression compression_min_bytes coordinator devices insecure intra_op_threads jit_compile loss_scale max_skipped_steps
-    precision recompute rows seed servers staleness stall_shutdown_seconds start_timeout_seconds steps_per_call strategy
-    token_file topology
+    min_table_bytes precision recompute rows seed servers sparse_updates staleness stall_shutdown_seconds start_timeout_seconds
+    steps_per_call strategy token_file topology
 """.split()
 
 

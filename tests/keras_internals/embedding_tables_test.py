@@ -1,4 +1,4 @@
-"""Tests of the private APIs that `tfdist.keras_internals.layers` uses."""
+"""Private APIs of Keras and TensorFlow for embeddings: lookups, and the counter of stateless random numbers."""
 
 import keras
 import numpy as np

@@ -120,12 +120,12 @@ def test_nobody_outside_reaches_the_ports_of_an_isolated_job(isolated: bool, tmp
 
 ENTERED = """
 import ctypes, encodings.idna, os, socket, sys
-from tfdist.launcher import network_namespace
+from tfdist import launch
 user = int(sys.argv[1])
 if user != os.getuid():  # only after the import, because the user may have no access to the interpreter's files
     os.setgroups([]), os.setgid(user), os.setuid(user)
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, which a change of the user resets
-network_namespace.enter()
+launch.enter()
 with socket.create_server(("127.0.0.1", 0)) as server:
     socket.create_connection(server.getsockname()).close()
 open(os.path.join(sys.argv[2], "file"), "w").close()

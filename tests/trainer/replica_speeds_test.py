@@ -36,7 +36,7 @@ def slowest(lines, counts):
 )
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_the_slowest_replica_is_within_a_tenth_of_the_best_allocation(lines, noise):
-    speeds = run(ReplicaSpeeds.begun(0, 64, len(lines)), lines, 60, noise, 7)
+    speeds = run(ReplicaSpeeds.initial(0, 64, len(lines)), lines, 60, noise, 7)
     assert sum(speeds.counts) == 64
     assert min(speeds.counts) >= 1
     assert slowest(lines, speeds.counts) <= 1.1 * slowest(lines, fastest_allocation(64, lines))
@@ -45,25 +45,25 @@ def test_the_slowest_replica_is_within_a_tenth_of_the_best_allocation(lines, noi
 def test_equal_replicas_keep_the_even_allocation_despite_noise():
     lines = [Line(2.0, 1.0)] * 3
     for seed in range(20):
-        speeds = run(ReplicaSpeeds.begun(0, 63, 3), lines, 100, 0.15, seed)
+        speeds = run(ReplicaSpeeds.initial(0, 63, 3), lines, 100, 0.15, seed)
         assert speeds.counts == [21, 21, 21], seed
 
 
 def test_one_observation_changes_nothing():
-    speeds = ReplicaSpeeds.begun(0, 64, 2)
+    speeds = ReplicaSpeeds.initial(0, 64, 2)
     speeds.observe([1.0, 9.0])
     assert speeds.propose() is None
 
 
 def test_an_outlier_changes_nothing():
-    speeds = run(ReplicaSpeeds.begun(0, 64, 2), [Line(0.0, 1.0)] * 2, 2)
+    speeds = run(ReplicaSpeeds.initial(0, 64, 2), [Line(0.0, 1.0)] * 2, 2)
     speeds.observe([32.0, 900.0])
     assert speeds.propose() is None
 
 
 def test_a_replica_that_becomes_slow_or_fast_is_followed():
     slow, fast = [Line(3.0, 1.0), Line(3.0, 2.0)], [Line(3.0, 1.0), Line(3.0, 1.0)]
-    speeds = run(ReplicaSpeeds.begun(0, 64, 2), fast, 20)
+    speeds = run(ReplicaSpeeds.initial(0, 64, 2), fast, 20)
     assert speeds.counts == [32, 32]
     run(speeds, slow, 20)
     assert slowest(slow, speeds.counts) <= 1.1 * slowest(slow, fastest_allocation(64, slow))
@@ -72,7 +72,7 @@ def test_a_replica_that_becomes_slow_or_fast_is_followed():
 
 
 def test_an_allocation_that_is_kept_is_observed_less_often():
-    speeds = run(ReplicaSpeeds.begun(0, 64, 2), [Line(0.0, 1.0)] * 2, 30)
+    speeds = run(ReplicaSpeeds.initial(0, 64, 2), [Line(0.0, 1.0)] * 2, 30)
     assert speeds.steps == 40
     speeds.change(500, [40, 24])
     assert speeds.steps == 10
@@ -80,7 +80,7 @@ def test_an_allocation_that_is_kept_is_observed_less_often():
 
 def test_the_state_is_json():
     lines = [Line(5.0, 1.0), Line(5.0, 2.0)]
-    speeds = run(ReplicaSpeeds.begun(0, 64, 2), lines, 9, 0.1)
+    speeds = run(ReplicaSpeeds.initial(0, 64, 2), lines, 9, 0.1)
     again = ReplicaSpeeds.of(json.loads(json.dumps(speeds.to_json())))
     assert again.to_json() == speeds.to_json()
     assert again.lines() == speeds.lines()
@@ -88,7 +88,7 @@ def test_the_state_is_json():
 
 
 def test_other_replicas_begin_evenly_and_another_batch_in_proportion():
-    speeds = ReplicaSpeeds.begun(0, 64, 2)
+    speeds = ReplicaSpeeds.initial(0, 64, 2)
     speeds.change(10, [48, 16])
     assert speeds.on(20, 64, 3).counts == [22, 21, 21]
     assert speeds.on(20, 32, 2).counts == [24, 8]

@@ -34,7 +34,7 @@ def test_what_is_slower_is_dropped_and_stays_slower(log):
     log.clear()
     timing.run(2)
     assert "c" not in log and "a" in log
-    assert timing.corrected({"a": 9.0, "b": 6.0, "c": 5.0}) == {"a": 9.0, "b": 6.0, "c": 12.0}
+    assert timing.correct({"a": 9.0, "b": 6.0, "c": 5.0}) == {"a": 9.0, "b": 6.0, "c": 12.0}
 
 
 def test_a_round_takes_as_long_as_on_its_slowest_process():

@@ -440,7 +440,9 @@ def _server_row(variable: "VariablePlan", server: int) -> tuple[str, ...]:
 def _server_lines(placed: "list[tuple[VariablePlan, int]]", facts: Mapping[str, Any]) -> Iterator[str]:
     workers, servers = count_of(facts["workers"], "worker"), count_of(len(facts["servers"]), "server")
     yield f"{facts['strategy']} with {workers} and {servers}, at most {facts['step_examples']} examples of a step on each"
-    yield from text_table([("variable", "shape", "bytes", "optimizer", "server"), *itertools.starmap(_row, placed)])
+    yield from text_table(
+        [("variable", "shape", "bytes", "optimizer", "server"), *itertools.starmap(_server_row, placed)]
+    )
     for number, server in enumerate(facts["servers"]):
         variables, state = map(byte_size, server.values())
         yield f"On server {number}: variables {variables}, optimizer state {state}"

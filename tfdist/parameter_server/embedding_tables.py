@@ -57,7 +57,8 @@ class RemoteVariable:
           servers: the servers.
           is_chief: whether this process writes; all processes assign the same values.
         """
-        self._key, self._servers, self._is_chief, self._model = key, servers, is_chief, servers.models
+        self._key, self._servers, self._is_chief = key, servers, is_chief
+        self._model = servers.models + 1  # the one that is being built
         self._path = variable.path
         self.shape, self.dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
         self._bytes = keras_internals.bytes_of(variable)

@@ -91,7 +91,6 @@ class RemoteVariables(OptimizerShards):
             raise InputError(
                 "Parameter servers need no loss scaling. Received: a LossScaleOptimizer. Use --precision=mixed_bfloat16."
             )
-        self.servers.models += 1
         self._weights, optimizer = list(model.trainable_variables), model.optimizer
         self.tables = EmbeddingTables(self._strategy, self.servers, self._weights, model)
         self.states = keras_internals.moving_statistics(model) if self.whole_batches else []
@@ -116,6 +115,7 @@ class RemoteVariables(OptimizerShards):
             if is_built:
                 self._slot_values.append((remote, _array(variable)))
             keras_internals.set_value(variable, remote)
+        self.servers.models += 1
 
     def check_holds(self, model: keras.Model) -> None:
         """Raises `InputError` if another model was built since this one, whose variables the servers hold now."""

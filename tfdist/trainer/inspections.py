@@ -103,7 +103,7 @@ class TimingRounds:
           barrier: returns when all processes have called it.
           reference: name of a function that is never dropped.
         """
-        self._calls, self._create_synchronous_loop, self._reference = calls, barrier, reference
+        self._calls, self._barrier, self._reference = calls, barrier, reference
         self._running = list(calls)
         self._min_ratios: dict[str, float] = {}  # of dropped calls: multiples of the fastest time
         self.times: dict[str, list[float]] = {name: [] for name in calls}
@@ -113,7 +113,7 @@ class TimingRounds:
         for number in range(len(self.times[self._reference]), rounds):
             for name in self._running[:: -1 if number % 2 else 1]:  # no call always follows the same one
                 # Without a barrier, a process that finished the previous call early would also time the delay of the others.
-                self._create_synchronous_loop()
+                self._barrier()
                 self.times[name].append(seconds_of(self._calls[name]))
 
     def drop(self, medians: Mapping[str, float], limit: float) -> None:
