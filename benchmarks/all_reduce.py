@@ -104,7 +104,7 @@ def work(strategy_name: str, order: str, switch: str, result: str, sizes: int) -
     from tfdist.trainer import auto_all_reduce
 
     strategy = tfdist.load_strategy(strategy_name, all_reduce="auto", topology=TOPOLOGIES[order])
-    tuned = strategy.tuned
+    tuned = strategy.tuned_collectives
 
     def crossed() -> int:
         strategy.group.barrier(f"count/{next(numbers)}")
@@ -123,7 +123,7 @@ def work(strategy_name: str, order: str, switch: str, result: str, sizes: int) -
         counted[name] = (crossed() - before) / COUNTED_CALLS / COUNTED_BYTES
     times = [auto_all_reduce.measure(strategy, SIZES[:sizes]) for _ in range(2)]
     if strategy.is_chief:
-        bands = [list(band) for band in auto_all_reduce.fastest(times[0]).bands]
+        bands = [list(band) for band in auto_all_reduce.fastest_algorithms(times[0]).bands]
         pathlib.Path(result).write_text(json.dumps({"counted": counted, "times": times, "table": bands}))
     strategy.group.barrier("end")
     strategy.group.leave()

@@ -48,11 +48,11 @@ class Horovod(Strategy):
         Args:
           cluster: this process in the job.
           join: joins the job's group.
-          communication: library of the collectives; see `start_horovod`. Over MPI, a collective waits forever for a lost rank,
-            so choose "auto" only if the process is then ended.
+          communication: library of the collectives; see `start_horovod`. With MPI, a collective waits forever for a lost rank,
+            so choose "auto" only if something else ends the process.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
-          groups: sets of ranks that communicate, including pairs that exchange messages, equal on every process: Horovod's
-            process sets, which cannot be added later.
+          groups: sets of ranks that communicate, including pairs that exchange messages; the same on every process. They
+            become Horovod's process sets, which cannot be added later.
           all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`; its groups are added.
           topology: numbers of replicas by host, as in `--topology`.
           shard: state that is divided among the replicas, `none` or `optimizer`, as in `--shard`.
@@ -78,7 +78,7 @@ class Horovod(Strategy):
         self.replicas = hvd.size()
         self.local_replicas = range(hvd.rank(), hvd.rank() + 1)
         self.collectives = HorovodCollectives(process_sets=sets)
-        self.tuned = plans[0].tune(self.collectives)
+        self.tuned_collectives = plans[0].tune(self.collectives)
         self.optimizer_shards = optimizer_shards(shard, self)
 
     def synchronize(self, variables: Sequence[keras.Variable]) -> None:

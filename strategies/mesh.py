@@ -24,13 +24,13 @@ from tfdist.distribution.dtensor_variables import (
     Devices,
     MeshBlocks,
     MeshVariables,
-    batches_on,
     combine_all_reduces,
-    compiled_program,
+    compile_program,
     engine_mesh,
-    lay_batch,
+    place_batch,
+    place_batches,
 )
-from tfdist.distribution.mesh_checks import refuse_calls_outside, refuse_unsafe_operations
+from tfdist.distribution.mesh_checks import reject_calls_outside_programs, reject_unsafe_operations
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.distribution.variable_layouts import dims_of_uninitialized, is_gathered_per_call, placement
 from tfdist.layers.mesh_layouts import MeshLayouts, apply_update, placement_of, relayout_gradient
@@ -38,7 +38,7 @@ from tfdist.layers.recompute import rematerialize
 
 _log = logging.getLogger(__name__)
 _SAME_SEED = (
-    "Call keras.utils.set_random_seed with the same seed on every process: each draws its devices' initial values."
+    "Call keras.utils.set_random_seed with the same seed on every process, which draws initial values for its devices."
 )
 
 
@@ -72,10 +72,10 @@ class MeshOfDevices(Strategy):
           cluster: this process in the job; all processes have equal parts of the mesh.
           join: joins the job's group.
           devices: number of devices of this process; 0 for as many as the mesh needs.
-          mesh_shape: as the flag; see `tfdist.config.mesh`.
-          layout: as the flag; see `tfdist.config.layouts`.
+          mesh_shape: sizes of the mesh axes, as in `--mesh_shape`; see `tfdist.config.mesh`.
+          layout: rules for sharded dims, as in `--layout`; see `tfdist.config.layouts`.
           shard: state that is sharded over `shard_axis`: "none", "optimizer", "gradients" or "parameters"; see `Shard`.
-          shard_axis: an axis of the mesh; empty for the batch's.
+          shard_axis: an axis of the mesh; empty for the axis of the batch.
           shard_min_elements: smaller variables are replicated.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
           start_timeout_seconds: how long to wait for the servers of the other processes, once all have joined.
@@ -93,7 +93,7 @@ class MeshOfDevices(Strategy):
         self._checksums: dict[str, int] = {}
         self.layouts: MeshLayouts = MeshLayouts(self.devices, self.rules, self.shard.stage == "parameters")
         self._warned = False
-        refuse_calls_outside()
+        reject_calls_outside_programs()
 
     @property
     def blocks(self) -> MeshBlocks:
@@ -107,7 +107,7 @@ class MeshOfDevices(Strategy):
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
-        """See base class; variables with initializers are created on exit, when the names of their dims are known."""
+        """See base class. Variables with initializers are created on exit, when the names of their dims are known."""
         try:
             self._initialize_pending()
             with (
@@ -138,8 +138,10 @@ class MeshOfDevices(Strategy):
         with tf.init_scope(), keras_internals.recorded_name_scope(variable):
             value = keras_internals.initial_value(variable)
             self._add_checksum(variable.path, value)
-            created = self.devices.variable(value, placement_of(variable).stored, variable.name, variable.trainable)
-        keras_internals.set_tf_variable(variable, created)
+            tf_variable = self.devices.variable(
+                value, placement_of(variable).storage, variable.name, variable.trainable
+            )
+        keras_internals.set_tf_variable(variable, tf_variable)
         if placement_of(variable).is_gathered and is_gathered_per_call(uninitialized):
             rematerialize(uninitialized.owners[-1])
 
@@ -160,20 +162,20 @@ class MeshOfDevices(Strategy):
             )
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """See base class; rejects operations that would crash the engine."""
+        """See base class. Rejects operations that would crash the engine."""
         replicate = self.devices.copier(
             functools.partial(self._add_checksum, "a tensor made outside of its layer's call")
         )
 
         def trace(*args: Any) -> Any:
-            with self.layouts.tracing(), keras_internals.captures_replaced(replicate):
+            with self.layouts.tracing(), keras_internals.replace_captures(replicate):
                 result = function(*args)
             self._compare_checksums()
-            refuse_unsafe_operations(tf.compat.v1.get_default_graph())
+            reject_unsafe_operations(tf.compat.v1.get_default_graph())
             self._warn_about_unused_rules()
             return result
 
-        return compiled_program(trace)
+        return compile_program(trace)
 
     def _warn_about_unused_rules(self) -> None:
         """Warns once about unused rules and axes, when all dims of a model are known."""
@@ -183,27 +185,27 @@ class MeshOfDevices(Strategy):
         self._warned = True
 
     def local(self, value: Any) -> list[Any]:
-        """See base class; returns the full value as an ordinary tensor outside of compiled functions."""
+        """See base class. Outside of compiled functions, returns the full value as an ordinary tensor."""
         return [value if tf.inside_function() else self.devices.full_tensor(value)]
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         """See base class."""
         [batch] = values
-        return lay_batch(batch, self.devices, self.rules["batch"])
+        return place_batch(batch, self.devices, self.rules["batch"])
 
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """See base class."""
-        return batches_on(make_dataset(self.local_replicas, self.replicas), self.devices, self.rules["batch"])
+        return place_batches(make_dataset(self.local_replicas, self.replicas), self.devices, self.rules["batch"])
 
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
         """See base class."""
-        stored = [keras_internals.value_of(variable) for variable in variables]
-        with tf.GradientTape() as tape, self.layouts.computing(variables):
-            tape.watch(stored)
+        stored_values = [keras_internals.value_of(variable) for variable in variables]
+        with tf.GradientTape() as tape, self.layouts.compute_layouts(variables):
+            tape.watch(stored_values)
             loss, auxiliary = loss_fn(*batch)
-        gradients = tape.gradient(loss, stored)
+        gradients = tape.gradient(loss, stored_values)
         pairs = zip(gradients, variables, strict=True)
         return [g if g is None else self._lay_out_gradient(g, placement_of(v)) for g, v in pairs], loss, auxiliary
 
@@ -220,7 +222,7 @@ class MeshOfDevices(Strategy):
         apply_update(self.devices, optimizer, gradients, variables)
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
-        """See base class; replicated on every device."""
+        """See base class. The variables are replicated on every device."""
         values = [tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape) for state in states]
         return [
             self.devices.variable(value, Layout.replicated(len(value.shape)), state.name, trainable=False)

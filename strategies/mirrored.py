@@ -39,7 +39,7 @@ class Mirrored(TensorFlowStrategy):
         engine = tf.distribute.MirroredStrategy(names, cross_device_ops=reduction)
         super().__init__("mirrored", engine, cluster=cluster, group=join(cluster))
         plan = plan_all_reduce(all_reduce, topology, self.group, cluster, self.replicas)
-        self.tuned = plan.tune(self.collectives)
+        self.tuned_collectives = plan.tune(self.collectives)
 
 
 STRATEGY = Mirrored

@@ -42,8 +42,8 @@ class MultiWorker(TensorFlowStrategy):
           communication: the engine's implementation, "auto", "ring" or "nccl".
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
           start_timeout_seconds: how long to wait for the servers of the other processes, once all have joined.
-          groups: sets of ranks that communicate, including pairs that exchange messages, equal on every process. Each process
-            must have one replica.
+          groups: sets of ranks that communicate, including pairs that exchange messages; the same on every process. Each
+            process must have one replica.
           all_reduce: algorithm for sums over replicas in training steps, as in `--all_reduce`; its groups are added.
           topology: numbers of replicas by host, as in `--topology`.
           shard: state that is divided among the replicas, `none` or `optimizer`, as in `--shard`.
@@ -65,11 +65,13 @@ class MultiWorker(TensorFlowStrategy):
         with server_start(group, cluster.size, start_timeout_seconds):
             engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         keras_internals.create_variables_of_any_dtype(engine)
-        local = engine.num_replicas_in_sync // cluster.size
-        make_group = ProcessGroups(sets, cluster.size, local, options).collectives if cluster.size > 1 else None
+        local_replicas = engine.num_replicas_in_sync // cluster.size
+        make_group = (
+            ProcessGroups(sets, cluster.size, local_replicas, options).collectives if cluster.size > 1 else None
+        )
         super().__init__("multiworker", engine, cluster=cluster, group=group, options=options, make_group=make_group)
         self._make_process_group = make_group
-        self.tuned = plan.tune(self.collectives)
+        self.tuned_collectives = plan.tune(self.collectives)
         self.optimizer_shards = optimizer_shards(shard, self)
         self._variable_creation = VariableCreation(group)
 
@@ -81,7 +83,7 @@ class MultiWorker(TensorFlowStrategy):
         return self._make_process_group(tuple(range(self.cluster.size)), self.cluster.rank)
 
     def process_device(self) -> contextlib.AbstractContextManager:
-        """See base class; by default, TensorFlow may place operations on another process."""
+        """See base class. Without it, TensorFlow may place operations on another process."""
         kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
         return tf.device(f"/job:worker/replica:0/task:{self.cluster.rank}/device:{kind}:0")
 

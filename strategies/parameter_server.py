@@ -29,12 +29,12 @@ from tfdist.parameter_server.variable_server import VariableServer
 
 _log = logging.getLogger(__name__)
 
-_SECONDS = 1.0  # between looks for lost processes
+_SECONDS = 1.0  # between checks for lost processes
 _CLOSING_SECONDS = 0.3
 
 
 class ParameterServer(Strategy):
-    """One replica in each worker; its variables are copies of those that the servers hold."""
+    """A strategy with one replica per worker, whose variables are copies of those on the servers."""
 
     name = "parameter_server"
     can_train_locally = False
@@ -50,32 +50,32 @@ class ParameterServer(Strategy):
         min_table_bytes: int = MIN_TABLE_BYTES,
         intra_op_threads: int = 0,
     ):
-        """Connects workers and servers. In a server, it serves until the job ends, and then ends the process.
+        """Connects workers and servers. On a server, serves until the job ends, and then exits the process.
 
         Args:
-          cluster: this process in the job, with the servers.
+          cluster: this process in the job, including the servers.
           join: joins the job's group.
-          servers: number of servers, the last processes of the job; 0 if process 0 is the server, too; -1 for those of
+          servers: number of servers, the last processes of the job; 0 if process 0 is also the server; -1 for the number in
             TF_CONFIG, or 1.
-          staleness: when gradients become updates, as in `--staleness`.
+          staleness: when gradients are applied, as in `--staleness`.
           sparse_updates: how embeddings that are split by rows are updated: "exact" or "lazy", as in `--sparse_updates`.
-          min_table_bytes: size of an embedding from which on it is split by rows.
+          min_table_bytes: minimum size of an embedding that is split by rows.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
         """
         workers = count_workers(servers, cluster.size, cluster.servers)
         servers = cluster.size - workers
-        parsed = parse_staleness(staleness)
+        rule = parse_staleness(staleness)
         share_cores(cluster, intra_op_threads)
         job = join(cluster)
         options = {"sparse_updates": sparse_updates, "min_table_bytes": str(min_table_bytes)}
-        job.agree("parameter_server/roles", {"servers": servers, "staleness": str(parsed), **options}, "flag --")
+        job.agree("parameter_server/roles", {"servers": servers, "staleness": str(rule), **options}, "flag --")
         job.roles = {rank: f"server {rank - workers}" for rank in range(workers, cluster.size)}
         is_server = cluster.rank >= workers or servers == 0 == cluster.rank
-        self._server = _Server(cluster, job, workers, max(servers, 1), parsed) if is_server else None
+        self._server = _Server(cluster, job, workers, max(servers, 1), rule) if is_server else None
         connections = _connections(cluster, job, workers, servers, self._server)
         if self._server and cluster.rank >= workers:
-            for number in (signal.SIGTERM, signal.SIGINT):  # workers save, for which they need their servers
-                signal.signal(number, signal.SIG_IGN)
+            for signal_number in (signal.SIGTERM, signal.SIGINT):  # workers need the servers to save
+                signal.signal(signal_number, signal.SIG_IGN)
             self._server.wait(job)
             raise SystemExit(0)
         self.cluster = dataclasses.replace(cluster, size=workers, addresses=())
@@ -84,18 +84,18 @@ class ParameterServer(Strategy):
         self._job = job
         self._servers = Servers(connections, cluster.rank, workers)
         self.collectives = WorkerCollectives(self._servers, cluster.rank)
-        expendable = range(1, workers) if parsed.kind != SYNC else ()
+        expendable_ranks = range(1, workers) if rule.kind != SYNC else ()
         self.remote = self.optimizer_shards = RemoteVariables(
             self,
             self._servers,
-            parsed,
-            lambda: job.tolerate_losses(expendable),
+            rule,
+            lambda: job.tolerate_losses(expendable_ranks),
             sparse_updates=sparse_updates,
             min_table_bytes=min_table_bytes,
         )
         if self.is_chief:
             job.on_departure(self._log_departure)
-        if not self._server:  # whose threads end before
+        if not self._server:  # the threads of a server have already ended at exit
             atexit.register(self._servers.leave)
 
     @property
@@ -108,11 +108,11 @@ class ParameterServer(Strategy):
         return self.remote.creation()
 
     def gradient_shape(self, variable: keras.Variable) -> tf.TensorShape:
-        """See base class; the number of rows of a table that a batch uses differs from batch to batch."""
+        """See base class. The number of rows of a table that are used differs between batches."""
         return variable.value.shape
 
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
-        """See base class; the servers have the only copy of a table."""
+        """See base class. Skips tables, which only exist on the servers."""
         variables = [variable for variable in variables if not self.remote.is_remote(variable)]
         values = broadcast_from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
         for variable, value in zip(variables, values, strict=True):
@@ -124,12 +124,12 @@ class ParameterServer(Strategy):
         return _ChiefBlocks(self) if self.remote.whole_batches else RemoteBlocks(self)
 
     @property
-    def ledgers(self) -> int:
-        """See base class; the first process records what all have committed, since others may be lost."""
+    def ledger_count(self) -> int:
+        """See base class. Only the first process writes a ledger, for all workers, because other workers may be lost."""
         return 1
 
     def with_all_replicas(self, function: Callable[[], Result]) -> Result:
-        """See base class; the workers that are left when the call begins are its replicas."""
+        """See base class. The replicas are the workers that remain when the call begins."""
         replicas = self.replicas, self.local_replicas
         try:
             while True:
@@ -142,12 +142,12 @@ class ParameterServer(Strategy):
             self.replicas, self.local_replicas = replicas
 
     def _log_departure(self, loss: LostMember) -> None:
-        left = self.cluster.size - len(self.group.departed)
-        text = str(loss).rstrip(".")  # the reason may be a complete sentence
-        _log.warning("Worker %s. Training goes on with %d of %d workers.", text, left, self.cluster.size)
+        remaining = self.cluster.size - len(self.group.departed_members)
+        reason = str(loss).rstrip(".")  # the reason may be a complete sentence
+        _log.warning("Worker %s. Training continues with %d of %d workers.", reason, remaining, self.cluster.size)
 
     def close(self) -> None:
-        """See base class; the servers end when all workers have called it."""
+        """See base class. Servers exit when all workers have called it."""
         atexit.unregister(self._servers.leave)
         self._servers.leave()
         if self._server:
@@ -155,7 +155,7 @@ class ParameterServer(Strategy):
 
 
 class _ChiefBlocks(RemoteBlocks):
-    """For workers that all have the values of the servers: the first one saves those of all replicas, as others may be lost."""
+    """Saves the values of all replicas on the first worker, because others may be lost; all have the servers' values."""
 
     def saved_blocks(
         self, variable: tf.Variable, per_replica: bool, copied: bool = True
@@ -168,7 +168,7 @@ class _ChiefBlocks(RemoteBlocks):
 
 
 class _Server:
-    """What a server process runs: the service of its variables and, on the first server, the coordinator."""
+    """The services of a server process: its variables and, on the first server, the coordinator."""
 
     def __init__(self, cluster: Cluster, job: Group, workers: int, servers: int, staleness: Staleness):
         number = max(cluster.rank - workers, 0)
@@ -186,7 +186,7 @@ class _Server:
         self.address = f"{self.host}:{self._service.port}"
 
     def connect(self, coordinator: Connection) -> None:
-        """Connects to the coordinator."""
+        """Sets the connection to the coordinator."""
         self._connection = coordinator
 
     def wait(self, job: Group) -> None:
@@ -204,7 +204,7 @@ class _Server:
             self._connection.call("leave", {"member": self._workers + self._number - 1})
         if self._connection:
             self._connection.close()
-        time.sleep(_CLOSING_SECONDS)  # for clients to close their connections first, or gRPC writes lines about them
+        time.sleep(_CLOSING_SECONDS)  # lets clients close their connections first, to avoid messages of gRPC
         self._service.close()
 
     def _have_left(self) -> bool:

@@ -21,7 +21,7 @@ from tfdist.pipelining.has_stages import HasStages
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.pipelining.spread_stage import SpreadUpdate
 from tfdist.pipelining.stage_devices import StageDevices, StageLayouts, devices_of_process, prepare
-from tfdist.pipelining.stage_parts import StageBlocks, StageParts, refuse_training_without_trainer, synchronize_replicas
+from tfdist.pipelining.stage_parts import StageBlocks, StageParts, reject_training_without_trainer, synchronize_replicas
 
 _HOROVOD_LIBRARIES = ("gloo", "mpi")
 
@@ -47,7 +47,7 @@ class Pipeline(HasStages):
         intra_op_threads: int = 0,
         start_timeout_seconds: float = 120.0,
     ):
-        """Starts the engine: Horovod under its launchers or for one of its libraries, else TensorFlow.
+        """Starts the engine: Horovod under its launchers or with one of its libraries, otherwise TensorFlow.
 
         Args:
           cluster: this process in the job.
@@ -56,7 +56,7 @@ class Pipeline(HasStages):
           pipeline_schedule: the order of micro-batches, as in `--pipeline_schedule`.
           micro_batches: number of parts of a replica's rows in each step.
           cut: where to cut the model into stages, as in `--cut`.
-          layout: dims that are sharded over the axis `model`, as in `--layout`.
+          layout: rules for dims that are sharded over the axis `model`, as in `--layout`.
           activation_compression: compression of messages between stages, as in `--activation_compression`.
           shard: state that is divided among the replicas of each stage, `none` or `optimizer`, as in `--shard`.
           communication: the engine's implementation, as in `--communication`.
@@ -127,8 +127,8 @@ class Pipeline(HasStages):
         return self._engine.process_device()
 
     def _placement(self) -> contextlib.AbstractContextManager:
-        """See base class; weights get their values after the model is cut."""
-        refuse_training_without_trainer()
+        """See base class. Weights get their values after the model is cut."""
+        reject_training_without_trainer()
         scopes = contextlib.ExitStack()
         scopes.enter_context(keras_internals.deferred_weights())
         if self.stage_devices is not None:
@@ -138,10 +138,10 @@ class Pipeline(HasStages):
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """See base class."""
         with self.process_device():
-            return self.in_replica(function)(*args)
+            return self.replica_function(function)(*args)
 
     def synchronize(self, variables: Sequence[keras.Variable]) -> None:
-        """See base class; synchronizes the replicas of this stage."""
+        """See base class. Synchronizes the replicas of this stage."""
         synchronize_replicas(self, variables)
 
     def apply(
@@ -153,11 +153,11 @@ class Pipeline(HasStages):
             return
         SpreadUpdate(optimizer, variables, self.stage_devices).apply(gradients)
 
-    def compiled_for_variables(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """See base class; a function of the devices, if the stages are spread over them."""
+    def compile_for_variables(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """See base class. If the stages are spread over devices, the function runs on the devices."""
         if self.stage_devices is None:
-            return super().compiled_for_variables(function)
-        return self.stage_devices.compile(self.in_replica(function))
+            return super().compile_for_variables(function)
+        return self.stage_devices.compile(self.replica_function(function))
 
     def close(self) -> None:
         """See base class."""

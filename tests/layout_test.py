@@ -256,7 +256,7 @@ def test_variables_of_parameter_servers(capfd: pytest.CaptureFixture[str]) -> No
     text = printed(capfd, *argv, "--staleness=async")
     sizes = [server["variable_bytes"] for server in record["servers"]]
     assert sizes == [sum(v["bytes"] for v in record["variables"] if v["server"] == number) for number in range(2)]
-    assert "3 workers and 2 servers, at most 64 examples of a step on each" in text
+    assert "3 workers and 2 servers, at most 64 examples of a step per worker" in text
     for number, server in enumerate(record["servers"]):
         state = byte_size(server["optimizer_state_bytes"])
         assert f"On server {number}: variables {byte_size(sizes[number])}, optimizer state {state}" in text

@@ -15,9 +15,9 @@ import pytest
 
 from tests.fork_server import Forked, Servers, can_fork
 from tfdist.testing import processes
-from tfdist.testing.processes import Ended, Job, free_addresses
+from tfdist.testing.processes import EndedProcess, Job, free_addresses
 
-__all__ = ["ONE_THREAD", "Ended", "Job", "finish", "free_addresses", "job", "start"]
+__all__ = ["ONE_THREAD", "EndedProcess", "Job", "finish", "free_addresses", "job", "start"]
 
 ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 

@@ -104,8 +104,8 @@ def _measurements(config: BenchConfig, strategy: "Strategy") -> "Iterator[Measur
 
     timing: dict[str, Any] = {"repeats": config.repeats, "repeat_seconds": config.repeat_seconds}
     dtype = tf.as_dtype(config.dtype)
-    if config.all_reduce and strategy.tuned:
-        topology, algorithms = strategy.tuned.topology, parse_algorithms(config.all_reduce)
+    if config.all_reduce and strategy.tuned_collectives:
+        topology, algorithms = strategy.tuned_collectives.topology, parse_algorithms(config.all_reduce)
         for algorithm in algorithms:
             check_algorithm(algorithm, topology)
         for size in parse_sizes(config.sizes):

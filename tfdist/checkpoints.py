@@ -1,4 +1,4 @@
-"""List the checkpoints of a run and verify every byte: which of them a run can resume from. Changes nothing."""
+"""List the checkpoints of a run, and verify every byte of them. Changes nothing."""
 
 import sys
 import time
@@ -77,7 +77,7 @@ def _read(checkpoint: Checkpoint) -> CheckpointSummary:
     return CheckpointSummary(
         path.name,
         step=checkpoint.step,
-        write_time=manifest.modified if manifest else 0,
+        write_time=manifest.modified_time if manifest else 0,
         bytes=sum(file.size for file in files.values() if file),
         tensors=len(checkpoint.tensors),
         strategy=checkpoint.flags.get("strategy"),

@@ -47,8 +47,10 @@ def main(shell: str) -> int:
 
 def _describe(name: str) -> Command:
     data = describe_command(name)
-    useful = [flag for flag in data["flags"] if flag["topic"] != NO_EFFECT_HELP]
-    flags = [Flag(flag["name"], flag["help"], flag["boolean"], flag["choices"] or flag["known"]) for flag in useful]
+    effective_flags = [flag for flag in data["flags"] if flag["topic"] != NO_EFFECT_HELP]
+    flags = [
+        Flag(flag["name"], flag["help"], flag["boolean"], flag["choices"] or flag["known"]) for flag in effective_flags
+    ]
     words = data["name"].split()
     return Command(words[0], data["about"], words[1:], data["arguments"], flags)
 

@@ -1,6 +1,6 @@
-"""Report what this machine has and which engines work on it: each is really tried, in processes of its own.
+"""Report the state of this machine, and test each engine in separate processes.
 
-The exit code is 0 if all that is installed works, and 1 if something that is installed fails.
+The exit code is 0 if all installed components work, and 1 if one of them fails.
 """
 
 import os
@@ -22,10 +22,10 @@ _TITLES = {
     "versions": "Versions",
     "machine": "Machine",
     "limits": "Limits",
-    "environment": "Launcher, and the environment variables that are read here and set",
+    "environment": "Launcher and relevant environment variables",
     "network": "Network",
     "frameworks": "TensorFlow and Horovod",
-    "engines": "Engines: two training steps, compared with those of one device",
+    "engines": "Engines: two training steps, compared with one device",
     "speeds": "Speed of an all-reduce between two processes on this machine, which should be idle",
 }
 
@@ -111,12 +111,12 @@ def main(values: flags.FlagValues, output: Output) -> int:
         report.add(doctor_machine.limits_section())
         report.add(doctor_machine.environment_section(os.environ))
         report.add(doctor_machine.network_section(os.environ))
-        frameworks_found, section = doctor_engines.probe(children, seconds)
+        frameworks, section = doctor_engines.probe(children, seconds)
         report.add(section)
-        if not values.quick and not frameworks_found.problem:
-            report.add_engines(doctor_engines.run_smoke_tests(children, frameworks_found, names, seconds))
-        if values.speed and not frameworks_found.problem:
-            report.add_speeds(doctor_engines.measure_speeds(children, frameworks_found, names, seconds))
+        if not values.quick and not frameworks.problem:
+            report.add_engines(doctor_engines.run_smoke_tests(children, frameworks, names, seconds))
+        if values.speed and not frameworks.problem:
+            report.add_speeds(doctor_engines.measure_speeds(children, frameworks, names, seconds))
     return ExitCode.DONE if report.end() else ExitCode.FAILED
 
 

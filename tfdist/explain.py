@@ -1,4 +1,4 @@
-"""Explain what the values of a training step are, means, sums or rows, and how replicas combine them; nothing is trained."""
+"""Explain the values of a training step (means, sums or rows), and how replicas combine them. Trains nothing."""
 
 import pathlib
 import sys
@@ -16,7 +16,7 @@ _HEADER = ("value", "what it is", "on replicas")
 
 
 class _StepExplained(BaseException):
-    """Ends a program after its step has been explained; not an `Exception`, which the program might handle."""
+    """Ends a program after its step has been explained. Not an `Exception`, because the program might handle that."""
 
 
 def main(config: TrainConfig, script: str = "", arguments: Sequence[str] = ()) -> int:

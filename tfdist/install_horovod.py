@@ -114,7 +114,7 @@ def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
     """Builds the wheel, adds it to the cache, and returns its path.
 
     Args:
-      build: what to build.
+      build: version and libraries of the build.
       cache: directory of the source distribution, which is downloaded if it is missing; must contain a directory named
         `build.key`.
       log: receives the output.
@@ -123,7 +123,7 @@ def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
     with tempfile.TemporaryDirectory(prefix="build-", dir=cache) as scratch:
         folder = pathlib.Path(scratch)
         packages = folder / "packages"
-        _print_line(f"Fetching what the build needs: {' '.join(horovod_build.PACKAGES)}")
+        _print_line(f"Fetching build dependencies: {' '.join(horovod_build.PACKAGES)}")
         _fetch(horovod_build.PACKAGES, packages, log)
         cmake = horovod_build.find_cmake() or _pip_cmake(folder / "cmake", log)
         environment = horovod_build.environment(build, packages, cmake)

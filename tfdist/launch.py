@@ -208,7 +208,7 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
         _print_line("Interrupted: all ranks have saved. Resume with the same command and the same --output_dir.")
     elif outcome.code:
         _print_line(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
-    command.flush(may_lose=True)  # the exit code is the job's even if its output could not be written
+    command.flush(ignore_errors=True)  # the exit code is the job's even if its output could not be written
     return command.INTERRUPTED if is_ctrl_c else outcome.code
 
 

@@ -14,11 +14,11 @@ from tfdist.errors.formatting import byte_size
 if TYPE_CHECKING:
     from tfdist.planning.layout_plan import Plan, VariablePlan
 
-_SHOWN = 3  # paths per group of variables
+_MAX_PATHS = 3  # paths per group of variables
 
 
 def main(config: LayoutConfig, output: Output = TEXT) -> int:
-    """Prints the plan."""
+    """Prints the plan; returns the exit code."""
     if config.has_stages:
         from tfdist.cli import layout_reports
 
@@ -44,11 +44,11 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
     rows = config.batch_size // config.accumulate_steps
     shard = parse_shard(config.shard, config.shard_axis or rules["batch"], config.shard_min_elements, mesh)
     if config.layout == AUTO:
-        rules, plan = layout_plan.cheapest(abstract_model, mesh, rules, shard, rows, config.memory_gb * 2**30)
+        rules, plan = layout_plan.cheapest_layout(abstract_model, mesh, rules, shard, rows, config.memory_gb * 2**30)
         output.line(f"--layout={rules_text(rules)}")
     else:
         plan = abstract_model.plan(mesh, rules, shard, rows)
-    notes = list(_notes(plan, layout_plan.uncounted(rules), config))
+    notes = list(_notes(plan, layout_plan.uncounted_rules(rules), config))
     for line in (*_lines(plan, rules, shard, config.accumulate_steps), *notes):
         output.line(line)
     output.result(_facts(plan, rules, shard, config.accumulate_steps) | {"notes": notes})
@@ -62,8 +62,8 @@ def _lines(plan: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: in
             v.path,
             " ".join(v.dims),
             "x".join(map(str, v.shape)),
-            str(v.placement.computed),
-            str(v.placement.stored),
+            str(v.placement.computation),
+            str(v.placement.storage),
             str(v.placement.slots) if v.slots else "-",
             byte_size(v.bytes_per_device(plan.mesh)["parameters"]),
         )
@@ -77,13 +77,13 @@ def _lines(plan: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: in
     yield "On each device: " + ", ".join(f"{kind} {byte_size(size)}" for kind, size in totals.items())
     for line in unused_rule_warnings(rules, plan.dims, shard, plan.mesh):
         yield f"Warning: {line}"
-    if plan.sent:
+    if plan.traffic:
         period = f"each of the {micro_steps} micro-steps of a step" if micro_steps > 1 else "a step"
         yield f"Collectives of {period}, with the size of the tensor on each device:"
         purposes = {"updated variables": "updated variables, once per step"} if micro_steps > 1 else {}
         traffic_rows = [
             (purposes.get(traffic.purpose, traffic.purpose), traffic.kind, traffic.axis, byte_size(traffic.bytes))
-            for traffic in plan.sent
+            for traffic in plan.traffic
         ]
         yield from text_table([("what", "operation", "axis", "size"), *traffic_rows])
 
@@ -91,10 +91,10 @@ def _lines(plan: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: in
 def _notes(plan: "Plan", missing: Sequence[str], config: LayoutConfig) -> Iterator[str]:
     from tfdist.layers.recompute import NONE
 
-    if plan.unknown:
-        yield f"Not counted: communication and memory of these nested layers: {', '.join(plan.unknown)}."
-    if plan.unclear:
-        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(plan.unclear)}."
+    if plan.unknown_layers:
+        yield f"Not counted: communication and memory of these nested layers: {', '.join(plan.unknown_layers)}."
+    if plan.unclear_layers:
+        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(plan.unclear_layers)}."
     if missing:
         yield f"Not counted: communication caused by {'; '.join(missing)}."
     if config.recompute != NONE:
@@ -116,7 +116,7 @@ def _facts(plan: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: in
         "micro_steps_per_step": micro_steps,
         "collectives": [
             {"what": traffic.purpose, "operation": traffic.kind, "axis": traffic.axis, "device_bytes": traffic.bytes}
-            for traffic in plan.sent
+            for traffic in plan.traffic
         ],
         "warnings": unused_rule_warnings(rules, plan.dims, shard, plan.mesh),
     }
@@ -128,8 +128,8 @@ def _variable(variable: "VariablePlan", plan: "Plan") -> dict[str, Any]:
         "dims": list(variable.dims),
         "shape": list(variable.shape),
         "bytes": variable.bytes,
-        "computed": str(variable.placement.computed),
-        "stored": str(variable.placement.stored),
+        "computed": str(variable.placement.computation),
+        "stored": str(variable.placement.storage),
         "optimizer": str(variable.placement.slots) if variable.slots else None,
         "replicated": variable.is_replicated(plan.mesh),
         "device_bytes": _rename_kinds(variable.bytes_per_device(plan.mesh)),
@@ -147,7 +147,7 @@ def _replicated_lines(plan: "Plan", shard: Shard) -> Iterator[str]:
         if v.is_replicated(plan.mesh):
             reasons.setdefault(replication_reason(v.shape, v.trainable, v.slots, plan.mesh, shard), []).append(v)
     for reason, variables in reasons.items():
-        paths = ", ".join(v.path for v in variables[:_SHOWN]) + (", ..." if len(variables) > _SHOWN else "")
+        paths = ", ".join(v.path for v in variables[:_MAX_PATHS]) + (", ..." if len(variables) > _MAX_PATHS else "")
         count = f"{len(variables)} variable{'s' if len(variables) > 1 else ''}"
         yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in variables))}, {reason} ({paths})"
 

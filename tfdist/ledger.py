@@ -24,8 +24,8 @@ class Start(NamedTuple):
 
     Attributes:
       number: number of the start, from 0.
-      first: its first step.
-      end: step after its last one that counts, because later ones were repeated; None for the last start.
+      first_step: its first step.
+      end_step: step after its last one that counts, because later ones were repeated; None for the last start.
       examples_before: number of examples used before its first step.
       batch_size: number of examples per step.
       examples: number of examples per epoch.
@@ -33,8 +33,8 @@ class Start(NamedTuple):
     """
 
     number: int
-    first: int
-    end: int | None
+    first_step: int
+    end_step: int | None
     examples_before: int
     batch_size: int
     examples: int
@@ -214,14 +214,14 @@ def _earliest(steps: list[int | None]) -> int | None:
 
 def _stream(starts: list[Start], completed_steps: int) -> Iterator[tuple[list[str], np.ndarray]]:
     """Yields the errors of each step that counts, and its examples in the order of use."""
-    expected = starts[0].first
+    expected = starts[0].first_step
     for start in starts:
-        if start.first > expected:
-            yield [f"steps {expected} to {start.first - 1}: not recorded"], np.zeros([0], np.int64)
-            expected = start.first
+        if start.first_step > expected:
+            yield [f"steps {expected} to {start.first_step - 1}: not recorded"], np.zeros([0], np.int64)
+            expected = start.first_step
         ranks = [dict(read_ledger(path)) if storage_of(path).exists(path) else {} for path in start.files]
         last = max((step for steps in ranks for step in steps), default=-1)
-        for step in range(expected, max(last + 1, completed_steps) if start.end is None else start.end):
+        for step in range(expected, max(last + 1, completed_steps) if start.end_step is None else start.end_step):
             parts = [steps.get(step) for steps in ranks]
             missing = [rank for rank, part in enumerate(parts) if part is None]
             numbers = np.concatenate([*(part for part in parts if part is not None), np.zeros([0], np.int64)])

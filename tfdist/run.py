@@ -30,12 +30,12 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
 
     from tfdist import keras_fit
     from tfdist.cli import open_strategy
-    from tfdist.cli.run import warn_of_flags
+    from tfdist.cli.run import warn_about_flags
 
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
     with open_strategy.running_strategy(config, context, config.stall_shutdown_seconds) as (config, _, strategy):
-        warn_of_flags(config, strategy)
+        warn_about_flags(config, strategy)
         keras.utils.set_random_seed(config.seed)
         with (
             strategy.in_use(),

@@ -142,7 +142,7 @@ def _skipped_text(skip_notes: Sequence[str]) -> str:
 
 
 def _select(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary]:
-    matching = [run for run in runs if all(_matches(run, *condition) for condition in _conditions(config.filter))]
+    matching_runs = [run for run in runs if all(_matches(run, *condition) for condition in _conditions(config.filter))]
     key = _SORT_KEYS.get(config.sort)
     if key is None:
         metrics = {name for run in runs for name in run.metrics}
@@ -154,7 +154,7 @@ def _select(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary]:
             best = run.best(config.sort)
             return best is not None, sign * best[1] if best else 0.0
 
-    chronological = sorted(matching, key=_SORT_KEYS["started"])
+    chronological = sorted(matching_runs, key=_SORT_KEYS["started"])
     return sorted(chronological, key=key)[-config.limit :]
 
 
@@ -189,15 +189,15 @@ def _check_metrics(text: str, runs: Sequence[RunSummary]) -> None:
 
 def _compare(runs: Sequence[RunSummary], directory: StoragePath, config: RunsConfig) -> None:
     names = [run.name for run in runs]
-    different = run_summary.differences(runs)
-    blocks = [["flags that differ", *names], *different, ["", *("" for _ in names)], ["results", *names]]
-    if not different:
+    difference_rows = run_summary.differences(runs)
+    blocks = [["flags that differ", *names], *difference_rows, ["", *("" for _ in names)], ["results", *names]]
+    if not difference_rows:
         blocks = [["results", *names]]
         print(f"All flags of the {len(runs)} runs are equal, except --output_dir.\n")
-    lines = run_summary.align_columns(
+    output_lines = run_summary.align_columns(
         run_summary.fit_rows([*blocks, *run_summary.results(runs)], terminal.columns_of(sys.stdout) or None)
     )
-    print(*lines, sep="\n")
+    print(*output_lines, sep="\n")
     metric_names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     metrics = config.metric.split(",") if config.metric else metric_names[:_MAX_METRICS]
     if not metrics:

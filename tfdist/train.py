@@ -10,7 +10,7 @@ from tfdist.errors import InputError
 
 
 def main(config: TrainConfig, output: Output = TEXT) -> int:
-    """Runs one training: strategy and data, directory, model, resume, fit; returns the exit code."""
+    """Trains a model as described by the flags; returns the exit code."""
     if output.is_json and not config.dry_run:
         raise InputError(
             "--json prints the configuration of a run and needs --dry_run; a run writes metrics.jsonl. Received: --json alone."
@@ -40,16 +40,16 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     with run.open_session(config, context) as session:
         session = run.with_clients(session)
         target = run.choose_target(session, decision)  # before the model is built, because it may raise
-        if target.finished and not config.dry_run:
+        if target.finished_message and not config.dry_run:
             if session.strategy.is_chief:
-                print(target.finished)
+                print(target.finished_message)
             return 0
         callbacks = run.make_callbacks(target.config)
         with show_temporarily("Building the model ...") if session.strategy.is_chief else contextlib.nullcontext():
             trainer = run.make_trainer(session, session.strategy)
             program = trainer.build(session.data.train)
         run.check_metrics(config, callbacks, trainer, evaluates=session.data.test is not None)
-        # Invalid data must be refused before there is a directory; `fit` logs the warnings.
+        # Reports invalid data before the directory is created; `fit` logs the warnings.
         examples, options = (session.data.train, session.data.test), (program.settings, program.dependence)
         findings = check_examples(session.strategy, trainer.model, *examples, *options)
         if config.dry_run:

@@ -63,8 +63,8 @@ def _facts(result: "Comparison", session: "Session") -> dict[str, Any]:
             }
             for step in result.steps
         ],
-        "variables_not_compared": result.not_compared,
-        "layers_different_by_design": result.different_by_design,
+        "variables_not_compared": result.skipped_variables,
+        "layers_different_by_design": result.differing_layers,
     }
 
 

@@ -34,35 +34,35 @@ class Finding(NamedTuple):
       verdict: one of `VERDICTS`.
       detail: what replicas communicate besides what any training does, or why each computes the whole batch.
       reason: why it is not proved; empty if it is.
-      without_rule: types of operations without a rule.
+      types_without_rule: types of operations without a rule.
     """
 
     verdict: str
     detail: str = ""
     reason: str = ""
-    without_rule: tuple[str, ...] = ()
+    types_without_rule: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, explanation: "Explanation") -> "Finding":
         """Returns what follows from an explanation of a step."""
-        without_rule = tuple(sorted(explanation.without_rule))
+        types_without_rule = tuple(sorted(explanation.types_without_rule))
         bad = [value.sentence for value in explanation.values if not value.op]
         reason, communication = bad[0] if bad else explanation.reason, explanation.communication
         if not reason or communication is None:
             sent = "what it gathers itself" if explanation.calls else ""
-            return cls("whole batch" if reason else "proved", sent, reason, without_rule)
-        if communication.refused:
-            return cls("whole batch", f"the whole batch: {communication.refused}", reason, without_rule)
+            return cls("whole batch" if reason else "proved", sent, reason, types_without_rule)
+        if communication.obstacle:
+            return cls("whole batch", f"the whole batch: {communication.obstacle}", reason, types_without_rule)
         sums, rows = communication.count("all_reduce"), communication.count("all_gather")
         detail = [count_of(sums, "sum")] * bool(sums) + [f"rows of {count_of(rows, 'tensor')}"] * bool(rows)
-        return cls("rows gathered" if rows else "sums", ", ".join(detail), reason, without_rule)
+        return cls("rows gathered" if rows else "sums", ", ".join(detail), reason, types_without_rule)
 
     @property
     def row(self) -> str:
         """The last cells of a row of a table."""
         operation = re.search(r"together, by (\w+) ", self.reason)
         decided = f"`{operation[1]}`" if operation else self.reason.partition(". ")[0][:160]
-        return f"| {self.detail} | {decided} | {', '.join(f'`{kind}`' for kind in self.without_rule)} |"
+        return f"| {self.detail} | {decided} | {', '.join(f'`{kind}`' for kind in self.types_without_rule)} |"
 
 
 def _run(script: str) -> None:
@@ -101,7 +101,7 @@ def table() -> str:
     trained = {path: steps for path, steps in found.items() if steps}
     worst = {path: max(steps, key=lambda each: VERDICTS.index(each[1].verdict)) for path, steps in trained.items()}
     counts = collections.Counter(each.verdict for _, each in worst.values())
-    unknown = [path for path, steps in trained.items() if any(each.without_rule for _, each in steps)]
+    unknown = [path for path, steps in trained.items() if any(each.types_without_rule for _, each in steps)]
     rows = [f"| `{path}` | {step} {each.row}" for path, (step, each) in worst.items() if each.verdict != "proved"]
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     return "\n".join(

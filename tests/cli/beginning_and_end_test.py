@@ -10,7 +10,7 @@ import types
 import pytest
 from tfdist.strategies.mirrored import Mirrored
 
-from tfdist.checkpoint.best import Best
+from tfdist.checkpoint.best import BestValue
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cli import open_strategy
 from tfdist.cli.early_checks import detect_context
@@ -172,6 +172,6 @@ def test_the_best_of_one_evaluation_or_of_none_is_not_mentioned(records, line, t
 
 
 def test_a_best_value_that_was_exported_is_mentioned_instead(tmp_path, monkeypatch):
-    best = Best("val_loss", "min", 0.4, 20)
+    best = BestValue("val_loss", "min", 0.4, 20)
     found = summary(run(tmp_path, 1.0, monkeypatch), RECORDS, best)[1]
     assert found.startswith(f"best {best}, exported as model.keras; ")

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 def test_a_note_outlives_the_process(tmp_path):
     path = tmp_path / "note"
-    progress_file.blank(path)
+    progress_file.create(path)
     assert progress_file.read(path) is None
     code = (
         "import os\nfrom tfdist.cluster.progress_file import ProgressFile\nnotes = ProgressFile()\n"
@@ -32,7 +32,7 @@ def test_where_nobody_wants_to_know_a_note_goes_nowhere(environment):
 def test_a_process_forbids_that_it_is_started_again_until_the_next_one_is(tmp_path):
     path = tmp_path / "note"
     environment = {progress_file.VARIABLE: str(path)}
-    progress_file.blank(path)
+    progress_file.create(path)
     notes = progress_file.ProgressFile(environment)
     notes.note(10**19)
     assert not progress_file.forbids_restart(path)
@@ -40,7 +40,7 @@ def test_a_process_forbids_that_it_is_started_again_until_the_next_one_is(tmp_pa
     notes.note(7)
     assert progress_file.forbids_restart(path) and progress_file.read(path) == 7
     place = path.stat().st_ino
-    progress_file.blank(path)
+    progress_file.create(path)
     assert not progress_file.forbids_restart(path) and progress_file.read(path) is None
     assert path.stat().st_ino == place  # it needs no room
     progress_file.forbid_restart({})  # no launcher needs it

@@ -18,7 +18,7 @@ def test_consecutive_ranks():
 
 def test_names_of_hosts():
     topology = Topology.from_host_names(["b", "a", "b", "a"])
-    assert topology.host_of == (0, 1, 0, 1)
+    assert topology.host_by_rank == (0, 1, 0, 1)
     assert topology.ranks_of(1) == (1, 3)
 
 

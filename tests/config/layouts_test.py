@@ -82,7 +82,7 @@ WHOLE, SPLIT = Layout((None, None)), Layout((None, "data"))
 )
 def test_stages_of_zero(stage, stored, gradient, slots):
     found = shard_placement(WHOLE, (4, 6), MESH, Shard(stage, "data", 1))
-    assert (found.computed, found.stored, found.gradient, found.slots) == (WHOLE, stored, gradient, slots)
+    assert (found.computation, found.storage, found.gradient, found.slots) == (WHOLE, stored, gradient, slots)
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,15 @@ def test_stages_of_zero(stage, stored, gradient, slots):
     ],
 )
 def test_what_is_sharded_over(axes, shape, expected):
-    assert shard_placement(Layout(axes), shape, MESH, Shard("parameters", "data", 4)).stored == Layout(expected)
+    assert shard_placement(Layout(axes), shape, MESH, Shard("parameters", "data", 4)).storage == Layout(expected)
 
 
 def test_an_axis_of_one_device_splits_nothing():
     mesh = parse_mesh("data:2;model:1")
-    assert shard_placement(Layout((None, "model")), (3, 4), mesh, Shard("parameters", "data", 4)).stored == Layout(
+    assert shard_placement(Layout((None, "model")), (3, 4), mesh, Shard("parameters", "data", 4)).storage == Layout(
         (None, "data")
     )
-    assert shard_placement(Layout((None, None)), (3, 4), mesh, Shard("parameters", "model", 4)).stored == Layout(
+    assert shard_placement(Layout((None, None)), (3, 4), mesh, Shard("parameters", "model", 4)).storage == Layout(
         (None, None)
     )
 

@@ -31,11 +31,11 @@ from tfdist.config.decay import (
 from tfdist.config.monitor import Monitor, parse_early_stopping, parse_monitor
 from tfdist.config.pipeline import (
     ZBH1,
-    AfterLayers,
-    Balanced,
+    BalancedCut,
     CSVSchedule,
     GPipe,
     Interleaved,
+    LayerCut,
     OneFOneB,
     PipeDream,
     TwoBW,
@@ -72,12 +72,12 @@ WRITTEN = {
         ("val_loss(min_delta=0)", Monitor("val_loss", args={"min_delta": 0})),
     ],
     parse_cut: [
-        ("auto", Balanced("memory")),
-        ("balanced(by=time)", Balanced("time")),
-        (" balanced ( by='parameters' ) ", Balanced("parameters")),
-        ("balanced()", Balanced("memory")),
-        ("block_3", AfterLayers(("block_3",))),
-        (" body/block_3 , block_7 ", AfterLayers(("body/block_3", "block_7"))),
+        ("auto", BalancedCut("memory")),
+        ("balanced(by=time)", BalancedCut("time")),
+        (" balanced ( by='parameters' ) ", BalancedCut("parameters")),
+        ("balanced()", BalancedCut("memory")),
+        ("block_3", LayerCut(("block_3",))),
+        (" body/block_3 , block_7 ", LayerCut(("body/block_3", "block_7"))),
     ],
     parse_pipeline_schedule: [
         ("gpipe", GPipe()),
@@ -250,7 +250,7 @@ REFUSED = {
         ("fedavg(outer='adam')", "the outer optimizer needs its learning rate"),
         ("fedavg(period=8)", "period"),
         ("diloco(outer='sgd')", "the outer optimizer needs its learning rate"),
-        ("diloco(outer=3)", "outer must be an optimizer as a text"),
+        ("diloco(outer=3)", "outer must be an optimizer as a string"),
         ("easgd(alpha=0)", "alpha must be a number above 0 and below 1, not 0"),
         ("easgd(alpha=1.5)", "alpha must be a number above 0 and below 1, not 1.5"),
         ("easgd(alpha='x')", "alpha must be a number above 0 and below 1, not 'x'"),
@@ -333,7 +333,7 @@ def test_files_of_nccl_s_tuner_have_more_columns_and_collectives():
 def test_the_algorithm_of_a_size(size):
     assert TABLE.algorithm_for(size) == ("tree" if size <= 65536 else "engine" if size <= 2**20 else "hierarchical")
     assert AlgorithmTable((Band(8, 16, "ring"),)).algorithm_for(size) == "engine", "sizes in no band"
-    assert AlgorithmTable.of("ring").algorithm_for(size) == "ring"
+    assert AlgorithmTable.uniform("ring").algorithm_for(size) == "ring"
 
 
 @pytest.mark.parametrize(

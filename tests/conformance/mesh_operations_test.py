@@ -193,7 +193,7 @@ def compare(functions, value, pairs, mesh):
                 with mesh.layouts.tracing():
                     return computed(placed, value, weights)
 
-            laid = devices.lay(value, Layout(axes)), devices.lay(weights, Layout.replicated(weights.ndim))
+            laid = devices.place(value, Layout(axes)), devices.place(weights, Layout.replicated(weights.ndim))
             try:
                 found = [devices.full_tensor(each) for each in compute(*laid)]
             except tf.errors.OpError:
@@ -231,6 +231,6 @@ def test_operations_whose_results_are_required_to_be_sharded(name, value, functi
 @pytest.mark.full
 def test_such_a_comparison_finds_what_is_wrong(mesh2x2):
     """Without the layouts of tfdist, a sharded dim is reversed within its shards."""
-    laid = mesh2x2.devices.lay(SEQUENCES, Layout(("data", "model", None)))
+    laid = mesh2x2.devices.place(SEQUENCES, Layout(("data", "model", None)))
     found = tf.function(lambda x: (x * 1)[:, ::-1], autograph=False)(laid)
     assert dtensor.is_dtensor(found) and not np.allclose(mesh2x2.devices.full_tensor(found), SEQUENCES[:, ::-1])

@@ -177,7 +177,7 @@ def rendezvous() -> Iterator[int]:
     from tests.coordination.horovod_store_test import SLOTS
     from tfdist.coordination import horovod_store
 
-    with horovod_store.served(LOOPBACK, SLOTS) as port:
+    with horovod_store.running_server(LOOPBACK, SLOTS) as port:
         yield port
 
 

@@ -30,7 +30,7 @@ def ask(port: int, method: str, path: str, body: bytes | None = None, headers: d
 
 
 def test_it_keeps_what_ranks_write():
-    with horovod_store.served(LOOPBACK, SLOTS) as port:
+    with horovod_store.running_server(LOOPBACK, SLOTS) as port:
         assert ask(port, "PUT", "/global/0", b"address") == (200, b"")
         assert ask(port, "GET", "/global/0") == (200, b"address")
         assert ask(port, "GET", "/global/1")[0] == 404
@@ -54,7 +54,7 @@ def test_it_keeps_what_ranks_write():
     ],
 )
 def test_what_no_rank_writes_is_refused(method, path, body, headers, status, capfd):
-    with horovod_store.served(LOOPBACK, SLOTS) as port:
+    with horovod_store.running_server(LOOPBACK, SLOTS) as port:
         assert ask(port, method, path, body, headers)[0] == status
         assert ask(port, "PUT", "/global/0", b"address") == (200, b"")
     assert capfd.readouterr().err == ""
@@ -62,7 +62,7 @@ def test_what_no_rank_writes_is_refused(method, path, body, headers, status, cap
 
 def test_its_size_is_limited(monkeypatch):
     monkeypatch.setattr(horovod_store, "_KEYS", -190)  # 10 remain in addition to those of two ranks
-    with horovod_store.served(LOOPBACK, SLOTS) as port:
+    with horovod_store.running_server(LOOPBACK, SLOTS) as port:
         found = [ask(port, "PUT", f"/a/{number}", b"x")[0] for number in range(12)]
     assert found == [200] * 10 + [507] * 2
 
@@ -75,7 +75,7 @@ def served(port):
 
 def test_connections_are_limited_and_silent_ones_closed(monkeypatch):
     monkeypatch.setattr(horovod_store, "MAX_CONNECTIONS", 4)
-    with horovod_store.served(LOOPBACK, SLOTS) as port:
+    with horovod_store.running_server(LOOPBACK, SLOTS) as port:
         silent = [socket.create_connection((LOOPBACK, port), timeout=DEADLINE) for _ in range(6)]
         closed = 0
         for sock in silent[4:]:
@@ -89,7 +89,7 @@ def test_connections_are_limited_and_silent_ones_closed(monkeypatch):
 
 def test_the_bytes_that_it_keeps_are_limited(monkeypatch):
     monkeypatch.setattr(horovod_store, "_BYTES", 0)
-    with horovod_store.served(LOOPBACK, SLOTS) as port:
+    with horovod_store.running_server(LOOPBACK, SLOTS) as port:
         assert ask(port, "PUT", "/global/0", b"x" * 3000)[0] == 200
         assert ask(port, "PUT", "/global/1", b"x" * 3000)[0] == 507
         assert ask(port, "PUT", "/global/2", b"x" * 1000)[0] == 200

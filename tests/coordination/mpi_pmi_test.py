@@ -8,7 +8,7 @@ import pytest
 
 from tests.waiting import DEADLINE
 from tfdist.coordination import LocalGroup
-from tfdist.distribution.horovod_rendezvous import _Service, process_mapping, serving
+from tfdist.distribution.horovod_rendezvous import _Service, pmi_service, process_mapping
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -111,7 +111,7 @@ def test_the_mapping_names_the_ranks_of_each_host(hosts, blocks):
 
 
 def test_processes_that_a_rank_starts_are_not_in_the_mpi_job():
-    with serving(LocalGroup(), ["a"], 5.0):
+    with pmi_service(LocalGroup(), ["a"], 5.0):
         library = Library(socket.socket(fileno=int(os.environ["PMI_FD"])))
         assert (os.environ["PMI_RANK"], os.environ["PMI_SIZE"]) == ("0", "1")
     assert not {name for name in os.environ if name.startswith("PMI_")}

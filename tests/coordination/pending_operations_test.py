@@ -50,7 +50,7 @@ def test_a_member_that_has_left_fails_what_still_needs_it_and_nothing_else():
     rounds = PendingOperations(2)
     add(rounds, 1, 1, name="came")
     add(rounds, 0, 1, name="needs it")
-    (answer,) = rounds.member_left(1, "has left with code 0")
+    (answer,) = rounds.record_member_departure(1, "has left with code 0")
     assert answer.rank == 0 and answer.message["failure"] == (
         "'needs it' cannot complete: rank 1 has left with code 0."
     )
@@ -61,7 +61,7 @@ def test_a_member_that_has_left_fails_what_still_needs_it_and_nothing_else():
 def test_after_a_loss_nothing_completes():
     rounds = PendingOperations(2)
     add(rounds, 0, 1)
-    (answer,) = rounds.member_lost(1, "rank 1 is lost: unplugged")
+    (answer,) = rounds.record_member_loss(1, "rank 1 is lost: unplugged")
     assert answer.message["failure"] == "'x' cannot complete: rank 1 is lost: unplugged."
     assert "rank 1 is lost" in add(rounds, 0, 2, name="later")[0][1]["failure"]
 
@@ -136,7 +136,7 @@ def test_a_lost_rank_fails_operations_at_which_it_has_arrived_too():
     rounds = PendingOperations(3)
     rounds.add(2, 1, "x", None, math.inf, 0.0)
     rounds.add(0, 1, "x", None, math.inf, 0.0)
-    assert {answer.rank for answer in rounds.member_lost(2, "rank 2 is lost: unplugged")} == {0, 2}
+    assert {answer.rank for answer in rounds.record_member_loss(2, "rank 2 is lost: unplugged")} == {0, 2}
     assert "rank 2 is lost" in add(rounds, 1, 1)[0][1]["failure"]
 
 

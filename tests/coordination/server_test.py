@@ -66,9 +66,9 @@ def test_a_deadline_names_who_did_not_come_and_fails_for_all(job):
 
 def test_a_member_never_come_is_named_with_its_place(job):
     two = job(2, members=False, addresses=("a:1", "b:2"))
-    assert two.server.absent() == [0, 1]
+    assert two.server.absent_ranks() == [0, 1]
     assert "(never connected: rank 1 at b:2)" in outcome(two.join(0).gather, "start", 0, 0.1)
-    assert two.server.absent() == [1]
+    assert two.server.absent_ranks() == [1]
 
 
 def test_a_member_that_leaves_with_code_0_is_not_lost(job):
@@ -112,7 +112,7 @@ def test_operations_complete_without_members_whose_losses_are_tolerated(job):
     departures = []
     four.members[0].on_departure(departures.append)
     four.members[0].tolerate_losses([1, 2])
-    wait_for(lambda: four.server.tolerated == {1, 2})
+    wait_for(lambda: four.server.tolerated_members == {1, 2})
     waiting = [four.start(four.members[rank].gather, "x", rank) for rank in (0, 3)]
     arrived = four.start(outcome, four.members[2].gather, "x", 2)
     wait_for(lambda: four.members[2]._client._pending)
@@ -120,16 +120,18 @@ def test_operations_complete_without_members_whose_losses_are_tolerated(job):
     assert [call.result(DEADLINE) for call in waiting] == [[0, None, 2, 3]] * 2 and arrived.result(DEADLINE)
     four.members[2]._client._disconnect()
     wait_for(lambda: len(departures) == 2)
-    assert [loss.rank for loss in departures] == [1, 2] and four.members[3].departed == {1, 2}
+    assert [loss.rank for loss in departures] == [1, 2] and four.members[3].departed_members == {1, 2}
     ours = [four.members[rank].subgroup([0, 1, 3]) for rank in (0, 3)]
-    assert [group.departed for group in ours] == [{1}, {1}]  # members of the subgroup
+    assert [group.departed_members for group in ours] == [{1}, {1}]  # members of the subgroup
     calls = [four.start(group.all_equal, "y", "same") for group in ours]
     assert [call.result(DEADLINE) for call in calls] == [True] * 2
-    assert not four.server._operations._operations and four.server.loss is None and four.server.departed == {1, 2}
-    assert wait_for(four.members[1].lost)  # it cannot go on itself
-    assert four.members[0].lost() is None
+    assert (
+        not four.server._operations._operations and four.server.loss is None and four.server.departed_members == {1, 2}
+    )
+    assert wait_for(four.members[1].first_loss)  # it cannot go on itself
+    assert four.members[0].first_loss() is None
     four.members[3]._client._disconnect()
-    assert wait_for(four.members[0].lost).rank == 3
+    assert wait_for(four.members[0].first_loss).rank == 3
 
 
 def test_a_closed_connection_is_a_loss_at_once(job):

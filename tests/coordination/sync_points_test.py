@@ -53,7 +53,7 @@ def run(sync_points: SyncPoints, ends: Sequence[int], call: Between, between: Be
         for end in ends:
             sync_points.begin(end)
             call(end, sync_points)
-            if due := sync_points.reached(end):
+            if due := sync_points.end_call(end):
                 acted.append((end, sorted(due)))
             between(end, sync_points)
     return acted
@@ -140,7 +140,7 @@ def test_a_wish_is_granted_at_the_end_of_the_call_and_again_later(size: int) -> 
 
 
 def test_whoever_is_between_two_calls_does_not_keep_the_others_from_an_evaluation() -> None:
-    """Rank 1 gets the request after `reached(10)`, and needs rank 0, which is in the call, before its next call."""
+    """Rank 1 gets the request after `end_call(10)`, and needs rank 0, which is in the call, before its next call."""
     with started(2) as job:
 
         def rank(number: int) -> Acts:
@@ -214,7 +214,7 @@ def test_a_lost_rank_ends_the_others_wait() -> None:
         until_answered(sync_points)
         threading.Timer(0.2, job.groups[1]._client._disconnect).start()
         with pytest.raises(PeerLostError, match="rank 1 is lost"):
-            sync_points.reached(5)
+            sync_points.end_call(5)
 
 
 def test_a_rank_that_has_left_of_its_own_accord_is_no_failure() -> None:
@@ -224,7 +224,7 @@ def test_a_rank_that_has_left_of_its_own_accord_is_no_failure() -> None:
         sync_points.request("checkpoint")
         until_answered(sync_points)
         threading.Timer(0.2, job.groups[1].leave).start()
-        assert sync_points.reached(5) == frozenset()
+        assert sync_points.end_call(5) == frozenset()
 
 
 def test_one_process() -> None:

@@ -85,7 +85,7 @@ def one_call(watchdog, end):
     with at_once(watchdog):
         begin(watchdog, end - 1, end)
         for each in watchdog:
-            each.reached(end)
+            each.end_call(end)
 
 
 def test_who_has_not_come_is_named(groups):
@@ -96,7 +96,7 @@ def test_who_has_not_come_is_named(groups):
         heard.wait_for(lambda heard: heard.lines)
         time.sleep(0.5)
         for each in watchdog:
-            each.reached(20)
+            each.end_call(20)
     assert len(heard.lines) == 1  # although both waiting ranks have queried
     assert "in a call: 0, 2; not in a call: 1." in heard.lines[0]
     assert re.search(r"the call from step 10 to 20 has lasted \S+ s on rank", heard.lines[0])
@@ -152,7 +152,7 @@ def test_the_first_call_may_compile_as_long_as_it_wants(groups, warning):
         heard.wait_for(lambda heard: heard.lines)
         time.sleep(ANSWER_SECONDS + 0.5)
         for each in watchdog:
-            each.reached(10)
+            each.end_call(10)
     assert len(heard.lines) == 1
     assert all("has lasted 0.2 s" in line and "in a call: 0, 1, 2." in line for line in heard.lines)
     assert heard.codes == []
@@ -211,7 +211,7 @@ def test_calls_that_end_in_time_say_nothing(groups):
                 each.begin(end - 1, end)
             time.sleep(0.1)
             for each in watchdog:
-                each.reached(end)
+                each.end_call(end)
     assert (heard.lines, heard.codes) == ([], [])
 
 
@@ -221,7 +221,7 @@ def test_one_process_is_watched_alike():
         one_call([watchdog], 1)
         watchdog.begin(1, 2)
         heard.wait_for(lambda heard: heard.lines)
-        watchdog.reached(2)
+        watchdog.end_call(2)
     assert "in a call: 0." in heard.lines[0]
 
 
@@ -234,10 +234,10 @@ def test_slow_steps_are_no_stall(monkeypatch, clock):
             with at_once([watchdog]):
                 watchdog.begin(end - 1, end)
                 clock.now += 0.4
-                watchdog.reached(end)
+                watchdog.end_call(end)
         began = time.monotonic()
         watchdog.begin(2, 4)  # 2 * 2 * 0.4 + 0.2 s are allowed
         heard.wait_for(lambda heard: heard.lines)
         assert time.monotonic() - began > 1.7 + ANSWER_SECONDS
-        watchdog.reached(4)
+        watchdog.end_call(4)
     assert "the call from step 2 to 4 has lasted 1.8 s" in heard.lines[0]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from tfdist.data import ArraySource, EvaluationPipeline, Pipeline, StreamSource, rows
-from tfdist.data.batches import checksum, count_rows, part, split_batches
+from tfdist.data.batches import checksum, count_rows, replica_part, split_batches
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.data.source import indices
 from tfdist.errors import InputError
@@ -194,7 +194,7 @@ BATCH = {"a": tf.reshape(tf.range(14), [7, 2]), "b": tf.ragged.constant([[1], []
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 9])
 def test_parts_are_the_batch_in_order_as_even_as_possible(size):
-    parts = [part(BATCH, replica, size) for replica in range(size)]
+    parts = [replica_part(BATCH, replica, size) for replica in range(size)]
     counts = [int(each.rows) for each in parts]
     assert max(counts) - min(counts) <= 1 and sum(counts) == 7
     assert all(int(count_rows(each.batch)) == max(count, 1) for each, count in zip(parts, counts, strict=True))
@@ -204,13 +204,13 @@ def test_parts_are_the_batch_in_order_as_even_as_possible(size):
 
 
 def test_what_is_missing_is_left_out():
-    found = part((tf.range(4), tf.experimental.Optional.empty(tf.TensorSpec([])), None), 1, 2)
+    found = replica_part((tf.range(4), tf.experimental.Optional.empty(tf.TensorSpec([])), None), 1, 2)
     assert found.batch[0].numpy().tolist() == [2, 3] and found.batch[1:] == (None, None)
 
 
 def test_sparse_tensors_are_refused():
     with pytest.raises(InputError, match="Received: a SparseTensor. Use tf.sparse.to_dense"):
-        part(tf.sparse.from_dense(tf.eye(4)), 0, 2)
+        replica_part(tf.sparse.from_dense(tf.eye(4)), 0, 2)
 
 
 @pytest.mark.parametrize(("replicas", "size"), [((0,), 1), ((1,), 2), ((2, 3), 4)])
@@ -220,7 +220,7 @@ def test_replicas_rows_come_in_turn(replicas, size):
     expected = []
     for batch in batches:
         for replica in replicas:
-            whole = part(batch, replica, size)
+            whole = replica_part(batch, replica, size)
             expected.append((whole.batch.numpy().tolist(), int(whole.batch_size)))
     assert found == expected
 

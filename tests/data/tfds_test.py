@@ -80,7 +80,7 @@ def test_the_folder_may_come_from_the_environment(folder, monkeypatch):
     ("name", "says"),
     [
         ("tfds:bare", r"must have pairs \(input, label\). Received: None"),
-        ("tfds:ragged", r"must all have one shape. Received: \(None, None, 1\).*package.module:function"),
+        ("tfds:ragged", r"must have the same shape. Received: \(None, None, 1\).*package.module:function"),
         ("tfds:trainless", "must have a split train. Received: test"),
         ("tfds:tiles:2.0.0", "has tiles/1.0.0.*`tfds build tiles --data_dir="),
         ("tfds:mnist", "has nothing of that name.*`tfds build mnist --data_dir="),
@@ -99,15 +99,15 @@ def prepare(folder, *names):
 
 def test_the_newest_version_of_a_config_is_taken(tmp_path):
     prepare(tmp_path, "a/9.0.0", "a/10.0.0", "b/x/1.0.0", "b/y/1.0.0", "b/y/2.0.0", "a/10.0.0.incompleteXYZ")
-    assert catalog._find("a", tmp_path) == tmp_path / "a/10.0.0"
-    assert catalog._find("a:9.0.0", tmp_path) == tmp_path / "a/9.0.0"
-    assert catalog._find("b/y", tmp_path) == tmp_path / "b/y/2.0.0"
+    assert catalog._find_version("a", tmp_path) == tmp_path / "a/10.0.0"
+    assert catalog._find_version("a:9.0.0", tmp_path) == tmp_path / "a/9.0.0"
+    assert catalog._find_version("b/y", tmp_path) == tmp_path / "b/y/2.0.0"
     with pytest.raises(InputError, match="Use one of tfds:b/x, tfds:b/y"):
-        catalog._find("b", tmp_path)
+        catalog._find_version("b", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "../a", "/a", ".", "a/../b"])
 def test_a_name_does_not_leave_the_folder(tmp_path, name):
     prepare(tmp_path, "a/1.0.0", "in/b/1.0.0")
     with pytest.raises(InputError, match="followed by NAME or NAME/CONFIG"):
-        catalog._find(name, tmp_path / "in")
+        catalog._find_version(name, tmp_path / "in")

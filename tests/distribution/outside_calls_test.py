@@ -82,7 +82,7 @@ def test_so_are_run_eagerly_and_custom_loops(mesh2x2: tfdist.Strategy) -> None:
 def test_programs_of_dtensors_are_not_affected(is_argument: bool, mesh2x2: tfdist.Strategy) -> None:
     with mesh2x2.scope():
         model = network()
-    x = mesh2x2.devices.lay(X, Layout(("data", None)))
+    x = mesh2x2.devices.place(X, Layout(("data", None)))
 
     @tf.function(autograph=False)
     def total(*given: tf.Tensor) -> tf.Tensor:

@@ -140,16 +140,16 @@ def test_engine_errors_are_known_by_name(error, engine):
 
 def test_a_layout_that_does_not_compile_is_told_in_one_line():
     text = "main.py:3:1: error: layouts do not agree.\n  params: x\ntensorflow/dtensor/mlir/spmd_expander.cc:206 :: \nand more"
-    line = str(engine_errors.layout_refused(OpError(text)))
+    line = str(engine_errors.dtensor_layout_error(OpError(text)))
     assert line.startswith(
         "DTensor cannot compile the model in this layout. Received: layouts do not agree. Leave out a rule"
     )
-    assert engine_errors.layout_refused(OpError("main.py: error: another\nof another engine")) is None
+    assert engine_errors.dtensor_layout_error(OpError("main.py: error: another\nof another engine")) is None
 
 
 def test_a_tensor_from_outside_of_a_layer_is_told_in_one_line():
     text = "step got a regular tensor for input 7 (shape [1,1])\nbut was expecting a DTensor."
-    line = str(engine_errors.layout_refused(OpError(text)))
+    line = str(engine_errors.dtensor_layout_error(OpError(text)))
     assert line.startswith("On a mesh, a model must be called by tfdist.Trainer") and "input 7" in line
 
 

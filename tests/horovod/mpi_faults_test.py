@@ -40,7 +40,7 @@ def send_to_rank_1(job: processes.Job, number: signal.Signals) -> None:
     psutil.Process(victim).send_signal(number)
 
 
-def stopped(*flags: str) -> processes.Ended:
+def stopped(*flags: str) -> processes.EndedProcess:
     """Stops rank 1 of a job after some steps; returns the launcher's end. No process may be left."""
     with processes.job(launched(train(*flags)), 1) as job:
         job.wait_for(0, "step 20/", START_SECONDS)
@@ -60,7 +60,7 @@ def preempted(job: processes.Job) -> str:
     return max(path.name for path in pathlib.Path("run/checkpoints").glob("step-*"))
 
 
-def reasons(end: processes.Ended) -> list[str]:
+def reasons(end: processes.EndedProcess) -> list[str]:
     return [line for line in end.output.splitlines() if re.match(r"tfdist\.launch: .*(ended with code|is lost)", line)]
 
 

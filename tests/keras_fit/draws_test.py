@@ -30,7 +30,7 @@ DRAWS: dict[str, Callable[[], Any]] = {
 
 
 def drawn(name: str, key: list[int]) -> np.ndarray:
-    with keras_internals.keyed(tf.constant(key, tf.int32), frozenset()):
+    with keras_internals.random_key_scope(tf.constant(key, tf.int32), frozenset()):
         return np.asarray(DRAWS[name]()).astype("float64").ravel()
 
 
@@ -42,13 +42,13 @@ def test_a_key_says_what_is_drawn(name: str) -> None:
 
 
 def test_draws_of_one_key_differ() -> None:
-    with keras_internals.keyed(tf.constant([1, 2]), frozenset()):
+    with keras_internals.random_key_scope(tf.constant([1, 2]), frozenset()):
         first, second = tf.random.normal((200,)), tf.random.normal((200,))
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.3
 
 
 def test_outside_nothing_has_changed() -> None:
-    with keras_internals.keyed(tf.constant([1, 2]), frozenset()):
+    with keras_internals.random_key_scope(tf.constant([1, 2]), frozenset()):
         pass
     tf.random.set_seed(5)
     first = tf.random.normal((3,))

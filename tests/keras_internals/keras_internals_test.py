@@ -271,7 +271,7 @@ def test_tapes_do_not_record():
     x = tf.constant(3.0)
     with tf.GradientTape() as tape:
         tape.watch(x)
-        with keras_internals.no_gradients_recorded():
+        with keras_internals.without_gradient_recording():
             square = x * x
         both = square + x
     assert float(tape.gradient(both, x)) == 1.0
@@ -371,11 +371,11 @@ def test_recorded_scopes_are_nested():
             assert float(variable.value) == 2.0
             variable.assign(variable + 1.0)
             assert float(other.value) == 5.0
-        [(assigned, value)] = inner.assigned
+        [(assigned, value)] = inner.assignments
         assert assigned is variable and float(value) == 3.0
         assert float(variable.value) == 2.0
         assigned.assign(value)
-    assert [float(value) for _, value in outer.assigned] == [3.0]
+    assert [float(value) for _, value in outer.assignments] == [3.0]
     assert float(variable.value) == 1.0
 
 

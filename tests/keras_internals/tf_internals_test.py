@@ -35,14 +35,14 @@ def test_assignments_are_found_at_any_depth_and_reads_are_none():
             function = tf.function(lambda: tf.reduce_sum(variables["read"] * variables["read"]), autograph=False)
             value = function() + tf.reduce_sum(tf.gather(variables["looked_up"].value, [0, 1]))
         tape.gradient(value, [variables["read"].value, variables["looked_up"].value])
-        found.extend(keras_internals.assigned_since(begun, list(variables.values())))
+        found.extend(keras_internals.find_assigned(begun, list(variables.values())))
 
     step(tf.constant(True))
     assert dict(zip(names, found, strict=True)) == {name: name == "plain" or name.startswith("in_") for name in names}
 
 
 def test_eagerly_any_variable_may_have_been_assigned():
-    assert keras_internals.assigned_since(keras_internals.count_operations(), [keras.Variable(1.0)]) == [True]
+    assert keras_internals.find_assigned(keras_internals.count_operations(), [keras.Variable(1.0)]) == [True]
 
 
 X, Y = np.zeros((10, 4)), np.zeros((10, 2))
@@ -88,7 +88,7 @@ def test_how_a_data_set_was_made(dataset, is_batched, rows):
 
 def test_a_generator_is_read_from_its_first_batch():
     found = keras_internals.adapt_data((X + number, Y) for number in range(4))
-    assert not found.can_be_read_again and found.length is None
+    assert not found.is_reiterable and found.length is None
     assert found.first[0][0, 0] == 0
     assert [int(x[0, 0]) for x, _ in found.batches] == [0, 1, 2, 3]
 

@@ -1,31 +1,31 @@
 import pytest
 
-from tests.launcher.job_result_test import Ended
+from tests.launcher.job_result_test import EndedProcess
 from tfdist.launcher import orders
 from tfdist.launcher.job import Outcome
 from tfdist.launcher.orders import Report
 
 
-def signalled(rank: int, code: int = 137) -> Ended:
-    return Ended(rank, code, signalled=True)
+def signalled(rank: int, code: int = 137) -> EndedProcess:
+    return EndedProcess(rank, code, signalled=True)
 
 
 @pytest.mark.parametrize(
     "ends, cause, count",
     [
-        ([Ended(0, 0), Ended(1, 0)], Outcome(0), 0),
-        ([Ended(0, 5), Ended(1, 137)], Outcome(137, "", 1), 1),
-        ([Ended(0, 1), Ended(1, 1)], Outcome(1, "", 0), 2),
-        ([Ended(0, 5), signalled(1)], Outcome(1, "", 1), 1),  # its goodbye preceded its end
-        ([Ended(0, 5), signalled(1), Ended(2, 5)], Outcome(5, "", 1), 1),  # silent, or did not join
-        ([Ended(0, 5), signalled(1)], Outcome(5, "", 0), 0),  # losing a peer is not a failure
-        ([Ended(0, 4), signalled(1)], Outcome(4, "", 1), 0),  # a stalled rank waits for another
+        ([EndedProcess(0, 0), EndedProcess(1, 0)], Outcome(0), 0),
+        ([EndedProcess(0, 5), EndedProcess(1, 137)], Outcome(137, "", 1), 1),
+        ([EndedProcess(0, 1), EndedProcess(1, 1)], Outcome(1, "", 0), 2),
+        ([EndedProcess(0, 5), signalled(1)], Outcome(1, "", 1), 1),  # its goodbye preceded its end
+        ([EndedProcess(0, 5), signalled(1), EndedProcess(2, 5)], Outcome(5, "", 1), 1),  # silent, or did not join
+        ([EndedProcess(0, 5), signalled(1)], Outcome(5, "", 0), 0),  # losing a peer is not a failure
+        ([EndedProcess(0, 4), signalled(1)], Outcome(4, "", 1), 0),  # a stalled rank waits for another
         ([signalled(0), signalled(1)], Outcome(5), 0),
         ([signalled(0), signalled(1)], Outcome(1, "", 2), 0),  # a rank of another node
     ],
 )
 def test_who_has_died_of_a_failure_of_its_own(ends, cause, count):
-    assert orders.count_own_failures(ends, cause) == count
+    assert orders.count_local_failures(ends, cause) == count
 
 
 def report(code: int, rank: int | None = None, dead: int = 0) -> Report:

@@ -60,7 +60,7 @@ def test_what_has_no_end_does_not_fill_the_memory():
 
 def test_the_state_of_an_incomplete_line_can_be_read_instead():
     splitter = LineSplitter(yields_states=False)
-    assert [*splitter.feed(b"10%\r")] == [] and splitter.current == b"10%"
-    assert [*splitter.feed(b"20%\r30")] == [] and splitter.current == b"30"
-    assert [*splitter.feed(b"%\rdone\n40%")] == [b"done"] and splitter.current == b"40%"
-    assert [*splitter.end()] == [b"40%"] and splitter.current == b""
+    assert [*splitter.feed(b"10%\r")] == [] and splitter.current_state == b"10%"
+    assert [*splitter.feed(b"20%\r30")] == [] and splitter.current_state == b"30"
+    assert [*splitter.feed(b"%\rdone\n40%")] == [b"done"] and splitter.current_state == b"40%"
+    assert [*splitter.end()] == [b"40%"] and splitter.current_state == b""

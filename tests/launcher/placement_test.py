@@ -15,7 +15,7 @@ from tfdist.errors import InputError
 from tfdist.launcher import placement as placing
 from tfdist.launcher import placement as ports
 from tfdist.launcher.engine_environment import ENGINES
-from tfdist.launcher.placement import Placement, own_host, place_processes
+from tfdist.launcher.placement import Placement, place_processes, reachable_address
 
 UNEVEN = Placement(1, ("a", "::1"), ((1, 2, 3), (4,)))
 
@@ -67,10 +67,10 @@ def test_a_node_s_interface_is_on_its_way_to_another_one(monkeypatch):
 
 
 def test_a_node_is_reached_by_the_address_of_its_way_to_the_coordinator():
-    assert own_host("node0.example:1234", serves=True) == "node0.example"
-    assert own_host("127.0.0.1:1234", serves=False) == "127.0.0.1"
-    assert own_host("[::1]:1234", serves=True) == "::1"
-    assert own_host("", serves=True) == "127.0.0.1"
+    assert reachable_address("node0.example:1234", serves=True) == "node0.example"
+    assert reachable_address("127.0.0.1:1234", serves=False) == "127.0.0.1"
+    assert reachable_address("[::1]:1234", serves=True) == "::1"
+    assert reachable_address("", serves=True) == "127.0.0.1"
 
 
 PLACEMENT = Placement(1, ("127.0.0.1", "127.0.0.1"), ((21001,), (21002, 21003)))

@@ -29,11 +29,11 @@ def memory(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def test_the_last_step_of_any_rank_counts(memory, caplog):
     notes = ProgressFiles(memory)
-    paths = [notes.blank(rank) for rank in range(3)]
+    paths = [notes.create(rank) for rank in range(3)]
     assert notes.read(range(3)) == (None, False)
     write(paths[0], 7), write(paths[2], 5, forbids=True)
     assert notes.read(range(3)) == (7, True) and notes.read([0, 1]) == (7, False)
-    notes.blank(0), notes.blank(2)
+    notes.create(0), notes.create(2)
     assert notes.read(range(3)) == (None, False)
     assert not caplog.messages
 
@@ -42,20 +42,20 @@ def test_the_last_step_of_any_rank_counts(memory, caplog):
 def test_what_somebody_has_removed_was_not_noted_and_is_made_anew(emptied, memory, caplog):
     notes = ProgressFiles(memory)
     for rank in range(2):
-        write(notes.blank(rank), 7)
+        write(notes.create(rank), 7)
     gone = memory / emptied
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     kept = 7 if "rank" in emptied else None
     assert notes.read(range(2)) == (kept, False) == notes.read(range(2))
     assert len(caplog.messages) == 1 and str(memory) in caplog.messages[0]
-    write(notes.blank(1), 9)
+    write(notes.create(1), 9)
     assert notes.read(range(2)) == (9, False)
     assert memory.stat().st_mode & 0o077 == 0 or emptied != "."
 
 
 def test_a_rank_that_forbids_a_restart_is_heard_in_an_emptied_directory_too(memory):
     notes = ProgressFiles(memory)
-    path = notes.blank(0)
+    path = notes.create(0)
     shutil.rmtree(memory)
     write(path, 7, forbids=True)
     assert notes.read([0]) == (None, True)
@@ -66,16 +66,16 @@ def full(path: pathlib.Path) -> None:
 
 
 def test_a_memory_that_is_full_at_first_is_bad_input(memory, monkeypatch):
-    monkeypatch.setattr(progress_file, "blank", full)
+    monkeypatch.setattr(progress_file, "create", full)
     with pytest.raises(InputError, match=r"notes/rank-0 \(No space left on device\)\. Free space in "):
-        ProgressFiles(memory).blank(0)
+        ProgressFiles(memory).create(0)
 
 
 def test_one_that_is_full_later_lets_ranks_note_nothing(memory, monkeypatch, caplog):
     notes = ProgressFiles(memory)
-    write(notes.blank(0), 7)
+    write(notes.create(0), 7)
     with monkeypatch.context() as patched:
-        patched.setattr(progress_file, "blank", full)
-        assert notes.blank(0) is None and notes.blank(1) is None
+        patched.setattr(progress_file, "create", full)
+        assert notes.create(0) is None and notes.create(1) is None
         assert notes.read(range(2)) == (None, False)  # not from an earlier attempt
     assert len(caplog.messages) == 1

@@ -39,7 +39,7 @@ def test_a_job_that_fails_goes_on_where_it_saved(how: str, size: int, launch) ->
     assert "begins at 0" in one.log and "--- restart 1, " in one.log and "begins at 6" in one.log  # nothing lost
 
 
-@pytest.mark.parametrize("how", ["1 / 0", "group.lost(0.1); os.kill(0, signal.SIGSTOP)"])
+@pytest.mark.parametrize("how", ["1 / 0", "group.first_loss(0.1); os.kill(0, signal.SIGSTOP)"])
 def test_a_job_goes_on_without_a_rank_whose_loss_its_group_tolerates(how: str, launch) -> None:
     tolerate = "if rank == 0 and step == 2: group.tolerate_losses([1])\n            "
     one = launch("--max_restarts=2", fault=tolerate + die("rank == 1 and step == 8", how), size=3)

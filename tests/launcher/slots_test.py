@@ -14,22 +14,22 @@ def slots(rejoin: float, total: int = 3) -> Slots:
 def test_a_death_takes_a_slot_for_a_while_and_the_next_one_for_twice_as_long():
     one = slots(10.0)
     one.disable(1, now=100.0)
-    assert [one.enabled(now) for now in (100.0, 109.9, 110.0)] == [2, 2, 3]
+    assert [one.count_enabled(now) for now in (100.0, 109.9, 110.0)] == [2, 2, 3]
     one.disable(2, now=200.0)
-    assert [one.enabled(now) for now in (200.0, 219.9, 220.0)] == [1, 1, 3]
+    assert [one.count_enabled(now) for now in (200.0, 219.9, 220.0)] == [1, 1, 3]
 
 
 def test_the_pause_grows_to_an_hour_and_never_shrinks_what_was_said():
     one = slots(1000.0, total=9)
     for _ in range(9):
         one.disable(1, now=0.0)
-    assert [one.enabled(now) for now in (999.0, 1000.0, 2000.0, MAX_REJOIN_SECONDS - 1, MAX_REJOIN_SECONDS)] == [
+    assert [one.count_enabled(now) for now in (999.0, 1000.0, 2000.0, MAX_REJOIN_SECONDS - 1, MAX_REJOIN_SECONDS)] == [
         *(0, 1, 2, 2, 9),
     ]
     two = slots(7200.0)
     two.disable(1, now=0.0)
     two.disable(1, now=0.0)
-    assert [two.enabled(now) for now in (7199.0, 7200.0)] == [1, 3]
+    assert [two.count_enabled(now) for now in (7199.0, 7200.0)] == [1, 3]
 
 
 def test_an_hour_with_all_slots_forgets_what_was_before():
@@ -40,11 +40,14 @@ def test_an_hour_with_all_slots_forgets_what_was_before():
     again.disable(1, now=0.0)
     for made, at in ((one, 40.0), (again, 10.0)):
         made.disable(1, now=at + MAX_REJOIN_SECONDS + 1)
-        assert made.enabled(at + MAX_REJOIN_SECONDS + 10.9) == 2 and made.enabled(at + MAX_REJOIN_SECONDS + 11) == 3
+        assert (
+            made.count_enabled(at + MAX_REJOIN_SECONDS + 10.9) == 2
+            and made.count_enabled(at + MAX_REJOIN_SECONDS + 11) == 3
+        )
     soon = slots(10.0)
     soon.disable(1, now=0.0)
     soon.disable(1, now=10.0 + MAX_REJOIN_SECONDS)
-    assert soon.enabled(29.9 + MAX_REJOIN_SECONDS) == 2
+    assert soon.count_enabled(29.9 + MAX_REJOIN_SECONDS) == 2
 
 
 def test_nobody_s_death_changes_nothing():
@@ -52,20 +55,20 @@ def test_nobody_s_death_changes_nothing():
     for _ in range(5):
         one.disable(0, now=0.0)
     one.disable(1, now=0.0)
-    assert [one.enabled(now) for now in (9.9, 10.0)] == [2, 3]
+    assert [one.count_enabled(now) for now in (9.9, 10.0)] == [2, 3]
 
 
 @pytest.mark.parametrize("rejoin, free", [(0.0, 3), (math.inf, 2)])
 def test_at_once_or_never(rejoin, free):
     one = slots(rejoin)
     one.disable(1, now=0.0)
-    assert one.enabled(1e9) == free
+    assert one.count_enabled(1e9) == free
 
 
 def test_another_number_of_slots_forgets_the_dead():
     one = slots(math.inf)
     one.disable(3, now=0.0)
     one.resize(3)
-    assert one.enabled(1.0) == 0
+    assert one.count_enabled(1.0) == 0
     one.resize(2)
-    assert one.enabled(1.0) == 2
+    assert one.count_enabled(1.0) == 2

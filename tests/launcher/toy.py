@@ -41,7 +41,7 @@ def train(first, last):
             {fault}
             group.barrier("update")
             progress.note(step)
-            due = sync_points.reached(step)
+            due = sync_points.end_call(step)
             if "preempt" in due or step % 3 == 0:
                 save(step)
             if "preempt" in due:

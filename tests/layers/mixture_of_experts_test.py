@@ -56,7 +56,7 @@ def on_a_mesh(shape, layout, **arguments):
     strategy = tfdist.load_strategy("mesh", mesh_shape=shape, layout=layout, environment={})
     with strategy.scope():
         layer = made(**arguments)
-    rows = strategy.devices.lay(X, tfdist.config.layouts.Layout(("data", None, None)))
+    rows = strategy.devices.place(X, tfdist.config.layouts.Layout(("data", None, None)))
     return strategy.devices.full_tensor(
         strategy.compiled(lambda x: strategy.run(lambda x: layer(x, training=True), x))(rows)
     )

@@ -95,7 +95,7 @@ def test_spilled_tokens_go_to_the_least_loaded_experts():
     [(16, 4, 1, 1.0, 4), (16, 4, 2, 1.25, 10), (16, 4, 1, 4.0, 16), (16, 4, 2, 8.0, 16), (2, 8, 1, 1.0, 1)],
 )
 def test_capacity(tokens, experts, choices, factor, capacity):
-    assert mixture_of_experts.capacity_of(tokens, experts, choices, factor) == capacity
+    assert mixture_of_experts.expert_capacity(tokens, experts, choices, factor) == capacity
 
 
 def test_an_even_load_has_a_balance_of_one_and_a_collapse_that_of_all_experts():

@@ -47,7 +47,7 @@ def split():
 
 def laid_out(strategy, function, value, *axes):
     """Returns a function's result on the mesh, as an array, and the axes over which it is sharded."""
-    found = strategy.compiled(lambda x: strategy.run(function, x))(strategy.devices.lay(value, Layout(axes)))
+    found = strategy.compiled(lambda x: strategy.run(function, x))(strategy.devices.place(value, Layout(axes)))
     specs = [None if spec == dtensor.UNSHARDED else spec for spec in dtensor.fetch_layout(found).sharding_specs]
     return strategy.devices.full_tensor(found).numpy(), specs
 

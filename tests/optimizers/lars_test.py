@@ -69,7 +69,7 @@ def test_equals_the_paper(strategy, options, starts, gradients, train, float64, 
 
 def test_equals_the_paper_in_float32(starts, gradients, train, mirrored2):
     found = train(mirrored2, lambda: LARS(RATES, weight_decay=0.01))
-    sets = {"unadapted": {"bias"}, "undecayed": {"bias"}}
+    sets = {"adaptation_exclusions": {"bias"}, "decay_exclusions": {"bias"}}
     expected = reference(starts, gradients, rates(RATES, range(len(gradients))), weight_decay=0.01, **sets)
     for path, value in expected.items():
         np.testing.assert_allclose(found[path], value, rtol=1e-6, atol=1e-6, err_msg=path)

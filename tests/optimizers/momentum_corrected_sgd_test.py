@@ -84,7 +84,7 @@ def test_updates_with_a_part_of_the_rate(rate):
     optimizer.build([variable])
     wanted = 1.0
     for factor, now in ((0.5, 0.5), (1, 0.25 if callable(rate) else 0.5)):
-        with keras_internals.scaled_learning_rate(optimizer, factor):
+        with keras_internals.scale_learning_rate(optimizer, factor):
             optimizer.apply([tf.constant([1.0])])
         wanted -= factor * now * (1 + 0.1 * wanted)
         np.testing.assert_allclose(variable.numpy(), [wanted], rtol=1e-6)

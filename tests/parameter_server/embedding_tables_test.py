@@ -151,13 +151,13 @@ REFUSED = {
     "Lamb": (
         with_ids(lambda x: x),
         {"optimizer": keras.optimizers.Lamb()},
-        "an optimizer of Keras among SGD, .* Received: Lamb",
+        "an optimizer that updates rows independently: one of Keras's SGD, .* Received: Lamb",
     ),
     "clipnorm": (with_ids(lambda x: x), {"optimizer": keras.optimizers.SGD(clipnorm=1.0)}, "Received: clipnorm"),
     "ids beyond the table": (with_ids(lambda x: x, 20), {}, r"Ids of .* must be in \[0, 20\). Received: [23]\d"),
     "ids from rows": (with_ids(by_rows), {}, "must depend on the batch alone"),
     "tied weights": (tied, {}, "reads all of item/embeddings. Use min_table_bytes=641"),
-    "micro-steps": (with_ids(lambda x: x), {"accumulate_steps": 2}, "a step of one pass over independent rows"),
+    "micro-steps": (with_ids(lambda x: x), {"accumulate_steps": 2}, "a single pass over independent rows"),
 }
 
 

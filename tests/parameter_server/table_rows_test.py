@@ -6,7 +6,7 @@ import pytest
 
 from tfdist import keras_internals
 from tfdist.parameter_server import table_rows
-from tfdist.parameter_server.table_rows import TableForm, TableRows, blocks, count_rows, split, summed
+from tfdist.parameter_server.table_rows import TableForm, TableRows, blocks, count_rows, split, sum_rows
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
@@ -20,14 +20,14 @@ def test_each_row_is_on_one_server(rows, servers):
 
 def test_rows_of_one_id_are_summed_in_the_order_of_shares():
     first, second = (np.array([2, 9]), np.array([[1e16], [1.0]])), (np.array([1, 2]), np.array([[5.0], [-1e16]]))
-    ids, rows = summed([first, second, (np.array([2]), np.array([[1.0]]))])
+    ids, rows = sum_rows([first, second, (np.array([2]), np.array([[1.0]]))])
     assert ids.tolist() == [1, 2, 9] and rows.ravel().tolist() == [5.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_servers_draw_the_rows_of_one_device(servers, dtype, monkeypatch):
-    monkeypatch.setattr(table_rows, "_BLOCK", 300)  # several blocks
+    monkeypatch.setattr(table_rows, "_BLOCK_BYTES", 300)  # several blocks
     with keras_internals.deferred_weights():
         layer = keras.layers.Embedding(50, 5, dtype=dtype)
         layer.build()

@@ -12,7 +12,7 @@ import pytest
 from tfdist.parameter_server import messages, variable_server
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Message, Service
-from tfdist.parameter_server.servers import Servers, by_size
+from tfdist.parameter_server.servers import Servers, place_by_size
 from tfdist.parameter_server.table_rows import TableForm
 from tfdist.parameter_server.update_order import Update
 from tfdist.parameter_server.variable_server import VariableServer
@@ -218,7 +218,7 @@ def test_a_row_that_is_not_summed_is_found(monkeypatch):
 
     make = TABLE_OPTIMIZERS["sgd"]
     expected = table_by_keras(make(), False)[0]
-    monkeypatch.setattr(variable_server, "summed", last_of_each)
+    monkeypatch.setattr(variable_server, "sum_rows", last_of_each)
     assert np.max(np.abs(trained_table(make(), 1, False)[0] - expected)) > 1e-3
 
 
@@ -264,5 +264,5 @@ def test_pushes_of_many_threads_are_each_applied_once():
 
 
 def test_variables_are_placed_by_size():
-    assert by_size([8, 100, 8, 60, 50], 2) == [0, 0, 0, 1, 1]
-    assert by_size([1, 1], 3) == [0, 1]
+    assert place_by_size([8, 100, 8, 60, 50], 2) == [0, 0, 0, 1, 1]
+    assert place_by_size([1, 1], 3) == [0, 1]

@@ -50,7 +50,7 @@ def test_the_largest_size_within_the_limit_is_found():
     assert [trial.batch_size for trial in found.trials] == [4, 8, 12, 16]
     assert [trial.failure for trial in found.trials] == ["", "", "more than 1.2 GiB", "more than 1.2 GiB"]
     assert found.largest == 8 and found.fastest.batch_size == 8 and found.fastest.examples_per_second == 80.0
-    assert all(trial.memory_bytes > trial.batch_size * 100 * MIB for trial in found.usable)
+    assert all(trial.memory_bytes > trial.batch_size * 100 * MIB for trial in found.usable_trials)
     assert psutil.Process().children(recursive=True) == before
 
 

@@ -95,7 +95,7 @@ def test_sequence_parallelism_holds_less():
 
 def test_what_the_update_sends():
     def kinds(stage):
-        return [(one.purpose, one.kind) for one in planned("data:4", stage=stage).sent]
+        return [(one.purpose, one.kind) for one in planned("data:4", stage=stage).traffic]
 
     gradients = ("gradients, together", "all-reduce")
     assert kinds("none") == [gradients]
@@ -135,7 +135,9 @@ def test_slots_are_the_optimizer_s():
 
 def searched(shape, memory, rules=""):
     mesh = parse_mesh(shape)
-    return layout_plan.cheapest(abstract_model(), mesh, parse_layout(rules, mesh), Shard("none", "data"), 8, memory)
+    return layout_plan.cheapest_layout(
+        abstract_model(), mesh, parse_layout(rules, mesh), Shard("none", "data"), 8, memory
+    )
 
 
 def test_the_search_takes_what_sends_least_and_fits():
@@ -175,7 +177,7 @@ class Inner(keras.layers.Layer):
 def test_layers_inside_others_are_named_not_counted():
     made = layout_plan.AbstractModel(lambda: (keras.Sequential([keras.Input((4,)), Inner()]), keras.optimizers.SGD()))
     plan = plan_of(made, "data:1;model:2", "out:model")
-    assert len(plan.unknown) == 1 and plan.unknown[0].endswith("dense")
+    assert len(plan.unknown_layers) == 1 and plan.unknown_layers[0].endswith("dense")
     assert plan.totals()["parameters"] == (4 * 4 + 4) * 4 / 2
 
 
@@ -210,12 +212,12 @@ def test_what_a_plan_does_not_know_is_named(build, layout, unknown, unclear):
         return keras.Model(inputs, build(inputs)), keras.optimizers.SGD()
 
     plan = plan_of(layout_plan.AbstractModel(make), "data:2;model:2", layout)
-    assert (len(plan.unknown), len(plan.unclear)) == (unknown, unclear)
-    assert all(isinstance(name, str) for name in (*plan.unknown, *plan.unclear))
+    assert (len(plan.unknown_layers), len(plan.unclear_layers)) == (unknown, unclear)
+    assert all(isinstance(name, str) for name in (*plan.unknown_layers, *plan.unclear_layers))
 
 
 def test_experts_widths_and_attention_without_constraints_are_counted():
-    sent = planned("data:1;model:2", "expert_ffn:model", experts=4).sent
+    sent = planned("data:1;model:2", "expert_ffn:model", experts=4).traffic
     assert ("all-reduce", "model") in [(one.kind, one.axis) for one in sent if "experts' products" in one.purpose]
 
     def plain():
@@ -224,11 +226,11 @@ def test_experts_widths_and_attention_without_constraints_are_counted():
 
     found = plan_of(layout_plan.AbstractModel(plain), "data:1;context:2", "context:context")
     assert "context" in found.dims
-    assert [one.kind for one in found.sent] == ["all-gather", "all-reduce"]
+    assert [one.kind for one in found.traffic] == ["all-gather", "all-reduce"]
 
 
 def test_experts_on_the_batch_s_axis_are_counted():
-    assert layout_plan.uncounted({"batch": "data", "experts": "data", "in": "data"}) == ["in:data"]
+    assert layout_plan.uncounted_rules({"batch": "data", "experts": "data", "in": "data"}) == ["in:data"]
 
 
 def test_a_plan_refuses_what_training_would():

@@ -103,7 +103,7 @@ def test_a_descent_before_losses_that_explode_without_a_divergence_is_found():
 def test_without_a_descent_nothing_is_suggested(losses):
     result = learning_rates(rates_between(1e-3, 1.0, 30), losses, 8)
     assert result.suggestion is None
-    assert "search another range" in result.describe()
+    assert "Try another range" in result.describe()
 
 
 def test_the_text_says_what_was_found():

@@ -181,7 +181,7 @@ def _first_row() -> Any:
     from tfdist.data.row_partition import share
     from tfdist.keras_fit import one_device
 
-    replica = one_device.current()
+    replica = one_device.current_replica()
     if replica is None:
         return 0.0
     return tf.cast(share(replica.batch_size, replica.collectives.rank, replica.collectives.size)[0], "float64")

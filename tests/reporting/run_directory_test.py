@@ -139,13 +139,13 @@ def test_what_the_system_refuses_is_told_in_its_words(tmp_path):
 
 def test_a_run_that_has_finished_says_so_until_it_begins_again(tmp_path):
     directory = create(tmp_path)
-    assert directory.finished == {}
+    assert directory.end_facts == {}
     directory.finish({"step": 5})
-    assert directory.finished == {}, "a run without a model has not finished"
+    assert directory.end_facts == {}, "a run without a model has not finished"
     directory.model.write_text("model")
-    assert directory.finished == {"step": 5}
+    assert directory.end_facts == {"step": 5}
     directory.begin("--steps=9\n", ["alpha"])
-    assert directory.finished == {}
+    assert directory.end_facts == {}
 
 
 def test_only_the_files_of_a_run_are_deleted(tmp_path):

@@ -18,7 +18,7 @@ from tfdist.config import job_config, layout_config, train_config
 from tfdist.config.trained_config import EvaluateConfig, PredictConfig
 from tfdist.errors import ExitCode
 from tfdist.export import ExportConfig
-from tfdist.launcher.job_controller import FINAL, MAX_EARLY_FAILURES
+from tfdist.launcher.job_controller import FINAL_CODES, MAX_EARLY_FAILURES
 from tfdist.planning.benchmark_config import BenchConfig
 from tfdist.runs import RunsConfig
 
@@ -149,7 +149,7 @@ def test_the_help_of_restarts_names_each_end_that_is_final():
     values = absl_flags.FlagValues()
     launch.define_flags(values)
     said = values["max_restarts"].help
-    assert said and all(f"{int(code)}" in said for code in FINAL - {ExitCode.DONE})
+    assert said and all(f"{int(code)}" in said for code in FINAL_CODES - {ExitCode.DONE})
     early = f"{MAX_EARLY_FAILURES} failures in a row before training begins"
     assert all(words in said for words in ("diverged replicas", "after the same step", early))
 

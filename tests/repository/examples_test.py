@@ -23,7 +23,7 @@ from tfdist.cluster import environment
 from tfdist.config import train_config
 from tfdist.distribution.strategy_selection import detect
 from tfdist.errors import ExitCode
-from tfdist.launcher.job_controller import PREEMPTIONS
+from tfdist.launcher.job_controller import PREEMPTION_CODES
 from tfdist.testing import processes
 
 pytestmark = pytest.mark.processes
@@ -179,7 +179,7 @@ def test_flagfile(path: pathlib.Path):
     assert found.batch_size and (found.steps or found.epochs)
 
 
-@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.PEER_LOST, *sorted(PREEMPTIONS), 137])
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.PEER_LOST, *sorted(PREEMPTION_CODES), 137])
 def test_the_sbatch_script_queues_the_job_again_when_it_was_preempted(code: int, tmp_path: pathlib.Path):
     """With fake Slurm programs that record how they were called."""
     for name, end in (("srun", code), ("scontrol", ExitCode.DONE)):
@@ -193,7 +193,7 @@ def test_the_sbatch_script_queues_the_job_again_when_it_was_preempted(code: int,
     trained = parsed(called[called.index("tfdist.train") + 1 :])
     assert (trained.strategy, trained.checkpoint_every, trained.output_dir) == ("multiworker", "600s", "runs/7")
     again = tmp_path / "scontrol.called"
-    assert again.exists() == (code in PREEMPTIONS)
+    assert again.exists() == (code in PREEMPTION_CODES)
     assert not again.exists() or again.read_text(encoding="utf-8").split() == ["requeue", "7"]
 
 
@@ -226,6 +226,6 @@ def test_the_kubernetes_job_goes_on_when_it_was_preempted():
     assert pod["restartPolicy"] == "Never"  # required by Kubernetes for a podFailurePolicy
     rules = [rule for rule in job["spec"]["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
     assert [(rule["action"], rule["onExitCodes"]["values"]) for rule in rules] == [
-        ("Ignore", sorted(PREEMPTIONS)),
+        ("Ignore", sorted(PREEMPTION_CODES)),
         ("FailJob", [ExitCode.BAD_INPUT, ExitCode.NOT_FINITE]),
     ]

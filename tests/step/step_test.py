@@ -112,7 +112,7 @@ def test_the_loop_is_traced_once_and_sends_one_message(mirrored2, monkeypatch):
     assert loop.experimental_get_tracing_count() == 1
     assert [tuple(result.losses.shape) for result in results] == [(3,), (1,), (5,)]
     assert [float(result.norm) > 0 for result in results] == [False, True, False]
-    assert all(bool(result.may_continue) and result.counted.numpy().all() for result in results)
+    assert all(bool(result.may_continue) and result.is_finite.numpy().all() for result in results)
     assert all(len(result.compute_seconds) == 2 and float(result.wait_seconds) >= 0 for result in results)
     calls = mirrored2.collectives.calls
     assert [call.operation for call in calls] == ["all_reduce"] * 2, "one for each of the two replicas that were traced"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.step.layer_state import averaged_statistics, means_of, replica_means, weighted_terms
+from tfdist.step.layer_state import averaged_statistics, replica_means, weighted_means, weighted_terms
 
 LOWEST = np.finfo("float32").min
 
@@ -46,7 +46,7 @@ def test_means_over_micro_steps_have_the_dtype_of_the_variable(dtype):
     first = weighted_terms([variable], tf.constant(3))
     variable.assign([5.0, -2.0])
     second = weighted_terms([variable], tf.constant(1))
-    [mean] = means_of([a + b for a, b in zip(first, second, strict=True)], [variable])
+    [mean] = weighted_means([a + b for a, b in zip(first, second, strict=True)], [variable])
     assert mean.dtype == dtype
     np.testing.assert_array_equal(mean, [2.0, 1.0])
 

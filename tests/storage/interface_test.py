@@ -22,7 +22,7 @@ def test_ranges_are_written_and_read_by_threads(storage, home):
     ranges = [(at, data[at : at + 1000]) for at in range(0, len(data), 1000)]
     with storage.create(home / "a") as file, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda each: file.write(memoryview(each[1]), each[0]), reversed(ranges)))
-        file.is_complete(0, len(data))
+        file.on_range_written(0, len(data))
     assert storage.read(home / "a") == data
     with storage.open(home / "a") as file:
         assert file.size == len(data)
@@ -84,7 +84,7 @@ def test_what_is_at_a_path(storage, home):
     assert storage.info(home / "a")[:2] == (False, 4)
     assert storage.info(home / "a" / "b") is None
     assert storage.is_directory(home) and not storage.is_directory(home / "a")
-    assert storage.resolved(home / "a") == home / "a"
+    assert storage.resolve(home / "a") == home / "a"
     storage.check_writable(home / "b" / "c")
     storage.make_directory(home / "c")
     assert sorted(storage.entries(home)) == [Entry("a", False), Entry("c", True)]

@@ -80,7 +80,7 @@ def planned(name):
     shard = parse_shard(options["shard"], "data", options["shard_min_elements"], mesh)
     build = getattr(tfdist.models, chosen["model"])
     abstract_model = layout_plan.AbstractModel(lambda: (build(**chosen["arguments"]), keras.optimizers.SGD()))
-    return abstract_model.plan(mesh, parse_layout(options["layout"], mesh), shard, batch_size=8).sent
+    return abstract_model.plan(mesh, parse_layout(options["layout"], mesh), shard, batch_size=8).traffic
 
 
 def totals(sent):

@@ -11,7 +11,7 @@ from tensorflow.python.ops import array_ops, gen_array_ops, gen_nn_ops
 
 import tfdist
 from tfdist.config.layouts import Layout
-from tfdist.distribution.mesh_checks import refuse_unsafe_operations
+from tfdist.distribution.mesh_checks import reject_unsafe_operations
 from tfdist.errors import InputError
 
 VALUE = np.random.default_rng(4).standard_normal((4, 8, 6))
@@ -78,7 +78,7 @@ def test_values_and_gradients(case, value, mesh2x2):
 
     others = [("data", None, "model"), (None, None, None)] if value is VALUE else []
     for laid in (("data", "model", None), *others):
-        computed = compute(devices.lay(value, Layout(laid)), devices.lay(weights, Layout(tuple(axes))))
+        computed = compute(devices.place(value, Layout(laid)), devices.place(weights, Layout(tuple(axes))))
         for found, right in zip(computed, (expected, gradient), strict=True):
             np.testing.assert_array_equal(devices.full_tensor(found), right, err_msg=f"{laid}")
 
@@ -86,7 +86,7 @@ def test_values_and_gradients(case, value, mesh2x2):
 @pytest.mark.parametrize("dtype", [tf.bool, tf.int32, tf.int64, tf.float32])
 def test_other_dtypes(dtype, mesh2x2):
     devices, value = mesh2x2.devices, np.arange(8).reshape(4, 2) % 3
-    laid = devices.lay(tf.cast(value, dtype), Layout(("data", "model")))
+    laid = devices.place(tf.cast(value, dtype), Layout(("data", "model")))
 
     def compute(x):
         return tf.reverse(x, [0, 1]), x[::-2], tf.concat([x, x], -1), tf.slice(x, [1, 0], [2, -1]), tf.transpose(x)
@@ -149,7 +149,7 @@ def test_a_wrong_concatenation_is_refused_as_by_tensorflow(values, axis, error, 
 def test_an_operation_that_is_not_laid_out_is_refused(operation, axes, what, mesh2x2):
     traced = tf.function(operation, autograph=False)
     traced(tf.constant(VALUE[..., 0]))
-    laid = mesh2x2.devices.lay(VALUE[..., 0], Layout(axes))
+    laid = mesh2x2.devices.place(VALUE[..., 0], Layout(axes))
     with pytest.raises(InputError, match=f"^On a mesh, {what} must be traced within the step"):
         mesh2x2.compiled(lambda x: traced(x * 1))(laid)
 
@@ -164,11 +164,11 @@ def test_a_concatenation_of_what_may_be_shapes_is_not_refused(shape, is_refused)
 
     graph = concatenate.get_concrete_function().graph
     with pytest.raises(InputError, match="negative axis") if is_refused else contextlib.nullcontext():
-        refuse_unsafe_operations(graph)
+        reject_unsafe_operations(graph)
 
 
 def test_slices_of_shapes_stay_constants(mesh2x2):
-    laid = mesh2x2.devices.lay(VALUE, Layout(("data", "model", None)))
+    laid = mesh2x2.devices.place(VALUE, Layout(("data", "model", None)))
     found = mesh2x2.compiled(lambda x: tf.reshape(x, [*tf.unstack(tf.shape(x)[::2]), 8]))(laid)
     np.testing.assert_array_equal(mesh2x2.devices.full_tensor(found), VALUE.reshape(4, 6, 8))
 
@@ -212,7 +212,7 @@ def test_what_is_not_traced_is_as_ever(mesh2x2):
                 found.append(tf.transpose(tf.concat([keras.ops.flip(tf.constant(VALUE), 0)], -1), [0, 1, 2]))
             return x + 1
 
-    step(mesh2x2.devices.lay(VALUE, Layout(("data", "model", None))))
+    step(mesh2x2.devices.place(VALUE, Layout(("data", "model", None))))
     for each, right in zip(found, (VALUE[::-1, ::2], VALUE[::-1], VALUE[::-1], VALUE[::-1]), strict=True):
         np.testing.assert_array_equal(each, right)
 

@@ -144,7 +144,7 @@ def test_other_threads_run_while_a_step_is_waited_for(mesh2x2):
             x = tf.matmul(x, x) * 1e-3
         return tf.reduce_sum(x)
 
-    rows = mesh2x2.devices.lay(np.ones([1500, 1500], "float32"), Layout((None, None)))
+    rows = mesh2x2.devices.place(np.ones([1500, 1500], "float32"), Layout((None, None)))
     mesh2x2.local(slow(rows))
 
     def longest_pause():
@@ -259,7 +259,7 @@ def recurrent(unroll):
 
 
 def ensure_shape(strategy):
-    x = strategy.devices.lay(np.ones(4, "float32"), Layout(("data",)))
+    x = strategy.devices.place(np.ones(4, "float32"), Layout(("data",)))
     strategy.compiled(lambda x: tf.ensure_shape(tf.boolean_mask(x, x > 0), [4]))(x)
 
 

@@ -112,7 +112,7 @@ def test_rows_that_are_nan_leave_the_others_alone(single, sharded):
             model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(4)])
 
         def forward(x):
-            with strategy.layouts.computing(model.trainable_variables):
+            with strategy.layouts.compute_layouts(model.trainable_variables):
                 return model(x)
 
         batch = next(strategy.distribute(lambda *_: tf.data.Dataset.from_tensors(rows)))

@@ -11,7 +11,7 @@ from tests.selection import quick
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.config.all_reduce import MAX_MESSAGE_BYTES, AlgorithmTable, Band, parse_table
 from tfdist.trainer import auto_all_reduce, inspections
-from tfdist.trainer.auto_all_reduce import explain, fastest, measure, notes, sizes_up_to
+from tfdist.trainer.auto_all_reduce import explain, fastest_algorithms, measure, notes, sizes_up_to
 
 DATA = (
     np.random.default_rng(0).standard_normal((64, 20)).astype("float32"),
@@ -27,8 +27,8 @@ TABLE = AlgorithmTable((Band(0, 8192, "tree"), Band(8193, 32768, "engine"), Band
 
 
 def test_the_fastest_by_more_than_noise_is_taken():
-    assert fastest(TIMES) == TABLE
-    assert fastest({1024: {"engine": 1.0, "ring": 0.95}}) == AlgorithmTable.of("engine")
+    assert fastest_algorithms(TIMES) == TABLE
+    assert fastest_algorithms({1024: {"engine": 1.0, "ring": 0.95}}) == AlgorithmTable.uniform("engine")
 
 
 def test_it_says_what_it_chose_and_why():
@@ -38,7 +38,7 @@ def test_it_says_what_it_chose_and_why():
         "sums up to 32.0 KiB use engine. Measured: 16.0 KiB: engine 2 ms, ring 1.9 ms, tree 3 ms.",
         "larger sums use ring. Measured: 64.0 KiB: engine 8 ms, ring 4 ms, tree 9 ms.",
     ]
-    assert explain(AlgorithmTable.of("engine"), {1024: {"engine": 1.0}}) == [
+    assert explain(AlgorithmTable.uniform("engine"), {1024: {"engine": 1.0}}) == [
         "all sums use engine. Measured: 1.0 KiB: engine 1e+03 ms."
     ]
     assert notes(TIMES)[0] == "1.0 KiB: engine 2 ms, ring 4 ms, tree 1 ms"
@@ -116,7 +116,7 @@ def test_the_table_is_state_and_a_file_repeats_it(monkeypatch, tmp_path, caplog)
         fit(whole, 9, tmp_path / "whole", record_all_reduce_table=tables.append)
     assert measured == [[1024, 4096]], "up to the bytes of all gradients"
     [text] = tables
-    assert parse_table(text, "x") == TABLE == whole.strategy.tuned.table
+    assert parse_table(text, "x") == TABLE == whole.strategy.tuned_collectives.table
     assert "auto: sums up to 8.0 KiB use tree." in caplog.text
     assert Checkpoint.open(tmp_path / "whole/step-000000003").values["all_reduce_table"] == [
         list(band) for band in TABLE.bands
@@ -152,7 +152,7 @@ def test_each_algorithm_trains_like_the_engine(name):
     plain, other = trainer_on(strategy_with("engine")), trainer_on(strategy_with(name))
     for trainer in (plain, other):
         fit(trainer, 5)
-    assert plain.strategy.tuned is None
+    assert plain.strategy.tuned_collectives is None
     for a, b in zip(plain.model.weights, other.model.weights, strict=True):
         np.testing.assert_allclose(np.array(a), np.array(b), rtol=1e-5, atol=1e-6)
     again = trainer_on(strategy_with(name))

@@ -8,7 +8,7 @@ import tfdist
 from tests.checkpoint.damaging import flip_last
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, tensors
 from tests.end_to_end.resume.saving_test import steps_of
-from tfdist.checkpoint.best import Best
+from tfdist.checkpoint.best import BestValue
 from tfdist.checkpoint.format import Checkpoint, newest
 from tfdist.errors import InputError
 
@@ -58,7 +58,7 @@ def test_the_best_checkpoint_stays_and_is_restored(eval_every, ema, mirrored2, t
     losses = {record["step"]: record["loss"] for record in history.records if record["kind"] == "eval"}
     step = min(losses, key=lambda each: (losses[each], each))
     assert step < 24, "the best is not among the newest"
-    assert trainer.best == Best("val_loss", "min", losses[step], step)
+    assert trainer.best == BestValue("val_loss", "min", losses[step], step)
     assert steps_of(tmp_path) == [30, 25, step]
     assert (trainer.step, trainer.load_best(), trainer.step) == (30, trainer.best, step)
     assert [w.tobytes() for w in trainer.model.get_weights()] == seen.at[step][0]

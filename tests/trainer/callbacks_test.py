@@ -160,7 +160,7 @@ def test_the_chief_reads_no_variables_that_span_processes(tmp_path):
         callbacks_of_process([saves], Spread(OtherStops(0)))
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     with pytest.raises(InputError, match="the chief cannot read weights alone. Received: BackupAndRestore"):
-        callbacks_of_process([backup], Spread(OtherStops(0)), restores=True)
+        callbacks_of_process([backup], Spread(OtherStops(0)), broadcasts_weights=True)
     logs = keras.callbacks.CSVLogger(tmp_path / "logs.csv")
     assert callbacks_of_process([logs], Spread(OtherStops(0))) == []
 

@@ -44,7 +44,7 @@ def test_data_with_a_name_several_inputs_and_nothing_to_evaluate():
 def test_the_division_of_a_batch(replicas, micro_steps, batch_size, text):
     strategy = types.SimpleNamespace(batch_parts=replicas, replicas=replicas, micro_batches=0, remote=None)
     settings = types.SimpleNamespace(micro_steps=micro_steps)
-    assert fit_loop._batch(strategy, settings, batch_size, "float32") == f"{text}, computed in float32"
+    assert fit_loop._describe_batch(strategy, settings, batch_size, "float32") == f"{text}, computed in float32"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_division_of_a_batch(replicas, micro_steps, batch_size, text):
 def test_the_division_of_a_batch_that_is_allocated_unevenly(counts, micro_steps, text):
     strategy = types.SimpleNamespace(batch_parts=len(counts), replicas=len(counts), micro_batches=0, remote=None)
     settings = types.SimpleNamespace(micro_steps=micro_steps)
-    found = fit_loop._batch(strategy, settings, sum(counts), "float32", FixedAllocation(counts))
+    found = fit_loop._describe_batch(strategy, settings, sum(counts), "float32", FixedAllocation(counts))
     assert found == f"{text}, computed in float32"
 
 
@@ -74,4 +74,4 @@ def test_the_division_of_a_batch_that_is_allocated_unevenly(counts, micro_steps,
 )
 def test_the_length_of_a_run(steps, first, text):
     plan = RunPlan(total_steps=steps, batch_size=64, examples_per_epoch=1437, first_step=first)
-    assert fit_loop._length(plan) == text
+    assert fit_loop._describe_length(plan) == text

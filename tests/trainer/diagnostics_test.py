@@ -12,7 +12,7 @@ from tfdist.collectives import NoCommunication, OneReplica, RecordedCall
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, ErrorFeedback, Sum
 from tfdist.gradients.compression import Choice, parse_choice
-from tfdist.trainer.auto_compression import Cost, Link, break_even, fastest, measure
+from tfdist.trainer.auto_compression import Cost, Link, break_even, fastest_method, measure
 from tfdist.trainer.pipeline_timeline import advice
 from tfdist.trainer.replica_divergence import ObservingReducer, error_observer
 
@@ -70,7 +70,7 @@ def test_the_error_of_watched_tensors_is_that_of_their_sum_with_the_kept_part():
     reducer = ObservingReducer(inner, error_observer(inner, specs, ["b"]))
     kept = [tf.constant([1.0, 0.0]), tf.constant([0.0, 4.0])]
     reducer.reduce([tf.constant([5.0, 5.0]), tf.constant([3.0, 0.0])], kept, OneReplica(), name="gradients")
-    assert [[float(x) for x in each] for each in reducer.observed] == [pytest.approx([0.0, 1.0], abs=1e-6)]
+    assert [[float(x) for x in each] for each in reducer.observations] == [pytest.approx([0.0, 1.0], abs=1e-6)]
 
 
 def test_the_guard_gives_up_what_errs_too_much(mirrored2, caplog):
@@ -181,8 +181,8 @@ def test_auto_stays_with_none_unless_another_is_clearly_faster():
     plain = Cost(0.0, [RecordedCall("all_reduce", "a", (tf.float32,), ((250,),))])
     half = Cost(0.45, [RecordedCall("all_gather", "a", (tf.uint8,), ((500,),))])
     less = Cost(0.3, [RecordedCall("all_gather", "a", (tf.uint8,), ((500,),))])
-    assert fastest(link, {"none": plain, "half": half}) == "none", "0.95 s of 1 s are no difference"
-    assert fastest(link, {"none": plain, "half": less}) == "half"
+    assert fastest_method(link, {"none": plain, "half": half}) == "none", "0.95 s of 1 s are no difference"
+    assert fastest_method(link, {"none": plain, "half": less}) == "half"
 
 
 def test_break_even():

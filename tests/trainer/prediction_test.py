@@ -79,7 +79,7 @@ def test_forms_of_data(mirrored2):
         np.testing.assert_array_equal(trainer.predict(form, verbose=0), wanted)
     for form in (X32, dataset(X32), dataset(X32).repeat()):
         np.testing.assert_array_equal(trainer.predict(form, batch_size=3, verbose=0, steps=2), wanted[:6])
-    with pytest.raises(InputError, match="Data without an end needs `steps`."):
+    with pytest.raises(InputError, match="Infinite data needs `steps`."):
         trainer.predict(dataset(X32).repeat(), verbose=0)
 
 

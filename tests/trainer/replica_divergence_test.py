@@ -58,7 +58,7 @@ def test_replicas_that_are_alike_go_on(mirrored2):
 
 def test_one_bit_of_a_slot(mirrored4, tmp_path, monkeypatch):
     trainer = make_trainer(mirrored4)
-    progress_file.blank(note := tmp_path / "note")
+    progress_file.create(note := tmp_path / "note")
     monkeypatch.setenv(progress_file.VARIABLE, str(note))
     with pytest.raises(
         DesyncError,
@@ -78,7 +78,7 @@ def test_one_bit_on_one_device_of_a_mesh(mesh2x2):
     variable = keras_internals.value_of(trainer.model.trainable_variables[0])
     parts = [np.array(part) for part in dtensor.unpack(variable.read_value())]
     parts[3] = flipped(parts[3])
-    variable.assign(dtensor.pack([tf.constant(p) for p in parts], mesh2x2.devices.layout(variable.placed)))
+    variable.assign(dtensor.pack([tf.constant(p) for p in parts], mesh2x2.devices.layout(variable.mesh_layout)))
     with pytest.raises(
         DesyncError, match=r"differs: (data:1,model:1 of rank 0 from data:0,model:1|.* from data:1,model:1)"
     ):

@@ -81,18 +81,18 @@ def test_an_allocation_that_is_kept_is_observed_less_often():
 def test_the_state_is_json():
     lines = [Line(5.0, 1.0), Line(5.0, 2.0)]
     speeds = run(ReplicaSpeeds.initial(0, 64, 2), lines, 9, 0.1)
-    again = ReplicaSpeeds.of(json.loads(json.dumps(speeds.to_json())))
+    again = ReplicaSpeeds.from_json(json.loads(json.dumps(speeds.to_json())))
     assert again.to_json() == speeds.to_json()
     assert again.lines() == speeds.lines()
-    assert again.on(100, 64, 2) is again
+    assert again.resume(100, 64, 2) is again
 
 
 def test_other_replicas_begin_evenly_and_another_batch_in_proportion():
     speeds = ReplicaSpeeds.initial(0, 64, 2)
     speeds.change(10, [48, 16])
-    assert speeds.on(20, 64, 3).counts == [22, 21, 21]
-    assert speeds.on(20, 32, 2).counts == [24, 8]
-    assert speeds.on(20, 32, 2).allocations[0].step == 20
+    assert speeds.resume(20, 64, 3).counts == [22, 21, 21]
+    assert speeds.resume(20, 32, 2).counts == [24, 8]
+    assert speeds.resume(20, 32, 2).allocations[0].step == 20
 
 
 def test_the_fastest_allocation_is_the_best_of_all():

@@ -105,7 +105,7 @@ def test_checkpoints_and_a_profile_that_never_come(caplog, single, tmp_path):
     ("sync", "words"),
     [
         ("easgd(period=5)", "is after step 5 and the run ends at step 4: the center"),
-        ("local_sgd(period=5)", "is after step 5 and the run ends at step 4: what is evaluated"),
+        ("local_sgd(period=5)", "is after step 5 and the run ends at step 4: evaluations and saved models"),
         (
             "post_local_sgd(warmup_steps=4, period=2)",
             "is after step 6 and the run ends at step 4: replicas never train locally",

@@ -25,7 +25,7 @@ def devices(mesh2x2):
 
 
 def lay(devices, value, *axes):
-    return devices.lay(value, Layout(axes))
+    return devices.place(value, Layout(axes))
 
 
 def is_alone(request: pytest.FixtureRequest) -> bool:

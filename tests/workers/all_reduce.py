@@ -20,10 +20,10 @@ REPEATS = 3
 
 
 def work(strategy: tfdist.Strategy, directory: pathlib.Path) -> dict[str, Any]:
-    planned = strategy.tuned
+    planned = strategy.tuned_collectives
     found = {}
     for name in possible_algorithms(planned.topology):
-        strategy.tuned = planned.with_table(AlgorithmTable.of(name))
+        strategy.tuned_collectives = planned.with_table(AlgorithmTable.uniform(name))
         found[name] = {"sums": _sums(strategy), "weights": _weights(strategy)}
     return found
 

@@ -14,7 +14,7 @@ from tfdist.storage import AnyPath, StoragePath
 _log = logging.getLogger(__name__)
 
 
-class Best(NamedTuple):
+class BestValue(NamedTuple):
     """The best value of a metric so far.
 
     Attributes:
@@ -34,7 +34,7 @@ class Best(NamedTuple):
         return f"{self.metric} {self.value:.4f} at step {self.step}"
 
 
-class BestValue:
+class BestTracker:
     """Tracks the best value of a metric, the same on every process.
 
     Attributes:
@@ -42,8 +42,8 @@ class BestValue:
       best: the best value so far; None before the first one.
     """
 
-    def __init__(self, directory: str, metric: str, mode: str, initial: Best | None = None):
-        """Initializes with the best value of a resumed run, which is ignored if it is of another metric."""
+    def __init__(self, directory: str, metric: str, mode: str, initial: BestValue | None = None):
+        """Initializes with the best value of a resumed run, which is ignored if it belongs to another metric."""
         self.directory = directory
         self._metric, self._mode = metric, mode
         self.best = initial if initial and initial[:2] == (metric, mode) else None
@@ -53,19 +53,19 @@ class BestValue:
         value = float(logs.get(self._metric, math.nan))
         sign = 1 if self._mode == "max" else -1
         if math.isfinite(value) and (self.best is None or sign * value > sign * self.best.value):
-            self.best = Best(self._metric, self._mode, value, step)
+            self.best = BestValue(self._metric, self._mode, value, step)
 
     def forget(self) -> None:
         """Clears the best value, because its checkpoint is missing."""
         self.best = None
 
 
-def checkpoint_of(best: Best, directory: AnyPath) -> StoragePath | None:
+def checkpoint_of(best: BestValue, directory: AnyPath) -> StoragePath | None:
     """Returns the checkpoint of the best step in a directory of checkpoints; None if there is none."""
     return next((path for path in newest(directory) if step_of(path) == best.step), None)
 
 
-def best_checkpoint(tracker: BestValue | None, step: int, group: Group) -> tuple[Best | None, str]:
+def best_checkpoint(tracker: BestTracker | None, step: int, group: Group) -> tuple[BestValue | None, str]:
     """Returns the best value, and the path of its checkpoint; the same on every process.
 
     Args:
@@ -87,12 +87,12 @@ def best_checkpoint(tracker: BestValue | None, step: int, group: Group) -> tuple
     best = tracker.best
     if best.step == step:
         return best, ""
-    intact = _intact_checkpoint(best, tracker.directory) if group.rank == 0 else ""
-    path = group.broadcast("checkpoints/best/intact", intact, LONG_SECONDS)
+    intact_path = _intact_checkpoint(best, tracker.directory) if group.rank == 0 else ""
+    path = group.broadcast("checkpoints/best/intact", intact_path, LONG_SECONDS)
     return (best if path else None), path
 
 
-def _intact_checkpoint(best: Best, directory: str) -> str:
+def _intact_checkpoint(best: BestValue, directory: str) -> str:
     """Returns the path of the best step's checkpoint; "", with a warning, if it is missing or damaged."""
     try:
         path = checkpoint_of(best, directory)
@@ -105,7 +105,7 @@ def _intact_checkpoint(best: Best, directory: str) -> str:
     return str(path)
 
 
-def best_of(values: Mapping[str, Any]) -> Best | None:
+def best_of(values: Mapping[str, Any]) -> BestValue | None:
     """Returns the best value in the values of a checkpoint; None if there is none.
 
     Raises:
@@ -116,4 +116,4 @@ def best_of(values: Mapping[str, Any]) -> Best | None:
         return None
     if not isinstance(items, list) or [type(item) for item in items] != [str, str, float, int]:
         raise TypeError(f"the best value is {items!r:.60}")
-    return Best(*items)
+    return BestValue(*items)

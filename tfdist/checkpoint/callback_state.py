@@ -77,8 +77,8 @@ def decode_value(value: Any, read: Callable[[str], np.ndarray]) -> Any:
 class CallbackStates:
     """Saves and restores the state of a run's callbacks, by name.
 
-    The state of a callback is the result of its `state_dict()`, which `load_state_dict` receives when a run resumes. That
-    of Keras's callbacks and their subclasses includes the attributes in `keras_internals.callback_state`.
+    The state of a callback is the result of its `state_dict()`, which `load_state_dict` receives when a run resumes. The
+    state of Keras's callbacks and their subclasses includes the attributes in `keras_internals.callback_state`.
     """
 
     def __init__(self, is_chief: bool):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfdist.checkpoint.best import BestValue, checkpoint_of
+from tfdist.checkpoint.best import BestTracker, checkpoint_of
 from tfdist.checkpoint.format import NoLock, lock, newest, step_of
 from tfdist.checkpoint.replication import DurableTier, InMemoryTier, RunSnapshot, Tier
 from tfdist.cluster.gce_notice import machine_notices
@@ -20,7 +20,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, Interrupted, Preempted
 from tfdist.storage import StoragePath, path_of, storage_of
 
-_PREEMPTED, _DUE, _FAILED = "preempted", "checkpoint", "checkpoint failed"  # topics of sync points
+_PREEMPTED, _DUE, _WRITE_FAILED = "preempted", "checkpoint", "checkpoint failed"  # topics of sync points
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Checkpoints:
 
     Attributes:
       directory: path or URL of a storage that all hosts share; gets a directory for each checkpoint, `step-...`. Only
-        one run may save there at a time: a second one is refused, with the host, process and time of the first.
+        one run may save there at a time: a second one fails with the host, process and time of the first.
       every: interval in steps, such as 500 or "500", or in seconds, such as "600s"; "0" saves only on preemption.
       keep: number of newest checkpoints to keep.
       best: metric to track, such as "val_accuracy" or "val_auc(mode=max)", with Keras's names: `val_` is the prefix of an
@@ -92,7 +92,7 @@ class Checkpoints:
 
 
 def _are_same(*paths: str) -> bool:
-    return len({storage_of(path).resolved(path_of(path)) for path in paths}) == 1
+    return len({storage_of(path).resolve(path_of(path)) for path in paths}) == 1
 
 
 class Saver:
@@ -103,7 +103,7 @@ class Saver:
         return None
 
     def begin(self, end: int) -> None:
-        """Records the begin of a call of the compiled loop that ends at step `end`."""
+        """Records the start of a call of the compiled loop that ends at step `end`."""
 
     def observe(self, step: int, logs: Mapping[str, float]) -> None:
         """Observes the results of an evaluation or an epoch, before `save_if_due` of the step."""
@@ -129,7 +129,7 @@ class _PeriodicSaver(Saver):
         sync_points: SyncPoints,
         take_snapshot: Callable[[], RunSnapshot],
         synchronize: Callable[[], object],
-        best: BestValue | None,
+        best: BestTracker | None,
         notices: Collection[str],
     ):
         self._best = best
@@ -141,16 +141,16 @@ class _PeriodicSaver(Saver):
         self._in_background = options.in_background
         self._interval = options.interval
         self._step_intervals = [steps for steps in (self._interval.steps, options.commit_every) if steps]
-        self._durable = DurableTier(
+        self._durable_tier = DurableTier(
             group,
             options.directory,
             options.keep,
             options.flags,
             strict=options.strict,
-            on_failure=lambda: sync_points.request(_FAILED),
+            on_failure=lambda: sync_points.request(_WRITE_FAILED),
         )
         self._commit_every = options.commit_every
-        self._commits = (
+        self._commit_tier = (
             InMemoryTier(strategy, options.commit_directory, MAX_COMMITS, options.flags)
             if options.commit_every
             else None
@@ -174,43 +174,43 @@ class _PeriodicSaver(Saver):
     def save_if_due(self, step: int, is_last: bool = False) -> None:
         """See base class."""
         self._step = step
-        requests = self._sync_points.reached(step)
-        if _FAILED in requests:
-            self._durable.wait()
+        requests = self._sync_points.end_call(step)
+        if _WRITE_FAILED in requests:
+            self._durable_tier.wait()
         is_periodic = self._interval.steps and step % self._interval.steps == 0
         is_enabled = bool(self._interval.steps or self._interval.seconds or self._best)
         is_best = self._best is not None and self._best.best is not None and self._best.best.step == step
         is_durable = is_periodic or is_best or _DUE in requests or _PREEMPTED in requests or (is_last and is_enabled)
         is_commit = self._commit_every and step % self._commit_every == 0
         # The in-memory checkpoint is first, because it is faster.
-        tiers = [self._commits if is_commit else None, self._durable if is_durable else None]
+        tiers = [self._commit_tier if is_commit else None, self._durable_tier if is_durable else None]
         self._save([tier for tier in tiers if tier and tier.last_step != step])
         if _PREEMPTED in requests:
-            self._durable.wait(strict=True)
+            self._durable_tier.wait(strict=True)
             if CTRL_C in self._notices:
                 raise Interrupted(
-                    f"Interrupted: saved at step {step} in {self._durable.directory}. Resume with the same command and "
+                    f"Interrupted: saved at step {step} in {self._durable_tier.directory}. Resume with the same command and "
                     "the same --output_dir."
                 )
             raise Preempted(
-                f"Preempted: stopped at step {step}, which is saved in {self._durable.directory}. Resume with the same "
+                f"Preempted: stopped at step {step}, which is saved in {self._durable_tier.directory}. Resume with the same "
                 "command and the same --output_dir."
             )
         self._request_if_due()
 
     def finish(self) -> None:
         """Waits for all writes at the end of the run."""
-        self._durable.wait()
-        if self._commits:
-            self._commits.wait()
-            if self._durable.last_step == self._step:
-                self._commits.clear()
+        self._durable_tier.wait()
+        if self._commit_tier:
+            self._commit_tier.wait()
+            if self._durable_tier.last_step == self._step:
+                self._commit_tier.clear()
 
     def drop(self) -> None:
         """Waits for a running write, ignoring its errors because another error is being raised."""
-        self._durable.drop()
-        if self._commits:
-            self._commits.drop()
+        self._durable_tier.drop()
+        if self._commit_tier:
+            self._commit_tier.drop()
 
     def _request_if_due(self) -> None:
         if self._interval.seconds and self._group.rank == 0:
@@ -226,9 +226,9 @@ class _PeriodicSaver(Saver):
         for tier in tiers:
             tier.wait()
         if self._best:  # a commit must not refer to a best checkpoint that is incomplete
-            self._durable.wait()
+            self._durable_tier.wait()
         snapshot = self._take_snapshot()
-        if self._durable in tiers or (self._commits and self._commits.survives_host_loss):
+        if self._durable_tier in tiers or (self._commit_tier and self._commit_tier.survives_host_loss):
             self._synchronize()
         for tier in tiers:
             tier.start(snapshot)
@@ -238,13 +238,13 @@ class _PeriodicSaver(Saver):
 
 
 @contextlib.contextmanager
-def saver(
+def open_saver(
     options: Checkpoints | None,
     strategy: Strategy,
     step: int,
     take_snapshot: Callable[[], RunSnapshot],
     synchronize: Callable[[], object],
-    best: BestValue | None = None,
+    best: BestTracker | None = None,
 ) -> Iterator[Saver]:
     """Yields the object that saves the run; all writes are complete when the context exits.
 
@@ -290,7 +290,7 @@ def _notice_recorder(received_notices: list[str], sync_points: SyncPoints) -> Ca
     return record
 
 
-def _clear_missing_best(best: BestValue | None, group: Group) -> None:
+def _clear_missing_best(best: BestTracker | None, group: Group) -> None:
     """Clears the best value if its checkpoint is not in this directory, as when another run is resumed here."""
     if best is None or best.best is None:
         return
@@ -298,7 +298,7 @@ def _clear_missing_best(best: BestValue | None, group: Group) -> None:
     if not group.broadcast("checkpoints/best", exists, LONG_SECONDS):
         if group.rank == 0:
             _log.info(
-                "The best value so far, %s, has no checkpoint in %s: only later steps are considered for the best.",
+                "The best value so far, %s, has no checkpoint in %s: only later steps can become the best.",
                 best.best,
                 best.directory,
             )
@@ -309,16 +309,16 @@ def _clear_missing_best(best: BestValue | None, group: Group) -> None:
 def _reserve(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
     """Reserves the directory of checkpoints for this run; all ranks have the chief's result."""
     with contextlib.ExitStack() as stack:
-        refusal = ""
+        error_message = ""
         if group.rank == 0:
             try:
                 _lock(path_of(options.directory), stack)
                 for directory in filter(None, (options.directory, options.commit_directory)):
                     _check_no_later_checkpoint(path_of(directory), step)
             except InputError as error:
-                refusal = str(error)
-        if refusal := group.broadcast("checkpoints/claimed", refusal, LONG_SECONDS):
-            raise InputError(refusal)
+                error_message = str(error)
+        if error_message := group.broadcast("checkpoints/claimed", error_message, LONG_SECONDS):
+            raise InputError(error_message)
         yield
 
 

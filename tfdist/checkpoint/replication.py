@@ -47,7 +47,7 @@ class ByteTransfer:
     All processes must make the same calls from their main threads. Each process sends from its first replica.
 
     Attributes:
-      piece: maximum number of bytes that a process sends at once.
+      max_bytes: maximum number of bytes that a process sends at once.
     """
 
     def __init__(self, strategy: Strategy):
@@ -60,7 +60,7 @@ class ByteTransfer:
         self._strategy = strategy
         self._word_dtype = strategy.collectives.wire.packed
         self._local_replicas = len(strategy.local_replicas)
-        self.piece = max(_MAX_BYTES_AT_ONCE // strategy.replicas, 1 << 10)
+        self.max_bytes = max(_MAX_BYTES_AT_ONCE // strategy.replicas, 1 << 10)
         self._send_function = self._lazy_function(self._exchange)
         self._gather_function = self._lazy_function(self._gather)
 
@@ -79,17 +79,17 @@ class ByteTransfer:
         buffers = {
             rank: np.empty(size, np.uint8) for rank, (size, receiver) in enumerate(messages) if receiver == own_rank
         }
-        for start in range(0, max(size for size, _ in messages), self.piece):
-            stream = self._transmit(self._send_function, data[start : start + self.piece], process)
+        for start in range(0, max(size for size, _ in messages), self.max_bytes):
+            stream = self._transmit(self._send_function, data[start : start + self.max_bytes], process)
             for buffer in buffers.values():
-                stream = self._unpack(stream, buffer[start : start + self.piece])
+                stream = self._unpack(stream, buffer[start : start + self.max_bytes])
         return buffers
 
     def all_gather(self, data: np.ndarray) -> dict[int, np.ndarray]:
         """Sends the bytes of each process to all processes.
 
         Args:
-          data: uint8, at most `piece` bytes; must not be empty on all processes.
+          data: uint8, at most `max_bytes` bytes; must not be empty on all processes.
 
         Returns:
           The bytes of each process, uint8, by rank.
@@ -258,8 +258,8 @@ def _local_checkpoints(folder: Path) -> dict[str, LocalFiles]:
 
 def _is_complete(name: str, files_by_rank: Mapping[int, Mapping[str, LocalFiles]]) -> bool:
     copies = [files[name] for files in files_by_rank.values() if name in files]
-    return len({copy.manifest for copy in copies}) == 1 and all(
-        any(file in copy.intact for copy in copies) for file in copies[0].sizes
+    return len({copy.manifest_hash for copy in copies}) == 1 and all(
+        any(file in copy.intact_names for copy in copies) for file in copies[0].sizes
     )
 
 
@@ -269,10 +269,10 @@ def _send(strategy: Strategy, path: Path, files_by_rank: Mapping[int, LocalFiles
     sizes = next(files for files in files_by_rank.values() if files).sizes
     own_rank, failure, is_new = strategy.group.rank, "", not path.exists()
     for file, size in sizes.items():
-        owners = [rank for rank, files in files_by_rank.items() if files and file in files.intact]
+        owners = [rank for rank, files in files_by_rank.items() if files and file in files.intact_names]
         source_rank, missing_ranks = owners[0], files_by_rank.keys() - {*owners}
-        for begin in range(0, size, transfer.piece) if missing_ranks else ():
-            data = np.zeros(min(transfer.piece, size - begin) * (own_rank == source_rank), np.uint8)
+        for begin in range(0, size, transfer.max_bytes) if missing_ranks else ():
+            data = np.zeros(min(transfer.max_bytes, size - begin) * (own_rank == source_rank), np.uint8)
             if own_rank == source_rank:
                 with open(path / file, "rb") as source:
                     source.seek(begin)
@@ -432,7 +432,7 @@ class InMemoryTier(Tier):
         super().start(self._place(snapshot, self._transfer) if self._transfer else snapshot)
 
     def _place(self, snapshot: RunSnapshot, transfer: ByteTransfer) -> RunSnapshot:
-        replicated = snapshot.state.replicated()
+        replicated = snapshot.state.replicated_variables()
         local_parts = [part for part in snapshot.parts if part.name not in replicated]
         copies = transfer.send(shard_bytes(local_parts), copy_holder(self._group.rank, self._hosts))
         placement = HostPlacement(

@@ -67,23 +67,23 @@ def _check_not_all_damaged(group: Group, folders: Sequence[StoragePath]) -> None
         )
 
 
-def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:
+def restore(state: RunVariables, paths: Sequence[str], group: Group, rename_damaged: bool = True) -> Checkpoint | None:
     """Restores a run from the first valid checkpoint; every process must call it with the same paths.
 
-    A warning is logged for each corrupted checkpoint; with `sets_aside`, the chief also renames it. The chief verifies
+    A warning is logged for each corrupted checkpoint; with `rename_damaged`, the chief also renames it. The chief verifies
     every byte: a checkpoint that only other processes cannot read does not count as corrupted.
 
     Returns:
       The checkpoint; None if there are no paths.
 
     Raises:
-      InputError: a checkpoint is of another model or optimizer, or of a newer version.
+      InputError: a checkpoint has another model or optimizer, or was written by a newer version.
       CheckpointError: none of them is valid, or a process other than the chief cannot read a valid one.
     """
-    chief, damages = group.rank == 0, []
+    is_chief, damages = group.rank == 0, []
     state.collect()
     for number, path in enumerate(paths):
-        checkpoint, damage = _try_restore(state, path_of(path), verifies_all=chief)
+        checkpoint, damage = _try_restore(state, path_of(path), verify_all=is_chief)
         errors = group.gather(f"checkpoint/read/{number}", damage, LONG_SECONDS)
         if not any(errors):
             return checkpoint
@@ -95,8 +95,8 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
                 "It is valid on rank 0: share its directory between the hosts."
             )
         damages.append(errors[0])
-        if chief:
-            _log.warning("%s%s", damages[-1], _set_aside(path_of(path)) if sets_aside else "")
+        if is_chief:
+            _log.warning("%s%s", damages[-1], _rename_damaged(path_of(path)) if rename_damaged else "")
     if damages:
         raise CheckpointError(
             f"A run must resume from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Start in "
@@ -122,20 +122,20 @@ def _check_values(checkpoint: Checkpoint) -> None:
         raise CorruptCheckpointError(checkpoint.path, f"its run state cannot be read ({error})") from error
 
 
-def _set_aside(path: StoragePath) -> str:
+def _rename_damaged(path: StoragePath) -> str:
     try:
         return f" It was renamed to {set_aside(path)}."
     except OSError as error:
         return f" It could not be renamed ({error.strerror})."
 
 
-def _try_restore(state: RunVariables, path: StoragePath, verifies_all: bool) -> tuple[Checkpoint | None, str]:
-    """Restores a checkpoint; returns it, or an error if it is corrupted. `verifies_all` also verifies unused data."""
+def _try_restore(state: RunVariables, path: StoragePath, verify_all: bool) -> tuple[Checkpoint | None, str]:
+    """Restores a checkpoint; returns it, or an error if it is corrupted. `verify_all` also verifies unused data."""
     try:
         checkpoint = Checkpoint.open(path)
         _check_values(checkpoint)
         state.restore(checkpoint)
-        if verifies_all:
+        if verify_all:
             checkpoint.verify()
     except CorruptCheckpointError as error:
         return None, str(error)

@@ -45,7 +45,7 @@ _MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE, _EXCHANGES = (
     "exchanges/",
 )
 _LOCAL = "local_"  # precedes the prefix of variables with a value per replica
-_PER_REPLICA = (_STATISTICS, _REPLICA_STATE, _LOCAL)
+_PER_REPLICA_PREFIXES = (_STATISTICS, _REPLICA_STATE, _LOCAL)
 _AVERAGED_PREFIXES = (_STATISTICS, _LOCAL)  # restored as the mean on a different number of replicas
 _COPIED_PREFIX = f"{_REPLICA_STATE}loss_scale/"  # a new replica gets the value of an old one
 _MAX_LISTED = 10  # maximum number of reported differences between two models
@@ -123,7 +123,7 @@ class RunVariables:
         self._written_names = all_variables.local_names
 
     def parts(self, copied: bool = True) -> list[Part]:
-        """Returns the blocks that this process writes, after `collect`; see `VariableBlocks.written` for `copied`."""
+        """Returns the blocks that this process writes, after `collect`; see `VariableBlocks.saved_blocks` for `copied`."""
         return [
             Part(name, self._saved_shape(entry), offset, values)
             for name, entry in self._all_variables().items()
@@ -145,7 +145,7 @@ class RunVariables:
             return [((0,) * len(entry.spec[1]), np.array(entry.variable))]
         return self._strategy.blocks.saved_blocks(entry.variable, entry.per_replica, copied)
 
-    def replicated(self) -> dict[str, tf.Variable]:
+    def replicated_variables(self) -> dict[str, tf.Variable]:
         """Returns the replicated variables by name, except random states of layers, which differ between replicas."""
         store = {f"{_STATE}{state.name}": variable for state, variable in self._store.items() if not state.per_replica}
         entries = {**self._variables, **self._exchange_variables}.items()
@@ -160,7 +160,8 @@ class RunVariables:
         """Returns the replicated variables as complete tensors, from `parts` if they are there."""
         parts_by_name = {part.name: part for part in parts}
         return [
-            parts_by_name.get(name) or self._full_part(name, variable) for name, variable in self.replicated().items()
+            parts_by_name.get(name) or self._full_part(name, variable)
+            for name, variable in self.replicated_variables().items()
         ]
 
     def _full_part(self, name: str, variable: tf.Variable) -> Part:
@@ -171,12 +172,12 @@ class RunVariables:
         """Restores every variable from a checkpoint; each process reads the blocks it needs.
 
         Raises:
-          InputError: the checkpoint is of another model or optimizer; no variable has been changed.
+          InputError: the checkpoint has another model or optimizer; no variable has been changed.
           CorruptCheckpointError: the checkpoint is corrupted; some variables may have been changed.
         """
-        names = self._names_in(checkpoint)
+        names = self._match_names(checkpoint)
         self._callbacks.restore(checkpoint)
-        names |= self._exchanges_in(checkpoint)
+        names |= self._match_exchanges(checkpoint)
         variables, centers = {**self._variables, **self._exchange_variables}, _centers(checkpoint)
         for name, entry in ((name, variables[name]) for name in names):
             saved_name, replicas = names[name], self._strategy.replicas
@@ -207,7 +208,7 @@ class RunVariables:
         shape = tuple(entry.variable.shape)
         return (self._strategy.replicas, *shape) if entry.per_replica else shape
 
-    def _names_in(self, checkpoint: Checkpoint) -> dict[str, str]:
+    def _match_names(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Returns the names of a checkpoint's tensors by the names of this run's variables.
 
         They may differ in numbers, because Keras counts layers and optimizers of the same class in a process.
@@ -237,10 +238,12 @@ class RunVariables:
                     f"{_differences(specs, saved_specs)}. Use the flags of its run, or --resume=never."
                 )
             pairs = list(zip(specs, names, strict=True))
-        return {run_names[name]: saved_names[saved] for name, saved in pairs if run_names[name] in self._variables}
+        return {
+            run_names[name]: saved_names[candidate] for name, candidate in pairs if run_names[name] in self._variables
+        }
 
-    def _exchanges_in(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Same as `_names_in` for the exchanges; empty if the checkpoint has none."""
+    def _match_exchanges(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """Same as `_match_names` for the exchanges; empty if the checkpoint has none."""
         saved_names = [name for name in checkpoint.values["order"] if name.removeprefix(_LOCAL).startswith(_EXCHANGES)]
         if [entry.spec for entry in self._exchange_variables.values()] != [
             _saved_spec(checkpoint, name) for name in saved_names
@@ -271,7 +274,7 @@ def _variables_by_name(
     Args:
       prefix: begins the names.
       variables: the variables.
-      per_replica: ids of those of which each replica has its own value.
+      per_replica: ids of the variables that have a separate value on each replica.
       is_local_only: returns whether no other replica has a variable.
       paths: paths of the variables; by default Keras's.
     """
@@ -287,7 +290,7 @@ def _variables_by_name(
 
 def _saved_spec(checkpoint: Checkpoint, name: str) -> tuple[str, tuple[int, ...]]:
     entry = checkpoint.tensors[name]
-    return entry.dtype, entry.shape[1:] if name.startswith(_PER_REPLICA) else entry.shape
+    return entry.dtype, entry.shape[1:] if name.startswith(_PER_REPLICA_PREFIXES) else entry.shape
 
 
 def _variable_spec(variable: tf.Variable | keras.Variable) -> tuple[str, tuple[int, ...]]:
@@ -333,17 +336,17 @@ def _describe_resize(checkpoint: Checkpoint, replicas: int) -> str:
 
 
 def _centers(checkpoint: Checkpoint) -> dict[str, str]:
-    """Returns the names of global weights by those of the replicas' weights, in a run that evaluates the former."""
+    """Returns the names of the global weights by the names of the replicas' weights, if the run evaluates the former."""
     order = checkpoint.values["order"]
     if not checkpoint.values["exchanges"].get("center"):
         return {}
-    local, center = ([n for n in order if n.startswith(prefix)] for prefix in (_LOCAL + _MODEL, _EXCHANGES))
-    return dict(zip(local, center, strict=False))  # both are in the order of the trainable variables
+    local_names, center_names = ([n for n in order if n.startswith(prefix)] for prefix in (_LOCAL + _MODEL, _EXCHANGES))
+    return dict(zip(local_names, center_names, strict=False))  # both are in the order of the trainable variables
 
 
 def _is_restored_unchanged(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> bool:
-    same_kind = name.startswith(_PER_REPLICA) == per_replica
-    return same_kind and (not per_replica or checkpoint.tensors[name].shape[0] == replicas)
+    is_same_kind = name.startswith(_PER_REPLICA_PREFIXES) == per_replica
+    return is_same_kind and (not per_replica or checkpoint.tensors[name].shape[0] == replicas)
 
 
 def _redistributing_reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:
@@ -355,7 +358,7 @@ def _redistributing_reader(checkpoint: Checkpoint, name: str, per_replica: bool,
       per_replica: whether each replica of this run has its own value.
       replicas: number of replicas of this run.
     """
-    shape, saved_per_replica = checkpoint.tensors[name].shape, name.startswith(_PER_REPLICA)
+    shape, saved_per_replica = checkpoint.tensors[name].shape, name.startswith(_PER_REPLICA_PREFIXES)
     if _is_restored_unchanged(checkpoint, name, per_replica, replicas):
         return lambda offset, block: checkpoint.read_block(name, offset, block)
 

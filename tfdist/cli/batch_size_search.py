@@ -98,16 +98,16 @@ class TrainingTrials:
         return TrialProgram(lambda rank: command, self._reader(run))
 
     def _trial_config(self, batch_size: int) -> TrainConfig:
-        half = self._timed_steps
+        timed_steps = self._timed_steps
         values = {field.name: field.metadata["flag"].trial_value for field in dataclasses.fields(TrainConfig)}
         return dataclasses.replace(
             self._config,
             **{name: value for name, value in values.items() if value is not None},
             batch_size=batch_size,
-            steps=2 * half,
+            steps=2 * timed_steps,
             epochs=0,
-            log_every=half,
-            eval_every=2 * half + 1,
+            log_every=timed_steps,
+            eval_every=2 * timed_steps + 1,
         )
 
     def _adapt(self, step_seconds: float) -> None:
@@ -192,7 +192,7 @@ def _row(trial: Trial) -> str:
 def _check_single_process(search: BatchSizeSearch, cluster: Cluster) -> None:
     if cluster.size > 1:
         raise InputError(
-            "A search for the batch size must run in one process, and starts those of its trials itself. Received: a process "
+            "A search for the batch size must run in one process, which starts those of its trials. Received: a process "
             f"of a job of {cluster.size} ({cluster.source}). Leave out the launcher, and give "
             f'--find="batch_size(processes={cluster.local_size})".'
         )

@@ -328,7 +328,7 @@ class _HelpRequested(Exception):
 
 
 class _FlagValues(absl_flags.FlagValues):
-    """Flag values that refuse a flag file that includes itself, where absl only warns."""
+    """Flag values that raise an error if a flag file includes itself, for which absl only warns."""
 
     def _get_flag_file_lines(self, filename: str, parsed_file_stack: list[str] | None = None) -> list[str]:
         if filename in (parsed_file_stack or []):
@@ -361,8 +361,8 @@ def run(
       define: defines the command's flags on the given values.
       call: runs the command; takes the parsed values, if `arguments` is given the arguments after the flags, and if `has_json`
         an `Output`; returns an exit code, or None for 0.
-      argv: command line, including the program name, or a function that returns it and may raise `InputError`; None for that
-        of this process.
+      argv: command line, including the program name, or a function that returns it and may raise `InputError`; None for the
+        command line of this process.
       about: first sentence of the help.
       arguments: arguments after the flags, for the help; empty if the command takes only flags.
       has_json: whether it has the flag `--json`.
@@ -398,7 +398,7 @@ def run(
     except _HelpRequested as request:
         if str(request) == _JSON:
             description = {"name": name, "about": about, "arguments": arguments, "examples": list(examples)}
-            text = json.dumps({**description, "flags": [_as_data(flag) for flag in _own_flags(values)]})
+            text = json.dumps({**description, "flags": [_flag_data(flag) for flag in _command_flags(values)]})
         else:
             width = min(shutil.get_terminal_size().columns, 120)
             text = render(program, _topics(values), about, arguments, width, examples)
@@ -418,7 +418,7 @@ def run(
         uncaught = error
     finally:
         flush()
-    return _fail(uncaught)  # outside of the handler, so that it does not become the context of an error in the hook
+    return _fail(uncaught)  # outside of the handler, to not become the context of an error in the hook
 
 
 def _fail(error: Exception) -> int:
@@ -438,10 +438,10 @@ def _stack_on_sigusr1() -> Iterator[None]:
     # A copy of stderr, because the command may redirect it while importing TensorFlow.
     with os.fdopen(os.dup(2), "w") as stream:
 
-        def say(_: int) -> None:
+        def print_stack(_: int) -> None:
             print("Stack of this process (SIGUSR1):", *signals.main_stack(), sep="\n  ", file=stream, flush=True)
 
-        with signals.handle_signals({signal.SIGUSR1: say}):
+        with signals.handle_signals({signal.SIGUSR1: print_stack}):
             yield
 
 
@@ -492,7 +492,7 @@ def parse(
 
 
 def _invalid_value(values: absl_flags.FlagValues, error: Exception) -> str:
-    """Returns a sentence about an invalid value, because absl's messages are those of Python."""
+    """Returns a sentence about an invalid value, because absl only reports Python's message."""
     match = re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)
     kind = _KINDS.get(values[match[1]].flag_type()) if match and match[1] in values else None
     return f"--{match[1]} must be {kind}. Received: {match[2]}." if match and kind else f"{str(error).rstrip('.')}."
@@ -545,7 +545,7 @@ def only_argument(arguments: list[str], rule: str, remedy: str) -> str:
 
 def _topics(values: absl_flags.FlagValues) -> dict[str, list[tuple[str, str]]]:
     topics: dict[str, list[tuple[str, str]]] = {}
-    for topic, flag in _own_flags(values):
+    for topic, flag in _command_flags(values):
         topics.setdefault(topic, []).append(_syntax_and_help(flag))
     files = FILES if topics else {}
     if ignored_flags := topics.pop(NO_EFFECT_HELP, []):
@@ -555,7 +555,7 @@ def _topics(values: absl_flags.FlagValues) -> dict[str, list[tuple[str, str]]]:
     return {**topics, EVERY_COMMAND: [*files.items(), *HELP_LINE.items()]}
 
 
-def _own_flags(values: absl_flags.FlagValues) -> Iterator[tuple[str, absl_flags.Flag]]:
+def _command_flags(values: absl_flags.FlagValues) -> Iterator[tuple[str, absl_flags.Flag]]:
     """Yields topics and flags, in the order of the help.
 
     The topic is the module name of a flag if it is capitalized, unlike real module names.
@@ -566,7 +566,7 @@ def _own_flags(values: absl_flags.FlagValues) -> Iterator[tuple[str, absl_flags.
                 yield module if module[:1].isupper() else "Flags", flag
 
 
-def _as_data(topic_and_flag: tuple[str, absl_flags.Flag]) -> dict[str, Any]:
+def _flag_data(topic_and_flag: tuple[str, absl_flags.Flag]) -> dict[str, Any]:
     topic, flag = topic_and_flag
     return {
         "name": flag.name,
@@ -592,11 +592,11 @@ def _report(program: str, message: str, code: int) -> int:
     return int(code)
 
 
-def flush(may_lose: bool = False) -> None:
+def flush(ignore_errors: bool = False) -> None:
     """Flushes stdout and stderr; output without a reader is dropped.
 
     Args:
-      may_lose: whether to also drop output that cannot be written for another reason, such as a full disk.
+      ignore_errors: whether to also drop output that cannot be written for another reason, such as a full disk.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is None or getattr(stream, "closed", False):  # a program may have replaced it
@@ -604,7 +604,7 @@ def flush(may_lose: bool = False) -> None:
         try:
             stream.flush()
         except OSError as error:
-            if error.errno not in _CLOSED_ERRORS and not may_lose:
+            if error.errno not in _CLOSED_ERRORS and not ignore_errors:
                 raise
             # Prevents an error from Python's own flush at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,4 +1,4 @@
-"""Checks of `tfdist doctor` that run in processes of their own: frameworks, a smoke test of each engine, and their speeds."""
+"""Checks of `tfdist doctor` that run in separate processes: frameworks, smoke tests of engines, and their speeds."""
 
 import importlib.util
 import json
@@ -38,7 +38,7 @@ class ProgramResult(NamedTuple):
 
 
 class Children(CapturedJobs):
-    """Runs modules of tfdist, one at a time; leaves no process and no file behind."""
+    """Runs modules of tfdist, one at a time; removes all processes and files on exit."""
 
     def __init__(self) -> None:
         super().__init__("tfdist-doctor-")

@@ -47,24 +47,24 @@ class _SupportedVersions(NamedTuple):
 
 def versions_section() -> Section:
     """Returns the versions, with warnings about unsupported ones."""
-    installed = {"tfdist": tfdist.__version__, **versions()}
-    python = _python_versions(installed["python"])
+    installed_versions = {"tfdist": tfdist.__version__, **versions()}
+    python = _python_versions(installed_versions["python"])
     findings = [
-        Finding(Status.OK, f"tfdist {installed['tfdist']}, {platform.platform()}"),
-        _finding("Python", installed["python"], python, "Use a supported version."),
+        Finding(Status.OK, f"tfdist {installed_versions['tfdist']}, {platform.platform()}"),
+        _finding("Python", installed_versions["python"], python, "Use a supported version."),
     ]
     facts = {
-        "tfdist": {"version": installed["tfdist"], "supported": None, "is_supported": True},
-        "python": _facts(installed["python"], python),
+        "tfdist": {"version": installed_versions["tfdist"], "supported": None, "is_supported": True},
+        "python": _facts(installed_versions["python"], python),
         "platform": platform.platform(),
         "executable": sys.executable,
     }
     for name, title in _PACKAGES.items():
-        version = installed.get(name)
+        version = installed_versions.get(name)
         supported = _required_versions(name, version)
         findings.append(_finding(title, version, supported, f"pip install '{name}{supported.text.replace(' ', '')}'"))
         facts[name] = _facts(version, supported)
-    version = installed.get(_HOROVOD)
+    version = installed_versions.get(_HOROVOD)
     supported = _SupportedVersions(PATCHED, version == PATCHED)
     if version is None:
         findings.append(Finding(Status.MISSING, "Horovod is not installed", _INSTALL_HOROVOD))
@@ -115,8 +115,8 @@ _MIN_FREE_DISK = 1 << 30
 
 
 def hardware_section() -> Section:
-    """Returns the resources of this machine and what this process may use of them."""
-    usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    """Returns the resources of this machine, and the limits of this process."""
+    usable_cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
     memory, limit = psutil.virtual_memory(), container_limit(_MEMORY_LIMIT)
     free = min(memory.available, limit or memory.available)
     directory = os.getcwd()
@@ -124,24 +124,24 @@ def hardware_section() -> Section:
     facts = {
         "cpu": {
             "cores": os.cpu_count(),
-            "usable_cores": usable,
+            "usable_cores": usable_cores,
             "quota_cores": quota if math.isfinite(quota) else None,
         },
         "memory": {"total_bytes": memory.total, "available_bytes": memory.available, "limit_bytes": limit},
         "shared_memory": shared,
         "working_directory": disk,
     }
-    cores = f"{os.cpu_count()} cores, of which this process may use {usable}"
+    cores = f"{os.cpu_count()} cores, of which this process may use {usable_cores}"
     cores += f", with a CPU quota of {quota:g} cores" if math.isfinite(quota) else ""
     memory_text = f"{byte_size(memory.total)} of memory, {byte_size(memory.available)} free"
     memory_text += f"; the container may use {byte_size(limit)}" if limit else ""
-    low_memory = (
+    memory_problem = (
         f"only {byte_size(free)} of memory are free: a process with TensorFlow takes 0.5 GiB before it has a model"
     )
     findings = [
         Finding(Status.OK, cores),
         warning_or_ok(
-            low_memory if free < _MIN_FREE_MEMORY else "",
+            memory_problem if free < _MIN_FREE_MEMORY else "",
             "End other programs, or raise the container's limit.",
             memory_text,
         ),
@@ -189,13 +189,15 @@ _KINDS = {
 def limits_section() -> Section:
     """Returns the limits, with warnings about low ones."""
     facts = {
-        name: dict(zip(("soft", "hard"), map(_finite, resource.getrlimit(kind)), strict=True))
+        name: dict(zip(("soft", "hard"), map(_none_if_unlimited, resource.getrlimit(kind)), strict=True))
         for name, kind in _KINDS.items()
     }
-    files, processes, locked = (limits["soft"] for limits in facts.values())
+    files, processes, locked_memory = (limits["soft"] for limits in facts.values())
     container = container_limit(_PROCESS_LIMIT)
-    lowest = min((limit for limit in (processes, container) if limit is not None), default=None)
-    pinned = "InfiniBand needs locked memory without a limit" if _INFINIBAND.exists() and locked is not None else ""
+    process_limit = min((limit for limit in (processes, container) if limit is not None), default=None)
+    locked_memory_problem = (
+        "InfiniBand needs locked memory without a limit" if _INFINIBAND.exists() and locked_memory is not None else ""
+    )
     findings = [
         warning_or_ok(
             f"only {files} files may be open" if files is not None and files < _MIN_FILES else "",
@@ -203,18 +205,22 @@ def limits_section() -> Section:
             f"{_limit_text(files)} open files",
         ),
         warning_or_ok(
-            f"only {lowest} processes and threads" if lowest is not None and lowest < _MIN_PROCESSES else "",
+            f"only {process_limit} processes and threads"
+            if process_limit is not None and process_limit < _MIN_PROCESSES
+            else "",
             "ulimit -u 16384, or raise the container's limit (docker run --pids-limit)",
-            f"{_limit_text(lowest)} processes and threads",
+            f"{_limit_text(process_limit)} processes and threads",
         ),
         warning_or_ok(
-            pinned, "ulimit -l unlimited", f"{'unlimited' if locked is None else byte_size(locked)} of locked memory"
+            locked_memory_problem,
+            "ulimit -l unlimited",
+            f"{'unlimited' if locked_memory is None else byte_size(locked_memory)} of locked memory",
         ),
     ]
     return Section("limits", {**facts, "container_processes": container}, findings)
 
 
-def _finite(limit: int) -> int | None:
+def _none_if_unlimited(limit: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
@@ -230,7 +236,7 @@ def _limit_text(limit: int | None) -> str:
     return "unlimited" if limit is None else str(limit)
 
 
-_READ = re.compile(
+_RELEVANT_VARIABLES = re.compile(
     r"_?(TFDIST|TF(?!_(CLI|VAR)_)|HOROVOD|KERAS|TFDS|XLA|DTENSOR|CUDA|NCCL|GRPC|GLOO|UCX|FI|OMPI|PMI|PMIX|MPI|MPICH|HYDRA|I_MPI|SLURM|OMP|KMP"
     r"|TORCHELASTIC|MASTER)_\w+"
     r"|JOB_COMPLETION_INDEX|JOB_NAME|SERVICE|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|GCE_METADATA_IP"
@@ -245,7 +251,9 @@ _MAX_LENGTH = 100  # characters of a value in the text
 def environment_section(environment: Mapping[str, str]) -> Section:
     """Returns the variables and the launcher of this process."""
     names = sorted(
-        name for name, value in environment.items() if _READ.fullmatch(name) and _DEFAULTS.get(name) != value
+        name
+        for name, value in environment.items()
+        if _RELEVANT_VARIABLES.fullmatch(name) and _DEFAULTS.get(name) != value
     )
     variables = {name: None if is_secret(name) else environment[name] for name in names}
     launcher = _launcher(environment)

@@ -58,7 +58,7 @@ def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainCon
 
 
 def define_text(parser: TextParser, name: str, default: str | None, help_text: str, **options: Any) -> None:
-    """Defines a text flag; the arguments after the parser are those of `absl.flags.DEFINE_string`."""
+    """Defines a text flag; takes a parser and the arguments of `absl.flags.DEFINE_string`."""
     absl_flags.DEFINE(parser, name, default, help_text, serializer=absl_flags.ArgumentSerializer(), **options)
 
 

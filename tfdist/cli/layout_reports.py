@@ -24,17 +24,17 @@ _AXIS = "data"
 
 
 def print_replica_layout(config: LayoutConfig, output: Output) -> int:
-    """Prints the plan."""
+    """Prints the plan of replicas; returns the exit code."""
     tensorflow_import.load_tensorflow()
     from tfdist.cli.planned_model import planned_model
 
     rows = -(-config.batch_size // (config.processes * config.accumulate_steps))
     mesh = Mesh({_AXIS: config.processes})
     plan = planned_model(config).plan(mesh, {"batch": _AXIS}, Shard(axis=_AXIS), rows * config.processes)
-    trained = [variable for variable in plan.variables if variable.trainable]
+    trainable = [variable for variable in plan.variables if variable.trainable]
     parts = sizes_of_parts(
-        [variable.bytes for variable in trained],
-        [_state_bytes(variable) for variable in trained],
+        [variable.bytes for variable in trainable],
+        [_state_bytes(variable) for variable in trainable],
         config.processes if config.shard == "optimizer" else 1,
     )
     notes = list(_replica_notes(config))
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
 _MAX_LISTED = 3  # paths of replicated variables, and tensors between stages
 
 
-def lines(spread: "SpreadPlan") -> Iterator[str]:
+def _spread_lines(spread: "SpreadPlan") -> Iterator[str]:
     """Yields lines about layouts of variables and communication between the devices of a process."""
     mesh = spread.plan.mesh
     rows = [
@@ -108,43 +108,42 @@ def lines(spread: "SpreadPlan") -> Iterator[str]:
             v.path,
             " ".join(v.dims),
             "x".join(map(str, v.shape)),
-            str(v.placement.computed),
+            str(v.placement.computation),
             byte_size(v.bytes_per_device(mesh)["parameters"]),
         )
-        for v in spread.sharded
+        for v in spread.sharded_variables
     ]
     if rows:
         yield f"Sharded over the {spread.devices} devices of a process:"
         yield from text_table([("variable", "dims", "shape", "layout", "on a device"), *rows])
-    if spread.replicated:
-        variables = spread.replicated
+    if variables := spread.replicated_variables:
         paths = ", ".join(v.path for v in variables[:_MAX_LISTED]) + (", ..." if len(variables) > _MAX_LISTED else "")
         count = f"{len(variables)} variable{'s' * (len(variables) > 1)}"
         yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in variables))} ({paths})"
     for warning in spread.warnings:
         yield f"Warning: {warning}"
-    if spread.plan.sent:
+    if spread.plan.traffic:
         yield "Collectives of the devices for each micro-batch, with the size of the tensor on each device:"
         collective_rows = [
-            (collective.purpose, collective.kind, byte_size(collective.bytes)) for collective in spread.plan.sent
+            (collective.purpose, collective.kind, byte_size(collective.bytes)) for collective in spread.plan.traffic
         ]
         yield from text_table([("what", "operation", "size"), *collective_rows])
 
 
-def notes(spread: "SpreadPlan") -> Iterator[str]:
+def _spread_notes(spread: "SpreadPlan") -> Iterator[str]:
     """Yields notes about costs that the plan does not include."""
     yield (
         "Variables, gradients and optimizer state are counted per device, activations as on one device without --layout. "
         "In addition, the host of a process stores its unsharded gradients while they are reduced."
     )
-    if spread.plan.unknown:
-        yield f"Not counted: communication of these nested layers: {', '.join(spread.plan.unknown)}."
-    if spread.plan.unclear:
-        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(spread.plan.unclear)}."
+    if spread.plan.unknown_layers:
+        yield f"Not counted: communication of these nested layers: {', '.join(spread.plan.unknown_layers)}."
+    if spread.plan.unclear_layers:
+        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(spread.plan.unclear_layers)}."
 
 
-def facts(spread: "SpreadPlan | None") -> dict[str, Any]:
-    """Returns the JSON values about sharding over the devices of a process."""
+def _spread_facts(spread: "SpreadPlan | None") -> dict[str, Any]:
+    """Returns JSON values about sharding over the devices of a process."""
     if spread is None:
         return {"layout": {}, "sharded_variables": [], "collectives": [], "warnings": []}
     return {
@@ -155,10 +154,10 @@ def facts(spread: "SpreadPlan | None") -> dict[str, Any]:
                 "dims": list(v.dims),
                 "shape": list(v.shape),
                 "bytes": v.bytes,
-                "layout": str(v.placement.computed),
+                "layout": str(v.placement.computation),
                 "device_bytes": v.bytes_per_device(spread.plan.mesh)["parameters"],
             }
-            for v in spread.sharded
+            for v in spread.sharded_variables
         ],
         "collectives": [
             {
@@ -167,14 +166,14 @@ def facts(spread: "SpreadPlan | None") -> dict[str, Any]:
                 "axis": collective.axis,
                 "device_bytes": collective.bytes,
             }
-            for collective in spread.plan.sent
+            for collective in spread.plan.traffic
         ],
         "warnings": spread.warnings,
     }
 
 
 def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
-    """Prints the plan."""
+    """Prints the plan of a pipeline; returns the exit code."""
     grid = _grid(config)
     rows = _rows(config, grid)
     parse_cut(config.cut)
@@ -207,7 +206,7 @@ def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
     notes = list(_notes(plan, grid, config, spread))
     for line in (*_lines(plan, grid, rows, config, spread), *notes):
         output.line(line)
-    output.result(_facts(plan, grid, rows, config) | facts(spread) | {"notes": notes})
+    output.result(_facts(plan, grid, rows, config) | _spread_facts(spread) | {"notes": notes})
     return 0
 
 
@@ -239,7 +238,8 @@ def _lines(
     )
     yield from text_table([_header(plan), *(_row(number, stage) for number, stage in enumerate(plan.stages))])
     for number, stage in enumerate(plan.stages[:-1]):
-        tensors = [_tensor(tensor) for tensor in stage.sent[:_MAX_LISTED]] + ["..."] * (len(stage.sent) > _MAX_LISTED)
+        tensors = [_tensor(tensor) for tensor in stage.sent_tensors[:_MAX_LISTED]]
+        tensors += ["..."] * (len(stage.sent_tensors) > _MAX_LISTED)
         yield f"To stage {number + 1}: {', '.join(tensors)}"
     for shared in plan.shared:
         stages = " and ".join(map(str, shared.stages))
@@ -250,7 +250,7 @@ def _lines(
             yield f"Optimizer state of {name} {number}, sharded over {len(parts)} replicas: {describe_parts(parts)}"
     if spread is not None:
         yield ""
-        yield from lines(spread)
+        yield from _spread_lines(spread)
     yield ""
     micro_batches = count_of(config.micro_batches, "micro-batch")
     yield f"Schedules with {micro_batches}; live micro-batches, memory and messages of each process:"
@@ -276,7 +276,7 @@ def _row(number: int, stage: "StagePlan") -> tuple[str, ...]:
         byte_size(stage.variable_bytes),
         byte_size(stage.optimizer_bytes),
         byte_size(stage.activation_bytes),
-        byte_size(stage.sent_bytes) if stage.sent else "-",
+        byte_size(stage.sent_bytes) if stage.sent_tensors else "-",
         *time_cells,
     )
 
@@ -318,7 +318,7 @@ def _notes(plan: "PipelinePlan", grid: ProcessGrid, config: LayoutConfig, spread
         if config.shard == "optimizer":
             yield f"Updated weights of each stage, at most {byte_size(size)}, are gathered from them once per step."
     if spread is not None:
-        yield from notes(spread)
+        yield from _spread_notes(spread)
 
 
 def _facts(plan: "PipelinePlan", grid: ProcessGrid, rows: int, config: LayoutConfig) -> dict[str, Any]:
@@ -349,7 +349,7 @@ def _stage_facts(stage: "StagePlan") -> dict[str, Any]:
             "optimizer_state": stage.optimizer_bytes,
             "activations": stage.activation_bytes,
         },
-        "sent": [dataclasses.asdict(tensor) for tensor in stage.sent],
+        "sent": [dataclasses.asdict(tensor) for tensor in stage.sent_tensors],
         "sent_bytes": stage.sent_bytes,
         "operations": stage.operations,
         "forward_seconds": stage.seconds.forward if stage.seconds else None,
@@ -422,7 +422,7 @@ def print_server_layout(config: LayoutConfig, output: Output) -> int:
 
 
 def _server_load(placed: "list[tuple[VariablePlan, int]]", server: int, servers: int) -> dict[str, int]:
-    """Returns the bytes on a server, of variables that are on it and of its rows of tables."""
+    """Returns the bytes of the variables and table rows on a server, and of their optimizer state."""
     from tfdist.parameter_server.table_rows import count_rows
 
     own = [(variable.bytes, variable.slots) for variable, number in placed if number == server]
@@ -439,7 +439,7 @@ def _server_row(variable: "VariablePlan", server: int) -> tuple[str, ...]:
 
 def _server_lines(placed: "list[tuple[VariablePlan, int]]", facts: Mapping[str, Any]) -> Iterator[str]:
     workers, servers = count_of(facts["workers"], "worker"), count_of(len(facts["servers"]), "server")
-    yield f"{facts['strategy']} with {workers} and {servers}, at most {facts['step_examples']} examples of a step on each"
+    yield f"{facts['strategy']} with {workers} and {servers}, at most {facts['step_examples']} examples of a step per worker"
     yield from text_table(
         [("variable", "shape", "bytes", "optimizer", "server"), *itertools.starmap(_server_row, placed)]
     )

@@ -85,10 +85,10 @@ def running_strategy(
 
         strategy = start(detection, config.start_timeout_seconds, context.environment, options, handle_failures)
         per_process = field_names(config, "per_process")
-        shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in per_process}
+        shared_flags = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in per_process}
         if strategy.communication:
             detection = dataclasses.replace(detection, reason=f"{detection.reason} {strategy.communication}")
-        strategy.group.agree("flags", shared)
+        strategy.group.agree("flags", shared_flags)
         strategy.group.agree("versions", versions(), "version of ")
         with _final_barrier(strategy.group, end_timeout_seconds):
             yield RunningStrategy(config, detection, strategy)

@@ -63,7 +63,10 @@ def open_output(command: str, is_json: bool) -> Iterator[Output]:
     with _standard_output_as_error():
         yield output
     if output.facts is not None:  # the chief has it; other ranks print nothing
-        print(json.dumps({"schema": SCHEMA, "command": command, **_finite(output.facts)}, allow_nan=False), flush=True)
+        print(
+            json.dumps({"schema": SCHEMA, "command": command, **_replace_non_finite(output.facts)}, allow_nan=False),
+            flush=True,
+        )
 
 
 @contextlib.contextmanager
@@ -81,12 +84,12 @@ def _standard_output_as_error() -> Iterator[None]:
         os.close(stdout_copy)
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     """Replaces inf and NaN, which JSON does not have, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return value

@@ -20,7 +20,7 @@ from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import field_names
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
-from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
+from tfdist.launcher.attempt import JOB_NAME_VARIABLE, RESTART_VARIABLE
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.file_errors import reraise_as_access_error
 from tfdist.reporting.run_directory import flag_values
@@ -72,7 +72,7 @@ def origin(
         if resume in (AUTO, NEVER):
             return Origin([], False)
     checkpoints = (
-        _own_checkpoints(directory, flags["commit_dir"], complete_commits) if is_own_run else checkpoints_at(resume)
+        _run_checkpoints(directory, flags["commit_dir"], complete_commits) if is_own_run else checkpoints_at(resume)
     )
     if checkpoints:
         _check_flags(checkpoints, flags)
@@ -109,7 +109,7 @@ def finished_message(resume: str, directory: RunDirectory, flags: Mapping[str, A
     """Returns a message if the run has finished and there is nothing to do, else ""; see `origin` for the arguments."""
     if overwrites(directory, flags, job_name) or not _is_own_run(resume, directory, job_name):
         return ""
-    end = directory.finished
+    end = directory.end_facts
     if not end or _has_other_flags(directory, flags):
         return ""
     if any(end.get(name) != flags.get(name) for name in END_FLAGS):
@@ -128,7 +128,7 @@ def finished_message(resume: str, directory: RunDirectory, flags: Mapping[str, A
 def restarted_job(environment: Mapping[str, str] = os.environ) -> str:
     """Returns the name of the job if a launcher has restarted it; else empty."""
     is_restart = environment.get(RESTART_VARIABLE, "0") != "0"
-    return environment.get(LAUNCHED_VARIABLE, "") if is_restart else ""
+    return environment.get(JOB_NAME_VARIABLE, "") if is_restart else ""
 
 
 def _is_restart(directory: RunDirectory, job_name: str) -> bool:
@@ -153,7 +153,7 @@ def _nothing_to_resume(resume: str) -> InputError:
 
 def _overwriting_origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any]) -> Origin:
     checkpoints = [] if resume in (AUTO, NEVER) else checkpoints_at(resume)
-    if any(is_own(path, directory) for path in checkpoints):
+    if any(belongs_to_run(path, directory) for path in checkpoints):
         raise InputError(
             "A run cannot start from a checkpoint that it deletes. Received: "
             f"--overwrite with --resume={resume}, which is in {directory.path}. Give another --output_dir."
@@ -187,7 +187,7 @@ def commit_folder(directory: RunDirectory, commit_dir: str) -> Path | None:
     return in_memory.local_path(last_directory, commit_dir)
 
 
-def is_own(path: StoragePath, directory: RunDirectory) -> bool:
+def belongs_to_run(path: StoragePath, directory: RunDirectory) -> bool:
     """Returns whether a checkpoint, possibly in memory, belongs to this run."""
     return path.parent == directory.checkpoints or in_memory.belongs_to(path.parent, directory.path)
 
@@ -205,7 +205,7 @@ def _commits(directory: RunDirectory, commit_dir: str, complete_commits: Sequenc
     return [*commits, resumed_from] if is_commit and resumed_from not in commits else commits
 
 
-def _own_checkpoints(
+def _run_checkpoints(
     directory: RunDirectory, commit_dir: str, complete_commits: Sequence[str] | None
 ) -> list[StoragePath]:
     """Returns all checkpoints of a resumed run, or, if it has none yet, the one from which it started."""

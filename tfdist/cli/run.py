@@ -17,7 +17,7 @@ import keras
 
 from tfdist import data, keras_internals, models
 from tfdist.checkpoint import in_memory
-from tfdist.checkpoint.best import Best
+from tfdist.checkpoint.best import BestValue
 from tfdist.checkpoint.format import Checkpoint, Holder, NoLock, clean_partial, lock
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.replication import check_can_transfer, hosts, share
@@ -40,7 +40,7 @@ from tfdist.errors import InputError, WriteError, describe_error
 from tfdist.errors.engine_errors import one_line
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.gradients.compression import check
-from tfdist.launcher.attempt import LAUNCHED_VARIABLE
+from tfdist.launcher.attempt import JOB_NAME_VARIABLE
 from tfdist.layers.recompute import recompute
 from tfdist.optimizers import make_learning_rate
 from tfdist.optimizers.catalog import create_loss, create_metrics, create_optimizer
@@ -49,7 +49,7 @@ from tfdist.reporting import LoggedRun, Reporter, RunDirectory, python_logging
 from tfdist.reporting.display import chief_reporter
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.ledger_file import LedgerFile, NullLedger
-from tfdist.reporting.logger_catalog import check_own, make_loggers
+from tfdist.reporting.logger_catalog import check_user_defined, make_loggers
 from tfdist.reporting.profile import NullProfile, ProfileWindow
 from tfdist.reporting.run_directory import default_path
 from tfdist.reporting.run_summary import best_evaluation, duration
@@ -66,7 +66,7 @@ _RATE = ("learning_rate", "lr_scaling", "base_batch_size")
 _log = logging.getLogger(__name__)
 
 
-def warn_of_flags(config: Any, strategy: Strategy, model: keras.Model | None = None) -> None:
+def warn_about_flags(config: Any, strategy: Strategy, model: keras.Model | None = None) -> None:
     """Logs a warning on the chief for each flag without effect.
 
     Args:
@@ -233,13 +233,13 @@ class Target(NamedTuple):
       directory: directory of the run.
       config: the run's configuration, with this directory.
       origin: checkpoints to resume from.
-      finished: message to print instead of training if the run has finished; else empty.
+      finished_message: message to print instead of training if the run has finished; else empty.
     """
 
     directory: RunDirectory
     config: TrainConfig
     origin: resume.Origin
-    finished: str = ""
+    finished_message: str = ""
 
 
 def choose_target(session: Session, decision: tuple[str, resume.Origin] | None) -> Target:
@@ -250,9 +250,9 @@ def choose_target(session: Session, decision: tuple[str, resume.Origin] | None) 
         user-defined logger cannot be imported.
     """
     config, strategy = session.config, session.strategy
-    check_own(config.parsed.loggers)
+    check_user_defined(config.parsed.loggers)
     # A job restarted by a launcher continues in the same directory, although another size may imply another strategy.
-    ending = os.environ.get(LAUNCHED_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    ending = os.environ.get(JOB_NAME_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     path = os.path.expanduser(config.output_dir or default_path(config.dataset, config.model, ending))
     with long_timeout("its data") as deadline:
         directory = RunDirectory(path_of(strategy.group.broadcast("output_dir", path, deadline)))
@@ -260,8 +260,8 @@ def choose_target(session: Session, decision: tuple[str, resume.Origin] | None) 
     if strategy.is_chief and not decision:
         decision = resume.decide(config, directory)
     with long_timeout(_SLOW_DISK) as deadline:
-        finished, origin = strategy.group.broadcast("origin", decision, deadline)
-    return Target(directory, config, resume.Origin(*origin), finished)
+        message, origin = strategy.group.broadcast("origin", decision, deadline)
+    return Target(directory, config, resume.Origin(*origin), message)
 
 
 def _begin(
@@ -286,7 +286,7 @@ def _begin(
     _restore(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from
     commits = _commit_folder(config, directory, checkpoint, origin.continues_run, strategy)
-    ledgers = strategy.ledgers if _is_saved(config) else 0
+    ledgers = strategy.ledger_count if _is_saved(config) else 0
     start = _record_start(trainer, session.data.train.size, config, directory, ledgers=ledgers, commits=commits)
     if commits:
         in_memory.remove_other_starts(path_of(checkpoint), Path(commits))
@@ -397,10 +397,10 @@ def _check_shared(origin: resume.Origin, config: TrainConfig, directory: RunDire
 
 def _drop_invisible(origin: resume.Origin, directory: RunDirectory, strategy: Strategy) -> resume.Origin:
     """Drops in-memory checkpoints that are not visible to all processes, unless there are no others."""
-    visible = strategy.group.gather(
+    visibility = strategy.group.gather(
         "origin/seen", [storage_of(path).is_directory(path_of(path)) for path in origin.checkpoints]
     )
-    is_visible = dict(zip(origin.checkpoints, map(all, zip(*visible, strict=True)), strict=True))
+    is_visible = dict(zip(origin.checkpoints, map(all, zip(*visibility, strict=True)), strict=True))
     paths = [path for path in is_visible if is_visible[path] or path_of(path).parent == directory.checkpoints]
     if len(paths) < len(is_visible) and paths and strategy.is_chief:
         _log.warning(
@@ -413,8 +413,8 @@ def _drop_invisible(origin: resume.Origin, directory: RunDirectory, strategy: St
 def _restore(trainer: Trainer, origin: resume.Origin, config: TrainConfig, directory: RunDirectory) -> None:
     """Restores the trainer's state, except for a learning rate that was changed on the command line."""
     rate = keras_internals.constant_learning_rate(trainer.model.optimizer)
-    is_own_run = any(resume.is_own(path_of(path), directory) for path in origin.checkpoints)
-    trainer.resume_from(origin.checkpoints, sets_aside=is_own_run)
+    is_own_run = any(resume.belongs_to_run(path_of(path), directory) for path in origin.checkpoints)
+    trainer.resume_from(origin.checkpoints, rename_damaged=is_own_run)
     if trainer.train_state.resumed_from and rate is not None:
         saved_flags = Checkpoint.open(trainer.train_state.resumed_from).flags
         if any(saved_flags.get(name) != getattr(config, name) for name in _RATE):
@@ -471,7 +471,7 @@ def _record_start(
                 "ledgers": ledgers,
                 "commits": commits,
                 "trains_clients": config.parsed.sync.trains_clients,
-                "launched": os.environ.get(LAUNCHED_VARIABLE, ""),
+                "launched": os.environ.get(JOB_NAME_VARIABLE, ""),
             },
         )
     with long_timeout(_SLOW_DISK) as deadline:
@@ -500,7 +500,7 @@ class Run(NamedTuple):
 
     def finish(
         self, trainer: Trainer, config: TrainConfig, callbacks: Sequence[keras.callbacks.Callback]
-    ) -> Best | None:
+    ) -> BestValue | None:
         """Writes the trained model, and records that the run has finished; every process must call it.
 
         Returns:
@@ -519,7 +519,7 @@ class Run(NamedTuple):
                 self.directory.finish({"step": step, "model_step": trainer.step, "reason": reason, **options})
         return best
 
-    def print_summary(self, best: Best | None, config: TrainConfig) -> None:
+    def print_summary(self, best: BestValue | None, config: TrainConfig) -> None:
         """Prints the results, the next commands, and the directory on the chief."""
         if self.is_chief:
             flags = ["--checkpoint=best"] if best else []
@@ -550,14 +550,14 @@ def open_run(
         # A terminal has already shown this as a status.
         log_options = python_logging.ONLY_IN_FILE if can_overwrite(sys.stderr) else {}
         _log.info("Loading TensorFlow took %.1f s.", loading_seconds, extra=log_options)
-        warn_of_flags(config, strategy, trainer.model)
+        warn_about_flags(config, strategy, trainer.model)
         if strategy.is_chief:
             _warn_of_lost_progress(resumed_from, config, directory)
         reporting = Reporting(
             reporter=_reporter(config, directory) if strategy.is_chief else Reporter(),
             profile=_profile(config.profile_steps, directory, strategy.is_chief),
             ledger=ledger,
-            strategy_reason=session.detection.why,
+            strategy_reason=session.detection.cause,
             record_all_reduce_table=lambda table: directory.write(directory.all_reduce_table, table.encode()),
             record_timelines=lambda timelines: directory.write(directory.timeline, timeline.png(timelines)),
             description={"output": str(directory.path), "resuming": f"from {resumed_from}" if resumed_from else ""},
@@ -585,12 +585,12 @@ def _warn_of_lost_progress(resumed_from: str, config: TrainConfig, directory: Ru
             "Received: --commit_every=%d with --checkpoint_every=0. Add --checkpoint_every or --commit_dir.",
             config.commit_every,
         )
-    *earlier, _ = directory.read_starts()
-    if earlier and not resumed_from and directory.has_trained:
+    *earlier_starts, _ = directory.read_starts()
+    if earlier_starts and not resumed_from and directory.has_trained:
         _log.warning(
             "This run's %s left no checkpoint or commit, so it starts at step 0 with new weights%s. To avoid this, set "
             "or lower --checkpoint_every, or give commits a --commit_dir.",
-            "earlier start" if len(earlier) == 1 else f"{len(earlier)} earlier starts",
+            "earlier start" if len(earlier_starts) == 1 else f"{len(earlier_starts)} earlier starts",
             f"; the old records are in {directory.dropped}" if directory.has_dropped else "",
         )
 
@@ -612,7 +612,7 @@ def _close_reporter(reporter: Reporter) -> Iterator[None]:
                 _log.warning("%s", error)
 
 
-def summary(run: Run, records: Sequence[Mapping[str, Any]], best: Best | None, flags: str = "") -> list[str]:
+def summary(run: Run, records: Sequence[Mapping[str, Any]], best: BestValue | None, flags: str = "") -> list[str]:
     """Returns the lines of the summary; the last one is the directory.
 
     Args:
@@ -628,13 +628,13 @@ def summary(run: Run, records: Sequence[Mapping[str, Any]], best: Best | None, f
     value = f"{best}, exported as {directory.model.name}" if best else _best(records)
     duration_text = f"trained to step {last['step']} in {duration(time.monotonic() - run.start_time)}"
     arguments = " ".join(filter(None, [shlex.quote(str(directory.path)), flags]))
-    resumes = run.checkpoints.best or any(run.checkpoints.interval)
-    continuing = ["or train longer: the same command with more --epochs or --steps"] if resumes else []
+    can_resume = run.checkpoints.best or any(run.checkpoints.interval)
+    continue_lines = ["or train longer: the same command with more --epochs or --steps"] if can_resume else []
     return [
         f"{last['kind']} after {last['step']} steps: {numbers}",
         f"best {value}; {duration_text}" if value else duration_text,
         f"next: tfdist evaluate {arguments}, or tfdist predict, or tfdist export",
-        *continuing,
+        *continue_lines,
         f"{directory.model.name}, {directory.curves.name}, {directory.metrics.name} and {directory.logs.name} are in",
         str(directory.path),
     ]

@@ -111,7 +111,7 @@ def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
             _load_model_file(trainer, path_of(paths[0]), config.safe_mode)
             return paths[0]
         try:
-            trainer.resume_from(paths, sets_aside=False)
+            trainer.resume_from(paths, rename_damaged=False)
             return trainer.train_state.resumed_from
         except CheckpointError:
             all_exist = all(storage_of(path_of(path)).exists(path_of(path)) for path in paths)
@@ -153,12 +153,12 @@ def _adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedC
     """Returns the flags of a run, with those that the command overrides: strategy, data and batch size."""
     defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     known_flags = {name: value for name, value in flags.items() if name in defaults}
-    same_strategy = config.strategy == known_flags.get("strategy")
+    is_same_strategy = config.strategy == known_flags.get("strategy")
     overrides: dict[str, Any] = {
         name: defaults[name] for name in (*field_names(TrainConfig, "training_only"), *_TRAINING_ONLY)
     }
     for name, value in config.options.items():
-        if not (same_strategy and value == defaults[name] and name in field_names(TrainConfig, "is_option")):
+        if not (is_same_strategy and value == defaults[name] and name in field_names(TrainConfig, "is_option")):
             overrides[name] = value
     if source.name.endswith(weights.MODEL_FILE):
         overrides["ema"] = defaults["ema"]  # the weights in the file are the average
@@ -175,7 +175,7 @@ def _adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedC
 
 
 def check_safe_mode(train_config: TrainConfig, source: StoragePath, own_flags: Container[str] = ()) -> None:
-    """Refuses flags of a run that may name arbitrary code, except those given to the command, `own_flags`."""
+    """Raises `InputError` if flags of the run, except `own_flags` of the command, may name arbitrary code."""
     if unsafe_flags := [name for name in unsafe_fields(train_config) if name not in own_flags]:
         code = " ".join(flag_text(name, getattr(train_config, name)) for name in unsafe_flags)
         raise InputError(
@@ -190,18 +190,18 @@ def _last_step(run: str, model: str) -> int | None:
     if path_of(model) != directory.model:
         return None
     records = directory.records()
-    return directory.finished.get("model_step") or (int(records[-1]["step"]) if records else None)
+    return directory.end_facts.get("model_step") or (int(records[-1]["step"]) if records else None)
 
 
 def _load_model_file(trainer: Trainer, path: StoragePath, safe_mode: bool) -> None:
     """Assigns the variables of a saved model to those of the trainer's model."""
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-        local = Path(folder) / path.name
+        local_path = Path(folder) / path.name
         try:
-            storage_of(path).copy_to(path, local)
+            storage_of(path).copy_to(path, local_path)
             if safe_mode:
-                _check_modules(local)
-            saved_model = keras.models.load_model(local, compile=False)
+                _check_modules(local_path)
+            saved_model = keras.models.load_model(local_path, compile=False)
         except Exception as error:
             raise InputError(
                 f"A saved model must be readable by Keras. Received: {path}: {one_line(str(error)):.300}. Give a "

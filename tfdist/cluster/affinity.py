@@ -10,9 +10,8 @@ import pathlib
 
 TOPOLOGY = pathlib.Path("/sys/devices/system/cpu")
 QUOTA = pathlib.Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: microseconds per period, and the period
-_CORES_BY_BINDING: dict[
-    frozenset[int], int
-] = {}  # result of `bind_to_share`, by the cores that it bound this process to
+# Results of `bind_to_share`, by the cores to which it bound this process.
+_CORES_BY_BINDING: dict[frozenset[int], int] = {}
 
 
 def bind_to_share(local_rank: int, local_size: int, *, assigned: bool = False) -> int:
@@ -24,7 +23,7 @@ def bind_to_share(local_rank: int, local_size: int, *, assigned: bool = False) -
     Args:
       local_rank: rank of this process on its host.
       local_size: number of processes of the job on this host.
-      assigned: whether an existing affinity is that of this process only, instead of all the job's processes on this host.
+      assigned: whether an existing affinity was set for this process only, not for all the job's processes on this host.
 
     Returns:
       Number of cores per process, at least 1; equal for all processes, because the number of threads can affect rounding.
@@ -65,7 +64,7 @@ def core_share(cores: list[int], local_rank: int, local_size: int) -> list[int]:
 
 
 def _sort_key(core: int) -> tuple[int, ...]:
-    """Returns a sort key that groups cores by socket and physical core; by number if the topology is unknown."""
+    """Returns a sort key that groups cores by socket and physical core, or by number if the topology is unknown."""
     topology = TOPOLOGY / f"cpu{core}" / "topology"
     try:
         return (*(int((topology / name).read_text()) for name in ("physical_package_id", "core_id")), core)

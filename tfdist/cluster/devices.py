@@ -46,7 +46,8 @@ def check_available(count: int) -> None:
 def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
     """Divides this host's cores between the job's processes on it, if there are several.
 
-    With 0 threads within an operation, uses this process's share of the cores, to which it is then bound if possible.
+    With 0 threads within an operation, uses as many threads as this process's share of the cores, and binds the process to
+    its share if possible.
     """
     threads = intra_op_threads
     if not threads and cluster.local_size > 1:
@@ -72,8 +73,8 @@ def limit_threads(count: int) -> None:
 def allow_waiting(count: int) -> None:
     """Adds inter-op threads for operations that block while they wait for other operations.
 
-    For example, a `tf.py_function` that calls a `tf.function` occupies a thread until that returns. With one on each of
-    several replicas, or in a process bound to one core, all threads could be occupied.
+    For example, a `tf.py_function` that calls a `tf.function` occupies a thread until the call returns. On several replicas,
+    or in a process bound to one core, such calls could occupy all threads.
     """
     threads = tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
     tf.config.threading.set_inter_op_parallelism_threads(threads + count)

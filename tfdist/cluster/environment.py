@@ -1,4 +1,4 @@
-"""Rank and size of this process, from the environments that start processes; if there are several, they must agree.
+"""Reads the rank and size of this process from the variables of launchers and schedulers, which must agree.
 
 Each `from_*` returns None if its environment did not start this process, and raises `InputError` if its variables are
 incomplete or contradictory. `TFDIST_COORDINATOR=host:port` overrides the address at which rank 0 serves the `Group`.
@@ -28,7 +28,7 @@ def expand_hosts(text: str) -> list[str]:
       The host names; the last bracket of a name varies fastest.
 
     Raises:
-      InputError: the text is not a host list.
+      InputError: `text` is not a host list.
     """
     hosts: list[str] = []
     for name in _split_names(text):
@@ -45,7 +45,7 @@ def expand_counts(text: str) -> list[int]:
     """Expands a list of counts: `4(x2),3` is 4, 4, 3.
 
     Raises:
-      InputError: the text is not a list of counts.
+      InputError: `text` is not a list of counts.
     """
     matches = [_COUNT.fullmatch(part) for part in text.split(",")]
     if not all(matches):
@@ -276,22 +276,22 @@ def detect_cluster(env: Environment) -> Cluster:
       InputError: sources disagree about this process's rank or the job's size.
     """
     clusters = [c for source in _SOURCES if (c := source(env))]
-    # If a scheduler's tasks run a launcher (srun torchrun; mpirun, whose daemons srun starts), the processes are those of
-    # the launcher. A source with one process is ignored, such as an interactive shell in a Slurm step.
+    # If a scheduler's tasks run a launcher (srun torchrun; mpirun, whose daemons srun starts), the launcher starts the
+    # processes. A source with one process, such as an interactive shell in a Slurm step, is ignored.
     launcher_size = max((c.size for c in clusters if c.source not in (*_ALLOCATORS, "TF_CONFIG")), default=0)
     clusters = [c for c in clusters if c.source not in _ALLOCATORS or c.size >= launcher_size]
-    relevant = [c for c in clusters if c.size > 1 or c.source in HOROVOD_LAUNCHERS]
-    if not relevant:
+    candidates = [c for c in clusters if c.size > 1 or c.source in HOROVOD_LAUNCHERS]
+    if not candidates:
         return clusters[0] if clusters else Cluster()
-    cluster = relevant[0]
-    for other_cluster in relevant[1:]:
+    cluster = candidates[0]
+    for other_cluster in candidates[1:]:
         if (other_cluster.rank, other_cluster.size) != (cluster.rank, cluster.size):
             raise InputError(
                 "The sources of this process's rank must agree. Received: "
                 f"{describe(cluster)}; {describe(other_cluster)}. Unset the variables of the wrong one."
             )
-    addresses = next((c.addresses for c in relevant if c.addresses), ())
-    coordinator = next((c.coordinator for c in relevant if c.coordinator), "")
+    addresses = next((c.addresses for c in candidates if c.addresses), ())
+    coordinator = next((c.coordinator for c in candidates if c.coordinator), "")
     return dataclasses.replace(cluster, addresses=addresses, coordinator=coordinator)
 
 
@@ -303,7 +303,7 @@ def describe(cluster: Cluster) -> str:
 
 
 def hint(env: Environment) -> str:
-    """Returns a hint about an environment with signs of several processes that has started only this one."""
+    """Returns a hint if the environment indicates several processes, but has started only this one; empty otherwise."""
     if env.get("SLURM_NTASKS", "1") != "1" and from_slurm(env) is None:
         return f" (Slurm's allocation has {env['SLURM_NTASKS']} tasks, but srun did not start this process)"
     if "JOB_COMPLETION_INDEX" in env and "TFDIST_PROCESSES" not in env:

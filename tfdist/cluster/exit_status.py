@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 def cause() -> BaseException | None:
     """Returns the exception that ended the main thread: an uncaught error, or a `SystemExit` of any code.
 
-    None if the main thread is running or has ended without an exception.
+    Returns None if the main thread is running or has ended without an exception.
     """
     return _exits[-1] if _exits else getattr(sys, "last_value", None)
 
@@ -66,7 +66,7 @@ def _report() -> None:
 
 
 class _Exit(SystemExit):
-    """The exception of `sys.exit`. To end the process, Python reads its `code` without a calling frame."""
+    """The exception of `sys.exit`, which detects that Python ends the process: it then reads `code` without a calling frame."""
 
     def _get_code(self) -> Any:
         if sys._getframe().f_back is None:

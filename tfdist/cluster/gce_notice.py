@@ -54,10 +54,8 @@ def _watch(on_notice: Callable[[str], object], ended: threading.Event) -> None:
         active_notices = _active_notices()
         if active_notices is None:
             continue
-        new_notices, ignored_notices = (
-            active_notices - ignored_notices,
-            ignored_notices & active_notices,
-        )  # a withdrawn notice may be repeated
+        new_notices = active_notices - ignored_notices
+        ignored_notices &= active_notices  # a withdrawn notice may be repeated
         if new_notices and not ended.is_set():
             name = min(new_notices)
             _log.warning(

@@ -21,7 +21,10 @@ class _Finder:
 
 
 def check_on_import() -> None:
-    """Makes the import of Keras raise `InputError` for other backends than TensorFlow; checks now if already imported."""
+    """Makes the import of Keras raise `InputError` for backends other than TensorFlow.
+
+    Raises the error immediately if Keras is already imported.
+    """
     if "keras" in sys.modules:
         check()
     sys.meta_path.insert(0, _Finder())
@@ -34,7 +37,7 @@ def check() -> None:
 
 
 def problem() -> str:
-    """Returns a sentence about a backend of Keras, current or configured, other than TensorFlow; empty for TensorFlow."""
+    """Returns an error message if the backend of Keras, current or configured, is not TensorFlow; otherwise empty."""
     backend, origin = _find_backend()
     rule = "Keras must compute with TensorFlow, on which tfdist distributes."
     return "" if backend == "tensorflow" else f"{rule} Received: the backend {backend} {origin}."

@@ -35,12 +35,12 @@ def forbid_restart(environment: Mapping[str, str] = os.environ) -> None:
     path = pathlib.Path(environment.get(VARIABLE) or os.devnull)
     if not path.exists():  # the launcher's directory was deleted
         path.parent.mkdir(parents=True, exist_ok=True)
-        blank(path)
+        create(path)
     with open(path, "r+b", buffering=0) as file:
         os.pwrite(file.fileno(), _FINAL, _WIDTH)
 
 
-def blank(path: pathlib.Path) -> None:
+def create(path: pathlib.Path) -> None:
     """Creates the file of a process that is about to start, and reserves the space for later writes."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)  # an existing file is overwritten in place
     try:

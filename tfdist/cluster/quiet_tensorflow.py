@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 # TensorFlow's startup messages. Other messages, and all messages before an exception, are shown. C++ code writes them to the
-# file descriptor of stderr before it reads TF_CPP_MIN_LOG_LEVEL, so that they can only be hidden by redirection.
+# file descriptor of stderr before it reads TF_CPP_MIN_LOG_LEVEL, so only redirection can hide them.
 _STARTUP_MESSAGE = re.compile(
     rb"WARNING: All log messages before absl::|[IWE]\d{4} [\d:.]+ |To enable the following instructions"
 )

@@ -49,13 +49,13 @@ def caller_location() -> str:
 # A thread handles signals, because Python's handlers run only after a call of the engine has returned.
 
 _NO_DESCRIPTOR = -1  # instead of a file descriptor
-_PREVIOUS_HANDLERS: list[Mapping[int, Any]] = []  # replaced handlers by signal, of the outermost context first
+_PREVIOUS_HANDLERS: list[Mapping[int, Any]] = []  # replaced handlers by signal; the outermost context comes first
 
 _log = logging.getLogger(__name__)
 
 
 def can_set_handlers() -> bool:
-    """Returns whether this is the main thread, in which alone Python can set handlers."""
+    """Returns whether this is the main thread, the only thread in which Python can set handlers."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -202,7 +202,7 @@ def termination_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
     Both take effect immediately, even during a call of the engine. Signals within a second of the first one are part of
     the same notice.
 
-    In a process started by tfdist's launcher, all signals are one notice, so that no signal interrupts a save: after a
+    In a process started by tfdist's launcher, all signals are one notice, because no signal may interrupt a save: after a
     scheduler's signal, the launcher may signal the process again to resize or end the job. To end it immediately, the
     launcher kills it.
 

@@ -45,7 +45,7 @@ def is_launcher_pipe(stream: TextIO) -> bool:
 
 
 def can_overwrite(stream: TextIO) -> bool:
-    """Returns whether a stream is shown on a terminal, directly or by a launcher, so that text can be overwritten."""
+    """Returns whether a stream is shown on a terminal, directly or by a launcher, where text can be overwritten."""
     return has_cursor_control(stream) or is_launcher_pipe(stream)
 
 
@@ -70,7 +70,7 @@ class StatusLine:
         self._stream, self._text = stream, ""
 
     def set(self, text: bytes) -> None:
-        """Shows a text in UTF-8; an empty text erases the line."""
+        """Shows a string in UTF-8; an empty string erases the line."""
         columns = columns_of(self._stream)
         plain = _CONTROL_SEQUENCE.sub("", text.decode(errors="ignore"))
         visible = "".join(character if character.isprintable() else " " for character in plain)[:columns].rstrip()
@@ -79,7 +79,7 @@ class StatusLine:
             _write(self._stream, _ERASE + visible)
 
     @contextlib.contextmanager
-    def hidden(self) -> Iterator[None]:
+    def hide(self) -> Iterator[None]:
         """Hides the line in a context, in which other lines can be written above it."""
         if self._text:
             _write(self._stream, _ERASE)
@@ -95,7 +95,7 @@ def status_line(stream: TextIO) -> StatusLine | None:
 
 @contextlib.contextmanager
 def show_temporarily(text: str) -> Iterator[None]:
-    """Shows a text on stderr in a context, if stderr is shown on a terminal."""
+    """Shows a string on stderr within a context, if stderr is shown on a terminal."""
     stream = sys.stderr
     if not can_overwrite(stream):
         yield

@@ -40,14 +40,14 @@ def parse(text: str) -> Members:
       text: JSON, `{"cluster": {"chief": [...], "worker": [...], "ps": [...]}, "task": {"type", "index"}}`.
 
     Raises:
-      InputError: the text does not describe a member of a training job.
+      InputError: `text` does not describe a member of a training job.
     """
     try:
         config = json.loads(text)
     except ValueError as error:
         raise InputError(f"TF_CONFIG must be JSON: {error}. Received: {text!r}. Example: {EXAMPLE}") from error
-    jobs = _jobs(config)
-    job_name, index = _task(config, jobs)
+    jobs = _parse_jobs(config)
+    job_name, index = _parse_task(config, jobs)
     addresses = tuple(address for job in _RANKED_JOBS for address in jobs.get(job, ()))
     duplicates = [a for a, n in collections.Counter((host(a), port(a)) for a in addresses).items() if n > 1]
     if duplicates:
@@ -85,13 +85,13 @@ def control_address(addresses: Sequence[str]) -> str:
     first_address = addresses[0]
     used_ports = {port(address) for address in addresses if host(address) == host(first_address)}
     step = 1 if port(first_address) + 1000 <= 65535 else -1
-    control = port(first_address) + 1000 * step
-    while control in used_ports:
-        control -= step
-    return f"{first_address.rpartition(':')[0]}:{control}"
+    control_port = port(first_address) + 1000 * step
+    while control_port in used_ports:
+        control_port -= step
+    return f"{first_address.rpartition(':')[0]}:{control_port}"
 
 
-def _jobs(config: Any) -> dict[str, list[str]]:
+def _parse_jobs(config: Any) -> dict[str, list[str]]:
     jobs = config.get("cluster") if isinstance(config, dict) else None
     if not isinstance(jobs, dict) or not jobs:
         raise InputError(f"TF_CONFIG must have a `cluster` with its workers. Received: {config!r}. Example: {EXAMPLE}")
@@ -109,7 +109,7 @@ def _jobs(config: Any) -> dict[str, list[str]]:
     return jobs
 
 
-def _task(config: dict[str, Any], jobs: dict[str, list[str]]) -> tuple[str, int]:
+def _parse_task(config: dict[str, Any], jobs: dict[str, list[str]]) -> tuple[str, int]:
     task = config.get("task")
     if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
         raise InputError(

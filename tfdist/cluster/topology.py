@@ -9,7 +9,7 @@ from tfdist.errors import InputError
 
 
 def parse_topology(text: str) -> tuple[int, ...] | None:
-    """Returns the number of replicas on each host; None if the text is not a list of positive numbers."""
+    """Returns the number of replicas on each host; None if `text` is not a list of positive numbers."""
     counts = [count.strip() for count in text.split(",")]
     if not all(re.fullmatch(r"[1-9][0-9]{0,8}", count) for count in counts):
         return None
@@ -21,10 +21,10 @@ class Topology:
     """The hosts of a job's replicas.
 
     Attributes:
-      host_of: index of the host of each rank; hosts are numbered in the order of their first ranks.
+      host_by_rank: index of the host of each rank; hosts are numbered in the order of their first ranks.
     """
 
-    host_of: tuple[int, ...]
+    host_by_rank: tuple[int, ...]
 
     @classmethod
     def parse(cls, text: str, replicas: int) -> "Topology":
@@ -54,27 +54,27 @@ class Topology:
     @property
     def size(self) -> int:
         """Number of replicas."""
-        return len(self.host_of)
+        return len(self.host_by_rank)
 
     @property
     def hosts(self) -> int:
         """Number of hosts."""
-        return len(set(self.host_of))
+        return len(set(self.host_by_rank))
 
     def ranks_of(self, host: int) -> tuple[int, ...]:
         """Returns the ranks on a host, in order."""
-        return tuple(rank for rank, rank_host in enumerate(self.host_of) if rank_host == host)
+        return tuple(rank for rank, rank_host in enumerate(self.host_by_rank) if rank_host == host)
 
     def crosses_hosts(self, a: int, b: int) -> bool:
         """Returns whether a message between two ranks crosses a link between hosts."""
-        return self.host_of[a] != self.host_of[b]
+        return self.host_by_rank[a] != self.host_by_rank[b]
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         """Returns whether the ranks are on several hosts."""
         return any(self.crosses_hosts(a, b) for a, b in itertools.pairwise(ranks))
 
     def __str__(self) -> str:
-        """Returns the numbers of ranks per host, as in `parse` if the ranks of each host are consecutive."""
+        """Returns the numbers of ranks per host, which `parse` accepts if the ranks of each host are consecutive."""
         return ",".join(str(len(self.ranks_of(host))) for host in range(self.hosts))
 
 

@@ -24,7 +24,7 @@ def receive(collectives: Collectives, reference: tf.Tensor, source: int, tag: st
 
 
 def send_receive(collectives: Collectives, tensor: tf.Tensor, partner: int, name: str) -> tf.Tensor:
-    """Exchanges vectors with a partner; n sent.
+    """Exchanges vectors with a partner. Cost: n sent.
 
     An engine with a native all-to-all also gathers in one message, in both directions at the same time; a send and a receive
     would be sequential. On other engines, a gather needs an additional message with the numbers of rows.
@@ -165,7 +165,7 @@ def hierarchical(collectives: Collectives, vector: tf.Tensor, topology: Topology
     in TensorFlow", 2018.
     """
     rank = collectives.static_rank
-    host_ranks = topology.ranks_of(topology.host_of[rank])
+    host_ranks = topology.ranks_of(topology.host_by_rank[rank])
     inside = collectives.group(host_ranks)
     if not _is_even(topology):
         [total] = inside.all_reduce([vector], name=f"{name}/inside")
@@ -250,7 +250,7 @@ CATALOG: Mapping[str, Algorithm] = {
 
 
 def groups_of(names: Iterable[str], topology: Topology) -> list[tuple[int, ...]]:
-    """Returns the groups of ranks that some algorithms need, in the same order on every process; ignores other names."""
+    """Returns the groups of ranks that the named algorithms need, in the same order on every process."""
     groups = {group for name in names if name in CATALOG for group in CATALOG[name].groups(topology)}
     return sorted(group for group in groups if len(group) > 1)
 
@@ -275,23 +275,23 @@ class TunedCollectives(ForwardingCollectives):
         self.is_measured = is_measured
 
     def with_table(self, table: AlgorithmTable) -> "TunedCollectives":
-        """Returns the same collectives with other algorithms."""
+        """Returns a copy with another table of algorithms."""
         return TunedCollectives(self._inner, self.topology, table, is_measured=self.is_measured)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class; the cost is that of the algorithm."""
+        """See base class. The cost depends on the algorithm."""
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         results: dict[int, tf.Tensor] = {}
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors if self._is_supported(tensor, op)):
             members = [
                 i for i, tensor in enumerate(tensors) if tensor.dtype == dtype and self._is_supported(tensor, op)
             ]
-            same_dtype = [tensors[i] for i in members]
-            elements = sum(tensor.shape.num_elements() for tensor in same_dtype)
+            dtype_tensors = [tensors[i] for i in members]
+            elements = sum(tensor.shape.num_elements() for tensor in dtype_tensors)
             algorithm = self.table.algorithm_for(elements * dtype.size)
             if algorithm != ENGINE:
                 # TensorFlow rejects a message of another size with the same name, even of another function.
-                totals = self._sum(algorithm, same_dtype, op, f"{name}/{algorithm}/{dtype.name}_{elements}")
+                totals = self._sum(algorithm, dtype_tensors, op, f"{name}/{algorithm}/{dtype.name}_{elements}")
                 results |= zip(members, totals, strict=True)
         remaining = [i for i in range(len(tensors)) if i not in results]
         if remaining:
@@ -308,8 +308,8 @@ class TunedCollectives(ForwardingCollectives):
     def _sum(self, algorithm: str, tensors: Sequence[tf.Tensor], op: Op, name: str) -> list[tf.Tensor]:
         """Sums tensors of one dtype as one vector."""
         with tf.name_scope(algorithm):  # in profiles
-            flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
-            vector = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+            vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
+            vector = vectors[0] if len(vectors) == 1 else tf.concat(vectors, 0)
             total = CATALOG[algorithm].sum(self._inner, vector, self.topology, name)
             if op == "mean":
                 total /= tf.cast(self.size, total.dtype)
@@ -324,7 +324,7 @@ def tuned_collectives(
 
     Args:
       engine: collectives of all replicas of the job.
-      choice: as in `--all_reduce`.
+      choice: value of `--all_reduce`.
       topology: the hosts of the replicas.
       table: the table in the file that `choice` names, if any.
 
@@ -336,7 +336,7 @@ def tuned_collectives(
     if choice.name == AUTO:
         return TunedCollectives(engine, topology, table or AlgorithmTable(), is_measured=table is None)
     check_algorithm(choice.name, topology)
-    return TunedCollectives(engine, topology, AlgorithmTable.of(choice.name))
+    return TunedCollectives(engine, topology, AlgorithmTable.uniform(choice.name))
 
 
 def possible_algorithms(topology: Topology) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdist.collectives.interface import Collectives, Op, Wire
-from tfdist.collectives.replica_context import without_gradient
+from tfdist.collectives.replica_context import prevent_gradient
 
 _unique = itertools.count()
 
@@ -77,7 +77,7 @@ class DeviceGroup(Collectives):
         return self._rank
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class; n (N - 1) sent, within the process."""
+        """See base class. Cost: n (N - 1) sent, within the process."""
         combine = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}[op]
         return self._combine(tensors, f"all_reduce/{name}", lambda parts: combine(tf.stack(parts), axis=0))
 
@@ -115,7 +115,7 @@ class DeviceGroup(Collectives):
         rows_differ: bool = False,
     ) -> list[tf.Tensor]:
         """Combines each tensor over the ranks, in order; with `rows_differ`, first dims may differ."""
-        inputs = without_gradient(tensors, name)
+        inputs = prevent_gradient(tensors, name)
         if not inputs:
             return []
         name, local_rank = f"{name}/{self._ranks}", self._ranks[self._rank]
@@ -139,7 +139,7 @@ class DeviceGroup(Collectives):
 
 
 def _do_nothing(strategy: tf.distribute.Strategy) -> None:
-    """Does nothing: `merge_call` needs a function."""
+    """Does nothing; `merge_call` requires a function."""
 
 
 def _copy(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

@@ -2,7 +2,7 @@
 
 The loss of a step is the sum of the replicas' losses, so the gradient of a sum over replicas is the sum of the
 gradients over replicas: the gradient of an all-reduce is an all-reduce, and all-gather and reduce-scatter are the
-gradients of each other. If losses are weighted only after differentiation (`losses_weighted`), gradients are weighted
+gradients of each other. If losses are weighted only after differentiation (`loss_weight_scope`), gradients are weighted
 here when they cross replicas.
 
 Tensors passed to the engine are detached with `stop_gradient`; the custom gradients below reconnect them to the graph.
@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.collectives.interface import Collectives, Op, Wire
 
-ANYTHING = frozenset(
+_ALL_DTYPES = frozenset(
     [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8, tf.int32, tf.int64, tf.bool, tf.uint32]
 )
 
@@ -28,7 +28,7 @@ class OneReplica(Collectives):
 
     size = 1
     rank = 0
-    wire = Wire(reduces=ANYTHING, gathers=ANYTHING, packed=tf.uint8)
+    wire = Wire(reduces=_ALL_DTYPES, gathers=_ALL_DTYPES, packed=tf.uint8)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
@@ -44,7 +44,7 @@ _current: contextvars.ContextVar[Collectives] = contextvars.ContextVar("collecti
 
 
 def current() -> Collectives:
-    """Returns the collectives of the current step; outside of a step, those of one replica."""
+    """Returns the collectives of the current step, or of one replica outside of a step."""
     return _current.get()
 
 
@@ -62,7 +62,7 @@ _weight: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("weig
 
 
 @contextlib.contextmanager
-def losses_weighted(weight: tf.Tensor | None) -> Iterator[None]:
+def loss_weight_scope(weight: tf.Tensor | None) -> Iterator[None]:
     """Context in which a replica's code computes and differentiates a loss that the caller weights afterwards.
 
     Args:

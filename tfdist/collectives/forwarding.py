@@ -36,7 +36,7 @@ class ForwardingCollectives(Collectives):
         return self._inner.all_gather(tensors, name=name)
 
     def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class; a call of `all_gather`."""
+        """See base class. Counts as a call of `all_gather`."""
         self._on_call("all_gather", [tf.expand_dims(tensor, 0) for tensor in tensors], name)
         return self._inner.stack(tensors, name=name)
 
@@ -124,15 +124,15 @@ class SequentialCollectives(ForwardingCollectives):
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """See base class; in one message."""
+        """See base class. Sends one message."""
         return self._run_in_order(self._inner.all_to_all, tensors, name=name, splits=splits)
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """See base class; in one message."""
+        """See base class. Sends one message."""
         return self._run_in_order(self._inner.broadcast, tensors, root, name=name)
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class; in one message."""
+        """See base class. Sends one message."""
         return self._run_in_order(self._inner.reduce_scatter, tensors, op, name=name)
 
     def _map(
@@ -159,11 +159,11 @@ class SequentialCollectives(ForwardingCollectives):
 
 @dataclasses.dataclass(frozen=True)
 class RecordedCall:
-    """A recorded call; recorded during tracing in `tf.function`, else when it is executed.
+    """A call that was recorded when it was traced in a `tf.function`, or executed eagerly.
 
     Attributes:
       operation: name of the method.
-      name: name of the call, as given by the caller.
+      name: the caller's name for the call.
       dtypes: dtype of each tensor.
       shapes: static shape of each tensor; None for a dim that is unknown during tracing.
       ranks: the ranks that communicate, as numbered in the outermost recording: for a message, sender and receiver;
@@ -221,7 +221,7 @@ class Recording(ForwardingCollectives):
         return any(None in shape for call in self.calls for shape in call.shapes)
 
     def group(self, ranks: Sequence[int]) -> "Recording":
-        """See base class; the group's calls are added to `calls`."""
+        """See base class. The calls of the group are added to `calls`."""
         outer_ranks = self._outer_ranks(self.check_ranks(ranks))
         has_all_ranks = self._ranks is None and outer_ranks == tuple(range(self.size))
         return Recording(self._inner.group(ranks), self.calls, None if has_all_ranks else outer_ranks)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfdist.collectives.differentiable import OneReplica
 from tfdist.collectives.interface import Collectives, Op, Wire, to_transferable
 from tfdist.collectives.no_constant_folding import hide_constant, runtime_zero, wait_for_tensors
-from tfdist.collectives.process_groups import NO_SETS, Ranks, declared_group, in_order
-from tfdist.collectives.replica_context import without_gradient
+from tfdist.collectives.process_groups import NO_SETS, Ranks, declared_group, reorder
+from tfdist.collectives.replica_context import prevent_gradient
 
 _OPS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
 
@@ -39,7 +39,7 @@ class HorovodCollectives(Collectives):
         process_set: hvd.ProcessSet = hvd.global_process_set,
         process_sets: Mapping[Ranks, hvd.ProcessSet] = NO_SETS,
     ) -> None:
-        """Initializes the collectives of a process set; `process_sets`: the process sets of Horovod's initialization."""
+        """Initializes the collectives of a process set; `process_sets` are those passed to Horovod's initialization."""
         self._process_set = process_set
         self._process_sets = process_sets
         self.size = process_set.size()
@@ -59,10 +59,10 @@ class HorovodCollectives(Collectives):
         if members == tuple(range(self.size)):
             return self
         inner = HorovodCollectives(self._set_of(members), self._process_sets)
-        return in_order(inner, members)
+        return reorder(inner, members)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        """See base class; a broadcast in a set of two ranks.
+        """See base class. Implemented as a broadcast in a set of two ranks.
 
         A rank that closes the strategy cancels messages that others have not received yet. Synchronize first, for example
         with `strategy.group.barrier`.
@@ -74,10 +74,10 @@ class HorovodCollectives(Collectives):
             inputs = [hide_constant(tensor) for tensor in parts]
             return wait_for_tensors([self._message(x, (self._rank, to), f"{tag}/{i}") for i, x in enumerate(inputs)])
 
-        return self._in_function(("send", to, tag), message, message_tensors)
+        return self._call_in_function(("send", to, tag), message, message_tensors)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        """See base class; a broadcast in a set of two ranks."""
+        """See base class. Implemented as a broadcast in a set of two ranks."""
         self.check_message(specs, source, tag)
 
         def message() -> list[tf.Tensor]:
@@ -87,7 +87,7 @@ class HorovodCollectives(Collectives):
             with tf.control_dependencies([wait_for_tensors(tensors)]):
                 return [tf.reshape(x, spec.shape) for x, spec in zip(tensors, specs, strict=True)]
 
-        return self._in_function(("receive", source, tag, tuple(specs)), message, [])
+        return self._call_in_function(("receive", source, tag, tuple(specs)), message, [])
 
     def _message(self, tensor: tf.Tensor, ends: tuple[int, int], name: str) -> tf.Tensor:
         """Broadcasts a tensor from one rank to another, with a name that is the same in any scope: graphs may differ."""
@@ -96,8 +96,8 @@ class HorovodCollectives(Collectives):
         full_name = f"message_{root}_{receiver}_{zlib.crc32(name.encode()):08x}_{label}/"
         return hvd.broadcast(tensor, root, name=full_name, ignore_name_scope=True, process_set=self._set_of(ends))
 
-    def _in_function(self, key: object, call: Callable[..., Any], tensors: Sequence[tf.Tensor]) -> Any:
-        """Makes a call in a graph: eager Horovod operations have no names to match messages by."""
+    def _call_in_function(self, key: object, call: Callable[..., Any], tensors: Sequence[tf.Tensor]) -> Any:
+        """Makes a call in a graph, because messages are matched by name and eager Horovod operations have no names."""
         if tf.inside_function():
             return call(*tensors)
         if key not in self._calls:
@@ -112,20 +112,20 @@ class HorovodCollectives(Collectives):
         return declared_group(self._process_sets, job_ranks)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class; also takes bfloat16, which is sent and summed in float32, and rounded once."""
+        """See base class. Also takes bfloat16, which is sent and summed in float32, and rounded once."""
 
         def reduce(tensor: tf.Tensor, **call: Any) -> tf.Tensor:
             return tf.cast(hvd.allreduce(to_transferable(tensor, self), op=_OPS[op], **call), tensor.dtype)
 
-        # Horovod's gradient of a maximum is that of a sum.
-        return self._map(reduce, without_gradient(tensors, "A maximum") if op == "max" else tensors, name)
+        # Horovod differentiates a maximum as if it were a sum.
+        return self._map(reduce, prevent_gradient(tensors, "A maximum") if op == "max" else tensors, name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class; Horovod's own gradient would be the mean over replicas."""
-        return self._map(hvd.allgather, without_gradient(tensors, "all_gather"), name, rows_change=True)
+        """See base class. Not differentiable: Horovod's gradient would be the mean over replicas."""
+        return self._map(hvd.allgather, prevent_gradient(tensors, "all_gather"), name, rows_change=True)
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class; an all-to-all and a local sum: n (N - 1) / N sent.
+        """See base class. Implemented as an all-to-all and a local sum; cost: n (N - 1) / N sent.
 
         Horovod's own reduce-scatter makes every later all-reduce of the process 25 to 35 times slower under Gloo. Takes
         bfloat16 as `all_reduce` does.
@@ -139,10 +139,10 @@ class HorovodCollectives(Collectives):
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """See base class; n (N - 1) / N sent; with splits, n less this replica's own part."""
+        """See base class. Cost: n (N - 1) / N sent; with splits, n minus the part that this replica keeps."""
         if splits is None:
             return self._map(hvd.alltoall, tensors, name)
-        run_time_splits = hide_constant(self._checked_splits(splits, tensors, name))
+        run_time_splits = hide_constant(self._validate_splits(splits, tensors, name))
 
         def exchange(tensor: tf.Tensor, **call: Any) -> tf.Tensor:
             rows, _ = hvd.alltoall(tensor, run_time_splits, **call)
@@ -151,13 +151,13 @@ class HorovodCollectives(Collectives):
         return self._map(exchange, tensors, name, rows_change=True)
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """See base class; n sent along a tree. Horovod's own gradient would be the mean over replicas."""
+        """See base class. Cost: n sent along a tree. Not differentiable, like `all_gather`."""
         job_root = self._process_set.ranks[root]  # Horovod's root is a rank in the job
-        inputs = without_gradient(tensors, "broadcast")
+        inputs = prevent_gradient(tensors, "broadcast")
         return self._map(lambda tensor, **call: hvd.broadcast(tensor, job_root, **call), inputs, name)
 
     def barrier(self, *, name: str) -> tf.Tensor:
-        """See base class; an assertion uses the sum, because TensorFlow prunes a Horovod op with only control outputs."""
+        """See base class. An assertion uses the sum: TensorFlow prunes a Horovod operation with only control outputs."""
         total = super().barrier(name=name)
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(total, 0), [total])]):
             return tf.identity(total)

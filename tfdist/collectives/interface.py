@@ -49,8 +49,8 @@ class Collectives(abc.ABC):
     `parallel_iterations=1`.
 
     `tfdist.collectives.all_reduce` and `all_gather`, functions of these collectives and a tensor, are differentiable on every
-    engine and in every group. Operations whose gradient would not be that of all replicas raise `LookupError` when they are
-    differentiated.
+    engine and in every group. Operations whose gradient would be wrong for several replicas raise `LookupError` when they
+    are differentiated.
 
     `group` returns the collectives of some of the replicas, with new ranks. Groups may communicate at the same time, and
     replicas outside of a group make no call. Two ranks exchange messages with `send` and `receive`.
@@ -109,7 +109,7 @@ class Collectives(abc.ABC):
         Args:
           tensors: tensors of static shapes, of dtypes in `wire.sends`.
           to: rank of the receiver.
-          tag: identifies the message among those of a step from this rank to that one.
+          tag: name of the message, unique in a step for each pair of sender and receiver.
 
         Returns:
           A scalar int32 that is available when the tensors are sent, for control dependencies. Cost: n sent.
@@ -129,7 +129,7 @@ class Collectives(abc.ABC):
         Args:
           specs: static shapes and dtypes of the sender's tensors.
           source: rank of the sender.
-          tag: as given by the sender.
+          tag: the sender's tag.
 
         Raises:
           InputError: the rank is invalid, a shape is unknown, or the engine does not support messages.
@@ -138,7 +138,7 @@ class Collectives(abc.ABC):
         raise self._unsupported_error(f"a message from rank {source}")
 
     def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Returns the ranks of a new group; raises `InputError` unless they are distinct and include the caller's."""
+        """Returns the ranks of a new group; raises `InputError` unless they are distinct and include the caller."""
         new_ranks = tuple(int(rank) for rank in ranks)
         if len(set(new_ranks)) != len(new_ranks) or not set(new_ranks) <= set(range(self.size)):
             raise InputError(
@@ -198,7 +198,7 @@ class Collectives(abc.ABC):
     def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """Stacks each tensor of all replicas along a new first dim, [N, ...]; shapes are equal on every replica.
 
-        Cost: that of `all_gather`.
+        Cost: the same as `all_gather`.
         """
         return self.all_gather([tf.expand_dims(tensor, 0) for tensor in tensors], name=name)
 
@@ -206,7 +206,7 @@ class Collectives(abc.ABC):
         """Combines each tensor over the replicas and returns this replica's part of its first dim.
 
         The first dim must be divisible by `size`; replica r gets rows [r d / N, (r + 1) d / N). Cost of the default
-        implementation, an all-reduce: 2 n (N - 1) / N sent, twice that of a native implementation.
+        implementation, an all-reduce: 2 n (N - 1) / N sent, twice as much as in a native implementation.
         """
         return [self._share(tensor) for tensor in self.all_reduce(tensors, op, name=name)]
 
@@ -234,21 +234,21 @@ class Collectives(abc.ABC):
           tf.errors.InvalidArgumentError: on this replica, at run time: splits are negative or have another sum.
         """
         if splits is None:
-            return [self._received_parts(all_rows) for all_rows in self.all_gather(tensors, name=name)]
-        table, *gathered = self.all_gather([self._checked_splits(splits, tensors, name)[None], *tensors], name=name)
+            return [self._parts_for_rank(all_rows) for all_rows in self.all_gather(tensors, name=name)]
+        table, *all_tensors = self.all_gather([self._validate_splits(splits, tensors, name)[None], *tensors], name=name)
         ends = tf.reshape(tf.cumsum(tf.reshape(table, [-1])), [self.size, self.size])  # by sender and receiver
         ranges = [tf.unstack(offsets[:, self.rank], self.size) for offsets in (ends - table, ends)]
-        return [tf.concat([all_rows[i:j] for i, j in zip(*ranges, strict=True)], 0) for all_rows in gathered]
+        return [tf.concat([all_rows[i:j] for i, j in zip(*ranges, strict=True)], 0) for all_rows in all_tensors]
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
         """Returns the root's tensors on every replica; shapes must be equal on every replica.
 
         Cost of the default implementation, an all-gather: n (N - 1) sent.
         """
-        return [stacked[root] for stacked in self.stack(tensors, name=name)]
+        return [stack[root] for stack in self.stack(tensors, name=name)]
 
     def all_rows_of(self, rows: tf.Tensor, name: str) -> tf.Tensor:
-        """Returns the rows of all replicas, in a group of one."""
+        """Returns the rows of all replicas, for a group of one replica: `rows` itself."""
         return rows
 
     def barrier(self, *, name: str) -> tf.Operation | tf.Tensor:
@@ -259,11 +259,11 @@ class Collectives(abc.ABC):
         rows = tf.shape(tensor)[0] // self.size
         return tensor[self.rank * rows : (self.rank + 1) * rows]
 
-    def _received_parts(self, tensor: tf.Tensor) -> tf.Tensor:
+    def _parts_for_rank(self, tensor: tf.Tensor) -> tf.Tensor:
         by_sender = tf.reshape(tensor, tf.concat([[self.size, self.size, -1], tf.shape(tensor)[1:]], 0))
         return tf.reshape(by_sender[:, self.rank], tf.concat([[-1], tf.shape(tensor)[1:]], 0))
 
-    def _checked_splits(self, splits: tf.Tensor, tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
+    def _validate_splits(self, splits: tf.Tensor, tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
         """Validates the splits of an all-to-all, int32 [N]; invalid splits would mix up the rows of receivers."""
         splits = tf.convert_to_tensor(splits)
         if splits.dtype != tf.int32 or not splits.shape.is_compatible_with([self.size]):

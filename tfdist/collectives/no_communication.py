@@ -11,8 +11,8 @@ from tfdist.collectives.no_constant_folding import runtime_zero
 class NoCommunication(Collectives):
     """Returns results of the right shapes and dtypes, computed from this replica's tensors only.
 
-    The values are those of a group in which all replicas have the same tensors, except that sums are not multiplied by the
-    number of replicas. For timing only, never for training.
+    The values are as if all replicas had the same tensors, except that sums are not multiplied by the number of replicas.
+    For timing only, never for training.
     """
 
     def __init__(self, collectives: Collectives):
@@ -37,7 +37,7 @@ class NoCommunication(Collectives):
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """See base class; with splits, returns as many rows as this replica sends."""
+        """See base class. With splits, returns as many rows as this replica sends."""
         return [tf.identity(tensor) for tensor in tensors]
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
@@ -55,6 +55,6 @@ class NoCommunication(Collectives):
             return runtime_zero()
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        """See base class; zeros that graph optimization cannot fold."""
+        """See base class. Returns zeros that graph optimization cannot fold."""
         self.check_message(specs, source, tag)
         return [tf.fill(spec.shape, tf.cast(runtime_zero(), spec.dtype)) for spec in specs]

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives.differentiable import OneReplica
 from tfdist.collectives.interface import Collectives, Op
-from tfdist.collectives.replica_context import ReplicaContextCollectives, without_gradient
+from tfdist.collectives.replica_context import ReplicaContextCollectives, prevent_gradient
 from tfdist.errors import InputError
 
 Ranks = tuple[int, ...]
@@ -31,8 +31,8 @@ def distinct_groups(groups: Sequence[Sequence[int]], size: int) -> list[Ranks]:
             raise InputError(
                 f"A group must consist of different ranks from 0 to {size - 1}. Received: {list(ranks)}. Correct groups."
             )
-    unique = dict.fromkeys(tuple(sorted(ranks)) for ranks in groups)
-    return [ranks for ranks in unique if 1 < len(ranks) < size]
+    unique_groups = dict.fromkeys(tuple(sorted(ranks)) for ranks in groups)
+    return [ranks for ranks in unique_groups if 1 < len(ranks) < size]
 
 
 def declared_group(groups: Mapping[Ranks, _Group], ranks: Sequence[int]) -> _Group:
@@ -47,7 +47,7 @@ def declared_group(groups: Mapping[Ranks, _Group], ranks: Sequence[int]) -> _Gro
     return groups[key]
 
 
-def in_order(inner: Collectives, ranks: Sequence[int]) -> Collectives:
+def reorder(inner: Collectives, ranks: Sequence[int]) -> Collectives:
     """Returns the collectives of a group in the order of `ranks`; `inner` has them in ascending order."""
     sorted_ranks = sorted(ranks)
     order = tuple(sorted_ranks.index(rank) for rank in ranks)
@@ -74,7 +74,7 @@ class ReorderedCollectives(Collectives):
         return self._inner.all_reduce(tensors, op, name=name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class; also gathers the numbers of rows."""
+        """See base class. Also gathers the numbers of rows."""
         rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
         table, *stacks = self._inner.all_gather([rows[None], *tensors], name=name)
         results = []
@@ -149,10 +149,10 @@ class ProcessGroups:
             return OneReplica()
         sorted_ranks = tuple(sorted(ranks))
         declared_group(self._keys, sorted_ranks)
-        return in_order(ProcessGroup(sorted_ranks, sorted_ranks.index(rank), self), ranks)
+        return reorder(ProcessGroup(sorted_ranks, sorted_ranks.index(rank), self), ranks)
 
     def token(self) -> tf.Tensor:
-        """Returns a handle for a single call: TensorFlow runs calls sequentially that share a handle or have none."""
+        """Returns a handle for a single call, because TensorFlow runs calls that share a handle, or have none, sequentially."""
         with tf.init_scope(), tf.device("CPU:0"):
             return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=f"tfdist/{next(self._tokens)}")
 
@@ -168,12 +168,12 @@ class ProcessGroups:
             raise InputError(
                 f"Two calls must not have the same key. Received: {name} and {self._calls[key]}. Rename one of them."
             )
-        self._check_unused(key, name)
+        self._check_unique_key(key, name)
         identity = {"group_key": declared_group(self._keys, ranks), "instance_key": key, "group_size": len(ranks)}
         return {**identity, **self.options}
 
-    def _check_unused(self, key: int, name: str) -> None:
-        """Raises `InputError` for a second call with a key in the current graph: both would wait for one."""
+    def _check_unique_key(self, key: int, name: str) -> None:
+        """Raises `InputError` for a second call with the same key in the current graph: keys match calls of processes."""
         if tf.executing_eagerly():
             return
         graph_keys = self._graph_keys.setdefault(tf.compat.v1.get_default_graph(), set())
@@ -209,35 +209,35 @@ class ProcessGroup(Collectives):
         )
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class; one message for all tensors of a dtype."""
+        """See base class. Sends one message for all tensors of a dtype."""
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         totals: dict[int, tf.Tensor] = {}
         for dtype in dict.fromkeys(tensor.dtype for tensor in inputs):
             indices = [i for i, tensor in enumerate(inputs) if tensor.dtype == dtype]
-            flat = [tf.reshape(inputs[i], [-1]) for i in indices]
-            if not any(vector.shape[0] for vector in flat):
-                flat.append(tf.zeros([1], dtype))  # TensorFlow rejects empty tensors
-            vector = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
+            vectors = [tf.reshape(inputs[i], [-1]) for i in indices]
+            if not any(vector.shape[0] for vector in vectors):
+                vectors.append(tf.zeros([1], dtype))  # TensorFlow rejects empty tensors
+            vector = tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]
             total = tf.raw_ops.CollectiveReduceV2(
                 input=vector,
                 merge_op="Max" if op == "max" else "Add",
                 final_op="Div" if op == "mean" else "Id",
                 **self._unordered_call(f"all_reduce {name}", vector),
             )
-            parts = tf.split(total, [tf.size(vector) for vector in flat])[: len(indices)]
+            parts = tf.split(total, [tf.size(vector) for vector in vectors])[: len(indices)]
             totals |= zip(indices, parts, strict=True)
-        reshaped = [tf.reshape(totals[i], tf.shape(tensor)) for i, tensor in enumerate(inputs)]
-        results = [tf.ensure_shape(value, tensor.shape) for value, tensor in zip(reshaped, inputs, strict=True)]
-        return without_gradient(results, "all_reduce")
+        outputs = [tf.reshape(totals[i], tf.shape(tensor)) for i, tensor in enumerate(inputs)]
+        results = [tf.ensure_shape(value, tensor.shape) for value, tensor in zip(outputs, inputs, strict=True)]
+        return prevent_gradient(results, "all_reduce")
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class; pads to the largest number of rows, and sends one more message with the numbers of rows."""
+        """See base class. Pads to the largest number of rows, and sends an additional message with the numbers of rows."""
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if not inputs:
             return []
         table = self._gather(tf.stack([tf.shape(tensor)[0] for tensor in inputs])[None], f"{name}/rows")
         results = [self._gather_rows(tensor, table[:, i], f"{name}/{i}") for i, tensor in enumerate(inputs)]
-        return without_gradient(results, "all_gather")
+        return prevent_gradient(results, "all_gather")
 
     def _gather_rows(self, tensor: tf.Tensor, rows: tf.Tensor, name: str) -> tf.Tensor:
         max_rows = tf.maximum(tf.reduce_max(rows), 1)  # TensorFlow crashes on empty tensors
@@ -248,22 +248,22 @@ class ProcessGroup(Collectives):
         return tf.ensure_shape(tf.concat(parts, 0), tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 
     def _gather(self, tensor: tf.Tensor, name: str, rows: tf.Tensor | int = 0) -> tf.Tensor:
-        """Gathers a tensor of the same shape from every rank; `rows`: its first dim, if it may change between calls."""
+        """Gathers a tensor of the same shape from every rank; `rows` is its first dim if it may change between calls."""
         call = self._unordered_call(f"all_gather {name}", tensor)
         if tensor.shape[0] is None:  # TensorFlow rejects another shape with the same key
-            combined = tf.cast(call["instance_key"] - FIRST_KEY, tf.int64) + tf.cast(rows, tf.int64) * 2654435761
-            call["instance_key"] = FIRST_KEY + tf.cast(combined % FIRST_KEY, tf.int32)
+            key_hash = tf.cast(call["instance_key"] - FIRST_KEY, tf.int64) + tf.cast(rows, tf.int64) * 2654435761
+            call["instance_key"] = FIRST_KEY + tf.cast(key_hash % FIRST_KEY, tf.int32)
         result = tf.raw_ops.CollectiveGatherV2(input=tensor, **call)
         return tf.ensure_shape(result, tf.TensorShape([None]).concatenate(tensor.shape[1:]))
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """See base class; n sent along a tree."""
+        """See base class. Cost: n sent along a tree."""
         results = []
         for i, tensor in enumerate(map(tf.convert_to_tensor, tensors)):
             call = self._call(f"broadcast {name}/{i}", tensor)
             result = _send_op(tensor, call) if self._rank == root else _receive_op(tensor.dtype, tf.shape(tensor), call)
             results.append(tf.ensure_shape(result, tensor.shape))
-        return without_gradient(results, "broadcast")
+        return prevent_gradient(results, "broadcast")
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class."""
@@ -288,15 +288,15 @@ class ProcessGroup(Collectives):
     def _call(self, call: str, tensor: tf.Tensor) -> dict[str, Any]:
         return self._groups.arguments(self._ranks, _call_name(call, tensor))
 
-    def _message(self, sender: int, receiver: int, tag: str, form: tf.Tensor | tf.TensorSpec) -> dict[str, Any]:
+    def _message(self, sender: int, receiver: int, tag: str, spec: tf.Tensor | tf.TensorSpec) -> dict[str, Any]:
         sender_rank, receiver_rank = self._ranks[sender], self._ranks[receiver]
-        call = _call_name(f"message {tag} from {sender_rank}", form)
+        call = _call_name(f"message {tag} from {sender_rank}", spec)
         return self._groups.arguments((min(sender_rank, receiver_rank), max(sender_rank, receiver_rank)), call)
 
 
-def _call_name(call: str, form: tf.Tensor | tf.TensorSpec) -> str:
+def _call_name(call: str, spec: tf.Tensor | tf.TensorSpec) -> str:
     """Adds dtype and shape to a call's name: TensorFlow rejects another shape with the same key in any function."""
-    return f"{call}: {form.dtype.name}{form.shape}"
+    return f"{call}: {spec.dtype.name}{spec.shape}"
 
 
 def _send_op(tensor: tf.Tensor, call: Mapping[str, Any]) -> tf.Tensor:

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdist.collectives.interface import Collectives, Op, Wire
 
 
-def without_gradient(tensors: Sequence[tf.Tensor], operation: str) -> list[tf.Tensor]:
+def prevent_gradient(tensors: Sequence[tf.Tensor], operation: str) -> list[tf.Tensor]:
     """Returns the same tensors, which raise `LookupError` when a gradient passes through them.
 
     Args:
@@ -92,23 +92,23 @@ class ReplicaContextCollectives(Collectives):
         for numbers in by_dtype.values():
             inputs = [tensors[number] for number in numbers]
             results = _context().all_reduce(op.upper(), _detach(inputs), self._options)
-            totals |= zip(numbers, without_gradient(_link_inputs(results, inputs), "all_reduce"), strict=True)
+            totals |= zip(numbers, prevent_gradient(_link_inputs(results, inputs), "all_reduce"), strict=True)
         return [totals[number] for number in range(len(tensors))]
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
         results = _context().all_gather(_detach(tensors), 0, self._options)
-        return without_gradient(_link_inputs(results, tensors), "all_gather")
+        return prevent_gradient(_link_inputs(results, tensors), "all_gather")
 
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """See base class. With splits, replica 0 sends itself one more row: TensorFlow crashes on empty gathers."""
+        """See base class. With splits, replica 0 sends itself an extra row, because TensorFlow crashes on empty gathers."""
         if splits is None:
             return super().all_to_all(tensors, name=name)
         extra_rows = tf.cast(tf.equal(self.rank, 0), tf.int32)
         padded_tensors = [tf.pad(tensor, [[extra_rows, 0], *[[0, 0]] * (tensor.shape.rank - 1)]) for tensor in tensors]
-        padded_splits = self._checked_splits(splits, tensors, name) + extra_rows * tf.one_hot(
+        padded_splits = self._validate_splits(splits, tensors, name) + extra_rows * tf.one_hot(
             0, self.size, dtype=tf.int32
         )
         return [rows[extra_rows:] for rows in super().all_to_all(padded_tensors, name=name, splits=padded_splits)]

@@ -41,8 +41,8 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
     @tf.custom_gradient
     def gather_with_gradient(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            exact = to_transferable(upstream, collectives)
-            return tf.cast(all_reduce(collectives, exact, name=f"{name}/gradient"), x.dtype)[start : start + count]
+            value = to_transferable(upstream, collectives)
+            return tf.cast(all_reduce(collectives, value, name=f"{name}/gradient"), x.dtype)[start : start + count]
 
         return gather_any_rows(tf.stop_gradient(x), collectives, name), weight_gradient(gradient)
 
@@ -72,8 +72,8 @@ def gather_structure(rows: Any, collectives: Collectives) -> Any:
     parts = [part for leaf in leaves for part in _parts(leaf, collectives)]
     inputs = [hide_row_count(to_transferable(part, collectives)) for part in parts]
     values = collectives.all_gather(inputs, name="rows") if inputs else []
-    gathered = iter([_restore_shape(value, part) for value, part in zip(values, inputs, strict=True)])
-    results = iter([_join_parts(leaf, gathered) for leaf in leaves])
+    gathered_parts = iter([_restore_shape(value, part) for value, part in zip(values, inputs, strict=True)])
+    results = iter([_join_parts(leaf, gathered_parts) for leaf in leaves])
     return tf.nest.map_structure(lambda leaf: None if leaf is None else next(results), rows)
 
 
@@ -94,15 +94,15 @@ def _parts(leaf: Any, collectives: Collectives) -> list[tf.Tensor]:
     return [tf.cast(tf.io.decode_raw(leaf, tf.uint8, fixed_length=max_length[0]), tf.int32), lengths]
 
 
-def _join_parts(leaf: Any, gathered: Any) -> Any:
+def _join_parts(leaf: Any, gathered_parts: Any) -> Any:
     if isinstance(leaf, tf.RaggedTensor):
-        values = _join_parts(leaf.values, gathered)
-        return tf.RaggedTensor.from_row_lengths(values, _join_parts(leaf.row_lengths(), gathered))
+        values = _join_parts(leaf.values, gathered_parts)
+        return tf.RaggedTensor.from_row_lengths(values, _join_parts(leaf.row_lengths(), gathered_parts))
     if leaf.dtype != tf.string:
-        return tf.cast(next(gathered), leaf.dtype)
-    characters = tf.gather(tf.constant([bytes([number]) for number in range(256)]), next(gathered))
+        return tf.cast(next(gathered_parts), leaf.dtype)
+    characters = tf.gather(tf.constant([bytes([number]) for number in range(256)]), next(gathered_parts))
     padded_strings = tf.strings.reduce_join(characters, axis=-1)
-    return tf.strings.substr(padded_strings, tf.zeros_like(lengths := next(gathered)), lengths)
+    return tf.strings.substr(padded_strings, tf.zeros_like(lengths := next(gathered_parts)), lengths)
 
 
 def mask_if_empty(collectives: Collectives, rows: tf.Tensor) -> Collectives:
@@ -118,13 +118,13 @@ class MaskedCollectives(ForwardingCollectives):
     """
 
     def __init__(self, inner: Collectives, has_rows: tf.Tensor):
-        """Wraps other collectives; `has_rows`: scalar bool, whether this replica has rows."""
+        """Wraps other collectives; `has_rows` is a scalar bool, whether this replica has rows."""
         super().__init__(inner)
         self._has_rows = has_rows
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        return super().all_reduce(self._or_identity(tensors, op), op, name=name)
+        return super().all_reduce(self._mask_inputs(tensors, op), op, name=name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
@@ -133,17 +133,17 @@ class MaskedCollectives(ForwardingCollectives):
 
     def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        return super().stack(self._or_identity(tensors, "sum"), name=name)
+        return super().stack(self._mask_inputs(tensors, "sum"), name=name)
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        return super().reduce_scatter(self._or_identity(tensors, op), op, name=name)
+        return super().reduce_scatter(self._mask_inputs(tensors, op), op, name=name)
 
     def group(self, ranks: Sequence[int]) -> Collectives:
         """See base class."""
         return MaskedCollectives(super().group(ranks), self._has_rows)
 
-    def _or_identity(self, tensors: Sequence[tf.Tensor], op: Op) -> list[tf.Tensor]:
+    def _mask_inputs(self, tensors: Sequence[tf.Tensor], op: Op) -> list[tf.Tensor]:
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         return [tf.where(self._has_rows, x, _lowest(x.dtype) if op == "max" else tf.zeros([], x.dtype)) for x in inputs]
 

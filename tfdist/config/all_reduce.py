@@ -17,7 +17,7 @@ MAX_MESSAGE_BYTES = 2**63 - 1
 _PARAMETERS = ("table",)
 # A file name without quotes, which is not a Python literal.
 _BARE_TABLE = re.compile(rf"\s*{AUTO}\s*\(\s*table\s*=\s*([^'\",()]*?)\s*\)\s*")
-_COLLECTIVE = "allreduce"  # as NCCL's tuner plugins name it
+_COLLECTIVE = "allreduce"  # the name in NCCL's tuner plugins
 _COLUMNS = "collective,min_bytes,max_bytes,algorithm"
 
 
@@ -63,7 +63,7 @@ class AlgorithmTable:
             end = band.max_bytes
 
     @classmethod
-    def of(cls, algorithm: str) -> Self:
+    def uniform(cls, algorithm: str) -> Self:
         """Returns a table with one algorithm for messages of all sizes."""
         return cls((Band(0, MAX_MESSAGE_BYTES, algorithm),))
 
@@ -86,7 +86,7 @@ class AlgorithmTable:
 def parse_table(text: str, source: str) -> AlgorithmTable:
     """Parses a table of algorithms, a CSV file with the name `source`.
 
-    The first columns are those of NCCL's tuner plugins: collective, min_bytes, max_bytes, algorithm. Further columns,
+    The first columns are the same as for NCCL's tuner plugins: collective, min_bytes, max_bytes, algorithm. Further columns,
     comments (#), and collectives other than allreduce are skipped.
 
     Raises:
@@ -114,7 +114,7 @@ def parse_table(text: str, source: str) -> AlgorithmTable:
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce:
-    """The all-reduce algorithm.
+    """The choice of an all-reduce algorithm.
 
     Attributes:
       name: one of `ALGORITHMS`, or `AUTO`.
@@ -134,7 +134,7 @@ def parse_all_reduce(text: str) -> AllReduce:
     """Parses `engine`, the name of an algorithm, `auto` or `auto(table=FILE)`.
 
     Raises:
-      InputError: `text` is none of these.
+      InputError: `text` has none of these forms.
     """
     spec = parse(_quote_table(text))
     if spec.name not in (*ALGORITHMS, AUTO):

@@ -18,7 +18,7 @@ class Balance:
 
     Attributes:
       kind: "equal", "measured" or "weights".
-      weights: with "weights", a positive number for each replica; else empty.
+      weights: a positive number for each replica if `kind` is "weights"; otherwise empty.
     """
 
     kind: str = EQUAL
@@ -32,7 +32,7 @@ def parse_balance(text: str) -> Balance:
     """Parses `equal`, `measured` or `weights(2,1,1)`.
 
     Raises:
-      InputError: `text` is none of these, or a weight is not a positive number.
+      InputError: `text` has none of these forms, or a weight is not a positive number.
     """
     match = re.fullmatch(r"\s*(\w*)\s*(?:\((.*)\))?\s*", text)
     name, arguments = (match[1], match[2]) if match else (text, None)

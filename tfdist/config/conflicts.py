@@ -1,4 +1,4 @@
-"""Combinations of flags that are not allowed: the flags, the condition, and the rule with its remedy."""
+"""Checks for combinations of flags that are not allowed; each has a condition, and a rule with a remedy."""
 
 import dataclasses
 import types
@@ -80,7 +80,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("sync", "accumulate_steps"),
         lambda c: c.parsed.sync.trains_clients and c.accumulate_steps > 1,
-        "Clients make no micro-steps: lower --batch_size, which is that of a client, or leave out --accumulate_steps.",
+        "Clients make no micro-steps: lower --batch_size, the batch size of a client, or leave out --accumulate_steps.",
     ),
     (
         ("shard", "sync"),
@@ -222,7 +222,7 @@ def check_combinations(config: Any) -> None:
 def check_arguments(name: str, declaration: Declaration | None, sync: Sync | None = None, **arguments: Any) -> None:
     """Checks `arguments` of a program, which are named like flags, for a strategy; see `check_combinations`.
 
-    `declaration` is that of a strategy that is not in the registry; `sync` defaults to every step.
+    A strategy that is not in the registry needs its `declaration`; `sync` defaults to every step.
     """
     sync = sync or EveryStep()
     parsed = types.SimpleNamespace(sync=sync, compression=parse_rules(arguments.get("compression", "none")))

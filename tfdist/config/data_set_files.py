@@ -49,7 +49,7 @@ def find_path(kind: str, path: str, data_dir: str | None, file_type: str = "file
     """
     resolved_path = _resolve_path(path, data_dir)
     if not _EXISTS[file_type](resolved_path):
-        raise _missing(kind, file_type, resolved_path)
+        raise _missing_error(kind, file_type, resolved_path)
     return resolved_path
 
 
@@ -62,7 +62,7 @@ def matching_files(kind: str, pattern: str, data_dir: str | None) -> list[str]:
     location = _resolve_path(pattern, data_dir)
     files = sorted(path for path in glob.glob(location, recursive=True) if os.path.isfile(path))
     if not files:
-        raise _missing(kind, "file", location)
+        raise _missing_error(kind, "file", location)
     return files
 
 
@@ -83,11 +83,11 @@ def check_files(name: str, data_dir: str | None) -> None:
 
 
 def checksum_of(content: bytes) -> int:
-    """Returns a checksum in [-2**63, 2**63), with which processes compare their files."""
+    """Returns a checksum in [-2**63, 2**63), which processes use to compare their files."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little", signed=True)
 
 
-def _missing(kind: str, file_type: str, path: str) -> InputError:
+def _missing_error(kind: str, file_type: str, path: str) -> InputError:
     folder, name = os.path.split(path.rstrip(os.sep))
     try:
         entries = [entry for entry in os.listdir(folder or ".") if _EXISTS[file_type](os.path.join(folder, entry))]

@@ -20,7 +20,7 @@ class Decay:
     """Base class of learning-rate schedules; the fields of subclasses are the parameters in the flag.
 
     Attributes:
-      warmup_conflict: why a warmup is not supported, as a clause; empty if it is.
+      warmup_conflict: why a warmup is not supported, as a clause; empty if it is supported.
     """
 
     warmup_conflict: ClassVar[str] = ""
@@ -147,7 +147,7 @@ class CosineRestarts(Decay):
 class OneCycle(Decay):
     """The one-cycle policy (Smith and Topin, arXiv:1708.07120): the rate rises to the peak, then falls to almost 0.
 
-    The momentum moves in the opposite direction. Names and defaults are those of PyTorch's `OneCycleLR`.
+    The momentum moves in the opposite direction. PyTorch's `OneCycleLR` has the same names and defaults.
 
     Attributes:
       pct_start: fraction of the run in which the rate rises, in (0, 1).
@@ -188,7 +188,7 @@ class OneCycle(Decay):
 class Plateau(Decay):
     """Multiplication of a constant rate by a factor whenever a metric stops improving.
 
-    Names and defaults are those of `keras.callbacks.ReduceLROnPlateau`.
+    `keras.callbacks.ReduceLROnPlateau` has the same names and defaults.
 
     Attributes:
       monitor: name of the metric, with the prefix `val_` for an evaluation.
@@ -263,7 +263,7 @@ def parse_decay(text: str) -> Decay:
 
 
 def normalize_decay(text: str) -> str:
-    """Normalizes the text of a decay."""
+    """Normalizes the value of `--decay`."""
     return str(_spec(text))
 
 

@@ -1,7 +1,7 @@
 """Warnings about flags that were set but have no effect in a job.
 
-`tfdist.config.conflicts` refuses combinations that contradict each other. A flag in this table is harmless, but its user
-expects an effect.
+`tfdist.config.conflicts` raises errors for contradictory flags. A flag in this table is harmless, but its user expects an
+effect.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ class Job:
     Attributes:
       replicas: number of replicas.
       processes: number of processes.
-      sums_gradients: whether the engine sums gradients by itself.
+      sums_gradients: whether the engine itself sums gradients.
       has_batch_norm: whether the model has batch normalization.
       uses_data_dir: whether the data set takes `--data_dir`.
     """
@@ -100,7 +100,7 @@ EFFECTS = (
     Effect("compression_check_every", _sums_gradients, "no step sums gradients with this --sync. Leave it out"),
     Effect(
         "balance",
-        lambda c, job: job.replicas > 1 or c.balance != "measured",  # weights for missing replicas are refused
+        lambda c, job: job.replicas > 1 or c.balance != "measured",  # weights for missing replicas raise an error
         "one replica computes all rows. Leave it out, or use several replicas",
     ),
     Effect("compression_min_bytes", _has_compression, _NO_COMPRESSION),

@@ -66,11 +66,11 @@ def _is_directory(name: str) -> bool:
     return storage_of(path).is_directory(path)
 
 
-def _remedy(name: str, known: tuple[str, ...]) -> str:
+def _remedy(name: str, known_names: tuple[str, ...]) -> str:
     kind = "images" if _is_directory(name) else _FILE_KINDS.get(os.path.splitext(name)[1], "")
-    if kind and f"{kind}:" in known:
+    if kind and f"{kind}:" in known_names:
         return f"Write {kind}:{name}."
-    if name in _TFDS_NAMES and "tfds:" in known:
+    if name in _TFDS_NAMES and "tfds:" in known_names:
         return f"Write tfds:{name}."
     module, _, attribute = name.rpartition(".")
     return f"For your own, use {module or 'package.module'}:{attribute if module else 'function'}."
@@ -84,24 +84,24 @@ class Flag(NamedTuple):
       help: description, with unit and range.
       minimum: smallest allowed number.
       maximum: largest allowed number.
-      choices: the allowed texts; empty if any text is allowed.
-      check: validates and normalizes a text; raises `InputError`. Defaults to the text of the value that `parse` returns
-        (joined by commas for a list).
-      parse: converts a text to the typed value `config.parsed.NAME`; raises `InputError`. Not called for an empty text
-        that is the default, whose value is None.
+      choices: the allowed strings; empty if any string is allowed.
+      check: validates and normalizes a string; raises `InputError`. Defaults to the string form of the value that `parse`
+        returns (joined by commas for a list).
+      parse: converts a string to the typed value `config.parsed.NAME`; raises `InputError`. Not called for an empty
+        default, whose typed value is None.
       is_option: whether it is passed to strategies whose constructors take it.
       neutral_values: values of an option that all other strategies accept; empty if they ignore the option.
       per_process: whether it may differ between the processes of a job.
       fixed: whether a resumed run must have the same value.
-      training_only: whether it affects training only, so that exporting a model ignores it.
-      trial_value: its value in the trials of a batch-size search, which leave out everything that does not affect the cost
-        of a step; None for the value of the command.
+      training_only: whether it affects training only, and is ignored when a model is exported.
+      trial_value: its value in the trials of a batch-size search, which omit everything that does not affect the cost of a
+        step; None for the value of the command.
       structure: `list` for comma-separated parts, `dict` for pairs `a: b` separated by semicolons; a configuration file may
         contain such a list or mapping.
       known: known names, for completion.
       known_only: whether only known names and `package.module:function` are valid.
       safe_values: regular expression of the names that a run directory may contain in safe mode, besides the default and
-        `choices`: names that do not make the command import, call or connect to anything of the run's choice.
+        `choices`. Such a name must not let the run choose what the command imports, calls or connects to.
     """
 
     topic: str
@@ -163,7 +163,7 @@ def normalize_address(text: str) -> str:
     return text
 
 
-def user_function_text(text: str) -> str:
+def normalize_user_function(text: str) -> str:
     """Normalizes `package.module:name(key=value, ...)`; may be empty."""
     spec = parse(text) if text else None
     if spec and ":" not in spec.name:
@@ -241,7 +241,7 @@ def check_fields(config: Any) -> None:
 
 
 def replace_fields(config: Config, **values: Any) -> Config:
-    """Returns a copy of a configuration with new, valid values of fields that are not parsed."""
+    """Returns a copy of a configuration with new values, which are not validated or parsed."""
     config = copy.copy(config)
     for name, value in values.items():
         object.__setattr__(config, name, value)
@@ -251,9 +251,9 @@ def replace_fields(config: Config, **values: Any) -> Config:
 def normalize_field(field: dataclasses.Field, value: Any) -> tuple[Any, Any]:
     """Returns the normalized value and the typed value of a field; raises `InputError` if the value is invalid."""
     flag: Flag = field.metadata["flag"]
-    optional = field.default is None
-    kind: Any = str if optional else type(field.default)
-    if optional and value in (None, ""):
+    is_optional = field.default is None
+    kind: Any = str if is_optional else type(field.default)
+    if is_optional and value in (None, ""):
         return None, None
     if (kind is int and is_integer(value)) or (kind is float and is_number(value)):
         value = kind(value)

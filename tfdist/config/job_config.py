@@ -153,7 +153,7 @@ class RunConfig(JobConfig, ParameterServerOptions):
         "gather",
         CHECKS,
         "What to do with a loss, a metric or a step that needs all rows of a batch, and is neither a mean nor a sum over "
-        "them. gather: replicas communicate the rows that it needs. strict: refuse it.",
+        "them. gather: replicas communicate the rows that it needs. strict: raise an error.",
         choices=("gather", "strict"),
     )
 

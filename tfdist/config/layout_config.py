@@ -49,7 +49,7 @@ class LayoutConfig(TrainConfig):
         0.0, DEVICES, "Memory per device in GiB for state and activations, for --layout=auto."
     )
     measure_stages: bool = flag_field(
-        False, DEVICES, "Measure the time of each stage of a pipeline on this device, and predict that of a step."
+        False, DEVICES, "Measure the time of each stage of a pipeline on this device, and predict the time of a step."
     )
     processes: int = flag_field(
         0,
@@ -88,7 +88,7 @@ class LayoutConfig(TrainConfig):
 
     @property
     def has_servers(self) -> bool:
-        """Whether the plan is that of parameter servers."""
+        """Whether the plan is for parameter servers."""
         return self.strategy in _SERVER_STRATEGIES
 
     @property

@@ -1,4 +1,4 @@
-"""Layouts: which named dim of a tensor is sharded over which mesh axis; the grid of a job's processes. Without TensorFlow.
+"""Layouts, which map named dims of tensors to mesh axes, and the grid of a job's processes. Does not import TensorFlow.
 
 A rule such as `heads:model` applies to every tensor with a dim of that name. Dims without a rule are replicated.
 """
@@ -47,7 +47,7 @@ REPLICA_STAGES = STAGES[:2]  # supported with one replica per process
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """State that is sharded over an axis instead of being replicated along it: stages 1, 2 and 3 of ZeRO.
+    """The state to shard over a mesh axis instead of replicating it: stages 1, 2 and 3 of ZeRO.
 
     Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020 (arXiv:1910.02054).
 
@@ -84,14 +84,14 @@ class Placement:
     """Layouts of a variable and its associated tensors on a mesh.
 
     Attributes:
-      computed: layout in the forward and backward pass.
-      stored: layout between steps.
+      computation: layout in the forward and backward pass.
+      storage: layout between steps.
       gradient: layout of the gradient between the backward pass and the update.
       slots: layout of the optimizer's state, in which the update is computed.
     """
 
-    computed: Layout
-    stored: Layout
+    computation: Layout
+    storage: Layout
     gradient: Layout
     slots: Layout
 
@@ -103,16 +103,19 @@ class Placement:
     @property
     def is_gathered(self) -> bool:
         """Whether the variable's shards are gathered before it is used."""
-        return self.stored != self.computed
+        return self.storage != self.computation
 
 
 def shard_placement(layout: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
     """Adds the sharding of `shard` to a layout, over a replicated dim whose size is a multiple of the axis, if any.
 
-    The first dim is the last choice: TensorFlow's slice along it is a view, which keeps the whole tensor in memory.
+    Prefers other dims to the first one: TensorFlow's slice along the first dim is a view, which keeps the whole tensor in
+    memory.
     """
-    parts = Layout(layout.axes if shard.stage == "none" else _add_axis(layout.axes, shape, mesh, shard))
-    layouts = {stage: parts if STAGES.index(shard.stage) >= STAGES.index(stage) else layout for stage in STAGES}
+    sharded_layout = Layout(layout.axes if shard.stage == "none" else _add_axis(layout.axes, shape, mesh, shard))
+    layouts = {
+        stage: sharded_layout if STAGES.index(shard.stage) >= STAGES.index(stage) else layout for stage in STAGES
+    }
     return Placement(layout, layouts["parameters"], layouts["gradients"], layouts["optimizer"])
 
 
@@ -127,7 +130,7 @@ def _add_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, sh
 
 
 def replication_reason(shape: Sequence[int], trainable: bool, slots: int, mesh: Mesh, shard: Shard) -> str:
-    """Returns why `shard_placement` does not shard a variable that no rule applies to."""
+    """Returns the reason why `shard_placement` does not shard a variable without a rule."""
     if shard.stage == "none" or not mesh.splits(shard.axis):
         return "no rule for its dims"
     if not trainable:
@@ -200,9 +203,9 @@ def layout_by_rules(
         if axis is None:
             continue
         if axis in axes[:i]:
-            first = dims[axes.index(axis)]
+            first_dim = dims[axes.index(axis)]
             raise InputError(
-                f"--layout puts {first} and {dims[i]} of {name} on the axis {axis}; an axis can shard only one dim of "
+                f"--layout puts {first_dim} and {dims[i]} of {name} on the axis {axis}; an axis can shard only one dim of "
                 "a tensor. Leave out one rule, or rename a dim (tfdist.name_dims for weights, tfdist.constrain for "
                 "activations)."
             )
@@ -215,7 +218,7 @@ def layout_by_rules(
 
 
 def resolve_optional_dims(dims: Sequence[str | None], rules: Mapping[str, str]) -> list[str | None]:
-    """Removes ? from dim names; a dim with ? becomes None if another dim is mapped to the same axis."""
+    """Removes the suffix ? from dim names; a dim with ? becomes None if another dim is mapped to the same axis."""
     axes = {rules[dim] for dim in dims if dim and dim in rules}
     names: list[str | None] = []
     for dim in dims:
@@ -291,11 +294,11 @@ class ProcessGrid:
 
 def check_axes(mesh: Mesh, layout: str = "") -> None:
     """Raises `InputError` unless a mesh and a `--layout` are valid for a pipeline."""
-    extra = [axis for axis in mesh.axes if axis not in _AXES]
-    if extra:
+    extra_axes = [axis for axis in mesh.axes if axis not in _AXES]
+    if extra_axes:
         raise InputError(
-            f"The axes of a pipeline are stage, data and model. Received: {extra[0]} in --mesh_shape={mesh}. Leave it out, or "
-            "use --strategy=mesh, which shards layers over devices."
+            f"The axes of a pipeline are stage, data and model. Received: {extra_axes[0]} in --mesh_shape={mesh}. "
+            "Leave it out, or use --strategy=mesh, which shards layers over devices."
         )
     expected_axes = {axis: mesh.axes[axis] for axis in _AXES if axis in mesh.axes}
     if list(mesh.axes) != list(expected_axes):

@@ -1,6 +1,6 @@
-"""Meshes: grids of devices with named axes, as in Mesh TensorFlow. Does not use TensorFlow.
+"""Meshes: grids of devices with named axes, as in Mesh TensorFlow. Does not import TensorFlow.
 
-A mesh has axes, a tensor has dims; `tfdist.config.layouts` maps dims to axes.
+`tfdist.config.layouts` maps the dims of tensors to the axes of a mesh.
 
 Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1811.02084).
 """
@@ -92,7 +92,7 @@ def mesh_of(mesh_shape: str, devices: int, processes: int = 1) -> Mesh:
       processes: number of processes of the job.
 
     Raises:
-      InputError: the mesh has another number of devices, or cannot be divided evenly between the processes.
+      InputError: the mesh has a different number of devices, or cannot be divided evenly between the processes.
     """
     if not mesh_shape:
         return Mesh({"data": max(devices, 1) * processes})

@@ -25,10 +25,10 @@ class Interval(NamedTuple):
 
 
 def parse_interval(text: str) -> Interval:
-    """Parses `500` (steps), `600s` (seconds), or an empty text or 0 (never).
+    """Parses `500` (steps), `600s` (seconds), or an empty string or 0 (never).
 
     Raises:
-      InputError: the text is none of these.
+      InputError: `text` has none of these forms.
     """
     match = re.fullmatch(r"(\d{1,18})|(\d{1,18}(?:\.\d{1,9})?)s", text.strip() or "0")
     if not match or (match[2] and not float(match[2])):

@@ -14,8 +14,8 @@ _CSV = "csv"
 
 
 @dataclasses.dataclass(frozen=True)
-class Balanced:
-    """Stages of about equal cost.
+class BalancedCut:
+    """A cut into stages of about equal cost.
 
     Attributes:
       by: measure of the cost: "time" of a forward and a backward pass, "parameters" for the bytes of the variables, or
@@ -33,11 +33,11 @@ class Balanced:
 
 
 @dataclasses.dataclass(frozen=True)
-class AfterLayers:
-    """Stages that end after given layers.
+class LayerCut:
+    """A cut after given layers.
 
     Attributes:
-      names: name of the last layer of each stage but the last.
+      names: name of the last layer of each stage, except for the last stage.
     """
 
     names: tuple[str, ...]
@@ -46,19 +46,19 @@ class AfterLayers:
         return ",".join(self.names)
 
 
-def parse_cut(text: str) -> Balanced | AfterLayers:
+def parse_cut(text: str) -> BalancedCut | LayerCut:
     """Parses `auto`, `balanced(by=time)`, or names of layers, separated by commas.
 
     `auto` is `balanced(by=memory)`, which does not depend on measurements.
 
     Raises:
-      InputError: `text` is none of these, or repeats a name.
+      InputError: `text` has none of these forms, or repeats a name.
     """
     text = text.strip()
     if text == AUTO:
-        return Balanced()
+        return BalancedCut()
     if text.partition("(")[0].strip() == "balanced":
-        return call(Balanced, parse(text, words=["by"]))
+        return call(BalancedCut, parse(text, words=["by"]))
     names = tuple(name.strip() for name in text.split(","))
     if not all(names) or "(" in text:
         raise InputError(
@@ -68,7 +68,7 @@ def parse_cut(text: str) -> Balanced | AfterLayers:
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         raise InputError(f"A cut must name different layers. Received: {duplicate} twice, in {text!r}. Name each once.")
-    return AfterLayers(names)
+    return LayerCut(names)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ _FLUSH_RULES = {
     "clip_norm": "Stages are updated before the norm of all gradients is known: leave out --clip_norm",
     "loss_scale": "A loss scale skips a step in all stages, and these are updated one after the other: use "
     "--precision=mixed_bfloat16",
-    "shared": "Stages are updated one after the other, so that a variable of several stages would differ between them: "
+    "shared": "Stages are updated one after the other, and a variable of several stages would differ between them: "
     "untie it",
     "shard": "Stages are updated inside of the loop of steps: leave out --shard",
     "activation_compression": "Messages of these schedules are exact: leave out --activation_compression",
@@ -218,18 +218,18 @@ def check_without_flush(schedule: str, **options: Any) -> None:
       **options: values of flags; also `loss_scale`, the flag that scales the loss, and `shared`, the path of a variable of
         several stages. Empty values, 0 and "none" are accepted.
     """
-    parsed = parse_pipeline_schedule(schedule)
-    if not isinstance(parsed, NO_FLUSH_SCHEDULES):
+    parsed_schedule = parse_pipeline_schedule(schedule)
+    if not isinstance(parsed_schedule, NO_FLUSH_SCHEDULES):
         return
     for name, rule in _FLUSH_RULES.items():
         value = options.get(name)
         if value and value != "none":
             received = value if name in ("loss_scale", "shared") else f"--{name}={value}"
-            raise InputError(f"{rule}, or use 1f1b. Received: {received} --pipeline_schedule={parsed}.")
+            raise InputError(f"{rule}, or use 1f1b. Received: {received} --pipeline_schedule={parsed_schedule}.")
 
 
 def check_flags_without_flush(config: Any) -> None:
-    """Calls `check_without_flush` with the flags of a command."""
+    """Checks the flags of a command with `check_without_flush`."""
     has_loss_scale = getattr(config, "precision", "") == "mixed_float16"
     flags = {name: getattr(config, name) for name in _FLUSH_RULES if name != "loss_scale" and hasattr(config, name)}
     check_without_flush(

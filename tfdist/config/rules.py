@@ -1,6 +1,6 @@
 """Parses lists and chains of specs, and rules for variables: `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16`.
 
-The first rule whose condition matches a variable applies. A text without a condition is one rule for all variables.
+The first rule whose condition matches a variable applies. A string without a condition is one rule for all variables.
 """
 
 import dataclasses
@@ -110,7 +110,7 @@ def parse_specs(text: str) -> list[Spec]:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """Splits a text at commas outside brackets and quotes, and drops empty parts."""
+    """Splits a string at commas outside brackets and quotes, and drops empty parts."""
     return [part.strip() for part in split_outside_brackets(text, ",") if part.strip()]
 
 

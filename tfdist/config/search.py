@@ -21,7 +21,7 @@ def parse_byte_size(size: int | str, name: str) -> int:
     Units are powers of 1024: `64KB`, `64KiB`, `64K` and `64kb` are equal.
 
     Args:
-      size: a number, or a text such as "2GiB", "1.5 GiB" or "500MB".
+      size: a number, or a string such as "2GiB", "1.5 GiB" or "500MB".
       name: name of the size, for the error message.
 
     Raises:
@@ -121,7 +121,7 @@ def parse_search(text: str) -> Search:
 
 
 def normalize_search(text: str) -> str:
-    """Validates and normalizes the text of a search; may be empty."""
+    """Validates and normalizes the value of `--find`; may be empty."""
     if not text:
         return ""
     parse_search(text)

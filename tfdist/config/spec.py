@@ -59,7 +59,7 @@ def parse(text: str, words: Iterable[str] = ()) -> Spec:
       words: parameters whose values may be written without quotes, such as `mode=max` and `memory=2GiB`.
 
     Returns:
-      The spec, such that `parse(str(spec)) == spec`.
+      The spec; `parse(str(spec))` is equal to it.
 
     Raises:
       InputError: `text` does not follow the grammar; the message contains the column, counted from 1.
@@ -158,11 +158,11 @@ def load_object(name: str) -> Any:
     return value
 
 
-def call(function: Callable[..., Any], spec: Spec, **available: Any) -> Any:
+def call(function: Callable[..., Any], spec: Spec, **available_arguments: Any) -> Any:
     """Calls a function with the spec's arguments, and with the available arguments that its signature contains.
 
-    The spec's arguments take precedence. Available arguments are not passed to a `**kwargs` parameter, and errors of the
-    function are not caught.
+    The spec's arguments take precedence. Available arguments are not passed to a `**kwargs` parameter. Errors that the
+    function raises are not caught.
 
     Raises:
       InputError: the spec has an unknown argument or lacks a required one, or the function has no signature, like some
@@ -180,7 +180,7 @@ def call(function: Callable[..., Any], spec: Spec, **available: Any) -> Any:
         raise InputError(
             f'{spec.name} has no parameter "{unknown_keys[0]}". Received: {spec}.{nearest(unknown_keys[0], parameters_by_name)}'
         )
-    arguments = {key: value for key, value in available.items() if key in parameters_by_name} | spec.args
+    arguments = {key: value for key, value in available_arguments.items() if key in parameters_by_name} | spec.args
     missing = [name for name, p in parameters_by_name.items() if p.default is p.empty and name not in arguments]
     if missing:
         raise InputError(f"{spec.name} needs a value for {', '.join(missing)}. Received: {spec}. {_GRAMMAR}")
@@ -199,15 +199,15 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(". ")
 
 
-def call_user_function(flag: str, function: Callable[..., Any], spec: Spec, **available: Any) -> Any:
-    """Calls a user's function, or a Keras class, which is named by a flag such as `--model`; see `call`.
+def call_user_function(flag: str, function: Callable[..., Any], spec: Spec, **available_arguments: Any) -> Any:
+    """Calls a user's function, or a Keras class, that is named by a flag such as `--model`; see `call`.
 
     Raises:
       InputError: the function raised an error; the message contains the error and its line. Out-of-memory errors and
         errors of the engine are not converted.
     """
     try:
-        return call(function, spec, **available)
+        return call(function, spec, **available_arguments)
     except Exception as error:
         if isinstance(error, TfdistError) or is_engine_error(error) or out_of_memory(error):
             raise

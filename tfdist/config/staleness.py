@@ -1,4 +1,4 @@
-"""Parses `--staleness`, the staleness of gradients at parameter servers: `sync`, `bounded(4)` or `async`."""
+"""Options of parameter servers, such as `--staleness`: `sync`, `bounded(4)` or `async`."""
 
 import dataclasses
 import re
@@ -9,17 +9,17 @@ from tfdist.errors.formatting import count_of, nearest
 
 SYNC, BOUNDED, ASYNC = "sync", "bounded", "async"
 EXACT, LAZY = "exact", "lazy"
-MIN_TABLE_BYTES = 256 << 10  # from which on gradients of embeddings are sent as rows with other strategies, too
+MIN_TABLE_BYTES = 256 << 10  # as for sparse gradients with other strategies
 _FORMS = (SYNC, f"{BOUNDED}(4)", ASYNC)
 
 
 @dataclasses.dataclass(frozen=True)
 class Staleness:
-    """When gradients become updates.
+    """The rule that determines when gradients are applied.
 
     Attributes:
       kind: "sync", "bounded" or "async".
-      bound: maximum staleness of a gradient, in updates, with "bounded"; else None.
+      bound: maximum staleness of a gradient, in updates; None unless `kind` is "bounded".
     """
 
     kind: str = SYNC
@@ -33,7 +33,7 @@ def parse_staleness(text: str) -> Staleness:
     """Parses `sync`, `bounded(4)` or `async`.
 
     Raises:
-      InputError: `text` is none of these, or the bound is not an integer of at least 0.
+      InputError: `text` has another form, or the bound is not an integer of at least 0.
     """
     match = re.fullmatch(r"\s*(\w*)\s*(?:\((.*)\))?\s*", text)
     name, argument = (match[1], match[2]) if match else (text, None)
@@ -55,7 +55,7 @@ def count_workers(servers: int, processes: int, tf_config_servers: int = 0) -> i
     """Returns the number of workers of a job, given `--servers` and the number of servers in TF_CONFIG.
 
     Raises:
-      InputError: there is no process for a worker, or TF_CONFIG has another number of servers.
+      InputError: no process is left for a worker, or TF_CONFIG has another number of servers.
     """
     if tf_config_servers and servers not in (-1, tf_config_servers):
         raise InputError(
@@ -79,7 +79,7 @@ class ParameterServerOptions:
         -1,
         DEVICES,
         "Number of processes that hold variables, for --strategy=parameter_server: the last ones of the job; the others train. "
-        "0: process 0 does both. -1: as many as TF_CONFIG or `tfdist launch --servers` says, or 1.",
+        "0: process 0 does both. -1: the number in TF_CONFIG or of `tfdist launch --servers`, or 1.",
         minimum=-1,
         is_option=True,
         neutral_values=(-1,),
@@ -87,8 +87,8 @@ class ParameterServerOptions:
     staleness: str = flag_field(
         SYNC,
         DEVICES,
-        "When gradients become updates, for --strategy=parameter_server: sync (those of all workers together), bounded(4) "
-        "(each alone, computed from weights of at most 4 updates before) or async (no bound).",
+        "When gradients are applied, for --strategy=parameter_server: sync (the gradients of all workers together), bounded(4) "
+        "(each gradient alone, at most 4 updates after its weights were read) or async (no bound).",
         parse=parse_staleness,
         is_option=True,
         neutral_values=(SYNC,),
@@ -98,7 +98,7 @@ class ParameterServerOptions:
         EXACT,
         DEVICES,
         "How the optimizer updates embeddings that are split by rows, for --strategy=parameter_server: exact (all rows, as "
-        "Keras does) or lazy (only the rows that the batch uses, and their slots: faster, another result with momentum).",
+        "Keras does) or lazy (only the rows that the batch uses, and their slots; faster, but not exact with momentum).",
         choices=(EXACT, LAZY),
         is_option=True,
         neutral_values=(EXACT,),
@@ -106,7 +106,7 @@ class ParameterServerOptions:
     min_table_bytes: int = flag_field(
         MIN_TABLE_BYTES,
         DEVICES,
-        "Size of an embedding from which on its rows are split over the servers, for --strategy=parameter_server: workers pull "
+        "Minimum size of an embedding whose rows are split over the servers, for --strategy=parameter_server: workers pull "
         "and push the rows that they use.",
         minimum=0,
         is_option=True,

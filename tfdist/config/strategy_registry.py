@@ -67,13 +67,13 @@ class Processes(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """A flag for which a strategy accepts a single value, or refuses some values.
+    """A flag for which a strategy accepts a single value, or rejects some values.
 
     Attributes:
       flag: name of the flag.
       accepted: the accepted value. An empty flag, the default of `--all_reduce` in `tfdist bench`, is also accepted.
       rule: the reason and the remedy, as a sentence.
-      is_refused: returns whether a value is refused; None to refuse all values but `accepted`.
+      is_refused: returns whether a value is rejected; None to reject all values but `accepted`.
     """
 
     flag: str
@@ -116,15 +116,15 @@ class Declaration:
       help: the devices or processes that it uses, in a few words.
       processes: the processes of its job.
       options: names of the flags that its constructor takes; None if unknown.
-      refuses: flags with values that it refuses.
+      refuses: flags with values that it rejects.
       accepts: the accepted values of flags that several strategies take.
       auto: takes this process's position in the job and its number of devices; returns whether `--strategy=auto` selects
         this strategy, which at most one may do. None for never.
       check: takes a configuration; raises `InputError` if the strategy's options conflict.
       check_processes: takes a configuration and the number of processes; raises `InputError` if they do not match.
-      runs_keras_fit: whether it runs Keras's own `fit` in any script, so that replicas must accept any number of rows, and
+      runs_keras_fit: whether it runs Keras's own `fit` in any script. Replicas must then accept any number of rows, and
         models may be created outside of its scope.
-      with_one_device: advice for a user who selects it with a single device, as a sentence; may be empty.
+      single_device_advice: advice for a user who selects it with a single device, as a sentence; may be empty.
       adopts: names of the tf.distribute classes whose objects it can use.
       smoke_tests: tests on one machine; empty if the strategy needs special hardware.
     """
@@ -139,7 +139,7 @@ class Declaration:
     check: Callable[[Any], None] | None = None
     check_processes: Callable[[Any, int], object] | None = None
     runs_keras_fit: bool = True
-    with_one_device: str = ""
+    single_device_advice: str = ""
     adopts: tuple[str, ...] = ()
     smoke_tests: tuple[SmokeTest, ...] = ()
 
@@ -165,7 +165,7 @@ def _check_pipeline(config: Any) -> None:
 _EQUAL_ROWS = Refusal(
     "balance",
     "equal",
-    "Every replica needs equally many rows on a mesh and on a TPU: leave out --balance or use another --strategy.",
+    "Every replica needs the same number of rows on a mesh and on a TPU: leave out --balance or use another --strategy.",
 )
 
 _INSTALL_HOROVOD = "tfdist install_horovod"
@@ -188,7 +188,7 @@ DECLARATIONS = (
         processes=Processes.ONE,
         options=("devices", *_ALL_REDUCE_OPTIONS),
         auto=lambda cluster, devices: _is_one_process(cluster) and devices > 1,
-        with_one_device="Give --devices=N for N of them, or use --strategy=single.",
+        single_device_advice="Give --devices=N for N of them, or use --strategy=single.",
         adopts=("MirroredStrategy", "OneDeviceStrategy"),
         smoke_tests=(SmokeTest(options={"devices": 2}),),
     ),
@@ -243,7 +243,7 @@ DECLARATIONS = (
                 install=f"pip install mpich && {_INSTALL_HOROVOD} --mpi",
             ),
         ),
-        with_one_device="No launcher started this process: start it by `tfdist launch --processes=N "
+        single_device_advice="No launcher started this process: start it by `tfdist launch --processes=N "
         "--launcher=horovod -- ...` or horovodrun, or use strategy single.",
     ),
     Declaration(
@@ -281,7 +281,7 @@ DECLARATIONS = (
         check=_check_mesh,
         runs_keras_fit=False,
         smoke_tests=(SmokeTest(options={"devices": 2}),),
-        with_one_device="Give --devices=N or --mesh_shape=data:2;model:2, or use --strategy=single.",
+        single_device_advice="Give --devices=N or --mesh_shape=data:2;model:2, or use --strategy=single.",
     ),
     Declaration(
         name="pipeline",
@@ -304,7 +304,7 @@ DECLARATIONS = (
                 1,
                 "A pipeline computes a step in micro-batches: use --micro_batches instead of --accumulate_steps.",
             ),
-            Refusal("balance", "equal", "All micro-batches of a pipeline have equally many rows: leave out --balance."),
+            Refusal("balance", "equal", "All micro-batches of a pipeline have the same size: leave out --balance."),
             Refusal(
                 "all_reduce", ENGINE, "The stages of a pipeline use the engine's all-reduce: leave out --all_reduce."
             ),
@@ -333,7 +333,7 @@ DECLARATIONS = (
             SmokeTest(processes=2, options={"micro_batches": 2}),
             SmokeTest(processes=2, options={"micro_batches": 2, "mesh_shape": "stage:2;model:2", "layout": "in:model"}),
         ),
-        with_one_device="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
+        single_device_advice="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
     ),
     Declaration(
         name="parameter_server",
@@ -371,7 +371,7 @@ DECLARATIONS = (
         auto=lambda cluster, devices: cluster.servers > 0,
         check_processes=lambda config, processes: count_workers(config.servers, processes),
         smoke_tests=(SmokeTest(processes=2),),
-        with_one_device="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
+        single_device_advice="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
     ),
 )
 AUTO = "auto"
@@ -380,12 +380,12 @@ REFERENCE = "single"  # the strategy for comparisons and for exporting a model
 
 NAMES = tuple(declaration.name for declaration in DECLARATIONS)
 RUN_KERAS_FIT = tuple(declaration.name for declaration in DECLARATIONS if declaration.runs_keras_fit)
-_AUTOMATIC = Declaration(
+_AUTO_DECLARATION = Declaration(
     name=AUTO,
     options=tuple(option for declaration in DECLARATIONS if declaration.auto for option in declaration.options or ()),
 )
-_BY_NAME = {declaration.name: declaration for declaration in (_AUTOMATIC, *DECLARATIONS)}
-# Horovod supports oneCCL, tfdist does not: docs/guides/mpi.md has the measurements.
+_DECLARATIONS_BY_NAME = {declaration.name: declaration for declaration in (_AUTO_DECLARATION, *DECLARATIONS)}
+# Horovod supports oneCCL, but tfdist does not; see the measurements in docs/guides/mpi.md.
 NO_ONECCL = (
     "oneCCL is not supported, because its sums on three ranks differ from run to run, and Horovod has no float16, "
     "reduce-scatter or process sets for it."
@@ -393,14 +393,14 @@ NO_ONECCL = (
 
 
 def strategy_declaration(name: str) -> Declaration:
-    """Returns the declaration of a strategy; an empty one for `package.module:Class`, whose declaration is loaded with it.
+    """Returns the declaration of a strategy, or an empty declaration for `package.module:Class`, which is loaded later.
 
     Raises:
       InputError: there is no such strategy.
     """
-    if name not in _BY_NAME and ":" not in name:
-        raise InputError(f"--strategy={name} is not known.{nearest(name, tuple(_BY_NAME))}")
-    return _BY_NAME.get(name) or Declaration(name=name)
+    if name not in _DECLARATIONS_BY_NAME and ":" not in name:
+        raise InputError(f"--strategy={name} is not known.{nearest(name, tuple(_DECLARATIONS_BY_NAME))}")
+    return _DECLARATIONS_BY_NAME.get(name) or Declaration(name=name)
 
 
 def strategies_with(option: str) -> tuple[str, ...]:
@@ -427,7 +427,7 @@ def strategy_help(names: tuple[str, ...] = NAMES) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(Flags):
-    """The strategy, options of strategies for any job, and how the job's processes find each other."""
+    """The strategy, its options for any job, and how the job's processes find each other."""
 
     strategy: str = flag_field(AUTO, DEVICES, strategy_help(), known=(AUTO, *NAMES))
     devices: int = flag_field(
@@ -467,7 +467,7 @@ class JobOptions(Flags):
     topology: str = flag_field(
         "",
         DEVICES,
-        "Numbers of consecutive replicas on each host, such as 2,2, for --all_reduce. By default, those of the launcher.",
+        "Numbers of consecutive replicas on each host, such as 2,2, for --all_reduce. Set by the launcher by default.",
         check=normalize_topology,
         is_option=True,
         structure=list,

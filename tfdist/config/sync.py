@@ -22,7 +22,7 @@ class Sync:
     Attributes:
       name: name of the method in the flag.
       exchanges_weights: whether replicas update local weights between exchanges.
-      has_center: whether replicas keep local weights even during an exchange, so that a center is evaluated.
+      has_center: whether replicas keep local weights even during an exchange, and a center is evaluated instead.
       trains_clients: whether a step is a round of clients that train on the replicas.
       guide: page that explains the parameters.
     """
@@ -87,8 +87,8 @@ class Averaging(Periodic):
     """Base class: after an exchange, replicas continue from global weights, computed from the mean of the local ones.
 
     Attributes:
-      state: the optimizer's state after an exchange: "local" keeps each replica's, "averaged" takes the mean over replicas,
-        "reset" the initial state.
+      state: the optimizer's state after an exchange: "local" keeps each replica's state, "averaged" takes the mean over
+        replicas, and "reset" restores the initial state.
     """
 
     state: str = "local"
@@ -128,7 +128,7 @@ def check_outer(sync: Sync, outer: str) -> None:
     """Raises `InputError` unless a parameter is an optimizer with its learning rate."""
     if not isinstance(outer, str):
         raise invalid_parameter(
-            sync, f'outer must be an optimizer as a text, such as "sgd(learning_rate=1.0)", not {outer!r}'
+            sync, f'outer must be an optimizer as a string, such as "sgd(learning_rate=1.0)", not {outer!r}'
         )
     if "learning_rate" not in parse(outer).args:
         raise invalid_parameter(sync, f'the outer optimizer needs its learning rate: outer="{outer}"')
@@ -173,7 +173,7 @@ class LocalSGD(Averaging):
 
     @property
     def lasts_until_next(self) -> bool:
-        """Whether an exchange lasts until the next one begins, so that the link is never idle."""
+        """Whether an exchange lasts until the next one begins, which keeps the link busy."""
         return self.overlap and not self.delay
 
     @property
@@ -186,7 +186,7 @@ class LocalSGD(Averaging):
 
         Args:
           sizes: sizes of the fragments in bytes. If an exchange lasts until the next one, each fragment gets a share of the
-            period in proportion to its size, so that all need the same bandwidth; otherwise an equal share.
+            period in proportion to its size, because all then need the same bandwidth; otherwise, an equal share.
         """
         if not self.lasts_until_next:
             return [self.period * fragment // self.fragment_count for fragment in range(self.fragment_count)]
@@ -204,7 +204,10 @@ class LocalSGD(Averaging):
 
     @property
     def effective_mixing(self) -> float | None:
-        """Fraction of its local weights that a replica keeps; None to add its progress since sending to the global weights."""
+        """Fraction of its local weights that a replica keeps.
+
+        None if a replica adds its progress since the last exchange to the global weights instead.
+        """
         return None
 
     @property
@@ -292,7 +295,11 @@ class HierarchicalLocalSGD(Averaging):
                 self,
                 f"group_sizes must divide the number of replicas, {replicas}, and be smaller, not {self.group_sizes!r}",
             )
-        return [tuple(range(first, first + size)) for size in self.group_sizes for first in range(0, replicas, size)]
+        return [
+            tuple(range(first_rank, first_rank + size))
+            for size in self.group_sizes
+            for first_rank in range(0, replicas, size)
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -343,7 +350,7 @@ class EASGD(Periodic):
     Attributes:
       period: see base class; 10 in the experiments of the paper.
       alpha: fraction of the distance to the center by which a replica moves in an exchange, in (0, 1). At most 1 / N with N
-        replicas, so that the center remains a mean of weights. Defaults to 0.9 / N.
+        replicas, which makes the center a mean of weights. Defaults to 0.9 / N.
     """
 
     name: ClassVar[str] = "easgd"
@@ -373,7 +380,7 @@ class FedAvg(Sync):
 
     The training data is divided among `clients`. In each round, m = max(1, round(fraction * clients)) of them are sampled.
     Each starts from the global weights x with a new optimizer, and makes `local_epochs` passes over its n_k examples in
-    batches of `--batch_size`, the last of which may be smaller, resulting in weights w_k. Then
+    batches of `--batch_size` (the last batch may be smaller), resulting in weights w_k. Then
 
         d = sum over k of n_k (x - w_k) / sum over k of n_k,        x' = outer(x, d)
 
@@ -381,8 +388,8 @@ class FedAvg(Sync):
       clients: number of clients, at least 1.
       fraction: fraction of the clients sampled in each round, in (0, 1].
       local_epochs: number of passes of a sampled client over its data, at least 1.
-      shards_per_client: 0 divides the examples at random; otherwise they are sorted by class and split into shards, of which
-        each client gets this number, so that most clients have at most that many classes.
+      shards_per_client: 0 divides the examples at random. Otherwise, the examples are sorted by class and split into shards,
+        and each client gets this number of shards; most clients then have at most that many classes.
       client_sizes: "equal", or "power_law": client i has a number of examples proportional to 1 / i.
       proximal: factor mu of FedProx's term mu / 2 |w - x|^2 in a client's loss (Li et al., arXiv:1812.06127).
       outer: the optimizer of the global weights, as in `--optimizer`, with its learning rate (Reddi et al.,
@@ -418,7 +425,7 @@ class FedAvg(Sync):
         return max(1, round(self.fraction * self.clients))
 
     def examples_per_step(self, size: int, batch_size: int) -> int:
-        """See base class; the mean number of examples per round."""
+        """See base class; returns the mean number of examples per round."""
         return max(1, round(size * self.local_epochs * self.clients_per_round / self.clients))
 
 

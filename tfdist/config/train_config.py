@@ -18,9 +18,9 @@ from tfdist.config.fields import (
     TRAINING,
     flag_field,
     normalize_names,
+    normalize_user_function,
     parse_loggers,
     parse_step_range,
-    user_function_text,
 )
 from tfdist.config.job_config import USER_CODE, JobConfig
 from tfdist.config.monitor import parse_early_stopping, parse_interval, parse_monitor
@@ -191,7 +191,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "",
         TRAINING,
         "Your own function that returns a Keras callback or a list of them: package.module:name(...).",
-        check=user_function_text,
+        check=normalize_user_function,
         training_only=True,
         trial_value="",
     )
@@ -271,7 +271,7 @@ class TrainConfig(TrainerOptions, JobConfig):
     eval_every: int = flag_field(
         0,
         OUTPUT,
-        "Number of steps between evaluations, the last of which is at the end of the run. 0 evaluates at the end of each "
+        "Number of steps between evaluations. The last evaluation is at the end of the run. 0 evaluates at the end of each "
         "epoch.",
     )
     measure_every: int = flag_field(
@@ -359,7 +359,7 @@ class VerifyConfig(TrainConfig):
     )
 
     def __post_init__(self) -> None:
-        """Requires a tolerance for loss scaling and compression, whose results differ from one device by design."""
+        """Requires a tolerance for loss scaling and compression, whose results differ from one device's by design."""
         super().__post_init__()
         lossy_flags = [name for name in ("compression", "activation_compression") if getattr(self, name) != "none"]
         if not self.tolerance and (self.precision == "mixed_float16" or lossy_flags):

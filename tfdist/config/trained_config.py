@@ -29,21 +29,21 @@ class WeightsConfig:
     safe_mode: bool = flag_field(
         True,
         CHECKS,
-        "Refuse a run whose model, data set, loss, optimizer or decay is a package.module:function, or its data set tfds:NAME, "
-        "instead of importing it.",
+        "Raise an error for a run whose model, data set, loss, optimizer or decay is a package.module:function, or whose data "
+        "set is tfds:NAME, instead of importing it.",
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
-    """The weights, data and devices of a command; defaults to those of the run."""
+    """The weights, data and devices of a command; by default, the same as in the run."""
 
-    dataset: str = flag_field("", MODEL, "Data set; as for training. Defaults to that of the run.", parse=parse)
+    dataset: str = flag_field("", MODEL, "Data set, as for training. Defaults to the run's data set.", parse=parse)
     split: str = flag_field("test", MODEL, "Split of the data set: test or train.", choices=("test", "train"))
     batch_size: int = flag_field(
         0,
         MODEL,
-        "Number of examples per batch, over all replicas. Does not affect the result. 0 means that of the run.",
+        "Number of examples per batch, over all replicas. Does not affect the result. 0 means the run's batch size.",
     )
 
     def __post_init__(self) -> None:

@@ -48,13 +48,13 @@ _CHUNK = 1 << 16
 
 
 class AuthenticatedConnection(NamedTuple):
-    """An open connection between two ends that know the same token; messages must be sealed."""
+    """A connection between two processes that know the same token; messages must be sealed."""
 
     sock: socket.socket
     lines: MessageReader
     seal: Callable[[bytes], bytes]
     welcome: Message
-    following: list[Message]  # messages received together with the welcome
+    pending_messages: list[Message]  # received together with the welcome
 
 
 def connect(
@@ -64,8 +64,8 @@ def connect(
     limit: int,
     timeout: float,
     server: str,
-    seconds: Sequence[str] = (),
-    texts: Sequence[str] = (),
+    duration_fields: Sequence[str] = (),
+    string_fields: Sequence[str] = (),
 ) -> AuthenticatedConnection:
     """Connects and joins, retrying until the server answers.
 
@@ -76,18 +76,18 @@ def connect(
       limit: maximum size of a message from the server, in bytes.
       timeout: total seconds to wait.
       server: name of the server in error messages.
-      seconds: names of fields in the welcome that must be positive numbers of seconds.
-      texts: names of fields in the welcome that must be strings.
+      duration_fields: names of fields in the welcome that must be positive numbers of seconds.
+      string_fields: names of fields in the welcome that must be strings.
 
     Raises:
       PeerLostError: no server answered in time.
-      InputError: the group refused this process, or another program answered.
+      InputError: the group rejected this process, or another program answered.
     """
     end = time.monotonic() + timeout
     problem = "no answer"
     while time.monotonic() < end:
         try:
-            return _connect_once(address, hello, token, limit, end, seconds, texts)
+            return _connect_once(address, hello, token, limit, end, duration_fields, string_fields)
         except OSError as error:
             problem = error.strerror or str(error)
         time.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))
@@ -95,7 +95,13 @@ def connect(
 
 
 def _connect_once(
-    address: str, hello: Message, token: str, limit: int, end: float, seconds: Sequence[str], texts: Sequence[str]
+    address: str,
+    hello: Message,
+    token: str,
+    limit: int,
+    end: float,
+    duration_fields: Sequence[str],
+    string_fields: Sequence[str],
 ) -> AuthenticatedConnection:
     sock = socket.create_connection(split_address(address), timeout=max(end - time.monotonic(), RETRY_SECONDS))
     try:
@@ -109,8 +115,8 @@ def _connect_once(
         lines.unseal = session.unseal
         sock.sendall(session.seal(encode({"type": "join"})))
         welcome = _expect(next_message(sock, lines, end), "welcome")
-        take(welcome, **dict.fromkeys(texts, str))
-        for number in take(welcome, **dict.fromkeys(seconds, (int, float))):
+        take(welcome, **dict.fromkeys(string_fields, str))
+        for number in take(welcome, **dict.fromkeys(duration_fields, (int, float))):
             if not 0 < number <= MAX_DEADLINE:
                 raise BadMessage(f"a welcome with {number!r:.80} seconds")
         return AuthenticatedConnection(sock, lines, session.seal, welcome, list(lines.feed(b"")))
@@ -136,10 +142,10 @@ def _expect(message: Message, kind: str) -> Message:
     return message
 
 
-def send_or_shut(sock: socket.socket, seal: Callable[[bytes], bytes], line: bytes) -> None:
-    """Seals and sends a message; shuts the connection down if that fails or is interrupted, such as by Ctrl-C.
+def send_or_shut_down(sock: socket.socket, seal: Callable[[bytes], bytes], line: bytes) -> None:
+    """Seals and sends a message; shuts the connection down if that fails or is interrupted, for example by Ctrl-C.
 
-    The other end would refuse later messages, because part of this message may have been sent, and its number is used up.
+    The other end would reject later messages, because part of this message may have been sent, and its number is used up.
     """
     try:
         sock.sendall(seal(line))
@@ -179,9 +185,9 @@ _log = logging.getLogger("tfdist.coordination")
 
 
 class Publications:
-    """Published values in the order of publication, and their subscribers.
+    """Delivers published values to their subscribers, in the order of publication.
 
-    A thread exists while there is a value to deliver.
+    A thread runs while there are values to deliver.
     """
 
     def __init__(self, name: str):
@@ -336,14 +342,14 @@ class _PendingGather:
 class Client:
     """Connects a process to the members of its job through a `Server`.
 
-    A thread receives messages and sends heartbeats. The operations are those of `Group`; `ranks` are the participants of
-    an operation, including this process. Each set of ranks has its own operations and topics.
+    A thread receives messages and sends heartbeats. The methods are documented in `Group`; `ranks` are the participants
+    of an operation, including this process. Each set of ranks has its own operations and topics.
 
     Attributes:
       rank: this process's rank.
       size: number of members of the job.
       goodbye_code: exit code with which this process has left; None before that.
-      departed: lost members whose losses are tolerated.
+      departed_members: lost members whose losses are tolerated.
     """
 
     def __init__(
@@ -381,7 +387,7 @@ class Client:
         self._pending: dict[int, _PendingGather] = {}
         self._ticket_count = 0
         self._losses: list[LostMember] = []  # in order of detection
-        self.departed: frozenset[int] = frozenset()
+        self.departed_members: frozenset[int] = frozenset()
         self._departure_callbacks: list[Callable[[LostMember], None]] = []
         self._end_reason = ""  # why no more gathers can complete
         self._callbacks: list[tuple[Ranks, Callable[[LostMember], None]]] = []  # not called yet
@@ -391,14 +397,16 @@ class Client:
         self._send_lock = threading.Lock()
         hello = {"type": "hello", "rank": rank, "size": size, "version": VERSION}
         hello |= {"pid": os.getpid(), "host": socket.gethostname()}
-        server, seconds = name_member(server_rank, noun), ("heartbeat", "lost_after")
-        connection = connect(address, hello, token, (size + 1) * LIMIT, timeout, server, seconds, texts=("nonce",))
+        server, duration_fields = name_member(server_rank, noun), ("heartbeat", "lost_after")
+        connection = connect(
+            address, hello, token, (size + 1) * LIMIT, timeout, server, duration_fields, string_fields=("nonce",)
+        )
         self._secret = derive_token(token, connection.welcome["nonce"])
         self._sock, self._lines, self._seal = connection.sock, connection.lines, connection.seal
-        self._heartbeat, self._lost_after = (float(connection.welcome[name]) for name in seconds)
+        self._heartbeat, self._lost_after = (float(connection.welcome[name]) for name in duration_fields)
         self._sock.settimeout(self._lost_after)
         self._liveness = Liveness(self._lines, self._heartbeat)
-        self._receive(connection.following)
+        self._receive(connection.pending_messages)
         self._thread = threading.Thread(target=self._run, name=f"{noun}-{rank}-group-member", daemon=True)
         self._thread.start()
         leave_at_failure(self)
@@ -455,7 +463,7 @@ class Client:
     def first_loss(self, ranks: Ranks, wait: float) -> LostMember | None:
         """See `Group.first_loss`.
 
-        Waiting implies a suspicion, so the server is asked to detect stopped members sooner.
+        A caller that waits suspects a loss, so the server is asked to detect stopped members sooner.
         """
         with self._state:
             loss = self._first_loss(ranks)
@@ -611,12 +619,12 @@ class Client:
 
     def _record_departure(self, loss: LostMember) -> None:
         with self._state:
-            self.departed |= {loss.rank}
+            self.departed_members |= {loss.rank}
             for callback in self._departure_callbacks:
                 self._start_callback(loss, callback)
 
     def _first_loss(self, ranks: Ranks) -> LostMember | None:
-        """Returns the first loss that affects these ranks; the loss of the server affects all."""
+        """Returns the first loss that affects these ranks; the loss of the server affects all ranks."""
         return next((loss for loss in self._losses if loss.rank in ranks or loss.rank == self._server_rank), None)
 
     def _fail_gathers(self, reason: str) -> None:
@@ -635,7 +643,7 @@ class Client:
 
     def _send(self, line: bytes) -> None:
         with contextlib.suppress(OSError), self._send_lock:  # the receiving thread reports the end of the connection
-            send_or_shut(self._sock, self._seal, line)
+            send_or_shut_down(self._sock, self._seal, line)
 
     def _disconnect(self) -> None:
         with contextlib.suppress(OSError):

@@ -57,13 +57,13 @@ class Difference(NamedTuple):
 
 
 class Group(abc.ABC):
-    """All processes of a job, or some of them (`subgroup`), as seen by one of them.
+    """A group of all processes of a job, or of some of them (`subgroup`), as seen by one of its members.
 
     Every operation except `publish` is collective: all members must call it with the same name. Operations with different
     names may be called in any order and from any thread. A name may be reused after its previous operation has completed.
     The outcome is the same on all members: if the operation is not complete when the shortest `deadline` (in seconds) of
     the waiting members has passed, or if a member is lost or leaves, it raises `PeerLostError` on every member, with the
-    names of the missing ones.
+    names of the missing members.
 
     Members are numbered from 0. Messages name them by their ranks in the job.
 
@@ -150,10 +150,10 @@ class Group(abc.ABC):
         order = {key: number for number, key in enumerate({**first_digests, **digests})}
         keys = first_digests.keys() & digests.keys() if ignore_missing else order.keys()
         different_keys = [key for key in order if key in keys and first_digests.get(key) != digests.get(key)]
-        own_candidate = (
+        local_candidate = (
             [order[different_keys[0]], different_keys[0]] if different_keys and self.rank in compared_members else None
         )
-        candidates = [candidate for candidate in self.gather(f"{name}/first", own_candidate, deadline) if candidate]
+        candidates = [candidate for candidate in self.gather(f"{name}/first", local_candidate, deadline) if candidate]
         if not candidates:
             return None
         key = min(candidates)[1]
@@ -236,9 +236,10 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def on_loss(self, callback: Callable[[LostMember], None]) -> None:
-        """Calls back once, from another thread, when the first member is lost; immediately if one is already lost.
+        """Registers a callback for the first loss, which is called once, from another thread.
 
-        The loss of the process that serves the job's group is a loss in every subgroup.
+        It is called immediately if a member is already lost. The loss of the process that serves the job's group is a loss in
+        every subgroup.
         """
 
     def first_loss(self, wait: float = 0.0) -> LostMember | None:
@@ -250,28 +251,28 @@ class Group(abc.ABC):
         return None
 
     def tolerate_losses(self, ranks: Iterable[int]) -> None:
-        """Makes the job go on without these members, of which this process is none, if they are lost from now on.
+        """Lets the job continue without these members if they are lost from now on; this process is not one of them.
 
-        Operations complete without them, with None as their values, and they are no losses for `on_loss` and `lost`. A lost
-        member itself cannot go on. For operations that all members have begun before, the result may be either.
+        Operations then complete with None as the lost member's value, and `on_loss` and `first_loss` do not report the loss.
+        The lost member itself cannot continue. Operations that all members have already begun may return its value or None.
 
         Args:
-          ranks: members of this group; for each of them, one call of any member is enough.
+          ranks: members of this group; a single call on any other member is enough.
         """
 
     def on_departure(self, callback: Callable[[LostMember], None]) -> None:
-        """Calls back from another thread for every lost member whose loss is tolerated, from now on."""
+        """Registers a callback for tolerated losses, which is called from another thread for every member lost from now on."""
 
     @property
-    def departed(self) -> frozenset[int]:
-        """The lost members whose losses are tolerated, as far as this process knows."""
+    def departed_members(self) -> frozenset[int]:
+        """The lost members whose losses are tolerated and known to this process."""
         return frozenset()
 
     @abc.abstractmethod
     def token_for(self, purpose: str) -> str:
         """Returns a token for another connection between processes of the job, without transmitting it.
 
-        Other jobs, and other starts of the same job, have other tokens, even with the same secret.
+        Other jobs, and other runs of the same job, have different tokens, even with the same secret.
 
         Args:
           purpose: the same in all processes of the connection; not secret.
@@ -281,8 +282,8 @@ class Group(abc.ABC):
     def subgroup(self, ranks: Sequence[int]) -> "Group":
         """Returns the group of some members, without communication.
 
-        Its operations and topics involve its members only, and are distinct from those of other groups with the same names.
-        The loss of another process does not affect them. Groups of the same members are the same group.
+        Its operations and topics involve its members only; other groups may use the same names. The loss of another process
+        does not affect them. Subgroups with the same members are the same group.
 
         Args:
           ranks: ranks in this group, in any order, including this process's.
@@ -305,7 +306,7 @@ class Group(abc.ABC):
 
 
 def members(group: Group, ranks: Iterable[int]) -> list[int]:
-    """Returns the members of a subgroup in order; see `Group.subgroup`."""
+    """Returns the sorted members of a subgroup, after validating them; see `Group.subgroup`."""
     rank_list = list(ranks)
     sorted_ranks = sorted(set(rank_list))
     if (
@@ -384,8 +385,8 @@ _MAX_ERROR_LENGTH = 1000  # characters
 def raise_on_all_members(group: Group, name: str) -> Iterator[None]:
     """Context that raises on all members of a group if its body raises on some of them; every member must enter it.
 
-    Processes with different parts of a model may refuse different inputs. The body must not wait for other members, whose
-    bodies may already have raised an error.
+    Processes with different parts of a model may reject different inputs. The body must not wait for other members, because
+    their bodies may already have raised an error.
 
     Raises:
       InputError: another member has raised `InputError`, `ValueError` or `TypeError`.

@@ -1,4 +1,4 @@
-"""Horovod's rendezvous server, which stores the addresses of ranks; it is limited, because clients are not authenticated."""
+"""Horovod's rendezvous server, which stores the addresses of ranks. Its clients are not authenticated, so it has limits."""
 
 import contextlib
 import errno
@@ -53,7 +53,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
                 super().do_GET()
 
         def do_HEAD(self) -> None:
-            """Refuses; the base class would serve files of the working directory."""
+            """Rejects the request; the base class would serve files of the working directory."""
             self.send_status_code(405)
 
         def do_DELETE(self) -> None:
@@ -92,7 +92,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
                 self._free_connections.release()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignores errors of connections, which may be those of untrusted clients."""
+            """Ignores errors of connections, because clients are not trusted."""
 
     try:
         server = Server((host, 0))
@@ -106,7 +106,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
 
 
 @contextlib.contextmanager
-def served(host: str, slots: Sequence[Any]) -> Iterator[int]:
+def running_server(host: str, slots: Sequence[Any]) -> Iterator[int]:
     """Yields the port of a rendezvous server that runs until the context exits; see `serve`."""
     server = serve(host, slots)
     try:

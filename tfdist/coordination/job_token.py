@@ -135,14 +135,14 @@ _log = logging.getLogger("tfdist")
 def job_token(environment: Mapping[str, str], address: str, description: str = "", *, warns: bool = True) -> str:
     """Returns the token of a job.
 
-    It is TFDIST_TOKEN or the contents of TFDIST_TOKEN_FILE. Without these, a job whose address is on the loopback uses a token
-    that only processes of the same user on this host can derive. Any other job is refused, unless TFDIST_INSECURE allows a
-    token that is derived from its addresses, which separates jobs without protecting them.
+    The token is TFDIST_TOKEN or the contents of TFDIST_TOKEN_FILE. Without these, a job whose address is on the loopback uses
+    a token that only processes of the same user on this host can derive. Any other job raises an error, unless
+    TFDIST_INSECURE allows a token that is derived from its addresses, which separates jobs without protecting them.
 
     Args:
       environment: environment variables.
       address: `host:port` at which the job's control plane is served.
-      description: text that distinguishes this job from others at the same address; the same in all processes of the job.
+      description: string that distinguishes this job from others at the same address; the same in all processes of the job.
       warns: whether to log a warning if the job is not protected.
 
     Raises:
@@ -176,7 +176,7 @@ def job_token(environment: Mapping[str, str], address: str, description: str = "
 def group_token(token: str, role: str, address: str) -> str:
     """Derives the token of one group from a token that several jobs and groups may share.
 
-    It depends on the port, but not on the host, for which members may use different names.
+    The token depends on the port, but not on the host, because members may use different names for it.
 
     Args:
       token: the job's token.
@@ -235,7 +235,7 @@ class _NotPrivateError(Exception):
 
 
 def _private_text(path: pathlib.Path) -> str:
-    """Returns the text of a file; raises `_NotPrivateError` if other users may access it."""
+    """Returns the contents of a file; raises `_NotPrivateError` if other users may access it."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
@@ -249,11 +249,11 @@ def _user_key(environment: Mapping[str, str]) -> str:
     Raises:
       InputError: it cannot be created, or others can read it.
     """
-    cache = environment.get("XDG_CACHE_HOME") or os.path.join(_home(environment), ".cache")
+    cache = environment.get("XDG_CACHE_HOME") or os.path.join(_home_directory(environment), ".cache")
     path = pathlib.Path(cache) / "tfdist" / "token"
     try:
         if not path.exists():
-            _create(path)
+            _create_key(path)
         if key := _private_text(path):
             return key
         reason = "an empty file"
@@ -267,7 +267,7 @@ def _user_key(environment: Mapping[str, str]) -> str:
     )
 
 
-def _home(environment: Mapping[str, str]) -> str:
+def _home_directory(environment: Mapping[str, str]) -> str:
     try:
         return environment.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError as error:  # such as in a container with an arbitrary user
@@ -277,18 +277,18 @@ def _home(environment: Mapping[str, str]) -> str:
         ) from error
 
 
-def _create(path: pathlib.Path) -> None:
+def _create_key(path: pathlib.Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    partial_path = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with open(os.open(partial_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
             file.flush()
             os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
-            os.link(partial, path)
+            os.link(partial_path, path)
     finally:
-        partial.unlink(missing_ok=True)
+        partial_path.unlink(missing_ok=True)
 
 
 def _is_local(address: str) -> bool:

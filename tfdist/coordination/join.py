@@ -18,7 +18,7 @@ from tfdist.errors import ExitCode, InputError, TfdistError
 
 
 class _ClientGroup(Group):
-    """Some or all members of a job, which communicate through this process's client."""
+    """A group of some or all members of a job, which communicates through this process's client."""
 
     def __init__(self, client: Client, ranks: Ranks):
         self._client = client
@@ -58,8 +58,8 @@ class _ClientGroup(Group):
         self._client.on_departure(callback)
 
     @property
-    def departed(self) -> frozenset[int]:
-        return frozenset(self.ranks.index(rank) for rank in self._client.departed if rank in self.ranks)
+    def departed_members(self) -> frozenset[int]:
+        return frozenset(self.ranks.index(rank) for rank in self._client.departed_members if rank in self.ranks)
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
         return _ClientGroup(self._client, tuple(self.ranks[member] for member in members(self, ranks)))
@@ -69,7 +69,7 @@ class _ClientGroup(Group):
 
 
 class RemoteGroup(_ClientGroup):
-    """All members of a job, which communicate through a `Server`; see `Client` for the arguments."""
+    """The group of all members of a job, which communicates through a `Server`; see `Client` for the arguments."""
 
     def __init__(self, address: str, *, rank: int, size: int, **arguments: Any):
         super().__init__(Client(address, rank=rank, size=size, **arguments), tuple(range(size)))
@@ -98,7 +98,7 @@ class LocalGroup(Group):
         self._publications.listen(topic, callback)
 
     def on_loss(self, callback: Callable[[LostMember], None]) -> None:
-        """See base class; there are no other members."""
+        """Does nothing, because there are no other members."""
 
     def token_for(self, purpose: str) -> str:
         """See base class."""
@@ -136,7 +136,7 @@ def join(
 
     Args:
       cluster: rank, size and addresses of this job's processes.
-      token: secret of all members; by default that of `job_token`.
+      token: secret of all members; defaults to the result of `job_token`.
       start_timeout: seconds until all ranks must have joined.
       environment: environment variables, such as TFDIST_GROUP.
 
@@ -147,11 +147,11 @@ def join(
     """
     if cluster.size == 1:
         return LocalGroup()
-    launcher = environment.get(ADDRESS_VARIABLE)
-    address = launcher or _coordinator(cluster)
+    launcher_address = environment.get(ADDRESS_VARIABLE)
+    address = launcher_address or _coordinator(cluster)
     description = "\n".join((*cluster.addresses, cluster.coordinator, str(cluster.size)))
     token = token or job_token(environment, address, description, warns=cluster.rank == 0)
-    if launcher:
+    if launcher_address:
         group = RemoteGroup(
             address, rank=cluster.rank, size=cluster.size, token=token, timeout=start_timeout, server_rank=LAUNCHER
         )
@@ -193,18 +193,18 @@ def serve_group(
       addresses: expected address of each member, for messages.
     """
     token = group_token(token, noun, address)
-    member = functools.partial(RemoteGroup, rank=rank, size=size, token=token, noun=noun)
+    create_member = functools.partial(RemoteGroup, rank=rank, size=size, token=token, noun=noun)
     if rank != 0:
-        return member(address, timeout=timeout)
+        return create_member(address, timeout=timeout)
     try:
         listener = listen(address, remedy)
     except InputError:  # if another process with rank 0 serves the group, it notifies all members of the conflict
         with contextlib.suppress(TfdistError):
-            member(address, timeout=_REPORT_SECONDS).leave(ExitCode.BAD_INPUT)
+            create_member(address, timeout=_REPORT_SECONDS).leave(ExitCode.BAD_INPUT)
         raise
     server = Server(listener, size=size, token=token, noun=noun, addresses=addresses)
     try:
-        return member(_local_address(server.address), timeout=timeout, on_left=server.close)
+        return create_member(_local_address(server.address), timeout=timeout, on_left=server.close)
     except BaseException:
         server.close()
         raise

@@ -35,7 +35,7 @@ Message = dict[str, Any]
 
 
 class BadMessage(ValueError):
-    """Received data is not a valid message, or too large."""
+    """Raised for received data that is not a valid message, or too large."""
 
 
 def encode(message: Message) -> bytes:
@@ -80,7 +80,7 @@ def deadline_of(message: Message) -> float:
     """Returns the deadline of a message in seconds, infinity for null.
 
     Raises:
-      BadMessage: it is missing, or not a number of seconds up to `MAX_DEADLINE`.
+      BadMessage: the field is missing, or not a number of seconds up to `MAX_DEADLINE`.
     """
     (deadline,) = take(message, deadline=(int, float, type(None)))
     if deadline is None:
@@ -94,7 +94,7 @@ def exit_code_of(message: Message) -> int:
     """Returns the exit code of a message.
 
     Raises:
-      BadMessage: it is missing, or no exit code.
+      BadMessage: the field is missing, or not an exit code.
     """
     (code,) = take(message, code=int)
     if not -255 <= code <= 255:
@@ -140,7 +140,7 @@ class MessageReader:
     def allowance(self) -> float:
         """Seconds that an incomplete message may delay the heartbeats after it, at `MIN_BYTES_PER_SECOND`.
 
-        Its bytes are not verified yet, so forged ones also extend the limit, but no longer than `limit` allows.
+        Its bytes are not verified yet, so forged bytes extend the delay, too, but only up to `limit`.
         """
         return len(self._pending) / MIN_BYTES_PER_SECOND
 
@@ -188,11 +188,11 @@ OVERHEAD = 65  # bytes of a seal
 
 
 class WrongSealError(BadMessage):
-    """A message was not sealed by the other end of this connection, with the same token."""
+    """Raised for a message that the other end of this connection has not sealed with the same token."""
 
 
 def nonce() -> str:
-    """Returns a random text, unique to a connection."""
+    """Returns a random string, unique to a connection."""
     return secrets.token_hex(16)
 
 
@@ -308,7 +308,7 @@ WRONG_TOKEN = (
 
 
 def join_refusal(hello: Message, size: int, noun: str, members: Mapping[int, str]) -> str:
-    """Returns why a process that knows the token may not join, or "" if it may.
+    """Returns the reason why a process that knows the token may not join, or "" if it may.
 
     Args:
       hello: first message of a connection.
@@ -319,11 +319,11 @@ def join_refusal(hello: Message, size: int, noun: str, members: Mapping[int, str
     Raises:
       BadMessage: the hello is incomplete.
     """
-    rank, own_size, pid, host = take(hello, rank=int, size=int, pid=int, host=str)
+    rank, sender_size, pid, host = take(hello, rank=int, size=int, pid=int, host=str)
     sender = f"{noun} {rank} (pid {pid} on {host})"
-    if own_size != size:
+    if sender_size != size:
         return (
-            f"All processes must agree on the number of processes. Received: {own_size} from {sender}, {size} from "
+            f"All processes must agree on the number of processes. Received: {sender_size} from {sender}, {size} from "
             "the process that serves the group. Correct the environment of one of them."
         )
     if not 0 <= rank < size:
@@ -337,7 +337,7 @@ def join_refusal(hello: Message, size: int, noun: str, members: Mapping[int, str
 
 
 def version_refusal(hello: Message) -> str:
-    """Returns why the sender of a hello is refused, or "" if it has the right version.
+    """Returns the reason to reject the sender of a hello, or "" if it has the right version.
 
     Raises:
       BadMessage: the message is not a hello.

@@ -20,8 +20,8 @@ OWN_FAILURE_SECONDS = 3.0  # in which this process may fail for the same reason,
 class PeerFailureHandler:
     """Ends this process after the loss of another member, while the main thread trains.
 
-    On the first loss, prints one line that names the lost member. If the process has not ended by itself after `grace`
-    seconds, ends it with code 5: the main thread is probably stuck in a collective that can never complete.
+    On the first loss, prints one line that names the lost member. Ends the process with code 5 if it is still running after
+    `grace` seconds: the main thread is probably stuck in a collective that can never complete.
 
     As a context manager, also leaves the group with the exit code of the exception. After an engine's error that was
     caused by the loss of another process, it ends the process with code 5, without running Python's exit handlers, because
@@ -42,7 +42,7 @@ class PeerFailureHandler:
           group: the group to watch.
           cluster: this process's rank and size, for the message.
           stream: where the message is printed.
-          grace: seconds in which the process may end by itself.
+          grace: seconds to wait for the process to end before it is ended.
           end: ends the process immediately with an exit code.
         """
         self._group, self._stream, self._grace, self._end = group, stream, grace, end

@@ -73,7 +73,7 @@ class Connection:
         selector.register(sock, selectors.EVENT_READ, self)
 
     @property
-    def unread(self) -> int:
+    def unread_bytes(self) -> int:
         """Number of queued bytes."""
         return len(self._send_buffer)
 
@@ -95,14 +95,14 @@ class Connection:
             self.flush()
 
     def challenge(self, hello: Message, token: str) -> None:
-        """Answers a hello, which must be the last message read; from now on, messages must be sealed with the token."""
+        """Answers a hello, which must be the last message read; all later messages must be sealed with the token."""
         challenge, session = create_challenge(token, self.lines.line)
         self.send(challenge)
         self.hello, self._session = hello, session
         self.lines.unseal, self.lines.limit = session.unseal, LIMIT_BEFORE_HELLO + OVERHEAD
 
     def refuse(self, reason: str, *, is_sealed: bool = True) -> None:
-        """Sends a refusal and ends; it is not sealed if the other end does not know the token."""
+        """Sends a refusal and ends the connection; without `is_sealed`, the other end does not know the token."""
         if not is_sealed:
             self._session = None
         self.send({"type": "refused", "reason": reason})
@@ -133,8 +133,8 @@ class Connection:
             pass
         except OSError:
             self._send_buffer.clear()  # the next receive detects the end
-        waiting = selectors.EVENT_WRITE if self._send_buffer else 0
-        self._selector.modify(self._sock, selectors.EVENT_READ | waiting, self)
+        write_event = selectors.EVENT_WRITE if self._send_buffer else 0
+        self._selector.modify(self._sock, selectors.EVENT_READ | write_event, self)
 
     def close(self) -> None:
         """Closes the connection immediately."""
@@ -166,7 +166,7 @@ class PendingOperation:
       tickets: by rank, the member's id of its request.
       values: by rank, the member's value.
       deadline: the shortest deadline of the waiting members, in seconds.
-      expires: the time at which this deadline has passed.
+      expiry_time: the time at which this deadline has passed.
       failure: why it failed, for members that arrive later; empty while it is open.
       locations: by rank, the line of the program at which the member's main thread waits.
       start_time: when the first member arrived.
@@ -180,7 +180,7 @@ class PendingOperation:
     tickets: dict[int, int] = dataclasses.field(default_factory=dict)
     values: dict[int, Json] = dataclasses.field(default_factory=dict)
     deadline: float = math.inf
-    expires: float = math.inf
+    expiry_time: float = math.inf
     failure: str = ""
     locations: dict[int, str] = dataclasses.field(default_factory=dict)
     start_time: float = math.inf
@@ -188,13 +188,13 @@ class PendingOperation:
     is_misuse: bool = False
     deadlock_time: float = math.inf
 
-    def missing(self) -> list[int]:
+    def missing_ranks(self) -> list[int]:
         """Returns the members that have not arrived."""
         return [rank for rank in self.ranks if rank not in self.tickets]
 
     def fail(self, failure: str, is_misuse: bool = False) -> Iterator[Answer]:
-        """Fails the operation for all members, including those that arrive later."""
-        self.failure, self.expires, self.is_misuse = failure, math.inf, is_misuse
+        """Fails the operation for all members, including members that arrive later."""
+        self.failure, self.expiry_time, self.is_misuse = failure, math.inf, is_misuse
         for rank, ticket in self.tickets.items():
             yield Answer(rank, _failure_message(ticket, failure, is_misuse))
         self.values.clear()
@@ -214,8 +214,8 @@ class PendingOperations:
         self._describe_absence = describe_absence
         self._operations: dict[tuple[Sequence[int], str], list[PendingOperation]] = {}
         self._departure_reasons: dict[int, str] = {}  # why members no longer participate, by rank
-        self._absent: set[int] = set()  # lost members without which operations complete
-        self._misuse = ""  # why some members can never join
+        self._absent_ranks: set[int] = set()  # lost members without which operations complete
+        self._misuse_reason = ""  # why some members can never join
 
     def add(
         self,
@@ -256,18 +256,18 @@ class PendingOperations:
             answers = [Answer(rank, _failure_message(ticket, entry.failure, entry.is_misuse))]
         else:
             entry.values[rank] = value
-            if now + deadline < entry.expires:
-                entry.deadline, entry.expires = deadline, now + deadline
+            if now + deadline < entry.expiry_time:
+                entry.deadline, entry.expiry_time = deadline, now + deadline
             answers = self._outcome(entry)
         self._remove_completed(key)
         self._update_deadlocks(now)
         return answers
 
     def expire(self, now: float) -> list[Answer]:
-        """Fails operations whose deadline has passed, and those that wait for each other."""
+        """Fails operations whose deadline has passed, and operations that wait for each other."""
         answers: list[Answer] = []
         for entry in self._open_operations():
-            if entry.expires <= now:
+            if entry.expiry_time <= now:
                 missing = self._missing(entry)
                 names = name_ranks(missing, self._noun)
                 failure = f"{names} did not reach '{entry.name}' within {entry.deadline:g} s{self._describe_absence(missing)}."
@@ -279,14 +279,14 @@ class PendingOperations:
         return answers + (self._fail_deadlock(deadlocked_entries) if deadlocked_entries else [])
 
     def overdue_notices(self, now: float) -> list[Answer]:
-        """Returns messages that notify long-waiting members of the missing ones, once per operation."""
-        overdue = [
+        """Returns messages that tell members that wait for long which members are missing, once per operation."""
+        overdue_operations = [
             operation
             for operation in self._open_operations()
             if not operation.is_reported and operation.start_time + REPORTED_SECONDS <= now
         ]
         answers = []
-        for entry in overdue:
+        for entry in overdue_operations:
             entry.is_reported = True
             missing = name_ranks(self._missing(entry), self._noun)
             answers += [
@@ -297,7 +297,7 @@ class PendingOperations:
 
     def next_expiry(self) -> float:
         """Returns the time of the next deadline."""
-        return min((entry.expires for entry in self._open_operations()), default=math.inf)
+        return min((entry.expiry_time for entry in self._open_operations()), default=math.inf)
 
     def _update_deadlocks(self, now: float) -> None:
         deadlocked_entries = self._find_deadlocks()
@@ -309,23 +309,27 @@ class PendingOperations:
 
         Only main threads are considered, because other threads may still call an operation.
         """
-        waiting = {rank: entry for entry in self._open_operations() for rank in entry.locations}  # of main threads
-        candidates: Sequence[PendingOperation] = list(dict.fromkeys(waiting.values()))
+        operation_by_rank = {
+            rank: entry for entry in self._open_operations() for rank in entry.locations
+        }  # of main threads
+        candidates: Sequence[PendingOperation] = list(dict.fromkeys(operation_by_rank.values()))
         while True:
             remaining = [
-                entry for entry in candidates if any(waiting.get(rank) in candidates for rank in self._missing(entry))
+                entry
+                for entry in candidates
+                if any(operation_by_rank.get(rank) in candidates for rank in self._missing(entry))
             ]
             if len(remaining) == len(candidates):
                 return candidates
             candidates = remaining
 
     def _fail_deadlock(self, deadlocked_entries: Sequence[PendingOperation]) -> list[Answer]:
-        waiting = {
+        waits_by_rank = {
             rank: (entry, location) for entry in deadlocked_entries for rank, location in entry.locations.items()
         }
         locations = "; ".join(
-            f"{self._noun} {rank} in '{entry.name}'{self._among(entry)} at {location}"
-            for rank, (entry, location) in sorted(waiting.items())
+            f"{self._noun} {rank} in '{entry.name}'{self._group_suffix(entry)} at {location}"
+            for rank, (entry, location) in sorted(waits_by_rank.items())
         )
         failure = (
             f"Every {self._noun} must make the same calls, in the same order. Received: each waits for another one: "
@@ -333,29 +337,29 @@ class PendingOperations:
         )
         return [answer for entry in deadlocked_entries for answer in entry.fail(failure, is_misuse=True)]
 
-    def _among(self, entry: PendingOperation) -> str:
+    def _group_suffix(self, entry: PendingOperation) -> str:
         includes_all = len(entry.ranks) == self._size
         return "" if includes_all else f" of {name_ranks(list(entry.ranks), self._noun)}"
 
     def fail_all(self, misuse: str) -> list[Answer]:
         """Fails all current and future operations, because some members can never join."""
-        self._misuse = misuse
+        self._misuse_reason = misuse
         return [answer for entry in self._open_operations() for answer in self._outcome(entry)]
 
-    def member_left(self, rank: int, description: str) -> list[Answer]:
+    def record_member_departure(self, rank: int, description: str) -> list[Answer]:
         """Records that a member left without an error, and fails the operations that still need it."""
         self._departure_reasons[rank] = f"{self._noun} {rank} {description}"
         return [answer for entry in self._open_operations() for answer in self._outcome(entry)]
 
-    def member_lost(self, rank: int, loss: str) -> list[Answer]:
-        """Records the loss of a member, and fails its operations; those of subgroups without it continue."""
+    def record_member_loss(self, rank: int, loss: str) -> list[Answer]:
+        """Records the loss of a member, and fails its operations; subgroups without it are not affected."""
         self._departure_reasons[rank] = loss
         pending = [entry for entry in self._open_operations() if rank in entry.ranks]
         return [a for entry in pending for a in entry.fail(f"'{entry.name}' cannot complete: {loss}.")]
 
-    def complete_without(self, rank: int) -> list[Answer]:
-        """Records the loss of a member without which operations complete, now and later; its value is None."""
-        self._absent.add(rank)
+    def tolerate_loss(self, rank: int) -> list[Answer]:
+        """Records a tolerated loss: pending and later operations complete with None as the member's value."""
+        self._absent_ranks.add(rank)
         answers = [answer for entry in self._open_operations() for answer in self._outcome(entry)]
         for key in list(self._operations):
             self._remove_completed(key)
@@ -368,7 +372,7 @@ class PendingOperations:
             del self._operations[key]
 
     def _missing(self, entry: PendingOperation) -> list[int]:
-        return [rank for rank in entry.missing() if rank not in self._absent]
+        return [rank for rank in entry.missing_ranks() if rank not in self._absent_ranks]
 
     def _open_operations(self) -> Iterable[PendingOperation]:
         return [entry for operations in self._operations.values() for entry in operations if not entry.failure]
@@ -381,8 +385,8 @@ class PendingOperations:
                 Answer(rank, {"type": "values", "ticket": ticket, "values": values})
                 for rank, ticket in entry.tickets.items()
             ]
-        if self._misuse:
-            return list(entry.fail(self._misuse, is_misuse=True))
+        if self._misuse_reason:
+            return list(entry.fail(self._misuse_reason, is_misuse=True))
         reason = next((reason for rank, reason in self._departure_reasons.items() if rank in missing), "")
         return list(entry.fail(f"'{entry.name}' cannot complete: {reason}.")) if reason else []
 
@@ -404,8 +408,8 @@ class Server:
       address: `host:port` that it listens on.
       size: number of members.
       loss: the first member that was lost, or None.
-      tolerated: members whose losses are tolerated, see `Group.tolerate_losses`.
-      departed: those of them that were lost.
+      tolerated_members: members whose losses are tolerated, see `Group.tolerate_losses`.
+      departed_members: tolerated members that were lost.
     """
 
     def __init__(
@@ -436,8 +440,8 @@ class Server:
         self.address = join_address(*listener.getsockname()[:2])
         self.loss: LostMember | None = None
         self._losses: list[LostMember] = []
-        self.tolerated: frozenset[int] = frozenset()
-        self.departed: frozenset[int] = frozenset()
+        self.tolerated_members: frozenset[int] = frozenset()
+        self.departed_members: frozenset[int] = frozenset()
         self.size = size
         self._token, self._noun = token, noun
         self._nonce = nonce()  # for tokens that members derive, because other groups may share the token
@@ -458,7 +462,7 @@ class Server:
         self._thread = threading.Thread(target=self._run, name=f"{noun}-group-server", daemon=True)
         self._thread.start()
 
-    def absent(self) -> list[int]:
+    def absent_ranks(self) -> list[int]:
         """Returns the members that never connected."""
         return [rank for rank in range(self.size) if rank not in self._member_descriptions]
 
@@ -573,7 +577,7 @@ class Server:
             broadcast_message = {"type": "published", "ranks": ranks, "topic": topic, "value": value}
             self._send([Answer(member, broadcast_message) for member in ranks or self._members])
         elif message["type"] == "tolerate":
-            self.tolerated |= {*(ranks_of(message, rank, self.size) or range(self.size))} - {rank}
+            self.tolerated_members |= {*(ranks_of(message, rank, self.size) or range(self.size))} - {rank}
         elif message["type"] == "doubt":
             self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
         elif message["type"] == "goodbye":
@@ -594,9 +598,8 @@ class Server:
 
     def _admit(self, connection: Connection, hello: Message) -> None:
         if refusal := join_refusal(hello, self.size, self._noun, self._member_descriptions):
-            if (
-                hello["rank"] in self._member_descriptions and self.absent()
-            ):  # the process has the wrong rank, so another rank will never join
+            if hello["rank"] in self._member_descriptions and self.absent_ranks():
+                # The process has the wrong rank, so another rank will never join.
                 connection.refuse(refusal)
                 self._send(self._operations.fail_all(refusal))
             else:
@@ -619,22 +622,22 @@ class Server:
             del self._members[rank]
             connection.end()
             description = exceptions.describe(code) if code else "code 0"
-            self._send(self._operations.member_left(rank, f"has left with {description}"))
+            self._send(self._operations.record_member_departure(rank, f"has left with {description}"))
 
     def _drop(self, connection: Connection, reason: str, code: int | None = None) -> None:
         """Closes a connection; reports its member, if any, as lost to all members."""
         rank = connection.rank
         if rank is not None and rank in self._members:
-            loss, is_tolerated = LostMember(rank, reason, code, self._noun), rank in self.tolerated
+            loss, is_tolerated = LostMember(rank, reason, code, self._noun), rank in self.tolerated_members
             for member in self._members.values():
                 member.send(_lost_message(loss) | {"tolerated": is_tolerated})
             if is_tolerated:
-                self.departed |= {rank}
-                self._send(self._operations.complete_without(rank))
+                self.departed_members |= {rank}
+                self._send(self._operations.tolerate_loss(rank))
             else:
                 self.loss = self.loss or loss
                 self._losses.append(loss)
-                self._send(self._operations.member_lost(rank, str(loss)))
+                self._send(self._operations.record_member_loss(rank, str(loss)))
             del self._members[rank]
         connection.end()
 
@@ -644,7 +647,7 @@ class Server:
             if connection.is_ending or connection.rank is None:
                 if now - (connection.last_received if connection.is_ending else connection.accept_time) > HELLO_SECONDS:
                     connection.close()
-            elif connection.unread > MAX_UNREAD:
+            elif connection.unread_bytes > MAX_UNREAD:
                 self._drop(connection, f"it left more than {MAX_UNREAD} bytes unread")
             elif now - connection.last_received > self._lost_after + connection.lines.allowance:
                 self._drop(connection, silence_reason(self._lost_after))

@@ -13,23 +13,23 @@ TOPIC = "sync_points"
 class SyncPoints:
     """Coordinates actions of all ranks of a run between two calls of the compiled loop.
 
-    The main thread of every rank reports its progress locally: `begin` before each call of the loop and `reached` after
+    The main thread of every rank reports its progress locally: `begin` before each call of the loop and `end_call` after
     it. All ranks split their steps into the same calls. Any thread may request a topic (`request`). The group delivers
     requests to all ranks in the same order, and a thread on each rank answers with the first step at which the rank can
     still act: the end of the current call or, between two calls, the step after the last one. The ranks agree on the
-    maximum of the answers. After the first call that ends at or after this step, `reached` returns the topic on every rank.
+    maximum of the answers. After the first call that ends at or after this step, `end_call` returns the topic on every rank.
 
-    No rank can have passed the agreed step: after its answer, a rank does not return from `reached` at or after the step of
+    No rank can have passed the agreed step: after its answer, a rank does not return from `end_call` at or after the step of
     the answer until the agreement is known. There is no deadlock with a rank that waits in a collective, because answers
     never wait for a main thread.
 
-    Use it as a context manager around one run. The group's next `SyncPoints` starts when this one has ended on all ranks;
-    it receives requests made in between. A request after the end of the last call has no effect.
+    Use it as a context manager around one run. The group's next `SyncPoints` starts when this one has ended on all ranks,
+    and receives requests made before that. A request after the end of the last call has no effect.
     """
 
     def __init__(self, group: Group):
         self._group = group  # of all ranks of the run
-        self._ended: set[int] = set()  # members that have ended
+        self._ended_members: set[int] = set()  # members that have ended
         self._condition = threading.Condition()  # guards the attributes below
         self._requests: list[tuple[str, str]] = []  # requested topics and the names of their gathers
         self._thread: threading.Thread | None = None  # exists while there is a request
@@ -51,7 +51,7 @@ class SyncPoints:
         with self._condition:
             self._earliest_step = end_step
 
-    def reached(self, step: int) -> frozenset[str]:
+    def end_call(self, step: int) -> frozenset[str]:
         """Records that a call has ended at a step, and returns the topics on which all ranks act now.
 
         Raises:
@@ -63,8 +63,10 @@ class SyncPoints:
             )
             if self._failure:
                 raise self._failure
-            due_topics = frozenset(topic for topic, first in self._agreed_steps if first <= step)
-            self._agreed_steps = [(topic, first) for topic, first in self._agreed_steps if first > step]
+            due_topics = frozenset(topic for topic, agreed_step in self._agreed_steps if agreed_step <= step)
+            self._agreed_steps = [
+                (topic, agreed_step) for topic, agreed_step in self._agreed_steps if agreed_step > step
+            ]
             self._earliest_step = step + 1
             return due_topics
 
@@ -78,8 +80,8 @@ class SyncPoints:
     def _on_message(self, message: Json) -> bool:
         """Handles a message; all ranks receive messages in the same order and thus answer the same requests."""
         if "request" not in message:
-            self._ended.add(message["over"])
-            return self._ended | self._group.departed >= {*range(self._group.size)}
+            self._ended_members.add(message["over"])
+            return self._ended_members | self._group.departed_members >= {*range(self._group.size)}
         with self._condition:
             self._requests.append((message["request"], message["name"]))
             if self._thread is None:
@@ -106,7 +108,7 @@ class SyncPoints:
                 self._condition.notify_all()
 
     def _fail(self, error: PeerLostError) -> None:
-        """Makes `reached` fail, unless a rank has left without an error, after which there are no further calls."""
+        """Makes `end_call` fail, unless a rank has left without an error, after which there are no further calls."""
         with self._condition:
             self._failure = error if self._group.first_loss() else None
             self._pending_answer = None

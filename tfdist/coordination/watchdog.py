@@ -57,7 +57,7 @@ class Watchdog:
     """Monitors the calls of a run's compiled loop, on every rank.
 
     Use it as a context manager around the run. The main thread reports when it enters a call (`begin`) and when it
-    leaves it (`reached`). A second thread detects calls that take too long, and queries all ranks over the group, which
+    leaves it (`end_call`). A second thread detects calls that take too long, and queries all ranks over the group, which
     works while collectives hang. Each rank answers from a thread, and the lowest rank that answers prints all answers.
     Nothing is sent while calls return in time. SIGUSR1 to any rank triggers the same report at any time, if the run is in
     the main thread.
@@ -104,13 +104,13 @@ class Watchdog:
         self._answers: list[dict[int, Json]] = []
         self._queries: deque[_Query] = deque()  # not reported yet
         self._last_summary = ""  # summary of the latest answers during the first call
-        self._ended: set[int] = set()  # members
+        self._ended_members: set[int] = set()  # members
         self._stack = ExitStack()
 
     def begin(self, step: int, end_step: int) -> None:
         """Records that the main thread enters a call of the compiled loop.
 
-        If `end_step` equals `step`, the main thread waits for the callbacks of the other ranks after that step.
+        If `end_step` equals `step`, the main thread waits for the callbacks of the other ranks after this step.
         """
         with self._condition:
             description = (
@@ -123,7 +123,7 @@ class Watchdog:
             self._calls += 1
             self._condition.notify_all()
 
-    def reached(self, step: int) -> None:
+    def end_call(self, step: int) -> None:
         """Records that the call has ended at a step."""
         with self._condition:
             if self._call and step > self._step:
@@ -165,7 +165,7 @@ class Watchdog:
             for limit in self._limits(call):
                 if not self._exceeds(call, limit):
                     break
-                # The name depends on the call only: ranks that wait in the same call cause a single query.
+                # The name depends only on the call: ranks that wait in the same call cause a single query.
                 reason = f"{call.description} has lasted {limit + call.usual_seconds:.3g} s on rank {self._rank}"
                 self._query_ranks(
                     f"{call.description} {limit}",
@@ -218,13 +218,15 @@ class Watchdog:
             self._print_report(f"{rank}: {message['end']}. Ending with code {ExitCode.STALLED:d}.")
             # In another thread, because `leave` would wait for this thread, and for longer than other ranks wait for this
             # process to end.
-            leaving = threading.Thread(target=self._group.leave, args=(ExitCode.STALLED, message["end"]), daemon=True)
-            leaving.start()
-            leaving.join(_LEAVE_SECONDS)
+            leave_thread = threading.Thread(
+                target=self._group.leave, args=(ExitCode.STALLED, message["end"]), daemon=True
+            )
+            leave_thread.start()
+            leave_thread.join(_LEAVE_SECONDS)
             self._end(ExitCode.STALLED)
         else:
-            self._ended.add(message["over"])
-        return self._ended | self._group.departed >= {*range(self._group.size)}
+            self._ended_members.add(message["over"])
+        return self._ended_members | self._group.departed_members >= {*range(self._group.size)}
 
     def _answer(self, message: Any) -> None:
         query = _Query(len(self._answers), time.monotonic(), message["why"], message["first"])
@@ -234,12 +236,12 @@ class Watchdog:
             is_reporting = len(self._queries) > 1
         if not is_reporting:
             threading.Thread(target=self._report_in_order, name=f"stalls-{self._rank}", daemon=True).start()
-        self._group.publish(TOPIC, {"answer": query.number, "rank": self._rank, "where": self._own_state()})
+        self._group.publish(TOPIC, {"answer": query.number, "rank": self._rank, "where": self._local_state()})
 
-    def _own_state(self) -> Json:
+    def _local_state(self) -> Json:
         call = self._call
-        running = call and [call.description, time.monotonic() - call.start_time]
-        return {"step": self._step, "call": running, "stack": main_stack()}
+        call_state = call and [call.description, time.monotonic() - call.start_time]
+        return {"step": self._step, "call": call_state, "stack": main_stack()}
 
     def _report_in_order(self) -> None:
         """Reports the answers to all queries, each after the ranks have had time to answer.
@@ -256,11 +258,11 @@ class Watchdog:
                 is_last = not self._queries
 
     def _print_answers(self, query: _Query) -> None:
-        """Prints on one rank which ranks are in the call, which are elsewhere, and which did not answer."""
+        """Prints, on one rank, which ranks are in the call, which are not, and which did not answer."""
         answers, self._answers[query.number] = self._answers[query.number], {}  # releases the stacks
         ranks_in_call = [rank for rank, state in sorted(answers.items()) if state["call"]]
         ranks_elsewhere = [rank for rank, state in sorted(answers.items()) if not state["call"]]
-        lost_ranks = [self._group.ranks[member] for member in self._group.departed]
+        lost_ranks = [self._group.ranks[member] for member in self._group.departed_members]
         silent_ranks = [rank for rank in self._group.ranks if rank not in answers and rank not in lost_ranks]
         kinds = {"in a call": ranks_in_call, "not in a call": ranks_elsewhere, "no answer": silent_ranks}
         rank_texts = {kind: [f"{rank}{self._group.role(rank)}" for rank in ranks] for kind, ranks in kinds.items()}

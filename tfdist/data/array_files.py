@@ -51,7 +51,7 @@ def csv(
       drop_missing: whether rows without a value are skipped; otherwise they are errors.
       delimiter: character between values.
       header: whether the first line has the names of the columns; otherwise their names are their indices.
-      data_dir: folder in which relative paths are looked for.
+      data_dir: directory that relative paths start from.
 
     Raises:
       InputError: a file is missing or is not such a table, or a column does not exist.
@@ -75,11 +75,11 @@ def csv(
     classes = None if regression else _classes(table, target)
     y = _labels(table, target, classes)
     train_rows, test_rows = split_indices(y if classes else np.zeros(len(y), np.int32), validation_split)
-    train = _rows(table, train_rows) if len(test_rows) else table
+    train = _select_rows(table, train_rows) if len(test_rows) else table
     encoding = column_encoding(train, names, standardize)
     source, test_source = TableRows(encoding.encode(train), y[train_rows], train.lines), None
     if len(test_rows):
-        test_table = _rows(table, test_rows)
+        test_table = _select_rows(table, test_rows)
         test_source = TableRows(encoding.encode(test_table), y[test_rows], test_table.lines)
     if test:
         test_table = read_table(find_path(_KIND, test, data_dir), delimiter, header)
@@ -109,12 +109,12 @@ def _filter_missing(table: Table, names: Sequence[str], drop_missing: bool) -> T
         return table
     for name in names:
         table.column(name, "Each column of the training data")
-    complete = table.without_missing(names)
-    if not complete.lines:
+    complete_table = table.without_missing(names)
+    if not complete_table.lines:
         raise InputError(
-            f"A row of {table.path} must have a value in each column. Received: none that has, with drop_missing."
+            f"A row of {table.path} must have a value in each column. Received: no complete row, with drop_missing."
         )
-    return complete
+    return complete_table
 
 
 def _classes(table: Table, target: str) -> tuple[str, ...]:
@@ -123,23 +123,23 @@ def _classes(table: Table, target: str) -> tuple[str, ...]:
             f"The label of a class must be an integer or text. Received: fractions in column {target!r} of {table.path}. "
             "For numbers to predict, add regression=True."
         )
-    return class_names(_texts(table, target), f"column {target!r} of {table.path}")
+    return class_names(_label_texts(table, target), f"column {target!r} of {table.path}")
 
 
 def _labels(table: Table, target: str, classes: tuple[str, ...] | None) -> np.ndarray:
     if classes is None:
         return numbers(table, target).astype(np.float32)
-    return class_numbers(classes, _texts(table, target), f"column {target!r} of {table.path}")
+    return class_numbers(classes, _label_texts(table, target), f"column {target!r} of {table.path}")
 
 
-def _texts(table: Table, target: str) -> list[str]:
+def _label_texts(table: Table, target: str) -> list[str]:
     """Returns labels as text; 1.0 becomes 1."""
     if is_numeric(table, target):
         return [str(int(number)) if number % 1 == 0 else str(number) for number in numbers(table, target)]
     return table.columns[target]
 
 
-def _rows(table: Table, indices: np.ndarray) -> Table:
+def _select_rows(table: Table, indices: np.ndarray) -> Table:
     columns = {name: [cells[row] for row in indices] for name, cells in table.columns.items()}
     return Table(table.path, columns, [table.lines[row] for row in indices])
 
@@ -158,14 +158,14 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
     Args:
       path: the file.
       validation_split: fraction of the examples, in [0, 1), that becomes the test part; the same in every run.
-      data_dir: folder in which a relative path is looked for.
+      data_dir: directory that a relative path starts from.
 
     Raises:
       InputError: the file is missing or is not an archive of such arrays.
     """
     file = find_path("npz", path, data_dir)
-    arrays = _arrays(file)
-    train, test = _pair(_TRAIN, arrays, file), _pair(_TEST, arrays, file)
+    arrays = _load_arrays(file)
+    train, test = _find_pair(_TRAIN, arrays, file), _find_pair(_TEST, arrays, file)
     if train is None:
         raise InputError(f"{_RULE}. Received: {file} with {', '.join(arrays) or 'no arrays'}.")
     if test is not None and validation_split:
@@ -189,19 +189,19 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
                 f"Test examples must have the shape of the training examples. Received: {file} with x of "
                 f"{list(x.shape[1:])} and test x of {list(test[0].shape[1:])}."
             )
-    source = _source((x[train_indices], y[train_indices]) if len(test_indices) else (x, y))
+    source = _array_source((x[train_indices], y[train_indices]) if len(test_indices) else (x, y))
     spec = source.element_spec[0]
     return DataSet(
         f"npz:{path}",
         source,
-        None if test is None else _source(test),
+        None if test is None else _array_source(test),
         tuple(spec.shape),
         len(names) or (int(y.max()) + 1 if _is_label(y) else None),
         names,
     )
 
 
-def _arrays(file: str) -> dict[str, np.ndarray]:
+def _load_arrays(file: str) -> dict[str, np.ndarray]:
     try:
         with open(file, "rb") as content:  # np.load(path) would leave the file open after an error
             archive = np.load(content, allow_pickle=False)
@@ -214,7 +214,7 @@ def _arrays(file: str) -> dict[str, np.ndarray]:
         raise InputError(f"{_RULE}. Received: {file}, which cannot be read: {cause}.") from error
 
 
-def _pair(
+def _find_pair(
     candidates: Sequence[tuple[str, str]], arrays: Mapping[str, np.ndarray], file: str
 ) -> tuple[np.ndarray, np.ndarray] | None:
     pair = next(((x, y) for x, y in candidates if x in arrays or y in arrays), None)
@@ -249,6 +249,6 @@ def _is_label(y: np.ndarray) -> bool:
     return y.dtype.kind == "i" and y.ndim == 1
 
 
-def _source(arrays: tuple[np.ndarray, np.ndarray]) -> ArraySource:
+def _array_source(arrays: tuple[np.ndarray, np.ndarray]) -> ArraySource:
     transform: Transform = scale_to_unit(255) if arrays[0].dtype == np.uint8 else identity
     return ArraySource(arrays, transform)

@@ -45,11 +45,11 @@ class RowRandom:
 
     def _words(self, count: int) -> tf.Tensor:
         """Returns int64 [n, count] in [0, 2**53): the positions under keyed permutations, one for each column."""
-        # The second word is at least 1: that of the keys for the order of examples is 0.
+        # The second word is at least 1, because it is 0 in the keys for the order of examples.
         keys = random_keys(count, self.seed, tf.constant([0, 1 + self.stream], tf.uint64))
-        largest = tf.constant(2**_BITS - 1, tf.int64)
+        max_index = tf.constant(2**_BITS - 1, tf.int64)
         columns = [
-            tf.raw_ops.RandomIndexShuffle(index=self.positions, seed=keys[column], max_index=largest, rounds=ROUNDS)
+            tf.raw_ops.RandomIndexShuffle(index=self.positions, seed=keys[column], max_index=max_index, rounds=ROUNDS)
             for column in range(count)
         ]
         return tf.stack(columns, axis=1)
@@ -59,7 +59,7 @@ class RowRandom:
 Augmentation = Callable[[tf.Tensor, RowRandom], tf.Tensor]
 
 
-def fraction(name: str, argument: str, value: Any) -> float:
+def validate_fraction(name: str, argument: str, value: Any) -> float:
     """Returns a number in [0, 1].
 
     Raises:
@@ -70,7 +70,7 @@ def fraction(name: str, argument: str, value: Any) -> float:
     return float(value)
 
 
-def integer(name: str, argument: str, value: Any) -> int:
+def validate_integer(name: str, argument: str, value: Any) -> int:
     """Returns an integer of at least 1.
 
     Raises:
@@ -81,7 +81,9 @@ def integer(name: str, argument: str, value: Any) -> int:
     return int(value)
 
 
-def interval(name: str, argument: str, value: Sequence[float], maximum: float = float("inf")) -> tuple[float, float]:
+def validate_interval(
+    name: str, argument: str, value: Sequence[float], maximum: float = float("inf")
+) -> tuple[float, float]:
     """Returns (smallest, largest), positive numbers.
 
     Raises:
@@ -101,7 +103,7 @@ def brightness(delta: float = 0.2) -> Augmentation:
     Args:
       delta: in [0, 1].
     """
-    delta = fraction("brightness", "delta", delta)
+    delta = validate_fraction("brightness", "delta", delta)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         offset = _broadcast((2 * random.uniform(1)[:, 0] - 1) * delta, images)
@@ -116,7 +118,7 @@ def contrast(delta: float = 0.2) -> Augmentation:
     Args:
       delta: in [0, 1].
     """
-    delta = fraction("contrast", "delta", delta)
+    delta = validate_fraction("contrast", "delta", delta)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         factor = _broadcast(1 + (2 * random.uniform(1)[:, 0] - 1) * delta, images)
@@ -135,13 +137,13 @@ def cutout(size: int = 8) -> Augmentation:
     Args:
       size: pixels on each side, at least 1.
     """
-    size = integer("cutout", "size", size)
+    size = validate_integer("cutout", "size", size)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         height, width = images.shape[1:3]
         middle = tf.cast(random.uniform(2) * [float(height), float(width)], tf.int32)
-        first = middle - size // 2
-        return _erase(images, first, first + size)
+        start = middle - size // 2
+        return _erase(images, start, start + size)
 
     return apply
 
@@ -156,8 +158,8 @@ def erase(
       scale: smallest and largest area, as a fraction of the image's, in (0, 1].
       ratio: smallest and largest ratio of height and width; drawn uniformly in its logarithm.
     """
-    probability = fraction("erase", "probability", probability)
-    scale, ratio = interval("erase", "scale", scale, maximum=1), interval("erase", "ratio", ratio)
+    probability = validate_fraction("erase", "probability", probability)
+    scale, ratio = validate_interval("erase", "scale", scale, maximum=1), validate_interval("erase", "ratio", ratio)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         height, width = images.shape[1:3]
@@ -166,18 +168,18 @@ def erase(
         aspect = ratio[0] * (ratio[1] / ratio[0]) ** aspect
         rows, columns = tf.minimum(tf.sqrt(pixels * aspect), height), tf.minimum(tf.sqrt(pixels / aspect), width)
         sizes = tf.cast(tf.round(tf.stack([rows, columns], axis=1)), tf.int32)
-        free = tf.constant([height, width]) - sizes + 1
-        first = tf.cast(tf.stack([top, left], axis=1) * tf.cast(free, tf.float32), tf.int32)
-        return _erase(images, first, first + tf.where((chance < probability)[:, None], sizes, 0))
+        position_counts = tf.constant([height, width]) - sizes + 1
+        start = tf.cast(tf.stack([top, left], axis=1) * tf.cast(position_counts, tf.float32), tf.int32)
+        return _erase(images, start, start + tf.where((chance < probability)[:, None], sizes, 0))
 
     return apply
 
 
-def _erase(images: tf.Tensor, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-    """Sets the rows and columns [first, end), int32 [n, 2], of each image to 0."""
+def _erase(images: tf.Tensor, start: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    """Sets the rows and columns [start, end), int32 [n, 2], of each image to 0."""
     rows, columns = (tf.range(images.shape[1 + axis]) for axis in (0, 1))
-    row_mask = (rows >= first[:, :1]) & (rows < end[:, :1])
-    column_mask = (columns >= first[:, 1:]) & (columns < end[:, 1:])
+    row_mask = (rows >= start[:, :1]) & (rows < end[:, :1])
+    column_mask = (columns >= start[:, 1:]) & (columns < end[:, 1:])
     mask = tf.cast(~(row_mask[:, :, None] & column_mask[:, None, :]), images.dtype)
     return images * mask[..., None]
 
@@ -194,7 +196,7 @@ def flip(axis: str = "horizontal", probability: float = 0.5) -> Augmentation:
     """
     if axis not in _AXES:
         raise InputError(f"flip: axis must be horizontal or vertical. Received: {axis!r}.")
-    probability = fraction("flip", "probability", probability)
+    probability = validate_fraction("flip", "probability", probability)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         should_flip = random.uniform(1)[:, 0] < probability
@@ -216,7 +218,7 @@ def crop(padding: int = 4) -> Augmentation:
     Args:
       padding: number of pixels, at least 1.
     """
-    padding = integer("crop", "padding", padding)
+    padding = validate_integer("crop", "padding", padding)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         offsets = tf.cast(random.uniform(2) * (2 * padding + 1), tf.int32)
@@ -238,8 +240,8 @@ def resized_crop(scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = 
       scale: smallest and largest area, as a fraction of the image's, in (0, 1].
       ratio: smallest and largest ratio of width and height, relative to the image's; drawn uniformly in its logarithm.
     """
-    scale = interval("resized_crop", "scale", scale, maximum=1)
-    ratio = interval("resized_crop", "ratio", ratio)
+    scale = validate_interval("resized_crop", "scale", scale, maximum=1)
+    ratio = validate_interval("resized_crop", "ratio", ratio)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         area, aspect, top, left = tf.unstack(random.uniform(4), axis=1)
@@ -262,10 +264,10 @@ def rotate(degrees: float = 15.0) -> Augmentation:
     """
     if not is_number(degrees) or not 0 < degrees <= 180:
         raise InputError(f"rotate: degrees must be in (0, 180]. Received: {degrees!r}.")
-    largest = float(degrees) * 3.141592653589793 / 180
+    max_angle = float(degrees) * 3.141592653589793 / 180
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
-        angle = (2 * random.uniform(1)[:, 0] - 1) * largest
+        angle = (2 * random.uniform(1)[:, 0] - 1) * max_angle
         cos, sin = tf.cos(angle), tf.sin(angle)
         middle_y, middle_x = (images.shape[1] - 1) / 2, (images.shape[2] - 1) / 2
         zero = tf.zeros_like(angle)
@@ -284,9 +286,9 @@ def rotate(degrees: float = 15.0) -> Augmentation:
     return apply
 
 
-def _crop_at(image: tf.Tensor, first: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Returns the part of an image that begins at a row and a column, `first`, int32 [2]."""
-    return tf.slice(image, tf.concat([first, [0]], axis=0), shape)
+def _crop_at(image: tf.Tensor, start: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Returns the part of an image that begins at a row and a column, `start`, int32 [2]."""
+    return tf.slice(image, tf.concat([start, [0]], axis=0), shape)
 
 
 AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
@@ -311,10 +313,10 @@ def parse_augmentations(text: str) -> tuple[Augmentation, ...]:
     Raises:
       InputError: a name is unknown, or its arguments are invalid.
     """
-    return tuple(map(_augmentation, parse_chain(text)))
+    return tuple(map(_make_augmentation, parse_chain(text)))
 
 
-def _augmentation(spec: Spec) -> Augmentation:
+def _make_augmentation(spec: Spec) -> Augmentation:
     if spec.name in AUGMENTATIONS:
         return call(AUGMENTATIONS[spec.name], spec)
     if ":" in spec.name:
@@ -407,7 +409,7 @@ class AugmentedExamples(WrappedExamples):
             if outputs.dtype != images.dtype or not outputs.shape.is_compatible_with(images.shape):
                 raise InputError(
                     f"An augmentation must keep shape and dtype. Received: {images.dtype.name}{list(images.shape)} became "
-                    f"{outputs.dtype.name}{list(outputs.shape)}, by number {stream + 1} of --augment."
+                    f"{outputs.dtype.name}{list(outputs.shape)}, in augmentation {stream + 1} of --augment."
                 )
             images = tf.ensure_shape(outputs, images.shape)
         return images

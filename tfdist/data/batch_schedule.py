@@ -56,7 +56,7 @@ class BatchSchedule:
     def rate(self) -> float:
         """Learning-rate factor: the current batch size divided by the initial one.
 
-        The linear scaling rule (Goyal et al. 2017, arXiv:1706.02677).
+        This is the linear scaling rule (Goyal et al. 2017, arXiv:1706.02677).
         """
         return self.position.batch_size / self.batch_size
 
@@ -73,12 +73,12 @@ class BatchSchedule:
         Args:
           replicas: number of parts into which each further batch is split.
           step: number of completed updates.
-          batch_size: value of the flag: with "replica" the initial batch size of the run, else that of the further steps.
+          batch_size: value of the flag: with "replica" the initial batch size of the run, otherwise that of further steps.
           elastic_batch: "global" keeps the global batch size, "replica" the batch size per replica.
 
         Raises:
           InputError: `elastic_batch` is unknown; or it is "replica", and the batch size per replica is not an integer
-            or `batch_size` is not that of the run.
+            or `batch_size` differs from that of the run.
         """
         if elastic_batch not in ELASTIC_BATCHES:
             raise InputError(f"--elastic_batch must be global or replica. Received: {elastic_batch!r}.")
@@ -96,7 +96,7 @@ class BatchSchedule:
             raise InputError(
                 "--elastic_batch=replica keeps the batch size per replica with which the run began. Received: "
                 f"--batch_size={batch_size} in a run that began with {self.batch_size} on {self.replicas} replicas. "
-                "Give the batch size that it began with."
+                "Give the initial batch size."
             )
         if batch_size % self.replicas:
             lower = batch_size - batch_size % self.replicas

@@ -86,7 +86,7 @@ class EvaluationPipeline:
     """Evaluation batches: one pass in the natural order.
 
     The last batch is short if the batch size does not divide the number of examples. It is distributed as evenly as any
-    other, so a replica may have no counted row of it.
+    other, so a replica may have no counted rows.
 
     Attributes:
       source: the examples.
@@ -171,7 +171,7 @@ def prefetch_batches(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset
     return dataset.prefetch(_STEPS_AHEAD * replicas).with_options(options)
 
 
-def part(batch: Any, replica: int | tf.Tensor, size: int) -> ReplicaRows:
+def replica_part(batch: Any, replica: int | tf.Tensor, size: int) -> ReplicaRows:
     """Returns one replica's consecutive rows of a batch that is distributed as evenly as possible.
 
     Args:
@@ -215,9 +215,9 @@ def _replica_slice(leaf: Any, replica: tf.Tensor, size: int) -> Any:
     rows = leaf[begin:end]
     if isinstance(leaf, tf.RaggedTensor):
         return rows
-    static = leaf.shape[0]
-    static_rows = static // size if static is not None and static % size == 0 else None
-    return tf.ensure_shape(rows, [static_rows, *leaf.shape[1:]])
+    static_size = leaf.shape[0]
+    static_count = static_size // size if static_size is not None and static_size % size == 0 else None
+    return tf.ensure_shape(rows, [static_count, *leaf.shape[1:]])
 
 
 def split_batches(
@@ -234,14 +234,14 @@ def split_batches(
     replica_indices = tf.constant(list(replicas), tf.int32)
 
     @keras_internals.without_autograph
-    def shares(number: tf.Tensor, batch: Any) -> tf.data.Dataset:
+    def replica_batches(number: tf.Tensor, batch: Any) -> tf.data.Dataset:
         batch = without_none(without_absent(with_none(batch)))
         batch = batch if on_read is None else _with_callback(number, batch, on_read)
         return tf.data.Dataset.range(len(replicas)).map(
-            lambda local: without_none(part(batch, tf.gather(replica_indices, local), size))
+            lambda index: without_none(replica_part(batch, tf.gather(replica_indices, index), size))
         )
 
-    return prefetch_batches(batches.enumerate().flat_map(shares), len(replicas))
+    return prefetch_batches(batches.enumerate().flat_map(replica_batches), len(replicas))
 
 
 def _with_callback(number: tf.Tensor, batch: Any, on_read: Callable[[int, int], None]) -> Any:

@@ -74,7 +74,7 @@ def _dims(shape: Sequence[int] | str) -> tuple[int, ...]:
     return dims
 
 
-_NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
+_EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
 _TEST_SHARE = 20  # the test part is 1/20 of the text
 
 
@@ -132,7 +132,7 @@ def _standard_library(max_bytes: int) -> bytes:
 
 def _python_files() -> Iterator[pathlib.Path]:
     for directory, folders, files in os.walk(sysconfig.get_paths()["stdlib"]):
-        folders[:] = sorted(set(folders) - _NOT_LIBRARY)
+        folders[:] = sorted(set(folders) - _EXCLUDED_FOLDERS)
         yield from (pathlib.Path(directory, name) for name in sorted(files) if name.endswith(".py"))
 
 
@@ -156,7 +156,7 @@ def tfds_data_set(name: str, data_dir: str | None = None) -> DataSet:
     """
     folder = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
     # Checked first, because tfds.load waits forever if there is neither data nor a network.
-    directory = _find(name, pathlib.Path(folder).expanduser())
+    directory = _find_version(name, pathlib.Path(folder).expanduser())
     datasets = import_extra("tensorflow_datasets", f"The data set tfds:{name}", "tfds")
     builder = datasets.builder_from_directory(str(directory))
     keys, splits = builder.info.supervised_keys, builder.info.splits
@@ -164,44 +164,44 @@ def tfds_data_set(name: str, data_dir: str | None = None) -> DataSet:
         raise InputError(f"The data set tfds:{name} must have pairs (input, label). Received: {keys}.")
     if "train" not in splits:
         raise InputError(f"The data set tfds:{name} must have a split train. Received: {', '.join(splits)}.")
-    train = _source(builder, name, "train")
-    test = next((_source(builder, name, split) for split in _TEST_SPLITS if split in splits), None)
+    train = _stream_source(builder, name, "train")
+    test = next((_stream_source(builder, name, split) for split in _TEST_SPLITS if split in splits), None)
     label = builder.info.features[keys[1]] if isinstance(keys[1], str) else None
     shape = tuple(train.element_spec[0].shape) if isinstance(train.element_spec[0], tf.TensorSpec) else ()
     return DataSet(f"tfds:{name}", train, test, shape, getattr(label, "num_classes", None))
 
 
-def _source(builder: Any, name: str, split: str) -> StreamSource:
+def _stream_source(builder: Any, name: str, split: str) -> StreamSource:
     dataset = builder.as_dataset(split=split, as_supervised=True, shuffle_files=False)
     spec = dataset.element_spec[0]
     if isinstance(spec, tf.TensorSpec) and not spec.shape.is_fully_defined():
         raise InputError(
-            f"The inputs of tfds:{name} must all have one shape. Received: {spec.shape}. Write a function that returns "
+            f"The inputs of tfds:{name} must have the same shape. Received: {spec.shape}. Write a function that returns "
             "data sets with them resized, and give it as --dataset=package.module:function."
         )
     source = StreamSource(dataset)
     return source.map(scale_to_unit(255)) if isinstance(spec, tf.TensorSpec) and spec.dtype == tf.uint8 else source
 
 
-def _find(name: str, folder: pathlib.Path) -> pathlib.Path:
+def _find_version(name: str, folder: pathlib.Path) -> pathlib.Path:
     """Returns the directory of the newest version that matches the name."""
     if not _NAME.fullmatch(name):
         raise InputError(f"tfds: must be followed by NAME or NAME/CONFIG, and optionally :VERSION. Received: {name!r}.")
     path, _, version = name.partition(":")
     info_files = (folder / path).glob("**/dataset_info.json")
     candidates = [info.parent for info in info_files if _VERSION.fullmatch(info.parent.name)]
-    matching = [directory for directory in candidates if version in ("", directory.name)]
-    if not matching:
+    matches = [directory for directory in candidates if version in ("", directory.name)]
+    if not matches:
         raise InputError(
             f"The data set tfds:{name} must be prepared under --data_dir. Received: --data_dir={folder}, which has "
             f"{', '.join(sorted(str(path.relative_to(folder)) for path in candidates)) or 'nothing of that name'}. Run "
             f"`tfds build {path} --data_dir={folder}` on a machine with network access."
         )
-    parents = sorted({directory.parent for directory in matching})
+    parents = sorted({directory.parent for directory in matches})
     if len(parents) > 1:
         configs = ", ".join(f"tfds:{parent.relative_to(folder)}" for parent in parents)
         raise InputError(f"tfds:{name} is prepared in several configs. Received: no config. Use one of {configs}.")
-    return max(matching, key=lambda directory: [int(part) for part in directory.name.split(".")])
+    return max(matches, key=lambda directory: [int(part) for part in directory.name.split(".")])
 
 
 CATALOG: dict[str, Callable[..., DataSet]] = {

@@ -1,4 +1,4 @@
-"""Examples divided among virtual clients; each batch is a round in which some of the clients train."""
+"""Examples divided among virtual clients; in each batch, a round, some of the clients train."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -25,8 +25,8 @@ class ClientBatch(NamedTuple):
     Attributes:
       examples: [rows], indices of the examples.
       client: number of the client.
-      number: index of the batch among those of the client in this round.
-      is_last: whether it is the last of these.
+      number: index of the batch among the client's batches in this round.
+      is_last: whether this is the client's last batch in the round.
       client_examples: number of examples of the client.
     """
 
@@ -48,7 +48,7 @@ class Clients:
         """Divides the examples.
 
         Args:
-          sync: number of clients, and how they are drawn.
+          sync: number of clients, and how they are sampled.
           size: number of examples.
           seed: seed of the run.
           shuffle: whether a client's examples are shuffled in each of its epochs.
@@ -98,7 +98,7 @@ class Clients:
         order = _permutation(size, self._seed, _SPLIT)
         if labels is not None:
             order = order[np.argsort(labels[order], kind="stable")]
-        sizes = [_even_parts(count, shards) for count in _sizes(self._sync, size, shards)]
+        sizes = [_even_parts(count, shards) for count in _client_sizes(self._sync, size, shards)]
         # The shards, in random order, are consecutive pieces of the sorted examples.
         shard_sizes = list(itertools.chain.from_iterable(sizes))
         shard_order = _permutation(len(shard_sizes), self._seed, _SHARDS)
@@ -109,12 +109,12 @@ class Clients:
         return [np.sort(np.concatenate(parts)) for parts in pieces]
 
 
-def _sizes(sync: FedAvg, size: int, minimum: int) -> list[int]:
+def _client_sizes(sync: FedAvg, size: int, minimum: int) -> list[int]:
     if sync.client_sizes == "equal":
         return _even_parts(size, sync.clients)
     weights = np.cumsum(1 / np.arange(1, sync.clients + 1))
-    spare = size - minimum * sync.clients
-    ends = np.floor(weights / weights[-1] * spare).astype(np.int64)
+    extra_examples = size - minimum * sync.clients
+    ends = np.floor(weights / weights[-1] * extra_examples).astype(np.int64)
     return [minimum + int(count) for count in np.diff(ends, prepend=0)]
 
 
@@ -124,11 +124,11 @@ def _even_parts(total: int, parts: int) -> list[int]:
 
 def _permutation(count: int, *key: int) -> np.ndarray:
     """Returns a random permutation of range(count), int64, given non-negative integers."""
-    raw = np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
-    return np.argsort(raw, kind="stable").astype(np.int64)
+    random_values = np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
+    return np.argsort(random_values, kind="stable").astype(np.int64)
 
 
-_ROWS_AT_A_TIME = 1024  # when labels are read
+_LABEL_BATCH_SIZE = 1024
 
 
 class ReplicaTurn(NamedTuple):
@@ -138,9 +138,9 @@ class ReplicaTurn(NamedTuple):
       batch: (x, y) or (x, y, sample_weight), a batch of a client; if the replica has no more clients, the first example.
       rows: scalar int32; number of counted rows, 0 if the replica has no more clients.
       client: scalar int64; number of the client.
-      number: scalar int64; index of the batch among those of the client in this round.
-      begins: scalar bool; whether it is the first of these.
-      ends: scalar bool; whether it is the last of these.
+      number: scalar int64; index of the batch among the client's batches in this round.
+      begins: scalar bool; whether this is the client's first batch in the round.
+      ends: scalar bool; whether this is the client's last batch in the round.
       client_examples: scalar int64; number of examples of the client.
       is_last: scalar bool; whether the round ends with this local step, the same on all replicas.
     """
@@ -193,7 +193,7 @@ class ClientExamples(WrappedExamples):
         raise NotImplementedError("Transform the examples before they are divided among clients.")
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
-        """See base class; a round has `partition.batch_size` positions."""
+        """See base class. A round has `partition.batch_size` positions."""
         if seed is None:
             return self._source.indexed_batches(partition, None)
 
@@ -220,7 +220,7 @@ class ClientExamples(WrappedExamples):
     def _plan(self, number: int, partition: RowPartition) -> tuple[np.ndarray, np.ndarray]:
         """Returns the local steps of this process's replicas in a round, in turn, and the concatenated indices of examples.
 
-        A row of the table has the begin and end of its indices, and the attributes of `ReplicaTurn`.
+        A row of the table has the start and end of its indices, and the attributes of `ReplicaTurn`.
         """
         clients = self._clients
         replica_batches = [
@@ -279,6 +279,6 @@ def _labels(source: Source, sync: FedAvg) -> np.ndarray:
         y = element.batch[1]
         return tf.argmax(y, axis=1) if is_one_hot else tf.cast(tf.reshape(y, [-1]), tf.int64)
 
-    partition = RowPartition(_ROWS_AT_A_TIME, (0,), 1, total=source.size)
+    partition = RowPartition(_LABEL_BATCH_SIZE, (0,), 1, total=source.size)
     with tf.device("CPU:0"):
         return np.concatenate(list(source.indexed_batches(partition, None).map(classes).as_numpy_iterator()))

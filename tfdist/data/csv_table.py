@@ -73,7 +73,7 @@ def read_table(path: str, delimiter: str, header: bool) -> Table:
         raise InputError(f"delimiter must be one character. Received: {delimiter!r}.")
     try:
         with _open(path) as file:
-            return _table(path, _rows(path, file, delimiter), header)
+            return _make_table(path, _read_rows(path, file, delimiter), header)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise InputError(f"A CSV file must be readable UTF-8 text. Received: {path}: {error}.") from error
 
@@ -84,7 +84,7 @@ def _open(path: str) -> TextIO:
     return open(path, encoding="utf-8-sig", newline="")
 
 
-def _rows(path: str, file: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _read_rows(path: str, file: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yields the line number and the cells of each nonempty row; all rows have the same number of cells."""
     reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
     width = 0
@@ -100,7 +100,7 @@ def _rows(path: str, file: TextIO, delimiter: str) -> Iterator[tuple[int, list[s
         yield reader.line_num, [cell.strip() for cell in cells]
 
 
-def _table(path: str, rows: Iterator[tuple[int, list[str]]], header: bool) -> Table:
+def _make_table(path: str, rows: Iterator[tuple[int, list[str]]], header: bool) -> Table:
     first_row = next(rows, None)
     if first_row is None:
         raise InputError(f"A CSV file must have rows. Received: {path}, which is empty.")
@@ -122,10 +122,10 @@ _MAX_CATEGORIES = 100  # a column with more values probably has identifiers or t
 
 @dataclasses.dataclass(frozen=True)
 class ColumnEncoding:
-    """The encoding of the columns of x: numbers unchanged or standardized, texts as one-hot vectors.
+    """The encoding of the columns of x: numbers unchanged or standardized, strings as one-hot vectors.
 
     Attributes:
-      categories: sorted texts of each column, in order; None for a column of numbers.
+      categories: sorted distinct strings of each column; None for a column of numbers.
       mean: subtracted from each number, float64 [features].
       scale: divisor of each difference, float64 [features].
     """
@@ -135,10 +135,10 @@ class ColumnEncoding:
     scale: np.ndarray
 
     def encode(self, table: Table) -> np.ndarray:
-        """Returns the rows of a table, float32 [rows, features]; a text without a category becomes zeros.
+        """Returns the rows of a table, float32 [rows, features]; a string without a category becomes zeros.
 
         Raises:
-          InputError: a column is missing, or a cell of a column of numbers is not one.
+          InputError: a column is missing, or a cell of a numeric column is not a number.
         """
         return ((_features(table, self.categories) - self.mean) / self.scale).astype(np.float32)
 
@@ -152,15 +152,17 @@ def column_encoding(table: Table, names: Sequence[str], standardize: bool) -> Co
       standardize: whether each column of numbers gets mean 0 and standard deviation 1.
 
     Raises:
-      InputError: a cell has no value, or a column has too many distinct texts.
+      InputError: a cell has no value, or a column has too many distinct strings.
     """
     categories = {name: _categories(table, name) for name in names}
     x = _features(table, categories)
     mean, scale = np.zeros(x.shape[1]), np.ones(x.shape[1])
     if standardize:
-        numeric = np.concatenate([np.full(len(texts or ["number"]), texts is None) for texts in categories.values()])
-        deviation = np.where(numeric, x.std(axis=0), 1.0)
-        mean, scale = np.where(numeric, x.mean(axis=0), mean), np.where(deviation > 0, deviation, 1.0)
+        numeric_mask = np.concatenate(
+            [np.full(len(texts or ["number"]), texts is None) for texts in categories.values()]
+        )
+        deviation = np.where(numeric_mask, x.std(axis=0), 1.0)
+        mean, scale = np.where(numeric_mask, x.mean(axis=0), mean), np.where(deviation > 0, deviation, 1.0)
     return ColumnEncoding(categories, mean, scale)
 
 
@@ -174,7 +176,7 @@ def numbers(table: Table, name: str) -> np.ndarray:
     try:
         values = np.array(cells, np.float64)
     except ValueError:
-        values = np.array([_number(cell) for cell in cells], np.float64)
+        values = np.array([_parse_number(cell) for cell in cells], np.float64)
     invalid = np.flatnonzero(~np.isfinite(values))
     if len(invalid):
         cell, line = cells[invalid[0]], table.lines[invalid[0]]
@@ -192,12 +194,12 @@ def is_numeric(table: Table, name: str) -> bool:
     try:
         np.array(cells, np.float64)
     except ValueError:
-        present = [cell for cell in cells if cell.lower() not in MISSING]
-        return bool(present) and all(np.isfinite(_number(cell)) for cell in present)
+        present_cells = [cell for cell in cells if cell.lower() not in MISSING]
+        return bool(present_cells) and all(np.isfinite(_parse_number(cell)) for cell in present_cells)
     return True
 
 
-def _number(cell: str) -> float:
+def _parse_number(cell: str) -> float:
     try:
         return float(cell)
     except ValueError:
@@ -210,11 +212,11 @@ def _categories(table: Table, name: str) -> tuple[str, ...] | None:
     texts = tuple(sorted(set(table.columns[name])))
     if len(texts) > _MAX_CATEGORIES:
         cells = table.columns[name]
-        first = next(row for row, cell in enumerate(cells) if not np.isfinite(_number(cell)))
+        first_row = next(row for row, cell in enumerate(cells) if not np.isfinite(_parse_number(cell)))
         raise InputError(
             f"A column of text must have at most {_MAX_CATEGORIES} different values. Received: {len(texts)} in column "
-            f"{name!r} of {table.path}; the first that is not a number is {cells[first]!r}, in line {table.lines[first]}. "
-            f"Leave the column out with drop=({name!r},)."
+            f"{name!r} of {table.path}; the first that is not a number is {cells[first_row]!r}, in "
+            f"line {table.lines[first_row]}. Leave the column out with drop=({name!r},)."
         )
     return texts
 
@@ -237,14 +239,14 @@ _MAX_CLASSES = 10_000  # more labels are probably not classes
 
 
 def class_names(labels: Sequence[str], origin: str) -> tuple[str, ...]:
-    """Returns the classes: the distinct labels, numbers in numerical and names in alphabetical order.
+    """Returns the distinct labels as classes; numbers are sorted numerically, names alphabetically.
 
     Args:
       labels: label of each training example.
       origin: origin of the labels, for the error.
 
     Raises:
-      InputError: there are too many.
+      InputError: there are too many classes.
     """
     unique_labels = set(labels)
     if len(unique_labels) > _MAX_CLASSES:
@@ -273,7 +275,7 @@ def class_numbers(names: Sequence[str], labels: Sequence[str], origin: str) -> n
     for label in labels:
         if label not in number_by_name:
             raise InputError(
-                f"Every label must be one of the training data. Received: {label!r} in {origin}."
+                f"Every label must occur in the training data. Received: {label!r} in {origin}."
                 f"{nearest(str(label), names[:20])}"
             )
     return np.array([number_by_name[label] for label in labels], np.int32)

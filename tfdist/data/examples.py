@@ -37,7 +37,7 @@ class Examples(abc.ABC):
       size: number of examples per epoch, at least 1.
       batch_size: rows of the batches in which the examples come; None if they do not come in batches.
       rows: number of examples in one pass over the data, if it may be less than `size`.
-      can_be_read_again: whether each iterator begins with the first example; otherwise all share one stream.
+      is_reiterable: whether each iterator begins with the first example; otherwise all share one stream.
       batch_text: description of the examples of a step that does not use a batch of the batch size; otherwise "".
     """
 
@@ -45,7 +45,7 @@ class Examples(abc.ABC):
     batch_text: str = ""
     batch_size: int | None = None
     rows: int | None = None
-    can_be_read_again: bool = True
+    is_reiterable: bool = True
 
     @property
     @abc.abstractmethod
@@ -106,13 +106,13 @@ class Examples(abc.ABC):
 
 
 class WrappedExamples(Examples):
-    """Examples that delegate to other examples whatever a subclass does not override."""
+    """Examples that delegate to other examples what a subclass does not override."""
 
     def __init__(self, examples: Examples, size: int):
         """Wraps examples, of which `size` count as an epoch."""
         self._examples, self.size = examples, size
         self.batch_size, self.rows = examples.batch_size, examples.rows
-        self.can_be_read_again = examples.can_be_read_again
+        self.is_reiterable = examples.is_reiterable
 
     @property
     def element_spec(self) -> Any:
@@ -135,7 +135,7 @@ class WrappedExamples(Examples):
 
 
 class PartialEpochs(WrappedExamples):
-    """Examples of which a fixed number counts as an epoch, whatever the size of the data.
+    """Examples with a fixed number of examples per epoch, regardless of the size of the data.
 
     An evaluation uses the first examples.
     """
@@ -249,12 +249,12 @@ def with_class_weight(source: Examples, class_weight: Mapping[int, float], one_h
     table = np.ones(max(class_weight) + 2, keras.config.floatx())  # the last entry is for all other classes
     table[list(class_weight)] = list(class_weight.values())
 
-    def weigh(*element: tf.Tensor) -> Element:
+    def scale_weights(*element: tf.Tensor) -> Element:
         label = _class_numbers(element[1], has_vectors)
         has_class_weight = (label >= 0) & (label < len(table) - 1)
         return _scale_weights(element, tf.gather(table, tf.where(has_class_weight, label, len(table) - 1)))
 
-    return source.map(weigh)
+    return source.map(scale_weights)
 
 
 def _class_numbers(labels: tf.Tensor, has_vectors: bool) -> tf.Tensor:
@@ -273,10 +273,14 @@ def _scale_weights(element: Element, factor: tf.Tensor) -> Element:
     A product has the broadcast shape, and the weight's dtype if that is floating.
     """
     x, y, *weights = element
-    return x, y, tf.nest.map_structure(lambda weight: _product(weight, factor), weights[0]) if weights else factor
+    return (
+        x,
+        y,
+        tf.nest.map_structure(lambda weight: _multiply_weights(weight, factor), weights[0]) if weights else factor,
+    )
 
 
-def _product(weight: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+def _multiply_weights(weight: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     weight = weight if weight.dtype.is_floating else tf.cast(weight, factor.dtype)
     rank = max(weight.shape.rank, factor.shape.rank)
     weight, factor = _expand_to_rank(weight, rank), _expand_to_rank(factor, rank)

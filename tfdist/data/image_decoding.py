@@ -47,7 +47,7 @@ class ImageDecoding:
         return tf.cast(images, tf.float32) / 255
 
     def _decode_image(self, content: tf.Tensor) -> tf.Tensor:
-        image = _decode(content, self.channels)
+        image = _decode_content(content, self.channels)
         if self.resizes:
             if self.crops:
                 image = _center_crop(image, self.width / self.height)
@@ -56,7 +56,7 @@ class ImageDecoding:
 
 
 def image_decoding(
-    size: int | Sequence[int] | None, channels: int, crop_to_aspect_ratio: bool, name: str, first: bytes
+    size: int | Sequence[int] | None, channels: int, crop_to_aspect_ratio: bool, name: str, first_content: bytes
 ) -> ImageDecoding:
     """Returns the decoding of the images of a data set.
 
@@ -65,15 +65,15 @@ def image_decoding(
       channels: see `ImageDecoding`.
       crop_to_aspect_ratio: see `ImageDecoding.crops`.
       name: name of the first image, for the error.
-      first: content of the first file, which is decoded as a check.
+      first_content: content of the first file, which is decoded as a check.
 
     Raises:
       InputError: an argument is out of range, or the first image cannot be decoded.
     """
     if channels not in _CHANNELS:
         raise InputError(f"channels must be 1 (gray), 3 (RGB) or 4 (RGBA). Received: {channels!r}.")
-    shape = decoded_shape(name, first, channels)
-    height, width = shape[:2] if size is None else _size(size)
+    shape = decoded_shape(name, first_content, channels)
+    height, width = shape[:2] if size is None else _parse_size(size)
     return ImageDecoding(height, width, channels, size is not None, bool(crop_to_aspect_ratio))
 
 
@@ -90,7 +90,7 @@ def decoded_shape(name: str, content: bytes, channels: int) -> tuple[int, ...]:
     """
     try:
         with tf.device("CPU:0"):
-            return tuple(_decode(tf.constant(content), channels).shape)
+            return tuple(_decode_content(tf.constant(content), channels).shape)
     except tf.errors.InvalidArgumentError as error:
         cause = without_context(error.message) if content else "it is empty"
         raise InputError(
@@ -104,11 +104,11 @@ def without_context(message: str) -> str:
     return _CONTEXT.sub("", message).partition(" [Op:")[0].split("\n")[0].strip().rstrip(".")
 
 
-def _decode(content: tf.Tensor, channels: int) -> tf.Tensor:
+def _decode_content(content: tf.Tensor, channels: int) -> tf.Tensor:
     return tf.io.decode_image(content, channels=channels, expand_animations=False)
 
 
-def _size(size: int | Sequence[int]) -> tuple[int, int]:
+def _parse_size(size: int | Sequence[int]) -> tuple[int, int]:
     dims = (size, size) if is_integer(size) else size
     if not isinstance(dims, list | tuple) or len(dims) != 2 or not all(is_integer(n) and n >= 1 for n in dims):
         raise InputError(f"size must be a number of pixels, or (height, width). Received: {size!r}.")

@@ -31,7 +31,7 @@ class ImageFiles(Source):
         Args:
           folder: the folder that contains all files; its name may differ between processes.
           paths: files, at least one.
-          labels: int32 [n], the class of each; None for examples without targets.
+          labels: int32 [n], the class of each file; None for examples without targets.
           decoding: the conversion to tensors.
         """
         self.size = len(paths)
@@ -54,11 +54,11 @@ class ImageFiles(Source):
 
     @property
     def checksum(self) -> int:
-        """See base class; of the names of the files."""
+        """See base class. Covers the names of the files."""
         return checksum_of("\0".join(path.removeprefix(self._folder) for path in self._names).encode())
 
     def explain(self, error: Exception) -> InputError | None:
-        """See base class; decodes files until one fails."""
+        """See base class. Decodes files until one fails."""
         return first_unreadable(lambda index: _check_file(self._names[index], self._decoding), self.size)
 
 
@@ -82,8 +82,9 @@ def images(
       channels: 1 (gray), 3 (RGB) or 4 (RGBA).
       crop_to_aspect_ratio: whether resized images keep their aspect ratio and are cropped to their center.
       validation_split: fraction of the images, in [0, 1), that becomes the test part; the same in every run.
-      labels: False for images without classes, for prediction: all in the folder and its subfolders, as both parts.
-      data_dir: folder in which a relative path is looked for.
+      labels: whether folders are classes. If False, for prediction, both parts have all images in the folder and its
+        subfolders, without labels.
+      data_dir: directory that a relative path starts from.
 
     Raises:
       InputError: a folder is missing or empty, the first image of a class cannot be decoded, or an argument is invalid.
@@ -98,7 +99,7 @@ def images(
     decoding = _decoding(paths[0], size, channels, crop_to_aspect_ratio)
     for files in by_class.values():
         _check_file(files[0], decoding)
-    train, test_indices = split_indices(numbers, validation_split)
+    train_indices, test_indices = split_indices(numbers, validation_split)
     test = (
         ImageFiles(folder, [paths[i] for i in test_indices], numbers[test_indices], decoding)
         if len(test_indices)
@@ -111,7 +112,7 @@ def images(
                 f"and {test_folder}. Leave it out."
             )
         test = ImageFiles(folder, *_flatten(_files_by_class(test_folder, classes), classes), decoding)
-    source = ImageFiles(folder, [paths[i] for i in train], numbers[train], decoding)
+    source = ImageFiles(folder, [paths[i] for i in train_indices], numbers[train_indices], decoding)
     return DataSet(f"{_KIND}:{path}", source, test, decoding.shape, len(classes), classes)
 
 
@@ -127,12 +128,12 @@ def _unlabeled_data_set(path: str, folder: str, size: Any, channels: int, crop_t
 
 
 def _decoding(path: str, size: Any, channels: int, crop_to_aspect_ratio: bool) -> ImageDecoding:
-    return image_decoding(size, channels, crop_to_aspect_ratio, path, _content(path))
+    return image_decoding(size, channels, crop_to_aspect_ratio, path, _read_file(path))
 
 
 def _part_folders(folder: str) -> tuple[str, str | None]:
     train = os.path.join(folder, _TRAIN)
-    if not (os.path.isdir(train) and _folders(train)):
+    if not (os.path.isdir(train) and _subfolders(train)):
         return folder, None
     candidates = (os.path.join(folder, name) for name in _TEST_FOLDERS)
     return train, next(filter(os.path.isdir, candidates), None)
@@ -145,7 +146,7 @@ def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> 
       folder: the folder with the classes' folders.
       known_classes: classes of the training part, for the test part; None for the training part.
     """
-    classes = _folders(folder)
+    classes = _subfolders(folder)
     if not classes:
         raise InputError(
             f"The data set {_KIND} must be a folder that has a folder of images for each class. Received: {folder}, which "
@@ -161,16 +162,17 @@ def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> 
             f"The test part must have the classes of the training part. Received: {os.path.join(folder, unknown_class)}."
             f"{nearest(unknown_class, known_classes[:20])}"
         )
-    empty = [name for name, paths in files.items() if not paths]
-    if empty and (known_classes is None or len(empty) == len(files)):
+    empty_classes = [name for name, paths in files.items() if not paths]
+    if empty_classes and (known_classes is None or len(empty_classes) == len(files)):
+        folder_path = os.path.join(folder, empty_classes[0])
         raise InputError(
-            f"The folder of a class must have images ({', '.join(_ENDINGS)}). Received: {os.path.join(folder, empty[0])}, "
+            f"The folder of a class must have images ({', '.join(_ENDINGS)}). Received: {folder_path}, "
             "which has none. Add images or remove the folder."
         )
     return files
 
 
-def _folders(folder: str) -> list[str]:
+def _subfolders(folder: str) -> list[str]:
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
@@ -189,7 +191,7 @@ def _image_files(folder: str) -> list[str]:
         if (real_path := os.path.realpath(directory)) in visited:
             continue
         visited.add(real_path)
-        with _readable(directory), os.scandir(directory) as entries:
+        with _explain_errors(directory), os.scandir(directory) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.name.startswith("."):
                     continue
@@ -210,7 +212,7 @@ def _flatten(by_class: Mapping[str, list[str]], classes: Sequence[str]) -> tuple
 
 def _check_file(path: str, decoding: ImageDecoding) -> None:
     """Raises `InputError` if an image cannot be read or decoded, or has a different size."""
-    shape = decoded_shape(path, _content(path), decoding.channels)
+    shape = decoded_shape(path, _read_file(path), decoding.channels)
     if not decoding.resizes and shape != decoding.shape:
         raise InputError(
             f"Images must have one size, unless they are resized. Received: {path} of {shape[0]} x {shape[1]} pixels, and "
@@ -218,13 +220,13 @@ def _check_file(path: str, decoding: ImageDecoding) -> None:
         )
 
 
-def _content(path: str) -> bytes:
-    with _readable(path), open(path, "rb") as file:
+def _read_file(path: str) -> bytes:
+    with _explain_errors(path), open(path, "rb") as file:
         return file.read()
 
 
 @contextlib.contextmanager
-def _readable(path: str) -> Iterator[None]:
+def _explain_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -47,7 +47,7 @@ def digits() -> DataSet:
     """1437 + 360 handwritten digits of 8 x 8, from scikit-learn; x in [0, 1]."""
     bunch = import_extra("sklearn.datasets", "The data set digits").load_digits()
     images = bunch.images.astype(np.uint8)
-    return _split("digits", images, bunch.target, test_size=360, white=16)
+    return _split_data_set("digits", images, bunch.target, test_size=360, white=16)
 
 
 def mnist5k() -> DataSet:
@@ -57,7 +57,7 @@ def mnist5k() -> DataSet:
     assert spec is not None and spec.submodule_search_locations
     path = pathlib.Path(spec.submodule_search_locations[0], "data", "data", "mnist_5k.csv.gz")
     table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
-    return _split("mnist5k", table[:, :-1].reshape(-1, 28, 28), table[:, -1], test_size=1000, white=255)
+    return _split_data_set("mnist5k", table[:, :-1].reshape(-1, 28, 28), table[:, -1], test_size=1000, white=255)
 
 
 def fashion_mnist(data_dir: str | None = None) -> DataSet:
@@ -78,7 +78,7 @@ def fashion_mnist(data_dir: str | None = None) -> DataSet:
                 (_read_idx(os.path.join(directory, images)), _read_idx(os.path.join(directory, labels)))
                 for images, labels in _FASHION.values()
             )
-            return _images("fashion_mnist", train, test, white=255)
+            return _image_data_set("fashion_mnist", train, test, white=255)
     raise InputError(
         f"The data set fashion_mnist must be on this machine. Received: its four idx .gz files are not in "
         f"{', '.join(directories)}. Install the Debian package dataset-fashion-mnist or set --data_dir."
@@ -90,12 +90,12 @@ def scale_to_unit(white: int) -> Transform:
     return lambda x, *targets: (tf.cast(x, tf.float32) / white, *targets)
 
 
-def _split(name: str, images: np.ndarray, labels: np.ndarray, test_size: int, white: int) -> DataSet:
+def _split_data_set(name: str, images: np.ndarray, labels: np.ndarray, test_size: int, white: int) -> DataSet:
     train, test = stratified_split(labels, test_size)
-    return _images(name, (images[train], labels[train]), (images[test], labels[test]), white)
+    return _image_data_set(name, (images[train], labels[train]), (images[test], labels[test]), white)
 
 
-def _images(name: str, train: Arrays, test: Arrays, white: int) -> DataSet:
+def _image_data_set(name: str, train: Arrays, test: Arrays, white: int) -> DataSet:
     train_source, test_source = (
         ArraySource((images[..., None], labels.astype(np.int32)), scale_to_unit(white))
         for images, labels in (train, test)

@@ -59,7 +59,7 @@ class BatchedSource(Examples):
     Attributes:
       batch_size: rows of the first batch.
       rows: rows of an epoch of the data; None if infinite or unknown.
-      can_be_read_again: whether each iterator begins with the first row; otherwise all share one stream.
+      is_reiterable: whether each iterator begins with the first row; otherwise all share one stream.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class BatchedSource(Examples):
         rows: int | None,
         *,
         epoch_rows: int | None = None,
-        can_be_read_again: bool = True,
+        is_reiterable: bool = True,
     ):
         """Wraps the batches without reading them.
 
@@ -78,13 +78,13 @@ class BatchedSource(Examples):
           first: the first batch, as arrays.
           rows: rows of an epoch; None if infinite or unknown.
           epoch_rows: rows that count as an epoch; by default `rows`.
-          can_be_read_again: whether the data can be iterated several times, unlike a Python generator.
+          is_reiterable: whether the data can be iterated several times, unlike a Python generator.
         """
         check_element(first)
         self._epoch, self._first, self.rows, self._shuffle = epoch, first, rows, True
-        self.can_be_read_again, self._transform = can_be_read_again, identity
+        self.is_reiterable, self._transform = is_reiterable, identity
         self.size = epoch_rows or rows or _FOREVER
-        self.batch_size = _count(first)
+        self.batch_size = _count_rows(first)
 
     @property
     def element_spec(self) -> Any:
@@ -129,7 +129,7 @@ class BatchedSource(Examples):
         shapes = re.search(r"Source shape: (\S+), dst shape: (\S+)", str(error))
         if shapes is not None:
             return InputError(
-                "Rows of batches of different shapes cannot be in one step, as where an epoch ends within a step. Received: "
+                "A step cannot combine rows of different shapes, for example where an epoch ends within a step. Received: "
                 f"{shapes[1]} and {shapes[2]}. Pad all to one length, or drop the remainder: padded_batch(..., "
                 "drop_remainder=True)."
             )
@@ -148,14 +148,14 @@ class BatchedSource(Examples):
         return tf.range(begin, begin + count) % self.size
 
     def _stream_from(self, first: int, seed: int | None) -> tf.data.Dataset:
-        if self.rows is None and not self.can_be_read_again:
+        if self.rows is None and not self.is_reiterable:
             epochs, offset = self._one_pass(), first
         else:
             number, offset = divmod(first, self.rows or _FOREVER)
             epochs = tf.data.Dataset.counter(number).flat_map(lambda epoch: self._epoch(epoch, seed))
         if not offset:
             return epochs
-        step = math.gcd(offset, _count(self._first))  # skips rows in batches as large as possible
+        step = math.gcd(offset, _count_rows(self._first))  # skips rows in batches as large as possible
         return epochs.rebatch(step).skip(offset // step)
 
 
@@ -172,14 +172,14 @@ def from_dataset(dataset: tf.data.Dataset, steps: int | None = None) -> BatchedS
     check_element(dataset.element_spec)
     if steps is None and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise InputError(_NO_END.format("a tf.data.Dataset that repeats"))
-    first = next(iter(dataset.take(1)), None)
-    if first is None:
+    first_batch = next(iter(dataset.take(1)), None)
+    if first_batch is None:
         raise InputError("A data set must have examples. Received: a tf.data.Dataset without a batch.")
-    rows = keras_internals.count_rows(dataset, _count(first))
+    rows = keras_internals.count_rows(dataset, _count_rows(first_batch))
     if rows is None and steps is None:
         rows = _count_by_reading(dataset)
-    first = tf.nest.map_structure(np.asarray, first)
-    return BatchedSource(lambda *_: dataset, first, rows, epoch_rows=steps and steps * _count(first))
+    first_batch = tf.nest.map_structure(np.asarray, first_batch)
+    return BatchedSource(lambda *_: dataset, first_batch, rows, epoch_rows=steps and steps * _count_rows(first_batch))
 
 
 def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> BatchedSource:
@@ -200,24 +200,24 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
         raise InputError(_NO_END.format("a PyDataset without a number of batches"))
     if count == 0:
         raise InputError("A data set must have examples. Received: a PyDataset without a batch.")
-    first, last = (_as_arrays(data[index]) for index in (0, (count or 2) - 1))
-    specs = tf.nest.map_structure(_spec, first, last)
-    flat = tf.nest.flatten(specs)
+    first_batch, last_batch = (_as_arrays(data[index]) for index in (0, (count or 2) - 1))
+    specs = tf.nest.map_structure(_common_spec, first_batch, last_batch)
+    flat_specs = tf.nest.flatten(specs)
 
     def read(index: np.ndarray) -> list[np.ndarray]:
         leaves = _leaves(data[int(index)])
-        if count is not None and index < count - 1 and len(leaves[0]) != _count(first):
+        if count is not None and index < count - 1 and len(leaves[0]) != _count_rows(first_batch):
             raise InputError(
                 "All batches of a PyDataset but the last must have as many rows as the first, as they are not all read to "
-                f"count the rows. Received: batch {index} with {len(leaves[0])} rows, the first with {_count(first)}. "
-                "Give a tf.data.Dataset of these batches, or a generator with steps_per_epoch."
+                f"count the rows. Received: batch {index} with {len(leaves[0])} rows, the first with "
+                f"{_count_rows(first_batch)}. Give a tf.data.Dataset of these batches, or a generator with steps_per_epoch."
             )
-        return [array.astype(s.dtype.as_numpy_dtype) for array, s in zip(leaves, flat, strict=True)]
+        return [array.astype(s.dtype.as_numpy_dtype) for array, s in zip(leaves, flat_specs, strict=True)]
 
     def batch(index: tf.Tensor) -> Element:
-        leaves = tf.numpy_function(read, [index], [spec.dtype for spec in flat])
+        leaves = tf.numpy_function(read, [index], [spec.dtype for spec in flat_specs])
         return tf.nest.pack_sequence_as(
-            specs, [tf.ensure_shape(leaf, s.shape) for leaf, s in zip(leaves, flat, strict=True)]
+            specs, [tf.ensure_shape(leaf, s.shape) for leaf, s in zip(leaves, flat_specs, strict=True)]
         )
 
     def epoch(number: tf.Tensor, seed: int | None) -> tf.data.Dataset:
@@ -230,8 +230,8 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
             order = tf.data.Dataset.from_tensor_slices(order)
         return order.skip(zero).map(batch, num_parallel_calls=data.workers, deterministic=True)
 
-    rows = None if count is None else (count - 1) * _count(first) + _count(last)
-    return BatchedSource(epoch, first, rows, epoch_rows=steps and steps * _count(first))
+    rows = None if count is None else (count - 1) * _count_rows(first_batch) + _count_rows(last_batch)
+    return BatchedSource(epoch, first_batch, rows, epoch_rows=steps and steps * _count_rows(first_batch))
 
 
 def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
@@ -257,15 +257,15 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
         lambda *_: batches,
         first,
         rows,
-        epoch_rows=steps and steps * _count(first),
-        can_be_read_again=adapter.can_be_read_again,
+        epoch_rows=steps and steps * _count_rows(first),
+        is_reiterable=adapter.is_reiterable,
     )
 
 
 def _begin_epoch(data: keras.utils.PyDataset, number: int) -> np.int64:
     """Calls the hooks of the epochs up to this one, including those that a resumed run skips; once for a repeated epoch."""
-    last = _last_epochs.get(data, -1)
-    for _ in range(max(number - last, 1)):
+    last_epoch = _last_epochs.get(data, -1)
+    for _ in range(max(number - last_epoch, 1)):
         if data in _last_epochs:
             data.on_epoch_end()
         data.on_epoch_begin()
@@ -283,12 +283,12 @@ def _leaves(batch: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in tf.nest.flatten(as_element(with_tuples(batch)))]
 
 
-def _spec(first: np.ndarray, last: np.ndarray) -> tf.TensorSpec:
+def _common_spec(first: np.ndarray, last: np.ndarray) -> tf.TensorSpec:
     dims = [a if a == b else None for a, b in zip(first.shape[1:], last.shape[1:], strict=True)]
     return tf.TensorSpec([None, *dims], first.dtype)
 
 
-def _count(batch: Any) -> int:
+def _count_rows(batch: Any) -> int:
     return len(tf.nest.flatten(batch)[0])
 
 
@@ -309,7 +309,7 @@ def as_data_set(value: Any, name: str, steps: int | None = None, test_steps: int
         a pair; other data that `as_examples` accepts; a pair of these, for training and test; or a `DataSet`.
       name: name of the data set.
       steps: batches of the training data that count as an epoch; by default all.
-      test_steps: the same for the test data.
+      test_steps: same as `steps`, for the test data.
 
     Raises:
       InputError: the value has another form.
@@ -324,7 +324,9 @@ def _data_set(name: str, train: Any, test: Any, steps: int | None = None, test_s
     examples = as_examples(train, steps)
     x, y = examples.element_spec[:2]
     shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
-    return DataSet(name, examples, None if test is None else as_examples(test, test_steps), shape, _classes(train, y))
+    return DataSet(
+        name, examples, None if test is None else as_examples(test, test_steps), shape, _count_classes(train, y)
+    )
 
 
 def fit_data(
@@ -360,7 +362,7 @@ def fit_data(
 
 @contextlib.contextmanager
 def evaluation_errors() -> Iterator[None]:
-    """Context that adds to an `InputError` that it is about evaluation data."""
+    """Adds to an `InputError` that it concerns evaluation data."""
     try:
         yield
     except InputError as error:
@@ -410,10 +412,10 @@ def _split(arrays: Any, fraction: float) -> tuple[Any, Any]:
     begin = int(rows * (1.0 - fraction))
     if not 0 < begin < rows:
         raise InputError(f"`validation_split` must leave rows for both parts. Received: {fraction} of {rows} rows.")
-    return _rows(arrays, slice(begin)), _rows(arrays, slice(begin, None))
+    return _slice_rows(arrays, slice(begin)), _slice_rows(arrays, slice(begin, None))
 
 
-def _rows(arrays: Any, part: slice) -> Any:
+def _slice_rows(arrays: Any, part: slice) -> Any:
     return tf.nest.map_structure(lambda array: array[part], arrays)
 
 
@@ -499,7 +501,7 @@ def _is_data_set(part: Any) -> bool:
     )
 
 
-def _classes(value: Any, spec: Any) -> int | None:
+def _count_classes(value: Any, spec: Any) -> int | None:
     """Returns the largest label plus one if the labels are in memory, otherwise None."""
     is_label = isinstance(spec, tf.TensorSpec) and spec.dtype.is_integer and spec.shape in ((), (1,))  # a pandas Series
     return int(np.max(value[1])) + 1 if is_label and isinstance(value, tuple | list) else None
@@ -532,12 +534,12 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
             "`x` must be arrays, a tf.data.Dataset, a PyDataset, a generator, examples or a DataSet. Received: "
             f"{type(x).__name__}. Give an array of rows, or a list or dict of arrays for a model with several inputs."
         )
-    return ArraySource(without_targets(_arrays(x)))
+    return ArraySource(without_targets(_as_input_arrays(x)))
 
 
 def _dataset_examples(dataset: tf.data.Dataset, steps: int | None, batch_size: int) -> Examples:
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY and steps is None:
-        raise InputError("Data without an end needs `steps`. Received: a tf.data.Dataset that repeats.")
+        raise InputError("Infinite data needs `steps`. Received: a tf.data.Dataset that repeats.")
     dataset = map_to_elements(dataset)
     is_batched = keras_internals.is_batched(dataset)
     if len(dataset.element_spec) > 3:
@@ -547,12 +549,12 @@ def _dataset_examples(dataset: tf.data.Dataset, steps: int | None, batch_size: i
     return StreamSource(dataset if steps is None else dataset.take(steps * batch_size))
 
 
-def _arrays(x: Any) -> Any:
-    """Returns x with tuples for lists of arrays, and an array for nested numbers."""
+def _as_input_arrays(x: Any) -> Any:
+    """Returns x with lists of arrays as tuples, and nested numbers as an array."""
     if isinstance(x, dict):
-        return {name: _arrays(part) for name, part in x.items()}
+        return {name: _as_input_arrays(part) for name, part in x.items()}
     if isinstance(x, tuple | list) and has_arrays(x):
-        return tuple(_arrays(part) for part in x)
+        return tuple(_as_input_arrays(part) for part in x)
     return keras_internals.array_of(x)
 
 

@@ -26,18 +26,18 @@ _ERRORS = (
     tf.errors.FailedPreconditionError,
     tf.errors.UnknownError,
 )
-_READING = "IteratorGetNext"  # the operation that reads the next element
+_READ_OPERATION = "IteratorGetNext"  # the operation that reads the next element
 _CHUNK = 1024
 _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def explain_reading_errors(source: Examples) -> Iterator[None]:
-    """Context that replaces a TensorFlow error by the `InputError` that explains it, if the examples know the cause."""
+    """Replaces a TensorFlow error with the `InputError` that explains it, if the examples know the cause."""
     try:
         yield
     except _ERRORS as error:
-        cause = source.explain(error) if _READING in str(error) else None
+        cause = source.explain(error) if _READ_OPERATION in str(error) else None
         if cause is None:
             raise
         raise cause from error

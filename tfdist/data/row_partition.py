@@ -55,8 +55,8 @@ def without_absent(batch: Any) -> Any:
 
 def without_none(batch: Any) -> Any:
     """Inverse of `with_none`: tf.distribute accepts neither None nor `Optional`."""
-    absent = tf.zeros([0], tf.int8)
-    return tf.nest.map_structure(lambda leaf: tf.bitcast(absent, ABSENT) if leaf is None else leaf, batch)
+    absent_value = tf.zeros([0], tf.int8)
+    return tf.nest.map_structure(lambda leaf: tf.bitcast(absent_value, ABSENT) if leaf is None else leaf, batch)
 
 
 class IndexedBatch(NamedTuple):
@@ -75,7 +75,7 @@ class ReplicaRows(NamedTuple):
     """The rows of a global batch that one replica computes, at least one, as Keras and user code expect.
 
     A replica without counted rows computes the last row of the batch as padding. It takes part in each call of the step,
-    but its losses, gradients, metrics, statistics, communicated values (`CountedRows`) and outputs are ignored.
+    but its losses, gradients, metrics, statistics, communicated values (`MaskedCollectives`) and outputs are ignored.
 
     Attributes:
       batch: structure of tensors, whose first dim is at least 1.
@@ -125,7 +125,7 @@ def share(batch_size: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tens
 
 
 def replica_range(first: tf.Tensor, count: tf.Tensor, batch_size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns begin and end of the rows that a replica computes: its counted rows or, if it has none, the last row."""
+    """Returns the start and end of the rows that a replica computes: its counted rows or, if it has none, the last row."""
     begin = tf.minimum(first, batch_size - 1)
     return begin, begin + tf.maximum(count, 1)
 
@@ -143,8 +143,8 @@ def apportion(batch_size: int, weights: Sequence[float]) -> tuple[int, ...]:
         deficits = [number - count for number, count in zip(quotas, counts, strict=True)]
         counts[deficits.index(max(deficits))] += 1
     while sum(counts) > batch_size:
-        excess = [count - number if count > 1 else -np.inf for number, count in zip(quotas, counts, strict=True)]
-        counts[excess.index(max(excess))] -= 1
+        excesses = [count - number if count > 1 else -np.inf for number, count in zip(quotas, counts, strict=True)]
+        counts[excesses.index(max(excesses))] -= 1
     return tuple(counts)
 
 
@@ -201,12 +201,12 @@ class ChangingAllocation(RowAllocation):
           first_step: step of the pipeline's first batch.
           changes: pairs (step, rows of each replica from that step on) in order, the first at or before `first_step`.
         """
-        self._first_step = self._next = first_step
+        self._first_step = self._next_step = first_step
         self._changes = [(step, np.asarray(counts, np.int64)) for step, counts in changes]
         self._lock = threading.Lock()
 
     def counts(self, batch_size: int, size: int) -> None:
-        """See base class: None, so the compiled loop is traced once for any number of rows."""
+        """See base class. Returns None, so the compiled loop is traced once for any number of rows."""
 
     def share(
         self, batch: tf.Tensor, row_count: tf.Tensor, replica: tf.Tensor, size: int
@@ -217,19 +217,19 @@ class ChangingAllocation(RowAllocation):
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[int]:
-        """Context in which pipelines wait before allocating further batches; yields the first step not allocated."""
+        """Makes pipelines wait before they allocate further batches; yields the first step not allocated."""
         with self._lock:
-            yield self._next
+            yield self._next_step
 
     def change(self, step: int, counts: Sequence[int]) -> None:
         """Changes the allocation from a step on, within `pause`; no process may have allocated the step."""
-        assert step >= self._next
+        assert step >= self._next_step
         self._changes.append((step, np.asarray(counts, np.int64)))
 
     def _batch_counts(self, batch: np.ndarray) -> np.ndarray:
         step = self._first_step + int(batch)
         with self._lock:
-            self._next = max(self._next, step + 1)
+            self._next_step = max(self._next_step, step + 1)
             return next(counts for start, counts in reversed(self._changes) if start <= step)
 
 
@@ -312,9 +312,9 @@ class RowPartition:
         is_short = self.total is not None and (self.total - self.first) % self.batch_size
         return None if is_short or len(counts) != 1 else counts.pop()
 
-    def share(self, batch: tf.Tensor, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns begin and end of the rows that a local replica computes, and the number of counted rows, int64 scalars."""
-        row_count, replica = self._row_count(batch), tf.constant(self.replicas, tf.int64)[local]
+    def share(self, batch: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the start and end of the rows of the process's replica `index`, and its counted rows, int64 scalars."""
+        row_count, replica = self._row_count(batch), tf.constant(self.replicas, tf.int64)[index]
         first, count = self.allocation.share(batch, row_count, replica, self.size)
         return *replica_range(first, count, row_count), count
 
@@ -338,8 +338,8 @@ class RowPartition:
         return numbers.map(element_function, num_parallel_calls=tf.data.AUTOTUNE)
 
     def _row_count(self, batch: tf.Tensor) -> tf.Tensor:
-        full = tf.constant(self.batch_size, tf.int64)
-        return full if self.total is None else tf.minimum(full, self.total - self._start(batch))
+        full_size = tf.constant(self.batch_size, tf.int64)
+        return full_size if self.total is None else tf.minimum(full_size, self.total - self._start(batch))
 
     def _start(self, batch: tf.Tensor) -> tf.Tensor:
         return self.first + batch * self.batch_size

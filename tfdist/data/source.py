@@ -27,7 +27,7 @@ def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None)
     """Returns the indices of the examples at consecutive positions of the stream.
 
     Each epoch has its own permutation, a function of (seed, epoch), which is not stored: an index costs about
-    max(1, 2**16 / size) evaluations of a cipher, some 20 ns each.
+    max(1, 2**16 / size) evaluations of a cipher, about 20 ns each.
 
     Args:
       positions: int64 [n], n > 0, consecutive and ascending.
@@ -39,14 +39,14 @@ def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None)
       int64 [n], in [0, size).
     """
     epochs = positions // size
-    first = epochs[0]
+    first_epoch = epochs[0]
     max_positions = positions.shape[0] or span
     if max_positions is None:
         raise ValueError("The number of positions must be static, or bounded by `span`. Received: neither.")
     # For small permutations, the cipher uses only the low bits of its key: consecutive keys would repeat after 256 epochs.
-    counter = tf.stack([tf.cast(first, tf.uint64), tf.constant(0, tf.uint64)])
+    counter = tf.stack([tf.cast(first_epoch, tf.uint64), tf.constant(0, tf.uint64)])
     max_epochs = (max_positions + size - 2) // size + 1
-    keys = tf.gather(random_keys(max_epochs, seed, counter), epochs - first)
+    keys = tf.gather(random_keys(max_epochs, seed, counter), epochs - first_epoch)
     return tf.raw_ops.RandomIndexShuffle(
         index=positions % size, seed=keys, max_index=tf.constant(size - 1, tf.int64), rounds=ROUNDS
     )
@@ -109,16 +109,16 @@ class Source(Examples):
         """See base class."""
 
         def element(positions: tf.Tensor) -> IndexedBatch:
-            numbers = positions if seed is None else self._numbers(positions, seed, partition.batch_size)
+            numbers = positions if seed is None else self._example_indices(positions, seed, partition.batch_size)
             return IndexedBatch(self._fetch(numbers), numbers)
 
         return partition.map(element)
 
     def preview(self, rows: int) -> Element:
-        """See base class. Spreads the examples over the data, since those of a class are often stored together."""
+        """See base class. Spreads the examples over the data, since the examples of a class are often stored together."""
         count = min(max(rows, self._preview_rows), self.size)
         with tf.device("CPU:0"):
-            return next(iter(tf.data.Dataset.from_tensors(_evenly_spaced(count, self.size)).map(self._fetch)))
+            return next(iter(tf.data.Dataset.from_tensors(_evenly_spaced_indices(count, self.size)).map(self._fetch)))
 
     @keras_internals.without_autograph
     def _fetch(self, indices: tf.Tensor) -> Element:
@@ -130,7 +130,7 @@ class Source(Examples):
         """Number of examples that a preview can read at almost no cost."""
         return 0
 
-    def _numbers(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
+    def _example_indices(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
         """Returns the indices of the examples at positions in the endless stream of epochs."""
         return indices(positions, self.size, seed, span=span)
 
@@ -184,7 +184,7 @@ class OrderedSource(MappedSource):
         """See base class."""
         return self
 
-    def _numbers(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
+    def _example_indices(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
         return positions % self.size
 
 
@@ -231,7 +231,7 @@ class ArraySource(Source):
     @property
     def checksum(self) -> int:
         """See base class. Covers evenly spaced examples, all if the arrays are small."""
-        indices = _evenly_spaced(max(1, self._preview_rows), self.size)
+        indices = _evenly_spaced_indices(max(1, self._preview_rows), self.size)
         with tf.device("CPU:0"):
             return checksum(tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors))
 
@@ -247,7 +247,7 @@ class SampleSource(ArraySource):
         return np.asarray(data)
 
 
-def _evenly_spaced(count: int, size: int) -> tf.Tensor:
+def _evenly_spaced_indices(count: int, size: int) -> tf.Tensor:
     return tf.constant(np.arange(count, dtype=np.int64) * size // count)
 
 

@@ -143,7 +143,7 @@ def split_shares(partition: RowPartition) -> Callable[[tf.Tensor, tuple[tf.Tenso
     def shares(number: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
         def share(replica: tf.Tensor) -> IndexedBatch:
             numbers, rows = tf.nest.map_structure(
-                lambda tensor: _rows(tensor, *partition.share(number, replica)[:2], partition.static_count), batch
+                lambda tensor: _slice_rows(tensor, *partition.share(number, replica)[:2], partition.static_count), batch
             )
             return IndexedBatch(rows, numbers)
 
@@ -152,7 +152,7 @@ def split_shares(partition: RowPartition) -> Callable[[tf.Tensor, tuple[tf.Tenso
     return shares
 
 
-def _rows(tensor: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, static_count: int | None) -> tf.Tensor:
+def _slice_rows(tensor: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, static_count: int | None) -> tf.Tensor:
     return tf.ensure_shape(tensor[begin:end], [static_count, *tensor.shape[1:]])
 
 

@@ -27,7 +27,7 @@ from tfdist.errors.formatting import did_you_mean, nearest
 _HEADER, _FOOTER = 12, 4
 _CRC32C = 0x82F63B78  # reversed polynomial of Castagnoli's CRC
 _MASK = 0xA282EAD8
-_COMPRESSED = (b"\x1f\x8b", b"x\x9c", b"x\x01", b"x\xda")
+_COMPRESSED_HEADERS = (b"\x1f\x8b", b"x\x9c", b"x\x01", b"x\xda")
 
 
 class RecordIndex(NamedTuple):
@@ -91,8 +91,8 @@ def _ranges(path: str) -> tuple[np.ndarray, np.ndarray]:
             if not size:
                 return np.zeros(0, np.int64), np.zeros(0, np.int64)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                _check_first(path, content[:_HEADER])
-                starts, lengths, headers = _walk(content, size)
+                _check_first_record(path, content[:_HEADER])
+                starts, lengths, headers = _scan_records(content, size)
     except OSError as error:
         raise InputError(f"TFRecord files must be readable. Received: {path}: {error.strerror}.") from error
     is_valid = _masked_crc(headers[:, :8]) == headers[:, 8:].copy().view("<u4")[:, 0]
@@ -103,7 +103,7 @@ def _ranges(path: str) -> tuple[np.ndarray, np.ndarray]:
     return starts + _HEADER, lengths
 
 
-def _walk(content: mmap.mmap, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _scan_records(content: mmap.mmap, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the position, length and header of each record; the last may be incomplete or damaged."""
     starts, lengths, headers, position = [], [], [], 0
     unpack = struct.Struct("<Q").unpack_from
@@ -118,11 +118,11 @@ def _walk(content: mmap.mmap, size: int) -> tuple[np.ndarray, np.ndarray, np.nda
     return np.array(starts, np.int64), np.array(lengths, np.int64), table
 
 
-def _check_first(path: str, header: bytes) -> None:
+def _check_first_record(path: str, header: bytes) -> None:
     table = np.frombuffer(header.ljust(_HEADER, b"\0"), np.uint8)[None]
     if _masked_crc(table[:, :8])[0] == table[:, 8:].copy().view("<u4")[0, 0]:
         return
-    if header.startswith(_COMPRESSED):
+    if header.startswith(_COMPRESSED_HEADERS):
         raise InputError(
             f"TFRecord files must not be compressed, so that records can be read in any order. Received: {path}. Write it "
             "without compression."
@@ -138,19 +138,19 @@ def _masked_crc(content: np.ndarray) -> np.ndarray:
     """Returns the masked CRC-32C of TFRecord files for each row of bytes, uint8 [n, bytes]."""
     crc = np.full(len(content), 0xFFFFFFFF, np.uint32)
     for column in content.T:
-        crc = _TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
+        crc = _CRC_TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
     crc = ~crc
     return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK)
 
 
-def _table() -> np.ndarray:
+def _make_crc_table() -> np.ndarray:
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(_CRC32C), table >> np.uint32(1))
     return table.astype(np.uint32)
 
 
-_TABLE = _table()
+_CRC_TABLE = _make_crc_table()
 
 
 IMAGE, RAW = "image", "uint8"
@@ -181,8 +181,8 @@ class Feature:
 
     def decode_bytes(self, values: tf.Tensor) -> tf.Tensor:
         """Decodes arrays stored as bytes, scaled to float32 in [0, 1]: string [n] to [n, *shape]."""
-        flat = tf.io.decode_raw(values, tf.uint8)
-        return tf.cast(tf.reshape(flat, [tf.shape(values)[0], *self.shape]), tf.float32) / 255
+        pixels = tf.io.decode_raw(values, tf.uint8)
+        return tf.cast(tf.reshape(pixels, [tf.shape(values)[0], *self.shape]), tf.float32) / 255
 
 
 def parse_features(text: str) -> dict[str, Feature]:
@@ -214,7 +214,7 @@ def parse_features(text: str) -> dict[str, Feature]:
         features[name] = Feature(kind, shape)
     if len(features) < 2:
         raise InputError(
-            f"A record needs at least two features, of which the last is the label: {_GRAMMAR}. Received: {text!r}."
+            f"A record needs at least two features, the last of which is the label: {_GRAMMAR}. Received: {text!r}."
         )
     return features
 
@@ -281,12 +281,12 @@ class RecordParser:
 
     def parse(self, records: tf.Tensor) -> Element:
         """Parses a batch of examples: string [n] to (x, y)."""
-        stored = tf.io.parse_example(records, {name: feature.spec for name, feature in self.features.items()})
-        values = {name: self._value(name, stored[name]) for name in self.features}
+        stored_values = tf.io.parse_example(records, {name: feature.spec for name, feature in self.features.items()})
+        values = {name: self._decode_value(name, stored_values[name]) for name in self.features}
         y = values.pop(self.label)
         return (next(iter(values.values())) if len(values) == 1 else values), y
 
-    def _value(self, name: str, stored: tf.Tensor) -> tf.Tensor:
+    def _decode_value(self, name: str, stored: tf.Tensor) -> tf.Tensor:
         feature = self.features[name]
         if feature.kind == IMAGE:
             return self.decodings[name].decode(stored)
@@ -312,7 +312,7 @@ class Records(Source):
         return checksum_of(self._index.offset.tobytes() + self._index.length.tobytes())
 
     def explain(self, error: Exception) -> InputError | None:
-        """See base class; parses records until one fails."""
+        """See base class. Parses records until one fails."""
         return first_unreadable(self._check, self.size)
 
     def _check(self, number: int) -> None:
@@ -346,12 +346,12 @@ def tfrecord(
         int64, float32, string, image (an encoded image) or uint8 (the bytes of an array of shape DIMS).
       label: feature that is y; by default the last. The others are x, a dict if there are several.
       classes: number of classes, for the model.
-      size: height and width to which images are resized, or one number for both; None if all have one size.
+      size: height and width to which images are resized, or one number for both; None if all have the same size.
       channels: channels of images: 1 (gray), 3 (RGB) or 4 (RGBA).
       crop_to_aspect_ratio: whether resized images keep their aspect ratio and are cropped to their center.
       test: a file or pattern of the test part.
       validation_split: fraction of the records, in [0, 1), that becomes the test part; the same in every run.
-      data_dir: folder in which relative paths are looked for.
+      data_dir: directory that relative paths start from.
 
     Raises:
       InputError: files are missing, compressed or damaged, or their first record has other features.
@@ -361,8 +361,8 @@ def tfrecord(
             f"Give test or validation_split, not both. Received: test={test!r}, validation_split={validation_split}."
         )
     index = record_index(matching_files(_KIND, path, data_dir))
-    [first] = index.read(np.array([0]))
-    parser = _parser(features, label, first, index.describe(0), (size, channels, crop_to_aspect_ratio))
+    [first_record] = index.read(np.array([0]))
+    parser = _make_parser(features, label, first_record, index.describe(0), (size, channels, crop_to_aspect_ratio))
     test_index = record_index(matching_files(_KIND, test, data_dir)) if test else None
     if test_index is not None:
         check_record(test_index.read(np.array([0]))[0], dict(parser.features), test_index.describe(0))
@@ -381,7 +381,9 @@ def tfrecord(
     )
 
 
-def _parser(features: Any, label: Any, first: bytes, record_name: str, images: tuple[Any, Any, Any]) -> RecordParser:
+def _make_parser(
+    features: Any, label: Any, first: bytes, record_name: str, images: tuple[Any, Any, Any]
+) -> RecordParser:
     if features is None:
         found_text = ", ".join(sorted(tf.train.Example.FromString(first).features.feature))
         raise InputError(

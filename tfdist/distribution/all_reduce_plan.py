@@ -34,13 +34,13 @@ class AllReducePlan(NamedTuple):
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
-        """The groups of ranks that communicate; engines of several processes must know them when they start."""
+        """The groups of ranks that communicate. Engines of several processes need them when they start."""
         if self.choice.is_measured:
             return groups_of(possible_algorithms(self.topology), self.topology)
         return groups_of(self.table.algorithms if self.table else (self.choice.name,), self.topology)
 
     def tune(self, collectives: Collectives) -> TunedCollectives | None:
-        """Returns the collectives of training steps, based on those of all replicas; None for the engine's all-reduce."""
+        """Returns the collectives of training steps from those of all replicas; None for the engine's all-reduce."""
         return tuned_collectives(collectives, self.choice, self.topology, self.table)
 
 

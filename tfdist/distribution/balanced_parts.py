@@ -37,14 +37,14 @@ class Message(NamedTuple):
 def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
     """Returns the owner of each variable: the largest variables first, each to the owner with the smallest total.
 
-    The largest part is at most 4/3 of that in the best division (Graham, 1969). The first owner has the largest variable.
+    The largest part is at most 4/3 of the optimum (Graham, 1969). The first owner has the largest variable.
 
     Args:
       sizes: size of each variable.
       parts: number of owners.
 
     Raises:
-      InputError: there are variables, but fewer than owners.
+      InputError: there are fewer variables than owners, but at least one.
     """
     if 0 < len(sizes) < parts:
         raise InputError(
@@ -64,12 +64,12 @@ def sizes_of_parts(sizes: Sequence[int], state: Sequence[int], parts: int) -> li
     """Returns the size of the optimizer state of each owner.
 
     Args:
-      sizes: size of each variable; variables are divided by it.
+      sizes: size of each variable, by which the parts are balanced.
       state: size of each variable's optimizer state.
       parts: number of owners.
 
     Raises:
-      InputError: there are variables, but fewer than owners.
+      InputError: there are fewer variables than owners, but at least one.
     """
     totals = [0] * parts
     for owner, size in zip(balanced_owners(sizes, parts), state, strict=True):
@@ -78,7 +78,7 @@ def sizes_of_parts(sizes: Sequence[int], state: Sequence[int], parts: int) -> li
 
 
 def describe_parts(sizes: Sequence[int]) -> str:
-    """Returns a text such as `215.0 KiB + 214.1 KiB`, with a note if the parts are unbalanced; `sizes` are in bytes."""
+    """Formats sizes in bytes as in `215.0 KiB + 214.1 KiB`, with a note if the parts are unbalanced."""
     text = " + ".join(map(byte_size, sizes)) if len(sizes) <= _MAX_LISTED else f"at most {byte_size(max(sizes))} each"
     excess = max(sizes) * len(sizes) / max(1, sum(sizes))
     note = f"; the largest is {excess:.2g} times the mean, because variables are not divided"
@@ -86,7 +86,7 @@ def describe_parts(sizes: Sequence[int]) -> str:
 
 
 def messages(sizes: Sequence[int], owners: Sequence[int], parts: int, min_elements: int) -> list[Message]:
-    """Returns the messages by which all owners send their variables to all others, with little padding.
+    """Returns the messages in which each owner sends its variables to all other owners, with little padding.
 
     Each owner sends its largest variables first, so the variables in a message have similar sizes.
 
@@ -94,7 +94,7 @@ def messages(sizes: Sequence[int], owners: Sequence[int], parts: int, min_elemen
       sizes: number of elements of each variable.
       owners: owner of each variable.
       parts: number of owners.
-      min_elements: small variables share a message up to this number of elements.
+      min_elements: number of elements up to which small variables share a message.
     """
     queues = [
         sorted((i for i, owner in enumerate(owners) if owner == part), key=lambda i: -sizes[i]) for part in range(parts)

@@ -22,7 +22,7 @@ from tfdist.data.row_partition import IndexedBatch, with_none
 from tfdist.distribution.strategy import Read, Strategy, VariableAdoption, VariableBlocks
 from tfdist.distribution.tf_server import server_start, with_addresses
 from tfdist.errors import InputError
-from tfdist.errors.engine_errors import layout_refused
+from tfdist.errors.engine_errors import dtensor_layout_error
 
 
 def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> dtensor.Mesh:
@@ -37,11 +37,11 @@ def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> d
     Raises:
       InputError: this process has fewer devices than its part of the mesh.
     """
-    local = mesh.size // cluster.size
+    local_size = mesh.size // cluster.size
     axes = list(mesh.axes.items())
     if cluster.size == 1:
-        return dtensor.create_mesh(axes, devices=local_device_names(local))
-    check_available(local)
+        return dtensor.create_mesh(axes, devices=local_device_names(local_size))
+    check_available(local_size)
     cluster = with_addresses(cluster, group)
     os.environ["DTENSOR_JOB_NAME"] = "worker"
     os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
@@ -50,14 +50,16 @@ def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> d
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     with server_start(group, cluster.size, seconds):
         dtensor.initialize_accelerator_system(
-            kind, enable_coordination_service=False, num_logical_cpu_devices=local if kind == "CPU" else None
+            kind, enable_coordination_service=False, num_logical_cpu_devices=local_size if kind == "CPU" else None
         )
-    return dtensor.create_distributed_mesh(axes, local_devices=[f"{kind}:{i}" for i in range(local)], device_type=kind)
+    return dtensor.create_distributed_mesh(
+        axes, local_devices=[f"{kind}:{i}" for i in range(local_size)], device_type=kind
+    )
 
 
-def combine_all_reduces(together: bool) -> None:
+def combine_all_reduces(enabled: bool) -> None:
     """Sets whether DTensor merges independent all-reduces into one message, which waits for all inputs."""
-    os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1" if together else "0"
+    os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1" if enabled else "0"
 
 
 class Devices:
@@ -82,7 +84,7 @@ class Devices:
             [axis if self.mesh.splits(axis) else dtensor.UNSHARDED for axis in layout.axes], self._engine
         )
 
-    def lay(self, value: Any, layout: Layout) -> tf.Tensor:
+    def place(self, value: Any, layout: Layout) -> tf.Tensor:
         """Places a value on the devices according to a layout; every process must have the full value."""
         array = np.asarray(value)
         # A view would keep the full value in memory.
@@ -103,9 +105,9 @@ class Devices:
         def replicate(tensor: tf.Tensor) -> tf.Tensor:
             if id(tensor) not in copies:
                 with tf.init_scope():
-                    is_here = dtensor.is_dtensor(tensor)
-                    copy = tensor if is_here else self.lay(tensor, Layout.replicated(tensor.shape.rank))
-                if on_copy and not is_here:
+                    is_on_mesh = dtensor.is_dtensor(tensor)
+                    copy = tensor if is_on_mesh else self.place(tensor, Layout.replicated(tensor.shape.rank))
+                if on_copy and not is_on_mesh:
                     on_copy(tensor)
                 copies[id(tensor)] = tensor, copy  # a reference, because an id may be reused
             return copies[id(tensor)][1]
@@ -113,7 +115,7 @@ class Devices:
         return replicate
 
     def relayout(self, value: Any, layout: Layout) -> tf.Tensor:
-        """Changes the layout of a tensor or variable of this mesh, in a compiled function; differentiable.
+        """Changes the layout of a tensor or variable of this mesh, in a compiled function. It is differentiable.
 
         DTensor silently produces wrong values when an axis moves between two inner dims of a tensor of rank 4
         (tests/traps/dtensor_test.py). Such a tensor is reshaped to merge its last dims, or converted through a layout that
@@ -127,13 +129,13 @@ class Devices:
             rows = dtensor.relayout(value, self.layout(Layout((layout.axes[0], *[None] * (rank - 1)))))
             return dtensor.relayout(rows, self.layout(layout))
         shape = [-1 if size is None else size for size in value.shape]  # the number of rows may be unknown
-        merged = tf.reshape(value, [*shape[:2], math.prod(shape[2:])])
-        return tf.reshape(dtensor.relayout(merged, self.layout(Layout(layout.axes[:3]))), shape)
+        merged_tensor = tf.reshape(value, [*shape[:2], math.prod(shape[2:])])
+        return tf.reshape(dtensor.relayout(merged_tensor, self.layout(Layout(layout.axes[:3]))), shape)
 
     def variable(self, value: Any, layout: Layout, name: str, trainable: bool = True) -> tf.Variable:
-        """Creates a variable, whose full value can be read and assigned as an array."""
-        variable = _Variable(self.lay(value, layout), name=name, trainable=trainable)
-        variable.devices, variable.placed = self, layout
+        """Creates a variable whose full value can be read and assigned as an array."""
+        variable = _Variable(self.place(value, layout), name=name, trainable=trainable)
+        variable.devices, variable.mesh_layout = self, layout
         return variable
 
     def full_tensor(self, value: Any) -> tf.Tensor:
@@ -148,8 +150,8 @@ class Devices:
         return dtensor.unpack(value)[0]
 
     def local_blocks(self, variable: "_Variable") -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """Returns the offset and values of each block whose first device belongs to this process, without communication."""
-        replicated_axes = [axis for axis in self.mesh.axes if axis not in variable.placed.axes]
+        """Returns the offset and values of each block whose first device is in this process, without communication."""
+        replicated_axes = [axis for axis in self.mesh.axes if axis not in variable.mesh_layout.axes]
         return [
             (offset, np.array(part))
             for coordinates, offset, part in self._blocks(variable)
@@ -157,7 +159,7 @@ class Devices:
         ]
 
     def copies(self, variable: "_Variable") -> list[tuple[str, tuple[int, ...], np.ndarray]]:
-        """Returns the mesh coordinates, and the offset and values of the block, of each device of this process."""
+        """Returns, for each device of this process, its mesh coordinates and the offset and values of its block."""
         return [
             (",".join(f"{axis}:{number}" for axis, number in coordinates.items()), offset, np.asarray(part))
             for coordinates, offset, part in self._blocks(variable)
@@ -167,12 +169,12 @@ class Devices:
         keras_internals.wait_for_devices()  # the group's threads must run during a long step
         parts = dtensor.unpack(variable.read_value())
         for part, coordinates in zip(parts, self._engine.local_device_locations(), strict=True):
-            dims = self._slices(variable.placed, tuple(variable.shape), coordinates)
+            dims = self._slices(variable.mesh_layout, tuple(variable.shape), coordinates)
             yield coordinates, tuple(dim.start for dim in dims), part
 
     def assign(self, variable: "_Variable", read: Callable[[tuple[int, ...], tuple[int, ...]], Any]) -> None:
-        """Assigns the blocks that `read` returns for an offset and shape to a variable; reads each block once."""
-        layout, shape, blocks = variable.placed, tuple(variable.shape), {}
+        """Assigns to a variable the blocks that `read` returns for an offset and a shape; reads each block once."""
+        layout, shape, blocks = variable.mesh_layout, tuple(variable.shape), {}
         parts = []
         for coordinates in self._engine.local_device_locations():
             dims = self._slices(layout, shape, coordinates)
@@ -193,10 +195,10 @@ class Devices:
 
 
 class _Variable(dtensor.DVariable):
-    """A variable that callbacks can read and assign; all processes must do so at the same time."""
+    """A variable that callbacks can read and assign; all processes must read or assign it at the same time."""
 
     devices: Devices
-    placed: Layout
+    mesh_layout: Layout
 
     def numpy(self) -> Any:
         """Returns the full value."""
@@ -205,7 +207,7 @@ class _Variable(dtensor.DVariable):
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns a tensor of the mesh, or a full value."""
         if tf.executing_eagerly() and not dtensor.is_dtensor(value):
-            value = self.devices.lay(tf.cast(value, self.dtype), self.placed)
+            value = self.devices.place(tf.cast(value, self.dtype), self.mesh_layout)
         return super().assign(value, *args, **kwargs)
 
 
@@ -222,7 +224,7 @@ def row_layout(shape: tf.TensorShape, axis: str, size: int) -> Layout:
 
 @contextlib.contextmanager
 def translate_program_errors(graphs: Sequence[tf.Graph]) -> Iterator[None]:
-    """Context for a call of a program of the devices, where operations that DTensor cannot compile raise `InputError`.
+    """Context for a call of a device program, in which operations that DTensor cannot compile raise `InputError`.
 
     Args:
       graphs: all traces of the program so far.
@@ -232,7 +234,7 @@ def translate_program_errors(graphs: Sequence[tf.Graph]) -> Iterator[None]:
         with keras_internals.without_memory_optimizer():
             yield
     except tf.errors.OpError as error:
-        layout_error = layout_refused(
+        layout_error = dtensor_layout_error(
             error,
             lambda kind: [x.name for graph in graphs for x in keras_internals.operations_of(graph) if x.type == kind],
         )
@@ -241,8 +243,8 @@ def translate_program_errors(graphs: Sequence[tf.Graph]) -> Iterator[None]:
         raise layout_error from error
 
 
-def compiled_program(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function of the devices, with the errors of `translate_program_errors`."""
+def compile_program(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function for the devices; its calls raise the errors of `translate_program_errors`."""
     graphs: list[tf.Graph] = []
 
     def record_graph(*args: Any) -> Any:
@@ -258,8 +260,8 @@ def compiled_program(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def lay_batch(batch: Any, devices: Devices, axis: str) -> Any:
-    """Places a batch on the devices: shards its rows over an axis if the size divides them, else replicates it.
+def place_batch(batch: Any, devices: Devices, axis: str) -> Any:
+    """Places a batch on the devices: shards its rows over an axis if its size divides their number, else replicates it.
 
     Args:
       batch: structure of tensors, equal on every process; leaves may be None.
@@ -278,13 +280,13 @@ def lay_batch(batch: Any, devices: Devices, axis: str) -> Any:
                 f"On a mesh a batch must consist of dense tensors. Received: a {type(value).__name__}. Convert it, as with "
                 "to_tensor()."
             )
-        return devices.lay(value, row_layout(value.shape, axis, devices.mesh.axes[axis]))
+        return devices.place(value, row_layout(value.shape, axis, devices.mesh.axes[axis]))
 
     return tf.nest.map_structure(place, with_none(batch))
 
 
-def batches_on(dataset: tf.data.Dataset, devices: Devices, axis: str) -> Iterator[Any]:
-    """Returns an iterator over batches that `lay_batch` places; the indices of examples stay on the host.
+def place_batches(dataset: tf.data.Dataset, devices: Devices, axis: str) -> Iterator[Any]:
+    """Returns an iterator over batches that `place_batch` has placed; the indices of examples stay on the host.
 
     Args:
       dataset: data set of global batches, equal on every process.
@@ -294,8 +296,8 @@ def batches_on(dataset: tf.data.Dataset, devices: Devices, axis: str) -> Iterato
 
     def place(batch: Any) -> Any:
         if isinstance(batch, IndexedBatch):
-            return batch._replace(batch=lay_batch(batch.batch, devices, axis))
-        return lay_batch(batch, devices, axis)
+            return batch._replace(batch=place_batch(batch.batch, devices, axis))
+        return place_batch(batch, devices, axis)
 
     return map(place, dataset)
 
@@ -318,12 +320,12 @@ class MeshBlocks(VariableBlocks):
     def saved_blocks(
         self, variable: tf.Variable, per_replica: bool, copied: bool = True
     ) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """See base class; the process of the first device with a block saves it."""
+        """See base class. The process of the first device with a block saves the block."""
         blocks = self._devices.local_blocks(variable)
         return [((0, *offset), values[np.newaxis]) for offset, values in blocks] if per_replica else blocks
 
     def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
-        """See base class; one copy per device."""
+        """See base class. Returns one copy per device."""
         return self._devices.copies(variable)
 
     def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
@@ -386,12 +388,12 @@ class MeshVariables(VariableAdoption):
         return self._scope()
 
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """See base class; replaces no variable."""
-        foreign = next((variable.path for variable in variables if not self.owns(variable)), None)
-        if foreign is not None:
+        """See base class. Only checks that all variables were created in the scope."""
+        foreign_path = next((variable.path for variable in variables if not self.owns(variable)), None)
+        if foreign_path is not None:
             raise InputError(
                 "On a mesh, a model must be created and compiled inside the strategy's scope. Received: "
-                f"{foreign}, created outside. Write `with strategy.scope():` around it."
+                f"{foreign_path}, created outside. Write `with strategy.scope():` around it."
             )
 
     def owns(self, variable: keras.Variable) -> bool:

@@ -39,9 +39,9 @@ def load_strategy(
       name: as in `--strategy`: the name of a strategy, "package.module:Class", or "auto" to detect it from the
         environment.
       start_timeout_seconds: how long to wait for the other processes.
-      environment: environment variables; by default those of the process.
+      environment: environment variables; by default, `os.environ`.
       **options: options of the strategy, for example `devices=2` for mirrored: the flags of `--strategy` in the help of
-        `tfdist train`, or those of your own class.
+        `tfdist train`, or the arguments of your own class.
 
     Raises:
       InputError: the name, an option or the environment is invalid.
@@ -49,7 +49,7 @@ def load_strategy(
     """
     if not isinstance(name, str):
         raise InputError(f'The name of a strategy must be a string, such as "mirrored". Received: {name!r:.60}.')
-    options = {option: _checked_option(option, value) for option, value in options.items()}
+    options = {option: _normalize_option(option, value) for option, value in options.items()}
     variables = os.environ if environment is None else environment
     detection = detect(variables, name, options.get("devices", 0) or 1, declaration(name))
     if unknown := find_rejected_option(options, declaration(detection.strategy)):
@@ -58,7 +58,7 @@ def load_strategy(
     return start(detection, start_timeout_seconds, variables, options)
 
 
-def _checked_option(name: str, value: Any) -> Any:
+def _normalize_option(name: str, value: Any) -> Any:
     """Normalizes an option like its flag; options of a user-defined class are returned unchanged."""
     for config in (JobOptions, TrainerOptions):
         for field in dataclasses.fields(config):

@@ -1,6 +1,6 @@
 """Initializes Horovod: chooses its library, and connects the ranks, with or without horovodrun.
 
-MPI libraries connect by PMI-1, a protocol of lines on a socket, which `serving` implements over the job's group.
+MPI libraries connect by PMI-1, a protocol of lines on a socket, which `pmi_service` implements over the job's group.
 """
 
 import contextlib
@@ -60,11 +60,11 @@ class _Reply(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[None]:
-    """Context in which an MPI library can be initialized once; its PMI commands are answered until the process ends.
+def pmi_service(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[None]:
+    """Context in which an MPI library can be initialized once; a thread answers its PMI commands until the process ends.
 
-    All members must start their libraries. Environment variables are restored at the end of the context, because child
-    processes are not members of the MPI job.
+    All members must start their libraries. On exit, environment variables are restored, because child processes are not
+    members of the MPI job.
     """
     service_end, library_end = socket.socketpair()
     service = _Service(group, hosts, seconds)
@@ -132,7 +132,7 @@ class _Service:
 
 
 def process_mapping(hosts: Sequence[str]) -> str:
-    """Returns PMI's description of the hosts of ranks: blocks of (first host, number of hosts, ranks on each)."""
+    """Returns PMI's description of the hosts of ranks, as blocks (first host, number of hosts, ranks per host)."""
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     blocks = [f"({numbers[host]},1,{len(list(ranks))})" for host, ranks in itertools.groupby(hosts)]
     return f"(vector,{','.join(blocks)})"
@@ -154,13 +154,13 @@ def mpi_library() -> str:
 
 
 def library_name(version: str) -> str:
-    """Returns the name and version from a library's description, whose first line may contain more."""
+    """Extracts the name and the version from a library's description."""
     name = version.partition("\n")[0].partition(",")[0]
     return " ".join(name.replace("Version:", " ").replace("Open MPI v", "Open MPI ").split())
 
 
 def starts_without_mpirun(name: str) -> bool:
-    """Returns whether `initialize` can start the library with this name, unlike Open MPI."""
+    """Returns whether `initialize` can start the library with this name, which is false for Open MPI."""
     return not name.startswith("Open MPI")
 
 
@@ -186,7 +186,7 @@ def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
         interface = network_interface(LOOPBACK)
         for variable in _INTERFACE_VARIABLES:
             os.environ.setdefault(variable, interface)
-    with serving(group, hosts, seconds):  # from another thread: ctypes does not hold the interpreter's lock
+    with pmi_service(group, hosts, seconds):  # from another thread: ctypes does not hold the interpreter's lock
         _mpi_library().MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
 
 
@@ -216,8 +216,8 @@ def _mpi_library() -> ctypes.CDLL:
 # and a process cannot replace the library with which Horovod has started.
 
 ELASTIC_VARIABLES = (ELASTIC_VARIABLE, "HOROVOD_ELASTIC")  # of `launch` and of horovodrun
-CORES = 2  # that each rank needs for MPI: one polls while the other computes
-# The user's choice, unless a launcher of Horovod's processes has set them.
+CORES = 2  # cores per rank that MPI needs: one polls while the other computes
+# Variables in which users choose the library, unless a launcher of Horovod's processes has set them.
 _HOROVOD_VARIABLES = ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER")
 
 
@@ -251,7 +251,7 @@ def rank_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, enviro
       cores: number of cores that it may use.
       mpi: see `mpi_library`.
       has_gpus: whether it has GPUs.
-      environment: its environment variables.
+      environment: environment variables of the rank.
     """
     reasons_against_mpi = (
         (cluster.size == 1, "this is one process"),
@@ -375,7 +375,7 @@ def _knows_coordinator(cluster: Cluster) -> bool:
 
 
 def _requested_choice(communication: str, cluster: Cluster) -> Choice:
-    """Returns the library and the reason; "auto" if `choose_library` must choose.
+    """Returns the requested library and the reason; the library is "auto" if `choose_library` must choose.
 
     Raises:
       InputError: the launcher does not support the library.
@@ -400,7 +400,7 @@ def _requested_choice(communication: str, cluster: Cluster) -> Choice:
 
 
 def _environment_choice(communication: str) -> Choice:
-    """Returns the choice for "auto", or for a program that does not choose."""
+    """Returns the choice for "auto", or for a program that does not choose a library."""
     library = os.environ.get(COMMUNICATION_VARIABLE)
     if library and library not in ("gloo", "mpi"):
         raise InputError(
@@ -440,8 +440,8 @@ def start_elastic(**options: Any) -> None:
 def start_with_group(group: Group, cluster: Cluster, communication: str = "", **options: Any) -> None:
     """Initializes Horovod, for the first time or again.
 
-    The group exchanges the addresses of MPI. Gloo gets a new rendezvous on rank 0 each time, whose address the group
-    broadcasts: it would crash on the stale addresses of an earlier one.
+    The group exchanges the addresses of MPI. For Gloo, rank 0 starts a new rendezvous each time and broadcasts its address,
+    because Gloo would crash on the stale addresses of an earlier rendezvous.
     """
     if cluster.source == "MPI":
         raise InputError(
@@ -486,7 +486,7 @@ def _set_defaults(stall_seconds: int) -> None:
 def stall_settings(environment: Mapping[str, str], max_seconds: int = STALL_SECONDS) -> dict[str, str]:
     """Returns Horovod's settings for stalled operations: seconds until a warning and until a shutdown.
 
-    The defaults are 60 and `max_seconds`. The second must be larger; if the user sets only one, the other one is adapted.
+    The defaults are 60 and `max_seconds`. The second must be larger; if the user sets only one, the other is adjusted.
     """
     shutdown_seconds = int(environment.get(SHUTDOWN) or 0) or max_seconds  # 0 means never in Horovod
     check = int(environment.get(CHECK) or max(1, min(60, shutdown_seconds // 2)))
@@ -496,7 +496,7 @@ def stall_settings(environment: Mapping[str, str], max_seconds: int = STALL_SECO
 def _with_coordinator(cluster: Cluster) -> Cluster:
     """Broadcasts an address for the group, with a port that rank 0 chooses, through the initialized Horovod.
 
-    It uses a session, as programs may disable eager execution, or configure TensorFlow's devices after `hvd.init`.
+    It uses a session because programs may disable eager execution, or configure TensorFlow's devices after `hvd.init`.
     """
     if cluster.size == 1:
         return cluster

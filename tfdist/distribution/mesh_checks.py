@@ -14,7 +14,7 @@ from tfdist.errors import InputError
 
 
 @functools.cache
-def refuse_calls_outside() -> None:
+def reject_calls_outside_programs() -> None:
     """Makes calls of layers with weights on a mesh raise `InputError` outside of replica functions.
 
     Building a model, and the user's own programs with DTensors, are not affected.
@@ -47,14 +47,14 @@ def _may_be_on_mesh(x: Any) -> bool:
 
 
 class _Rule(NamedTuple):
-    """Rejects operations of these types if `applies` returns True; fields of the message are `name` and `shapes`."""
+    """Rejects operations of these types if `applies` returns True; `message` has the fields `name` and `shapes`."""
 
     types: tuple[str, ...]
     applies: Callable[[tf.Operation], bool]
     message: str
 
 
-def refuse_unsafe_operations(graph: tf.Graph) -> None:
+def reject_unsafe_operations(graph: tf.Graph) -> None:
     """Raises `InputError` for an operation of a function, including nested ones, that DTensor cannot compile safely."""
     for operation in keras_internals.operations_of(graph):
         for rule in _RULES:
@@ -78,7 +78,7 @@ def _has_strides(operation: tf.Operation) -> bool:
 
 def _has_negative_axis(operation: tf.Operation) -> bool:
     *parts, axis = operation.inputs
-    dim = tf.get_static_value(axis)  # it is positive in operations that were laid out
+    dim = tf.get_static_value(axis)  # positive in operations with a layout
     return dim is not None and bool(dim < 0) and not keras_internals.may_be_shapes(parts)
 
 

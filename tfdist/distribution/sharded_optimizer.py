@@ -60,7 +60,7 @@ class ShardedOptimizer(OptimizerShards):
         return keras_internals.without_optimizer(model)
 
     def build(self, model: keras.Model) -> None:
-        """See base class; every process computes the same division without communication.
+        """See base class. Every process computes the same owners without communication.
 
         Raises:
           InputError: there are fewer trained variables than replicas.
@@ -76,7 +76,7 @@ class ShardedOptimizer(OptimizerShards):
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """See base class; updates the weights whose optimizer state this replica owns."""
+        """See base class. Updates the weights whose optimizer state this replica owns."""
         local_variables = [variable for variable in variables if self.is_local_only(variable)]
         with (
             keras_internals.averages_of(optimizer, local_variables),
@@ -85,7 +85,7 @@ class ShardedOptimizer(OptimizerShards):
             super().apply(optimizer, gradients, variables)
 
     def exchange(self, variables: Sequence[keras.Variable]) -> None:
-        """See base class; the owner of a variable sends it to all replicas."""
+        """See base class. The owner of a variable sends it to all replicas."""
         values = [tf.identity(keras_internals.value_of(variable)) for variable in variables]
         new_values = self.gather_from_owners(variables, values, "updated")
         remote_indices = [i for i, variable in enumerate(variables) if not self.is_local_only(variable)]
@@ -94,17 +94,17 @@ class ShardedOptimizer(OptimizerShards):
                 keras_internals.value_of(variables[i]).assign(new_values[i])
 
     def state_bytes(self, optimizer: keras.Optimizer) -> list[int]:
-        """See base class; variables that every replica has count in each part."""
+        """See base class. Variables that every replica has are counted in each part."""
         bytes_by_owner = [
             (self._owners.get(id(variable)), keras_internals.bytes_of(variable)) for variable in optimizer.variables
         ]
         return [sum(count for owner, count in bytes_by_owner if owner in (None, part)) for part in range(self.parts)]
 
     def is_local_only(self, variable: keras.Variable) -> bool:
-        """See base class; for a trained variable, whether this replica updates it."""
+        """See base class. For a trained variable, returns whether this replica updates it."""
         return self._owners.get(id(variable)) == self._rank
 
-    def is_of_all(self, variable: keras.Variable) -> bool:
+    def is_on_all_replicas(self, variable: keras.Variable) -> bool:
         """See base class."""
         return id(variable) not in self._owners
 
@@ -133,29 +133,29 @@ class ShardedOptimizer(OptimizerShards):
         dtype = values[0].dtype
         padding = message.length - sum(vector.shape[0] for vector in vectors)
         vector = tf.concat([*vectors, tf.zeros([padding], dtype)], 0)
-        [gathered] = collectives.all_gather([to_transferable(vector, collectives)], name=name)
+        [all_vectors] = collectives.all_gather([to_transferable(vector, collectives)], name=name)
         remote_values = {}
         for owner, pieces in enumerate(message.pieces):
             for number, start in pieces if owner != self._rank else ():
                 begin = owner * message.length + start
-                part = gathered[begin : begin + values[number].shape.num_elements()]
+                part = all_vectors[begin : begin + values[number].shape.num_elements()]
                 remote_values[number] = tf.cast(tf.reshape(part, values[number].shape), dtype)
         return remote_values
 
     @contextlib.contextmanager
     def complete(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
-        """See base class; sends one variable at a time, and only the chief keeps them."""
+        """See base class. Sends one variable at a time, and only the chief keeps the values."""
         values: dict[int, tf.Tensor] = {}
-        missing: list[keras.Variable] = []
+        remote_variables: list[keras.Variable] = []
         for variable in variables:
             owner = self._owners.get(id(variable), 0)
             is_slot = not variable.trainable and id(variable) in self._owners
             if is_slot and owner:
                 value = self._broadcast_from(owner, variable)
                 if self._rank == 0:
-                    missing.append(variable)
+                    remote_variables.append(variable)
                     values[id(variable)] = value
-        with keras_internals.reads_replaced(missing, lambda variable: values[id(variable)]):
+        with keras_internals.replace_reads(remote_variables, lambda variable: values[id(variable)]):
             yield
 
     def _broadcast_from(self, owner: int, variable: keras.Variable) -> tf.Tensor:
@@ -168,8 +168,8 @@ class ShardedOptimizer(OptimizerShards):
             return tf.cast(strategy.collectives.broadcast(message, owner, name="optimizer/complete")[0], value.dtype)
 
         # TensorFlow would warn about retracing if one line created several functions that are not concrete.
-        traced = tf.function(lambda: strategy.run(send), autograph=False).get_concrete_function()
-        return strategy.local(traced())[0]
+        broadcast = tf.function(lambda: strategy.run(send), autograph=False).get_concrete_function()
+        return strategy.local(broadcast())[0]
 
 
 def optimizer_shards(shard: str, strategy: "Strategy") -> OptimizerShards:

@@ -52,12 +52,12 @@ class ModelParts:
         return model
 
     def description(self, part: keras.Model) -> str:
-        """Describes the parts of all processes, for the start of a run; empty if each process has the full model."""
+        """Describes the parts of all processes in one line; returns "" if each process has the full model."""
         return ""
 
     @contextlib.contextmanager
     def full_model(self, part: keras.Model) -> Iterator[keras.Model]:
-        """Context with the full model of a part, for saving; the chief has all values. Every process must enter it.
+        """Context that yields the full model of a part, for saving. The chief has all values. Every process must enter it.
 
         Args:
           part: result of `local_part`.
@@ -91,7 +91,7 @@ class OptimizerShards:
         self._strategy = strategy
 
     def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
-        """Context in which a compiled model is built without its optimizer, if `build` builds that."""
+        """Context in which a compiled model is built without its optimizer if `build` builds the optimizer."""
         return contextlib.nullcontext()
 
     def build(self, model: keras.Model) -> None:
@@ -100,9 +100,9 @@ class OptimizerShards:
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """Updates weights with reduced gradients, in a replica function. `exchange` must follow.
+        """Updates weights with reduced gradients, in a replica function. Call `exchange` afterwards.
 
-        An update without variables, as in a stage of a pipeline without trainable ones, still counts as a step.
+        An update without variables, as in a pipeline stage without trainable variables, still counts as a step.
         """
         if variables:
             self._strategy.apply(optimizer, gradients, variables)
@@ -120,7 +120,7 @@ class OptimizerShards:
         """Returns whether only this replica has a variable of the optimizer."""
         return False
 
-    def is_of_all(self, variable: keras.Variable) -> bool:
+    def is_on_all_replicas(self, variable: keras.Variable) -> bool:
         """Returns whether every replica has a variable of the optimizer."""
         return True
 
@@ -137,12 +137,12 @@ class OptimizerShards:
         return list(values)
 
     def complete(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Context in which the chief has values of all these variables of the optimizer; every process must enter it."""
+        """Context in which the chief has the values of all given optimizer variables; every process must enter it."""
         return contextlib.nullcontext()
 
 
 class TensorLayouts:
-    """Layouts of tensors inside a replica function; by default those of one device with full tensors.
+    """Layouts of tensors inside a replica function; by default, tensors are full and on one device.
 
     Attributes:
       row_shards: number of shards into which the rows of a replica are split.
@@ -160,20 +160,20 @@ class TensorLayouts:
         """Returns a tensor of a model in the layout of its dims; `name` is for errors. See `tfdist.constrain`."""
         return x
 
-    def by_rows(self, tensors: Any) -> Any:
+    def lay_out_rows(self, tensors: Any) -> Any:
         """Lays out model outputs for losses and metrics, or the rows of a micro-step."""
         return tensors
 
-    def computing(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Context in which variables have the layouts for a forward pass without gradients."""
+    def compute_layouts(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
+        """Context in which variables have the layouts of a forward pass without gradients."""
         return contextlib.nullcontext()
 
-    def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        """Returns a value in the layout of the stored variable, for an assignment."""
+    def to_stored_layout(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+        """Converts a value to the layout of the stored variable, for an assignment."""
         return value
 
-    def computed_from(self, variable: keras.Variable, stored: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the value with which a layer computes, differentiable with respect to the stored value.
+    def compute_value(self, variable: keras.Variable, stored: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the value that a layer uses in its computation, differentiable with respect to the stored value.
 
         Args:
           variable: variable of the layer.
@@ -184,7 +184,7 @@ class TensorLayouts:
 
 
 class VariableAdoption:
-    """Adoption of variables; by default plain variables, which may be created anywhere."""
+    """Adopts variables from outside of the scope; by default they are plain variables, which may be created anywhere."""
 
     def __init__(self, synchronize: Callable[[Sequence[keras.Variable]], None]):
         """Initializes the adoption.
@@ -195,7 +195,7 @@ class VariableAdoption:
         self._synchronize = synchronize
 
     def owns(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable was created in the strategy's scope, if that matters."""
+        """Returns whether a variable was created in the strategy's scope; True if the scope does not matter."""
         return True
 
     def creation(self) -> contextlib.AbstractContextManager:
@@ -203,7 +203,7 @@ class VariableAdoption:
         return contextlib.nullcontext()
 
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """Places variables from outside of the scope as if they had been created inside, and keeps their values.
+        """Places variables as if they had been created in the scope, and keeps their values.
 
         Every process must call it with the same variables.
 
@@ -216,9 +216,9 @@ class VariableAdoption:
         """
 
     def as_one_device(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Context, outside of replica functions, in which variables behave as on one device, for training outside of `fit`.
+        """Context for training outside of `fit` and of replica functions, in which variables behave as on one device.
 
-        On exit, every replica of this process gets the values of its first replica.
+        On exit, every replica of this process gets the values of the process's first replica.
         """
         return contextlib.nullcontext()
 
@@ -243,7 +243,7 @@ class JobVariables(NamedTuple):
 
 
 class VariableBlocks:
-    """The local blocks of variables; by default each replica has every full variable.
+    """The local blocks of variables; by default, each replica has full variables.
 
     Attributes:
       spans_processes: whether processes may have different blocks of a variable, and all must take part in reading it.
@@ -273,15 +273,15 @@ class VariableBlocks:
                 ((replica, *(0,) * value.ndim), value[np.newaxis])
                 for replica, value in zip(self._strategy.local_replicas, values, strict=True)
             ]
-        return [((0,) * values[0].ndim, values[0])] if self._writes_same else []
+        return [((0,) * values[0].ndim, values[0])] if self._writes_replicated else []
 
     @property
-    def _writes_same(self) -> bool:
-        """Whether this process writes the variables that are equal on all replicas."""
+    def _writes_replicated(self) -> bool:
+        """Whether this process writes the variables that have equal values on all replicas."""
         return self._strategy.is_chief
 
     def job_variables(self, forms: Mapping[str, Any]) -> JobVariables:
-        """Returns the variables of all processes, which may differ; every process must call it.
+        """Returns the variables of all processes, which may have different ones; every process must call it.
 
         Args:
           forms: dtype and shape of this process's variables by name, as JSON.
@@ -309,8 +309,8 @@ class VariableBlocks:
         if not per_replica:
             variable.assign(read((0,) * len(shape), shape))
             return
-        for replica, own in zip(self._strategy.local_replicas, self._strategy.local(variable), strict=True):
-            own.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
+        for replica, local_variable in zip(self._strategy.local_replicas, self._strategy.local(variable), strict=True):
+            local_variable.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
 
     def assign_value(self, variable: tf.Variable, per_replica: bool, value: np.ndarray) -> None:
         """Assigns a value to a variable on this process's devices, the same on all replicas.
@@ -326,7 +326,7 @@ class VariableBlocks:
         self.assign(variable, per_replica, functools.partial(_block, value))
 
     def snapshot(self, variables: Sequence[tf.Variable]) -> Callable[[], None]:
-        """Copies variables to the host without communication; returns a function that restores them bitwise.
+        """Copies variables to the host without communication, and returns a function that restores them exactly.
 
         Each replica restores its own values, even of variables that are equal on all replicas.
 
@@ -382,10 +382,10 @@ class State:
 
 
 class Strategy:
-    """Runs replica functions on the replicas of a job; this process hosts `local_replicas`, by default one.
+    """Runs replica functions on the replicas of a job; this process hosts the replicas `local_replicas`.
 
     Attributes:
-      declaration: declaration of a strategy outside this repository; the registry has those of the others.
+      declaration: declaration of a user-defined strategy; the registry has the declarations of tfdist's strategies.
       name: as in `--strategy`.
       cluster: this process in the job.
       group: control plane of the job's processes.
@@ -395,12 +395,12 @@ class Strategy:
         of rows, and there is no clock.
       compiles_loops: whether a compiled function may loop over steps and take their batches from an iterator; otherwise the
         host calls each step.
-      trains_whole_model: whether each process trains the full model, and may call it; otherwise it has some of the layers, and
-        processes send activations to each other.
+      trains_whole_model: whether each process trains the full model, and may call it; otherwise each process has some of the
+        layers, and processes send activations to each other.
       layouts: layouts of tensors inside replica functions.
-      communication: a sentence with the library of its collectives and the reason; empty if there is no choice.
+      communication: a sentence that names the library of the collectives and the reason; empty if there is no choice.
       collectives: collectives of the replicas, inside `run`.
-      tuned: collectives of training steps if some sums use another all-reduce than the engine's; else None.
+      tuned_collectives: collectives of training steps if some sums use another all-reduce than the engine's; else None.
       remote: the `RemoteVariables` of a strategy with parameter servers; else None.
       sums_gradients: whether the engine itself sums the gradients of the global batch: `gradients` returns the sums, which are
         neither reduced nor compressed, and the engine compiles the whole program.
@@ -418,7 +418,7 @@ class Strategy:
     layouts: TensorLayouts = TensorLayouts()
     communication: str = ""
     collectives: Collectives
-    tuned: TunedCollectives | None = None
+    tuned_collectives: TunedCollectives | None = None
     sums_gradients: bool = False
     remote: Any = None
 
@@ -433,14 +433,14 @@ class Strategy:
         return VariableAdoption(self.synchronize)
 
     def __repr__(self) -> str:
-        """Names the class and the numbers of replicas and processes."""
+        """Returns the class and the numbers of replicas and processes."""
         size = self.cluster.size
         processes = f" in {size} processes" if size > 1 else ""
         return f"<{type(self).__name__}: {self.replicas} replica{'s'[: self.replicas != 1]}{processes}>"
 
     @functools.cached_property
     def peers(self) -> Group:
-        """Processes that must make the same calls, with equal variables; all, unless a subgroup is assigned."""
+        """The processes that must make the same calls with equal variables; by default, all processes of the job."""
         return self.group
 
     @property
@@ -454,8 +454,8 @@ class Strategy:
         return self.local_replicas, self.replicas
 
     @property
-    def ledgers(self) -> int:
-        """Number of processes, the first ones, that record which examples they use: those whose replicas are their own."""
+    def ledger_count(self) -> int:
+        """Number of processes that record the examples they use: the first process of each group of replicas."""
         return self.replicas // len(self.local_replicas)
 
     @property
@@ -465,7 +465,7 @@ class Strategy:
 
     @property
     def micro_batches(self) -> int:
-        """Number of parts into which the strategy splits a replica's rows; 0 if only micro-steps split them."""
+        """Number of micro-batches into which the strategy splits a replica's rows; 0 if only micro-steps split them."""
         return 0
 
     @property
@@ -509,7 +509,7 @@ class Strategy:
         """Returns the result of a function to which all replicas contribute; every process must call it.
 
         Args:
-          function: called again if a replica is lost meanwhile without which the job goes on.
+          function: called again if a replica is lost during the call and the job continues without it.
         """
         return function()
 
@@ -525,11 +525,11 @@ class Strategy:
             yield self
 
     def in_use(self) -> contextlib.AbstractContextManager:
-        """Context in which this is `tfdist.current_strategy()`; variables are placed where TensorFlow places them."""
+        """Context in which this is `tfdist.current_strategy()`, and TensorFlow places variables."""
         return _in_use(self)
 
     def _placement(self) -> contextlib.AbstractContextManager:
-        """Returns the engine's own scope; by default variables are placed where TensorFlow places them."""
+        """Returns the engine's scope; by default, TensorFlow places variables."""
         return contextlib.nullcontext()
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -543,7 +543,7 @@ class Strategy:
         Returns:
           The result of the function, with tensors in the engine's per-replica form.
         """
-        return self.in_replica(function)(*args)
+        return self.replica_function(function)(*args)
 
     def local(self, value: Any) -> list[Any]:
         """Returns this process's values of a per-replica tensor or variable, in the order of `local_replicas`."""
@@ -564,13 +564,13 @@ class Strategy:
         return iter(make_dataset(self.local_replicas, self.replicas))
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles a function that calls `run`, once for all numbers of rows or, if shapes are static, once for each."""
+        """Compiles a function that calls `run`: once for all numbers of rows, or for each number if shapes are static."""
         return tf.function(function, autograph=False, reduce_retracing=not self.compiles_replicas)
 
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
-        """Runs the forward and backward pass: the first half of a step, inside a replica function.
+        """Runs the forward and backward pass, the first half of a step, inside a replica function.
 
         Args:
           loss_fn: takes the replica's batch; returns the scalar to differentiate and an auxiliary value.
@@ -592,23 +592,23 @@ class Strategy:
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """Runs the optimizer's update with reduced gradients: the second half of a step, inside a replica function."""
+        """Runs the optimizer's update with reduced gradients, the second half of a step, inside a replica function."""
         keras_internals.disable_gradient_aggregation(optimizer)
         optimizer.apply(list(gradients), list(variables))
 
     def own_copies(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
         """Context, inside a replica function, in which assignments to variables change only this replica's values.
 
-        Collectives must not be called in it: replicas of a process take turns there, and share Keras's variables.
+        Do not call collectives in it: the replicas of a process enter it in turn, because they share Keras's variables.
         """
         return contextlib.nullcontext()
 
     def apply_locally(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """Like `apply`, but only for this replica, whose variables and optimizer state may then differ.
+        """Updates only this replica, whose variables and optimizer state may then differ from those of other replicas.
 
-        Without communication, it may be called inside a condition.
+        Does not communicate, so it may be called inside a condition.
         """
         self.apply(optimizer, gradients, variables)
 
@@ -627,39 +627,39 @@ class Strategy:
 
     @property
     def job_collectives(self) -> Collectives:
-        """Collectives of all processes, also of several that compute one replica, for sums of losses and metrics."""
+        """Collectives of all processes, for sums of losses and metrics, even if several processes compute one replica."""
         return self.collectives
 
     @property
     def process_collectives(self) -> Collectives:
-        """Collectives of the processes, each with one replica, for use outside of `run`."""
+        """Collectives for use outside of `run`, in which each process counts as one replica."""
         return self.collectives
 
     def process_device(self) -> contextlib.AbstractContextManager:
         """Context in which plain variables and operations are placed on this process's device."""
         return contextlib.nullcontext()
 
-    def compiled_for_variables(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_for_variables(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a replica function that reads and assigns variables, for eager calls.
 
-        Its arguments are results of other functions that were compiled in this way.
+        Its arguments must be results of other functions that this method compiled.
         """
         return self.compiled(lambda *args: self.run(function, *args))
 
     @property
     def step_collectives(self) -> Collectives:
-        """Collectives of training steps: those of the replicas, with the algorithms of `--all_reduce`."""
-        return self.tuned or self.collectives
+        """Collectives of the replicas in training steps, with the algorithms of `--all_reduce`."""
+        return self.tuned_collectives or self.collectives
 
-    def in_replica(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a replica function with the context in which layers find the strategy and its collectives."""
+    def replica_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps a function with the context in which layers find the strategy and its collectives."""
 
         @tf.autograph.experimental.do_not_convert
-        def replica_function(*args: Any) -> Any:
+        def call(*args: Any) -> Any:
             with replica_context(), using(self.collectives), _in_use(self), keras_internals.one_device_losses():
                 return function(*with_none(args))
 
-        return replica_function
+        return call
 
     def close(self) -> None:
         """Releases resources outside of this process's memory; does not leave the group."""
@@ -708,7 +708,7 @@ def _in_use(strategy: Strategy) -> Iterator[None]:
 
 
 def strategy_in_use() -> Strategy | None:
-    """Returns the strategy whose scope is open or whose replica function is running; None if there is none."""
+    """Returns the strategy whose scope is open or whose replica function is running, or None."""
     return _current.get()
 
 

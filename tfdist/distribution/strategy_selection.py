@@ -30,8 +30,8 @@ class Detection:
     reason: str
 
     @property
-    def why(self) -> str:
-        """The reason without the name of the strategy, such as `because this is one process with one local device`."""
+    def cause(self) -> str:
+        """The clause of `reason` that gives the cause, such as `because this is one process with one local device`."""
         return self.reason.partition(", ")[2].rstrip(".")
 
 
@@ -58,12 +58,12 @@ def detect(
     """
     cluster = cluster or detect_cluster(env)
     if strategy == AUTO:
-        return _automatic(env, cluster, local_devices)
-    _check(strategy, (declaration or strategy_declaration(strategy)).processes, cluster)
+        return _select_strategy(env, cluster, local_devices)
+    _check_processes(strategy, (declaration or strategy_declaration(strategy)).processes, cluster)
     return Detection(cluster, strategy, f"Using strategy {strategy}, set by --strategy; {describe(cluster)}.")
 
 
-def _check(strategy: str, processes: Processes, cluster: Cluster) -> None:
+def _check_processes(strategy: str, processes: Processes, cluster: Cluster) -> None:
     if cluster.servers and strategy != PARAMETER_SERVER:
         raise InputError(
             f"Only --strategy={PARAMETER_SERVER} has parameter servers. Received: --strategy={strategy} and a TF_CONFIG with "
@@ -83,7 +83,7 @@ def _check(strategy: str, processes: Processes, cluster: Cluster) -> None:
         )
 
 
-def _automatic(env: Environment, cluster: Cluster, local_devices: int) -> Detection:
+def _select_strategy(env: Environment, cluster: Cluster, local_devices: int) -> Detection:
     selected = next(
         declaration for declaration in DECLARATIONS if declaration.auto and declaration.auto(cluster, local_devices)
     )

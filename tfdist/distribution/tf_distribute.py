@@ -64,7 +64,7 @@ class TensorFlowStrategy(Strategy):
         return MirroredVariables(self)
 
     def _make_group(self, ranks: tuple[int, ...], rank: int) -> DeviceGroup:
-        """Returns the collectives of some of this process's replicas; `rank` is that of the caller."""
+        """Returns the collectives of some of this process's replicas for the caller, which has the rank `rank`."""
         return DeviceGroup(ranks, ranks.index(rank), self.collectives.wire, self._queues)
 
     def _placement(self) -> contextlib.AbstractContextManager:
@@ -73,7 +73,7 @@ class TensorFlowStrategy(Strategy):
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """See base class."""
-        return self.engine.run(self.in_replica(function), args)
+        return self.engine.run(self.replica_function(function), args)
 
     def local(self, value: Any) -> list[Any]:
         """See base class."""
@@ -117,7 +117,7 @@ class TensorFlowStrategy(Strategy):
 
 
 class MirroredVariables(VariableAdoption):
-    """Adoption by an engine that mirrors variables, which recreates TensorFlow variables in the engine's scope."""
+    """Adopts variables by recreating their TensorFlow variables in the scope of an engine that mirrors them."""
 
     def __init__(self, strategy: TensorFlowStrategy):
         """Initializes the adoption.
@@ -134,7 +134,7 @@ class MirroredVariables(VariableAdoption):
         return bool(self._strategy.engine.extended.variable_created_in_scope(variable.value))
 
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """See base class; earlier traces still refer to the old TensorFlow variables.
+        """See base class. Earlier traces still refer to the old TensorFlow variables.
 
         Raises:
           InputError: a variable belongs to another strategy.
@@ -209,7 +209,7 @@ def strategy_of_engine(engine: tf.distribute.Strategy, start_timeout_seconds: fl
     if declaration is None:
         raise InputError(
             "A model must be trained under MirroredStrategy, MultiWorkerMirroredStrategy or tfdist's own strategies. "
-            f"Received: {type(engine).__name__}. Create it under one of those."
+            f"Received: {type(engine).__name__}. Create it in the scope of one of those."
         )
     cluster = Cluster() if declaration.processes is Processes.ONE else detect_cluster(os.environ)
     group = join(cluster, start_timeout=start_timeout_seconds)

@@ -18,7 +18,7 @@ from tfdist.errors import InputError, PeerLostError
 
 @contextlib.contextmanager
 def server_start(group: Group, processes: int, seconds: float) -> Iterator[None]:
-    """Context for the start of this process's server, which waits uninterruptibly for the other servers.
+    """Context for the start of this process's server, which waits for the other servers and cannot be interrupted.
 
     Args:
       group: group of the job's processes.
@@ -39,7 +39,7 @@ def server_start(group: Group, processes: int, seconds: float) -> Iterator[None]
 
 
 def with_addresses(cluster: Cluster, group: Group) -> Cluster:
-    """Returns the cluster with the addresses of the environment, or with addresses that the processes choose.
+    """Returns the cluster with the addresses from the environment, or with addresses that the processes choose.
 
     Raises:
       InputError: the port of this process's address in the environment is in use.

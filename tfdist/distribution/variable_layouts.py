@@ -52,8 +52,8 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
 
     Args:
       model: a built model.
-      table: by regular expression, which must match a variable's whole path, space-separated dims such as "embed ffn";
-        * is a dim without a name. Takes precedence over the names from layer types.
+      table: space-separated dims, such as "embed ffn", by a regular expression that must match a variable's whole path; * is a
+        dim without a name. The table takes precedence over the names from layer types.
 
     Returns:
       The model.
@@ -87,7 +87,7 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
 
 
 def dims_of(variable: keras.Variable, owners: Sequence[Any] = ()) -> Dims:
-    """Returns the name of each dim of a variable; None for dims named neither by a table nor by the layer's type.
+    """Returns the name of each dim of a variable; None for a dim without a name from a table or from the layer's type.
 
     Args:
       variable: any variable.
@@ -137,7 +137,7 @@ def dims_of_uninitialized(uninitialized: UninitializedVariable) -> Dims:
 
 
 def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], mesh: Mesh, shard: Shard) -> Placement:
-    """Returns the placement of a variable; for optimizer state, the layout of its variable's `slots`.
+    """Returns the placement of a variable; for optimizer state, the layout `slots` of the model variable.
 
     Raises:
       InputError: the rules cannot be applied to it.

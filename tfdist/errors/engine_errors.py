@@ -60,7 +60,7 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     return out_of_memory_error
 
 
-def layout_refused(
+def dtensor_layout_error(
     error: BaseException, operations: Callable[[str], Sequence[str]] = lambda kind: ()
 ) -> InputError | None:
     """Returns a one-line error about a model that DTensor cannot compile in its layout, or None for any other error.
@@ -82,9 +82,9 @@ def layout_refused(
     match = _OPERATION.search(text)
     names = operations(match[1]) if match else ()
     location = f" ({names[0]})" if len(names) == 1 else ""
-    unsupported = _UNSUPPORTED_OPERATION.search(cause)
-    if unsupported:
-        operation = unsupported[1]
+    unsupported_match = _UNSUPPORTED_OPERATION.search(cause)
+    if unsupported_match:
+        operation = unsupported_match[1]
         return InputError(
             f"On a mesh, a model must consist of operations that DTensor supports. Received: tf.{operation}{location}, which "
             "has no layouts. Compute it in the data (Dataset.map, --augment), or rewrite it with other operations "

@@ -26,7 +26,7 @@ def accumulate_gradients(
     Args:
       differentiate: returns the dense gradients and the loss of some rows; must not communicate.
       batch: structure of tensors whose first dim is this replica's rows, at least 1.
-      micro_steps: number of micro-steps, at least 2; with fewer rows than that, one per row.
+      micro_steps: number of micro-steps, at least 2. If there are fewer rows, each micro-step has one row.
       shapes: shapes and dtypes of the gradients.
       dtype: dtype of the loss.
       shards: number of devices over which rows are sharded, or 0. If sharded, each micro-step takes an equal share of

@@ -104,8 +104,8 @@ class Bucketed(Reducer):
             )
             shapes = [tensor.shape for tensor in members]
             for results, packed_parts in ((totals, reductions[number].totals), (sent, reductions[number].sent)):
-                unpacked = packed_parts if self.keeps_shapes else _unpack(packed_parts[0], shapes)
-                for i, tensor in zip(buckets[number][0], unpacked, strict=True):
+                member_results = packed_parts if self.keeps_shapes else _unpack(packed_parts[0], shapes)
+                for i, tensor in zip(buckets[number][0], member_results, strict=True):
                     results[i] = tensor
         ordered_reductions = [reductions[number] for number in range(len(buckets))]
         new_state = [value for reduction in ordered_reductions for value in reduction.state]
@@ -123,7 +123,7 @@ class Bucketed(Reducer):
         buckets = []
         for members in plan(specs, *self._limits):
             member_specs = [specs[i] for i in members]
-            buckets.append((members, member_specs if self.keeps_shapes else [_packed_spec(member_specs)]))
+            buckets.append((members, member_specs if self.keeps_shapes else [_bucket_spec(member_specs)]))
         return buckets
 
 
@@ -132,7 +132,7 @@ def _with_dependencies(dependencies: Sequence[tf.Tensor], tensors: Sequence[tf.T
         return [tf.identity(tensor) for tensor in tensors]
 
 
-def _packed_spec(members: Sequence[tf.TensorSpec]) -> tf.TensorSpec:
+def _bucket_spec(members: Sequence[tf.TensorSpec]) -> tf.TensorSpec:
     """Returns the spec of a packed bucket; its name is unique, because each tensor is in one bucket."""
     if len(members) == 1:
         return members[0]

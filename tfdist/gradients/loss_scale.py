@@ -113,11 +113,11 @@ def parse_loss_scale(text: str) -> LossScale | None:
         spec = parse(text)
         if spec.name != "dynamic":
             raise InputError(f"--loss_scale must be dynamic(...) or a number. Received: {text}.") from None
-        return call(_dynamic, spec)
+        return call(_create_dynamic, spec)
     return LossScale(initial=number, growth_interval=0, floor=number, cap=number)
 
 
-def _dynamic(
+def _create_dynamic(
     *,
     initial_power: float = 15,
     growth_interval: int = 2000,
@@ -155,7 +155,7 @@ class LossScaler:
 
         Args:
           strategy: strategy whose replicas share the scale.
-          loss_scale: initial value and schedule; by default dynamic.
+          loss_scale: initial value and schedule; dynamic by default.
         """
         self._rule = loss_scale or LossScale()
         self._strategy = strategy

@@ -31,7 +31,7 @@ class ReductionResult(NamedTuple):
     witnesses: list[tf.Tensor]
 
     def all_finite(self, *tensors: tf.Tensor) -> tf.Tensor:
-        """Returns whether the tensors of all replicas, and others, are finite: a scalar bool."""
+        """Returns a scalar bool: whether the reduced tensors of all replicas, and `tensors`, are finite."""
         # A sum is inf or NaN if any element is, in one pass over each tensor.
         return tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(x)) for x in (*self.witnesses, *tensors)]))
 
@@ -81,7 +81,7 @@ class Sum(Reducer):
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """See base class. An inf or NaN of any replica is visible in the sum, which is therefore its own witness."""
+        """See base class. An inf or NaN of any replica also appears in the sum, which is therefore its own witness."""
         totals = collectives.all_reduce(tensors, name=name)
         return ReductionResult(totals, list(tensors), [], totals)
 
@@ -92,7 +92,7 @@ def tensor_specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
 
 
 def split_at(values: Sequence[tf.Tensor], count: int) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Returns the first `count` values of a state, and the rest."""
+    """Returns the first `count` values of a state, and the remaining values."""
     return list(values[:count]), list(values[count:])
 
 
@@ -133,8 +133,8 @@ class PartitionedReducer(Reducer):
 # Error feedback: the part that a lossy sum omits from one step is added to the next step.
 #     x = g + e,   total = sum over replicas of sent(x),   e' = x - sent(x)
 #
-# The sums sent and the remaining error add up to the sum of all gradients so far: nothing is lost, only delayed. Each
-# replica stores its own error: one tensor of the size of each gradient.
+# The sums that were sent and the remaining error add up to the sum of all gradients so far: nothing is lost, only delayed.
+# Each replica stores its own error, one tensor of the size of each gradient.
 #
 # Seide et al., 1-Bit Stochastic Gradient Descent, 2014; Karimireddy et al., Error Feedback Fixes SignSGD, 2019
 # (arXiv:1901.09847).
@@ -151,7 +151,7 @@ class ErrorFeedback(Reducer):
         self.keeps_shapes = inner.keeps_shapes
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class: one error per tensor, then the inner reducer's state."""
+        """See base class. Returns one error per tensor, then the inner reducer's state."""
         errors = [State(f"{spec.name}/error", tuple(spec.shape), spec.dtype, per_replica=True) for spec in specs]
         return errors + self.inner.state(specs)
 
@@ -195,7 +195,7 @@ class SparseRows(Reducer):
         self.biased = inner.biased
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class: the inner reducer's state for each tensor separately."""
+        """See base class. Returns the inner reducer's state for each tensor separately."""
         return [state for spec in specs for state in self._inner.state([spec])]
 
     def reduce(
@@ -206,7 +206,7 @@ class SparseRows(Reducer):
         *,
         name: str,
     ) -> ReductionResult:
-        """See base class; a tensor may be a `tf.IndexedSlices` of static dense shape. `totals` and `sent` are dense."""
+        """See base class. Tensors may be `tf.IndexedSlices` of static dense shape; `totals` and `sent` are dense."""
         result = ReductionResult([], [], [], [])
         remaining = list(state)
         for i, (tensor, spec) in enumerate(zip(tensors, tensor_specs(tensors), strict=True)):
@@ -264,7 +264,7 @@ def sum_rows(slices: tf.IndexedSlices, collectives: Collectives, name: str) -> t
     indices, positions = tf.unique(tf.cast(slices.indices, tf.int32))
     count = tf.size(indices)
     rows = tf.math.unsorted_segment_sum(slices.values, positions, count)
-    # Each replica's count precedes its indices, so that no other message is needed to split the gathered rows.
+    # Each replica's count precedes its indices, so no other message is needed to split the gathered rows.
     all_indices, all_rows = collectives.all_gather([tf.concat([count[None], indices], 0), rows], name=name)
     total, start = tf.zeros(slices.shape, slices.dtype), 0
     for rank in range(collectives.size):

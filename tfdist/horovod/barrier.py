@@ -1,4 +1,4 @@
-"""Barriers, and ranks and sizes as tensors."""
+"""Barriers, and functions that return ranks and sizes as tensors."""
 
 from typing import Any
 
@@ -20,7 +20,8 @@ def barrier(process_set: Any = global_process_set) -> tf.Tensor:
 def join() -> tf.Tensor:
     """Signals that this rank is out of data, waits for the other ranks, and returns the last rank that joined.
 
-    The other ranks' all-reduces continue without this rank. Gathers do not: rows of slices, compression, reduce-scatter.
+    The other ranks' all-reduces continue without this rank. Gathers do not, nor do operations that use them: sparse
+    gradients, compression and reduce-scatter.
     """
     return engine().join()
 
@@ -46,5 +47,5 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Returns this rank's index among those of its host, as a scalar int32."""
+    """Returns this rank's index among the ranks on its host, as a scalar int32."""
     return engine().rank_of("local_rank")

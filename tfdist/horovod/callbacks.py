@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Broadcasts the model's and the optimizer's variables of one rank when training begins.
+    """Broadcasts one rank's model and optimizer variables when training begins.
 
     If the model is built (it has an `Input` or was called), they are broadcast before the first step. Otherwise, they are
     broadcast after the first batch, as in Horovod; the ranks then compute the first gradients from different weights. States of
@@ -79,7 +79,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages the logs of an epoch over the ranks in one message; must precede callbacks that read the logs.
+    """Averages the logs of an epoch over the ranks, in one message. Must precede callbacks that read the logs.
 
     `device` is accepted, but has no effect.
     """
@@ -99,7 +99,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Sets the learning rate to `initial_lr * multiplier(epoch)` in the epochs `start_epoch` to `end_epoch - 1`.
+    """Sets the learning rate to `initial_lr * multiplier(epoch)` from epoch `start_epoch` to epoch `end_epoch - 1`.
 
     Args:
       initial_lr: learning rate to multiply.

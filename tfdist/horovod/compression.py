@@ -58,8 +58,8 @@ class FP16Compressor(Compressor):
 class Method:
     """A compression method of tfdist, as in `--compression`; call it to add parameters.
 
-    `hvd.Compression.powersgd(rank=4)` is "powersgd(rank=4)". Methods have state, so they work with `DistributedOptimizer` and
-    `DistributedGradientTape`, but not in single operations.
+    For example, `hvd.Compression.powersgd(rank=4)` is the method "powersgd(rank=4)". Methods have state, so they work with
+    `DistributedOptimizer` and `DistributedGradientTape`, but not in single operations.
 
     Attributes:
       text: a method, or rules for variables; validated on use.
@@ -88,7 +88,7 @@ class _CompressionMeta(type):
         return sorted({*super().__dir__(), *METHODS})
 
     def __call__(cls, text: str) -> Method:
-        """`Compression("topk(ratio=0.01)|fp16")`: any text that `--compression` accepts."""
+        """Returns the method of any value of `--compression`, as in `Compression("topk(ratio=0.01)|fp16")`."""
         return Method(text)
 
 
@@ -116,7 +116,7 @@ def wire_compressor(compression: Any) -> type[Compressor]:
 
 
 def validate_compression(compression: Any) -> Any:
-    """Returns a valid compression of gradients, converting a text to a `Method`; raises `InputError` for unknown ones."""
+    """Validates a compression of gradients; converts a string to a `Method`, and raises `InputError` for unknown methods."""
     if isinstance(compression, str):
         compression = Method(compression)
     if isinstance(compression, Method):
@@ -138,7 +138,7 @@ def is_lossless(compression: Any) -> bool:
 
 
 class CompressedSum(Reducer):
-    """Sums tensors that a Horovod compressor has compressed, by the engine."""
+    """Compresses tensors with a Horovod compressor, and sums them with the engine."""
 
     def __init__(self, compressor: type[Compressor]):
         self._compressor = compressor

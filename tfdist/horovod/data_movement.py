@@ -1,6 +1,6 @@
 """All-gather, broadcast, all-to-all and reduce-scatter: Horovod's functions, including gradients.
 
-**Gradients.** The gradients are those that Horovod registers, because scripts rely on them, although they belong to
+**Gradients.** Operations have the same gradients as in Horovod, because scripts rely on them, although they belong to
 different losses: with L the sum of the ranks' losses over N ranks, all-reduce and all-to-all return dL/dx, all-gather and
 broadcast dL/dx / N (the gradient of the mean loss), and reduce-scatter N dL/dx.
 """
@@ -53,7 +53,7 @@ def with_alternative_signature(
 
 
 def is_device_name(text: str) -> bool:
-    """Returns whether a text is a device, such as "", "/cpu:0" or "GPU:1", instead of the name of a call."""
+    """Returns whether a string names a device, such as "", "/cpu:0" or "GPU:1", instead of a call."""
     return text == "" or text.startswith("/") or text.partition(":")[0].lower() in ("cpu", "gpu")
 
 
@@ -224,7 +224,7 @@ def broadcast(
             [mean] = reduce_linearly([upstream], Average, call.with_suffix("gradient"))
             if current_engine.rank == root_rank:
                 return mean
-            # Zero, but depends on the mean, so that the graph does not prune the all-reduce that the root waits for.
+            # Zero, but depends on the mean: the graph must not prune the all-reduce, for which the root waits.
             return tf.where(tf.equal(runtime_zero(), 0), tf.zeros_like(mean), mean)
 
         [result] = move_in_supported_dtype(current_engine, [tf.stop_gradient(x)], move, f"broadcast {call.name}")
@@ -291,9 +291,9 @@ def exchange_rows(tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[t
     return differentiable(tensor)
 
 
-def _uses_keras_signature(tensor: Any = None, name: Any = "", *more: Any) -> bool:
+def _uses_keras_signature(tensor: Any = None, name: Any = "", *arguments: Any) -> bool:
     """Detects `reducescatter(value, name, op)`; the default signature has a device and a compression."""
-    if more and isinstance(more[0], int):
+    if arguments and isinstance(arguments[0], int):
         return True
     return name is None or (isinstance(name, str) and not is_device_name(name))
 
@@ -418,7 +418,7 @@ def _agree_on_row_count(tensor: tf.Tensor, factors: Factors, call: CallId) -> tf
             f"{list(tensor.shape)} of {tensor.dtype.name}, {factors.op.name}, {factors.prescale:g} and {factors.postscale:g} "
             f"on this rank ({' '.join(str(error).split())}). Make the same call on every rank."
         ) from error
-    return tf.shape(tensor)[0] + tf.shape(result)[0]  # plus 0, so that the gather is not pruned
+    return tf.shape(tensor)[0] + tf.shape(result)[0]  # adding 0 keeps the gather from being pruned
 
 
 # The hash of the factors is a dim of a row, whose number of elements must stay far below 2 ^ 63.

@@ -116,7 +116,7 @@ def _reset() -> None:
 
 
 class ObjectState(_ObjectState):
-    """Values, passed as keywords and stored as attributes, which are synchronized as pickled objects.
+    """A state of values, which are passed as keywords, stored as attributes, and synchronized as pickled objects.
 
     `bcast_object` and `get_rank` default to this package's functions.
     """
@@ -126,7 +126,7 @@ class ObjectState(_ObjectState):
 
 
 class _VariablesState(ObjectState):
-    """Variables and values.
+    """A state of variables and values.
 
     Synchronization resets the tapes' per-rank state of compression, which belongs to the previous ranks.
     """
@@ -147,7 +147,7 @@ class _VariablesState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Sets the variables and values to those of rank 0, and saves them."""
+        """Sets the variables and values to rank 0's, and saves them."""
         broadcast_variables(self._variables(), 0)
         tape.reset_state()
         self._saved_values = [tf.identity(variable) for variable in self._variables()]
@@ -155,7 +155,7 @@ class _VariablesState(ObjectState):
 
 
 class TensorFlowState(_VariablesState):
-    """TensorFlow variables to save and synchronize, and values, passed as keywords; `session` must be None."""
+    """A state of TensorFlow variables, and of values that are passed as keywords; `session` must be None."""
 
     def __init__(self, variables: Sequence[Any] | None = None, session: None = None, **kwargs: Any):
         check_no_session(session)
@@ -169,10 +169,10 @@ class TensorFlowState(_VariablesState):
 
 
 class TensorFlowKerasState(_VariablesState):
-    """A model, its optimizer, and values such as `batch` and `epoch`; states of random layers are not synchronized.
+    """A state of a model, its optimizer, and values such as `batch` and `epoch`, without the states of random layers.
 
-    Synchronization sets the shared state of the optimizer's compression to that of rank 0; per-rank state and accumulated,
-    unapplied gradients are discarded.
+    Synchronization sets the shared state of the optimizer's compression to rank 0's, and discards per-rank state and
+    accumulated, unapplied gradients.
 
     Args:
       model: a built model.
@@ -223,7 +223,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self._batches_left = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See base class; all ranks start to count here."""
+        """Restarts the count of batches, on all ranks at the same time."""
         self._batches_left = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -263,7 +263,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self._first_epoch = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See base class; Keras counts from 0 after each reset."""
+        """Records the first epoch, because Keras counts from 0 after each reset."""
         self._first_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""The interface `Engine`: ranks, operations and dtypes; names of calls, and their comparison between ranks."""
+"""The interface of engines, and the names of calls and their comparison between ranks."""
 
 import abc
 import dataclasses
@@ -24,7 +24,7 @@ class CallId:
     Attributes:
       name: name of the call, by which some engines match messages.
       process_set: the ranks that make the call.
-      explicit: whether the user has named the call; the name is then used for eager calls, too.
+      has_user_name: whether the user has named the call; the name is then used for eager calls, too.
       ignore_name_scope: whether the name omits TensorFlow's name scopes.
     """
 
@@ -55,8 +55,8 @@ class Engine(abc.ABC):
       group: control plane of the job's processes.
       object_key: secret of the job, with which the processes sign objects.
       collectives: collectives of all ranks, usable anywhere in this process, eagerly and in `tf.function`.
-      reduces: dtypes that can be reduced.
-      moves: dtypes that can be gathered, broadcast and exchanged.
+      reducible_dtypes: dtypes that can be reduced.
+      movable_dtypes: dtypes that can be gathered, broadcast and exchanged.
       is_elastic: whether the number of ranks may change between runs of the same traced graph.
     """
 
@@ -70,19 +70,22 @@ class Engine(abc.ABC):
     group: Group
     object_key: str
     collectives: Collectives
-    reduces: frozenset[tf.DType]
-    moves: frozenset[tf.DType]
+    reducible_dtypes: frozenset[tf.DType]
+    movable_dtypes: frozenset[tf.DType]
     is_elastic: bool = False
 
     @abc.abstractmethod
     def collectives_of(self, process_set: Any) -> Collectives:
-        """Returns the collectives of a process set; those of one replica on ranks outside of the set."""
+        """Returns the collectives of a process set; on ranks outside the set, the collectives of a single replica."""
 
     @abc.abstractmethod
     def reduce(
         self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
     ) -> list[tf.Tensor]:
-        """Reduces tensors, of dtypes in `reduces`, elementwise by any operation except Adasum; scales inputs and results."""
+        """Reduces tensors elementwise by any operation except Adasum; scales inputs and results.
+
+        The tensors must have dtypes in `reducible_dtypes`.
+        """
 
     @abc.abstractmethod
     def gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
@@ -171,9 +174,9 @@ def reduce_in_supported_dtype(
     """
     inputs = []
     for tensor in tensors:
-        dtype = tensor.dtype if tensor.dtype in engine.reduces else _WIDER.get(tensor.dtype)
-        if dtype not in engine.reduces or tensor.dtype == tf.bool:
-            names = ", ".join(sorted(dtype.name for dtype in engine.reduces | {tf.bfloat16}))
+        dtype = tensor.dtype if tensor.dtype in engine.reducible_dtypes else _WIDER.get(tensor.dtype)
+        if dtype not in engine.reducible_dtypes or tensor.dtype == tf.bool:
+            names = ", ".join(sorted(dtype.name for dtype in engine.reducible_dtypes | {tf.bfloat16}))
             raise InvalidArgumentError(
                 f"{operation} takes {names}. Received: {tensor.dtype.name}. Cast it to one of these."
             )
@@ -198,11 +201,11 @@ def move_in_supported_dtype(
 
 
 def _conversion(engine: Engine, dtype: tf.DType, operation: str) -> tuple[Callable[..., tf.Tensor], tf.DType]:
-    if dtype in engine.moves:
+    if dtype in engine.movable_dtypes:
         return tf.cast, dtype
-    if _SAME_BITS.get(dtype) in engine.moves:
+    if _SAME_BITS.get(dtype) in engine.movable_dtypes:
         return tf.bitcast, _SAME_BITS[dtype]
-    if _WIDER.get(dtype) in engine.moves:
+    if _WIDER.get(dtype) in engine.movable_dtypes:
         return tf.cast, _WIDER[dtype]
     raise InvalidArgumentError(
         f"{operation} needs a tensor of a supported dtype. Received: {dtype.name}. Cast it to another dtype."
@@ -214,10 +217,10 @@ _counters: weakref.WeakKeyDictionary[Any, itertools.count] = weakref.WeakKeyDict
 
 
 def call_of(operation: str, name: str | None, process_set: Any, ignore_name_scope: bool = False) -> CallId:
-    """Returns the call of an operation, with the user's name or a generated one.
+    """Returns the call of an operation, with the user's name or a generated name.
 
-    Calls in a graph are numbered in the order of tracing, so that the calls of ranks that trace the same code match,
-    independently of other graphs. Eager calls are sequential, so the name of the operation suffices.
+    Calls in a graph are numbered in the order of tracing, independently of other graphs: ranks that trace the same code
+    generate the same names. Eager calls are sequential, so the name of the operation suffices.
     """
     if name:
         valid_name = _INVALID_CHARACTERS.sub("_", name)
@@ -232,8 +235,9 @@ def call_of(operation: str, name: str | None, process_set: Any, ignore_name_scop
 class Agreement:
     """Compares calls over the job's group: eager calls before they run, and calls in a `tf.function` during tracing.
 
-    TensorFlow's collectives match calls only by order, so that a sum on one rank and a mean on another would silently return
-    wrong results. Cost: a round trip to rank 0, about a millisecond, per eager or traced call; none when a graph runs.
+    TensorFlow's collectives match calls only by order. Without a comparison, a sum on one rank and a mean on another would
+    silently return wrong results. Cost: a round trip to rank 0, about a millisecond, per eager or traced call; none when a
+    graph runs.
     """
 
     def __init__(self, group: Group, deadline: float):

@@ -1,4 +1,4 @@
-"""One-line errors, each a subclass of `InputError` and of the class that Horovod raises."""
+"""One-line errors; each class is derived from `InputError` and from the class that Horovod raises."""
 
 import tensorflow as tf
 
@@ -10,7 +10,7 @@ class NotSupportedError(InputError, NotImplementedError):
 
 
 class NoGraphError(InputError, RuntimeError):
-    """Raised for calls that require TensorFlow 1 graphs and sessions, or that do not support them."""
+    """Raised for calls that require, or do not support, TensorFlow 1 graphs and sessions."""
 
 
 class UnknownNameError(InputError, AttributeError):

@@ -54,9 +54,9 @@ class Options:
 class GradientSums:
     """Reduces a model's gradients over the ranks, and stores the state of the compression.
 
-    Dense gradients are sent in buckets, and slices as rows if that sends fewer bytes (see `SparseRows` for the cost);
-    results are dense. The first call with a set of gradients compares them over the job's group: ranks with different models
-    raise an error with the first difference, instead of waiting for each other.
+    Dense gradients are sent in buckets. Sparse gradients are sent as rows if that sends fewer bytes (see `SparseRows` for the
+    cost). Results are dense. The first call with a set of gradients compares them over the job's group: ranks with different
+    models raise an error with the first difference, instead of waiting for each other.
     """
 
     def __init__(self, options: Options):
@@ -200,7 +200,7 @@ class GradientSums:
             variable.assign(_initial_value(self._states[key]))
 
     def synchronize(self) -> None:
-        """Sets the compression's shared state to that of the first rank, and resets per-rank state.
+        """Sets the compression's shared state to the first rank's, and resets per-rank state.
 
         Every rank must call it; a rank that has not reduced any gradients starts with the first rank's state.
         """
@@ -219,8 +219,8 @@ class GradientSums:
     ) -> tuple[str, dict[str, str]]:
         """Returns a digest of this set of gradients and the name of each gradient, equal on all ranks.
 
-        The ranks compare a set of gradients on first use. Without a group of these ranks, or if a rank has joined, the names
-        are those of this rank.
+        The ranks compare a set of gradients on first use. Without a group of these ranks, or if a rank has joined, returns the
+        names on this rank.
         """
         plan = {name: _describe(gradient) + " as rows" * (name in row_names) for name, gradient in gradients.items()}
         key = _digest(list(plan.items()))
@@ -228,14 +228,14 @@ class GradientSums:
             has_group = (
                 self.options.process_set is global_process_set and current_engine.group.size == current_engine.size
             )
-            compares = has_group and current_engine.has_no_joined_rank()
-            self._plans[key] = _compare_plans(current_engine, plan) if compares else list(plan)
+            needs_comparison = has_group and current_engine.has_no_joined_rank()
+            self._plans[key] = _compare_plans(current_engine, plan) if needs_comparison else list(plan)
         names = dict(zip(plan, self._plans[key], strict=True))
         return _digest([(names[name], kind) for name, kind in plan.items()]), names
 
 
 def _compare_plans(current_engine: Engine, plan: dict[str, str]) -> list[str]:
-    """Returns the first rank's names of the gradients; layers may have different names or numbers on other ranks.
+    """Returns the names of the gradients on the first rank; layers may have other names or numbers on other ranks.
 
     Raises:
       InputError: dtypes, shapes or the order of names differ; raised on every rank.

@@ -1,4 +1,4 @@
-"""The engine of Horovod's operations, with names even for eager calls."""
+"""An engine that runs Horovod's operations, and names eager calls, too."""
 
 import dataclasses
 import functools
@@ -31,14 +31,14 @@ class HorovodEngine(Engine):
 
     Args:
       group: the job's group, if this process is already a member; None to join it.
-      joined: called with the job's group when this process has joined it; it stays a member if Horovod then fails.
+      on_join: called with the job's group when this process has joined it; it stays a member if Horovod then fails.
       **options: arguments of Horovod's `init`.
     """
 
     _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])
     _floats = frozenset([tf.float16, tf.float32, tf.float64])
-    reduces = _integers | _floats
-    moves = reduces | {tf.uint16, tf.int16, tf.bool}
+    reducible_dtypes = _integers | _floats
+    movable_dtypes = reducible_dtypes | {tf.uint16, tf.int16, tf.bool}
 
     def __init__(self, group: Group | None, on_join: Callable[[Group], None] = lambda group: None, **options: Any):
         self.is_elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
@@ -120,7 +120,10 @@ class HorovodEngine(Engine):
         return last_rank
 
     def has_no_joined_rank(self) -> bool:
-        """See base class; False after this rank's first join, when ranks may reach the same gradients at different times."""
+        """See base class.
+
+        Returns False after this rank's first join, because ranks may then reach the same gradients at different times.
+        """
         if self._has_joined:
             return False
         with tf.init_scope():
@@ -128,15 +131,15 @@ class HorovodEngine(Engine):
         return count == self.size
 
     def size_of(self, process_set_id: int) -> tf.Tensor:
-        """See base class; evaluated at run time."""
+        """See base class. The value is evaluated at run time."""
         return hvd.size_op(process_set_id)
 
     def is_included(self, process_set_id: int) -> tf.Tensor:
-        """See base class; evaluated at run time."""
+        """See base class. The value is evaluated at run time."""
         return hvd.process_set_included_op(process_set_id)
 
     def rank_of(self, kind: str) -> tf.Tensor:
-        """See base class; evaluated at run time."""
+        """See base class. The value is evaluated at run time."""
         return getattr(hvd, f"{kind}_op")()
 
     def count(self, process_set: Any) -> int | tf.Tensor:
@@ -154,7 +157,7 @@ def _check_process_sets(process_sets: list[list[int]], group: Group) -> None:
 
 
 def _restore_shape(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """Restores the static shape of a result, which `not_constant` has changed."""
+    """Restores the static shape of a result, which `hide_constant` has removed."""
     return tf.reshape(result, []) if tensor.shape.rank == 0 else tf.ensure_shape(result, tensor.shape)
 
 
@@ -173,8 +176,8 @@ def _grouped_allgather(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
 def _key_without_group(is_local: bool) -> str:
     """Returns the key of objects for ranks without a group.
 
-    If all ranks are on this host (`is_local`), or it runs Horovod's rendezvous server, this is a key of the user. Other hosts
-    do not have that key, so ranks that an elastic job starts there need a token.
+    If all ranks are on this host (`is_local`), or this host runs Horovod's rendezvous server, the key is derived from a key
+    of the user. Other hosts do not have the user's key, so ranks that an elastic job starts there need a token.
     """
     server = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
     host = LOOPBACK if is_local or network_interface(server) else server
@@ -208,12 +211,12 @@ def _call_horovod(function: Callable[..., Any], tensors: Sequence[tf.Tensor], ca
     all_options = (("process_set", call.process_set), ("ignore_name_scope", call.ignore_name_scope), *options.items())
     if call.has_user_name and tf.executing_eagerly():
         specs = tuple(tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype) for tensor in tensors)
-        return _in_graph(function, call.name, all_options, specs)(*tensors)
+        return _graph_function(function, call.name, all_options, specs)(*tensors)
     return _operation(function, call.name, all_options)(*tensors)
 
 
 @functools.lru_cache(maxsize=_EAGER_NAMES)
-def _in_graph(
+def _graph_function(
     function: Callable[..., Any],
     name: str,
     options: tuple[tuple[str, Any], ...],

@@ -85,7 +85,7 @@ def refs_to_vars(refs: Any) -> Any:
 
 
 class HorovodModule(types.ModuleType):
-    """A module with `names` of one of Horovod's modules; other names are forwarded to Horovod."""
+    """A module that contains `names` from one of Horovod's modules, and looks up other names in Horovod."""
 
     def __init__(self, name: str, names: Mapping[str, Any]):
         super().__init__(f"tfdist.horovod.{name}", f"The names of Horovod's module `{name}`.")

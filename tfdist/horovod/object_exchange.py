@@ -32,11 +32,13 @@ from tfdist.horovod.process_sets import global_process_set
 SIGNATURE = 32  # bytes
 _NONCE = 16  # bytes
 
-_signatures: weakref.WeakKeyDictionary[Engine, dict[tuple[int, ...], "Signatures"]] = weakref.WeakKeyDictionary()
+_signatures_by_engine: weakref.WeakKeyDictionary[Engine, dict[tuple[int, ...], "Signatures"]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class Call:
-    """An exchange of objects, which it signs and verifies; `number` counts earlier calls of this operation and name."""
+    """Signs and verifies the objects of one exchange; `number` counts earlier calls of this operation with this name."""
 
     def __init__(self, key: bytes, operation: str, name: str, number: int):
         self._key, self._name, self._identity = key, name, (operation, name, number)
@@ -82,7 +84,7 @@ class Signatures:
 
 def next_call(operation: str, name: str, process_set: Any) -> Call:
     """Returns the next call on a process set; see `Signatures.next_call`."""
-    signatures = _signatures.setdefault(engine(), {}).setdefault(tuple(process_set.ranks), Signatures())
+    signatures = _signatures_by_engine.setdefault(engine(), {}).setdefault(tuple(process_set.ranks), Signatures())
     return signatures.next_call(operation, name, process_set)
 
 

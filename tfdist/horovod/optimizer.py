@@ -23,19 +23,22 @@ from tfdist.horovod.wrapped_optimizer import Accumulation, is_distributed, pickl
 def patch_keras() -> None:
     """Patches `make_train_function`, `make_test_function`, `compile` and the loss scale of Keras, once.
 
-    After `init`, models are trained and evaluated without XLA, which cannot compile communication, because any step may
-    communicate. A loss scale around a distributed optimizer checks the gradients of all ranks, so that all ranks apply or
+    After `init`, models are trained and evaluated without XLA, because any step may communicate and XLA cannot compile
+    communication. A loss scale around a distributed optimizer checks the gradients of all ranks, which then apply or
     skip a step together; it cannot be pickled, because the restored optimizer would not reduce gradients. `compile` ignores
     `experimental_run_tf_function`, which Horovod's scripts for TensorFlow 2 pass.
     """
-    make_train, make_test = keras.Model.make_train_function, keras.Model.make_test_function
-    scale = keras.optimizers.LossScaleOptimizer
-    check_original, reduce_original = scale.check_finite, scale.__reduce__
-    # The class whose `compile` Keras compares with that of each model.
+    original_make_train_function, original_make_test_function = (
+        keras.Model.make_train_function,
+        keras.Model.make_test_function,
+    )
+    loss_scale_class = keras.optimizers.LossScaleOptimizer
+    original_check_finite, original_reduce = loss_scale_class.check_finite, loss_scale_class.__reduce__
+    # Keras compares the `compile` of this class with the `compile` of each model.
     trainer: Any = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
-    compile_model = trainer.compile
+    original_compile = trainer.compile
 
-    @functools.wraps(make_train)
+    @functools.wraps(original_make_train_function)
     def make_train_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
         if is_initialized() or needs_communication(self):
             self.jit_compile = False
@@ -44,33 +47,37 @@ def patch_keras() -> None:
                 f"Without Horovod steps_per_execution is 1. Received: {self.steps_per_execution}. Leave it out, or run "
                 "`tfdist install_horovod`."
             )
-        return make_train(self, *args, **kwargs)
+        return original_make_train_function(self, *args, **kwargs)
 
-    @functools.wraps(make_test)
+    @functools.wraps(original_make_test_function)
     def make_test_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
         if is_initialized():
             self.jit_compile = False
-        return make_test(self, *args, **kwargs)
+        return original_make_test_function(self, *args, **kwargs)
 
-    @functools.wraps(compile_model)
+    @functools.wraps(original_compile)
     def compile(self: keras.Model, *args: Any, experimental_run_tf_function: bool = False, **kwargs: Any) -> None:
-        compile_model(self, *args, **kwargs)
+        original_compile(self, *args, **kwargs)
 
-    @functools.wraps(check_original)
+    @functools.wraps(original_check_finite)
     def check_finite(self: keras.optimizers.LossScaleOptimizer, grads: Any) -> tf.Tensor:
-        finite = check_original(self, grads)
-        inner: Any = self.inner_optimizer
-        return all_true(finite, inner.reduction.options.process_set) if is_distributed(inner) else finite
+        is_finite = original_check_finite(self, grads)
+        inner_optimizer: Any = self.inner_optimizer
+        return (
+            all_true(is_finite, inner_optimizer.reduction.options.process_set)
+            if is_distributed(inner_optimizer)
+            else is_finite
+        )
 
-    @functools.wraps(reduce_original)
+    @functools.wraps(original_reduce)
     def __reduce__(self: keras.optimizers.LossScaleOptimizer) -> Any:
         if is_distributed(self.inner_optimizer):
             raise pickling_error(self)
-        return reduce_original(self)
+        return original_reduce(self)
 
     keras.Model.make_train_function, keras.Model.make_test_function = make_train_function, make_test_function
     trainer.compile = compile
-    scale.check_finite, scale.__reduce__ = check_finite, __reduce__
+    loss_scale_class.check_finite, loss_scale_class.__reduce__ = check_finite, __reduce__
 
 
 def needs_communication(model: keras.Model) -> bool:
@@ -82,7 +89,10 @@ def needs_communication(model: keras.Model) -> bool:
 
 
 def all_true(condition: tf.Tensor, process_set: Any) -> tf.Tensor:
-    """Returns whether a scalar bool is true on every rank of a set that has not joined; sends one small message."""
+    """Returns whether a scalar bool is true on all ranks of a set, except for ranks that have joined.
+
+    Sends one small message.
+    """
     collectives = engine().collectives_of(process_set)
     false_count = tf.cast(tf.logical_not(condition), tf.float32)  # a rank that has joined adds 0
     [count] = collectives.all_reduce([tf.reshape(false_count, [1])], name="finite")
@@ -92,9 +102,9 @@ def all_true(condition: tf.Tensor, process_set: Any) -> tf.Tensor:
 on_init(patch_keras)
 
 
-def _uses_tensorflow_signature(optimizer: Any = None, name: Any = None, *more: Any) -> bool:
+def _uses_tensorflow_signature(optimizer: Any = None, name: Any = None, *arguments: Any) -> bool:
     """Detects the signature of `horovod.tensorflow`: a bool `use_locking` in the position of a device."""
-    return bool(more) and isinstance(more[0], bool)
+    return bool(arguments) and isinstance(arguments[0], bool)
 
 
 _TENSORFLOW_ARGUMENTS = (
@@ -145,7 +155,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
       name: name of the messages; defaults to "Distributed" and the name of the class.
       device_dense: device on which dense gradients are reduced.
       device_sparse: accepted, but has no effect.
-      compression: `Compression.none`, `.fp16`, or a method of tfdist such as `Compression.powersgd(rank=4)` or its text.
+      compression: `Compression.none`, `.fp16`, or a method of tfdist such as `Compression.powersgd(rank=4)`, also as a string.
       sparse_as_dense: whether `tf.IndexedSlices` are summed as dense tensors.
       gradient_predivide_factor: divisor of gradients before the sum of a mean; the sum is divided by the remaining factor.
       op: Average or Sum.
@@ -200,7 +210,7 @@ def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name; see Distr
 
     Args:
       local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if
-        `scale_local_gradients`; the other arguments are those of `DistributedOptimizer`.
+        `scale_local_gradients`. For the other arguments, see `DistributedOptimizer`.
     """
     optimizer_copy = DistributedOptimizer(
         optimizer,
@@ -232,7 +242,7 @@ def local_variables(layers: keras.Layer | Sequence[keras.Layer] | None) -> list[
 
 
 def validate_factor(factor: float, op: int) -> float:
-    """Validates `gradient_predivide_factor`, which must be positive, and is for Average only."""
+    """Validates `gradient_predivide_factor`, which must be positive, and is supported for Average only."""
     if factor != 1.0 and to_reduce_op(op) != Average:
         raise InputError(
             f"gradient_predivide_factor is for op=Average. Received: op={to_reduce_op(op).name}. Leave it out."

@@ -101,7 +101,7 @@ def _leave_groups() -> None:
 
 
 def on_init(callback: Callable[[], None]) -> None:
-    """Registers a function that `init` calls, for modules that import this one."""
+    """Registers a function that `init` calls; used by modules that import this module."""
     _init_callbacks.append(callback)
 
 

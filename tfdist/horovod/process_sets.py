@@ -1,4 +1,4 @@
-"""Process sets, the sets of ranks that make a call: those of Horovod, if it is installed."""
+"""Process sets: the sets of ranks that make a call. If Horovod is installed, these are its own classes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -63,8 +63,8 @@ def ranks_of(process_sets: Sequence[Any] | str | None, size: int) -> list[list[i
             raise InputError(f"process_sets takes hvd.ProcessSet([...]). Received: {process_set!r}. Make a set of it.")
         if process_set.ranks is None:
             continue
-        invalid = [rank for rank in process_set.ranks if not 0 <= rank < size]
-        if invalid or not process_set.ranks:
+        invalid_ranks = [rank for rank in process_set.ranks if not 0 <= rank < size]
+        if invalid_ranks or not process_set.ranks:
             raise InputError(
                 f"A process set must have ranks from 0 to {size - 1}. Received: {list(process_set.ranks)}. Leave out the "
                 "others."

@@ -20,9 +20,9 @@ from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
 
 
-def _uses_keras_signature(tensor: Any = None, name: Any = None, *more: Any) -> bool:
+def _uses_keras_signature(tensor: Any = None, name: Any = None, *arguments: Any) -> bool:
     """Detects `allreduce(value, name, average, ...)`: `average` is not a string, unlike `device_dense` in its position."""
-    return isinstance(name, str) or (name is None and bool(more) and not isinstance(more[0], str))
+    return isinstance(name, str) or (name is None and bool(arguments) and not isinstance(arguments[0], str))
 
 
 @with_alternative_signature(
@@ -43,7 +43,7 @@ def allreduce(
 ) -> tf.Tensor | tf.IndexedSlices:
     """Reduces a tensor elementwise over the ranks; differentiable.
 
-    `tf.IndexedSlices` are gathered: the concatenated rows of all ranks represent the sum. The gradient is that of the
+    `tf.IndexedSlices` are gathered: the concatenated rows of all ranks represent the sum. The gradient belongs to the
     sum of the ranks' losses. Cost: 2 n (N - 1) / N bytes sent for n; slices n (N - 1).
 
     Args:

@@ -17,8 +17,8 @@ class SyncBatchNormalization(layers.SyncBatchNormalization):
     """`tfdist.layers.SyncBatchNormalization` over all ranks, wherever it is called.
 
     Horovod's layer squares means, which loses precision for inputs far from zero; this layer merges count, mean and M2.
-    Every rank must call it the same number of times. Cost: see the base class. `fused` must be False; the other arguments are
-    those of `keras.layers.BatchNormalization`.
+    Every rank must call it the same number of times. Cost: see the base class. `fused` must be False; for the other
+    arguments, see `keras.layers.BatchNormalization`.
     """
 
     communicates_across_ranks = True

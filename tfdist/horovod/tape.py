@@ -15,10 +15,10 @@ from tfdist.horovod.process_sets import global_process_set
 
 
 class DistributedTape(tf.GradientTape):
-    """Wraps a tape and reduces its gradients over the ranks, except for those of `local` variables."""
+    """Wraps a tape and reduces its gradients over the ranks, except for the gradients of `local_sources`."""
 
-    def __init__(self, tape: tf.GradientTape, reduction: GradientSums, local: Sequence[Any]):
-        self._inner, self._reduction, self._local_keys = tape, reduction, set(map(key_of, local))
+    def __init__(self, tape: tf.GradientTape, reduction: GradientSums, local_sources: Sequence[Any]):
+        self._inner, self._reduction, self._local_keys = tape, reduction, set(map(key_of, local_sources))
 
     def __enter__(self) -> "DistributedTape":
         self._inner.__enter__()
@@ -44,11 +44,11 @@ class DistributedTape(tf.GradientTape):
         return self._inner.watched_variables()
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """See base class; not reduced."""
+        """See base class. The result is not reduced over the ranks."""
         return self._inner.jacobian(*args, **kwargs)
 
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """See base class; not reduced."""
+        """See base class. The result is not reduced over the ranks."""
         return self._inner.batch_jacobian(*args, **kwargs)
 
     def gradient(
@@ -82,7 +82,7 @@ class DistributedTape(tf.GradientTape):
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Returns pairs of source and gradient: the local ones, and the reduced ones."""
+        """Returns two lists of pairs (source, gradient): local gradients, and reduced gradients."""
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
         local_pairs = [pair for pair in pairs if key_of(pair[0]) in self._local_keys]
         return local_pairs, [pair for pair in pairs if key_of(pair[0]) not in self._local_keys]
@@ -112,15 +112,15 @@ def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see Distribut
     scale_local_gradients: bool = True,
     local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
 ) -> DistributedTape:
-    """Returns a tape whose `gradient` reduces over the ranks.
+    """Returns a tape whose `gradient` method reduces gradients over the ranks.
 
-    All tapes of this process with the same arguments share the state of a compression, by the variables' names.
+    All tapes of this process with the same arguments share the compression's state, which is stored by variable name.
 
     Args:
       gradtape: a tape, before or after recording.
       op: Average, Sum, or another operation of `allreduce`, which the engine applies to each tensor separately, converting
         sparse gradients to dense tensors.
-      local_layers: see `PartialDistributedGradientTape`; the other arguments are those of `DistributedOptimizer`.
+      local_layers: see `PartialDistributedGradientTape`. For the other arguments, see `DistributedOptimizer`.
     """
     check_groups(num_groups, groups)
     compression = validate_compression(compression)
@@ -163,7 +163,7 @@ def PartialDistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see Di
 
     Args:
       local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if
-        `scale_local_gradients`; the other arguments are those of `DistributedOptimizer`.
+        `scale_local_gradients`. For the other arguments, see `DistributedOptimizer`.
     """
     return DistributedGradientTape(
         gradtape,

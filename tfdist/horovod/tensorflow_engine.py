@@ -1,4 +1,4 @@
-"""The engine without Horovod, on the collectives of a tfdist strategy."""
+"""The engine for jobs without Horovod, which uses the collectives of a tfdist strategy."""
 
 import functools
 import operator
@@ -53,7 +53,10 @@ class StrategyCollectives(Collectives):
         return self._gathers[dtype, row]
 
     def _gather(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Gathers flattened tensors with an extra element, because TensorFlow crashes on empty ones, and their row counts."""
+        """Gathers flattened tensors and their row counts.
+
+        Each tensor gets an extra element, because TensorFlow crashes on empty tensors.
+        """
         rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
         inputs = [tf.concat([tf.reshape(x, [-1]), tf.zeros([1], x.dtype)], 0) for x in tensors]
         table, *vectors = self._run(self._strategy.collectives.all_gather, [rows[None], *inputs], name=name)
@@ -75,7 +78,7 @@ class StrategyCollectives(Collectives):
 
 
 class TensorFlowEngine(Engine):
-    """tf.distribute's collectives under `tfdist launch` (TF_CONFIG), or a single process.
+    """Runs operations on tf.distribute's collectives under `tfdist launch` (TF_CONFIG), or in a single process.
 
     Minimum, maximum, product and all-to-all are composed of gathers, n (N - 1) bytes received for n sent. TensorFlow matches
     calls by order, so each eager or traced call is first compared between ranks (see `Agreement`). Ranks wait for
@@ -103,7 +106,8 @@ class TensorFlowEngine(Engine):
         self.rank, self.size = cluster.rank, cluster.size
         self.local_rank, self.local_size = cluster.local_rank, cluster.local_size
         self.cross_rank, self.cross_size = cluster.rank // cluster.local_size, -(-cluster.size // cluster.local_size)
-        self.reduces, self.moves = self.collectives.wire.reduces, self.collectives.wire.gathers
+        wire = self.collectives.wire
+        self.reducible_dtypes, self.movable_dtypes = wire.reduces, wire.gathers
         global_process_set.set_ranks(self.rank, self.size)
 
     def collectives_of(self, process_set: Any) -> Collectives:
@@ -139,7 +143,10 @@ class TensorFlowEngine(Engine):
         return self.collectives_of(call.process_set).all_gather(tensors, name=call.name)
 
     def broadcast(self, tensor: tf.Tensor, root: int, call: CallId) -> tf.Tensor:
-        """See base class; sums bits that are zero except on the root, 2 n (N - 1) / N bytes sent."""
+        """See base class.
+
+        All-reduces the bits of the tensor, which are set to zero except on the root. Cost: 2 n (N - 1) / N bytes sent.
+        """
         self._agreement.check(call.name, f"broadcast from rank {root}", [tensor])
         bits = tf.bitcast(tensor, _BITS[tensor.dtype.size])
         integers = tf.cast(bits, tf.int32) if tensor.dtype.size == 2 else bits
@@ -173,7 +180,7 @@ class TensorFlowEngine(Engine):
         return tf.constant(getattr(self, kind))
 
     def close(self) -> None:
-        """See base class; waits for all ranks, so that no rank ends before another's last collective."""
+        """See base class; waits for all ranks, because a rank must not end before another rank's last collective."""
         self.group.barrier("horovod/end", 600.0)
         self._strategy.close()
 

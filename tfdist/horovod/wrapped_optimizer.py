@@ -38,7 +38,7 @@ class Accumulation:
         self._reset()
 
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> tf.Tensor:
-        """Adds a pass; returns whether it was the last of a step, as a scalar bool."""
+        """Adds the gradients of a pass; returns a scalar bool, whether the pass was the last one of a step."""
         count = self._build(gradients, variables)
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is not None:
@@ -49,8 +49,8 @@ class Accumulation:
     def pop_sums(self, variables: Sequence[Any]) -> tuple[list[Gradient], list[Any]]:
         """Returns the sums, or means, of a step and their variables, and resets the sums.
 
-        The variables are those of the last pass, with None for variables that have never had a gradient, followed by all
-        other variables that have had one in any pass, with zeros for those without a gradient in this step.
+        The variables of the last pass come first, with None for variables that have never had a gradient. All other variables
+        that have had a gradient in any pass follow, with zeros if they had none in this step.
         """
         sums = {key: total for key, (_, total) in self._sums.items()}
         keys = {key_of(variable) for variable in variables}
@@ -87,20 +87,20 @@ class Accumulation:
 
 
 class Distributed:
-    """Mixin for optimizers that reduces gradients over the ranks before the optimizer processes them.
+    """A mixin for optimizers that reduces gradients over the ranks before the optimizer processes them.
 
     Clipping, loss scaling and weight decay therefore apply to reduced gradients. Keras saves the optimizer under its original
-    class, so that the model loads without tfdist.
+    class, and can load the model without tfdist.
 
     Attributes:
       reduction: reduces the gradients.
       accumulation: accumulates the gradients of several passes.
-      local: keys of variables whose gradients are not reduced; see `key_of`.
+      local_keys: keys of variables whose gradients are not reduced; see `key_of`.
     """
 
     reduction: GradientSums
     accumulation: Accumulation
-    local: set[int]
+    local_keys: set[int]
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
         """Reduces the gradients and updates the variables; with `backward_passes_per_step` k, on every k-th call only."""
@@ -109,7 +109,7 @@ class Distributed:
         )
         base = super().apply  # type: ignore[misc]
         if self.accumulation.passes == 1:
-            base(self.reduction(grads, variables, self.local), variables)
+            base(self.reduction(grads, variables, self.local_keys), variables)
             return
         if not self.built:  # type: ignore[attr-defined]  # not in a condition
             with keras.name_scope(self.name):  # type: ignore[attr-defined]
@@ -117,14 +117,14 @@ class Distributed:
 
         def update() -> tf.Tensor:
             sums, all_variables = self.accumulation.pop_sums(variables)
-            base(self.reduction(sums, all_variables, self.local), all_variables)
+            base(self.reduction(sums, all_variables, self.local_keys), all_variables)
             return tf.constant(True)
 
         tf.cond(self.accumulation.add(grads, variables), update, lambda: tf.constant(False))
 
     def register_local_var(self, var: Any) -> None:
         """Excludes the gradient of a variable from the reduction."""
-        self.local.add(key_of(var))
+        self.local_keys.add(key_of(var))
 
     def synchronize(self) -> None:
         """Sets the compression's shared state to rank 0's and discards unapplied passes; all ranks must call it."""
@@ -134,7 +134,7 @@ class Distributed:
     def __deepcopy__(self, memo: dict[int, Any]) -> keras.Optimizer:
         """Returns a distributed copy, with the initial state of the compression and no unapplied passes."""
         reduction, accumulation = GradientSums(self.reduction.options), self.accumulation.empty_copy()
-        return _wrap(cast(keras.Optimizer, self), reduction, accumulation, set(self.local))
+        return _wrap(cast(keras.Optimizer, self), reduction, accumulation, set(self.local_keys))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raises `InputError`, because the optimizer would be restored without reduction."""
@@ -175,9 +175,9 @@ def pickling_error(optimizer: Any) -> InputError:
 
 
 def _wrap(
-    optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation, local: set[int]
+    optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation, local_keys: set[int]
 ) -> keras.Optimizer:
-    original_class = optimizer.__class__  # the original one, even for a distributed optimizer
+    original_class = optimizer.__class__  # even for a distributed optimizer
     # Keras saves an optimizer under its __class__, which Keras must be able to load.
     subclass = type(
         original_class.__name__,
@@ -192,7 +192,7 @@ def _wrap(
             f"An optimizer is wrapped through its get_config() and from_config(). Received: {original_class.__name__}, "
             f"{message[:200]} Define both for it and for its learning-rate schedule, and register them with keras.saving."
         ) from error
-    new_optimizer.reduction, new_optimizer.accumulation, new_optimizer.local = reduction, accumulation, local
+    new_optimizer.reduction, new_optimizer.accumulation, new_optimizer.local_keys = reduction, accumulation, local_keys
     if optimizer.built:
         new_optimizer.build(keras_internals.trained_variables(optimizer))
     for target, source in zip(new_optimizer.variables, optimizer.variables, strict=True):

@@ -5,6 +5,6 @@ with Keras's own step use `tfdist.step`, like a `Trainer`; custom steps use `cus
 """
 
 from tfdist.keras_fit.distributed_model import Distributed
-from tfdist.keras_fit.patches import REPLACED, attach, attach_all, distribution_of
+from tfdist.keras_fit.patches import PATCHED_NAMES, attach, attach_all, distribution_of
 
-__all__ = ["REPLACED", "Distributed", "attach", "attach_all", "distribution_of"]
+__all__ = ["PATCHED_NAMES", "Distributed", "attach", "attach_all", "distribution_of"]

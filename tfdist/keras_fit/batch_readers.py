@@ -38,7 +38,7 @@ class BatchComparison:
           deadline: seconds to wait for the other processes.
         """
         self._checksums, self._strategy, self._name, self._deadline = checksums, strategy, name, deadline
-        self._compared_count, self._next = 0, next_comparison(0)
+        self._compared_count, self._next_comparison = 0, next_comparison(0)
 
     def advance(self, count: int, is_end: bool) -> None:
         """Compares the batches since the last comparison if a comparison is due.
@@ -50,7 +50,11 @@ class BatchComparison:
         Raises:
           InputError: the batches differ.
         """
-        if self._strategy.cluster.size > 1 and self._compared_count < count and (is_end or count >= self._next):
+        if (
+            self._strategy.cluster.size > 1
+            and self._compared_count < count
+            and (is_end or count >= self._next_comparison)
+        ):
             self._compare(count)
 
     def compare_all(self) -> None:
@@ -62,10 +66,10 @@ class BatchComparison:
         self.advance(max(self._checksums, default=-1) + 1, is_end=True)
 
     def _compare(self, count: int) -> None:
-        first, self._compared_count, self._next = self._compared_count, count, next_comparison(count)
-        checksums, peers = [self._checksums.pop(number) for number in range(first, count)], self._strategy.peers
-        if not peers.all_equal(f"batch/{self._name}/{first}", checksums, self._deadline):
-            batches = f"batch {first}" if count == first + 1 else f"batches {first} to {count - 1}"
+        start, self._compared_count, self._next_comparison = self._compared_count, count, next_comparison(count)
+        checksums, peers = [self._checksums.pop(number) for number in range(start, count)], self._strategy.peers
+        if not peers.all_equal(f"batch/{self._name}/{start}", checksums, self._deadline):
+            batches = f"batch {start}" if count == start + 1 else f"batches {start} to {count - 1}"
             raise InputError(
                 "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
                 f"Received: a difference between the {peers.size} processes in {batches} of {self._name}. Call "
@@ -95,7 +99,7 @@ class GlobalBatches:
         *,
         trains: bool = False,
     ):
-        """Initializes without starting a pass; `name` is that of the call that reads `batches`; `trains`: in training."""
+        """Initializes without starting a pass; `name` identifies the call that reads `batches`, and `trains` if it trains."""
         self._shares = strategy.training_shares if trains else (strategy.local_replicas, strategy.replicas)
         self.strategy, self.deadline, self.batches_per_pass, self.spec = strategy, deadline, batches_per_pass, spec
         self._batches, self._name, self._passes = batches, name, 0
@@ -142,7 +146,7 @@ class BatchReader:
 
     def __next__(self) -> Any:
         """Returns the rows of the next batch; with an unknown length, processes agree whether there is one."""
-        batch = self._next()
+        batch = self._next_batch()
         if batch is None:
             self.compare_all()
             raise StopIteration
@@ -170,7 +174,7 @@ class BatchReader:
         return self._data.batches_per_pass is not None and self._position % self._data.batches_per_pass == 0
 
     def advance(self, count: int) -> None:
-        """Counts batches that were taken; compares them between processes if that is due, or the pass is complete."""
+        """Counts the batches taken, and compares them between processes if that is due or the pass is complete."""
         self._position += count
         self._comparison.advance(self._position, self.is_at_end)
 
@@ -182,7 +186,7 @@ class BatchReader:
         """Compares the remaining batches after the end of the data."""
         self._comparison.compare_all()
 
-    def _next(self) -> Any:
+    def _next_batch(self) -> Any:
         batch = next(self.rows, None)
         if self.has_known_length:
             return batch

@@ -1,4 +1,4 @@
-"""Agreement of the processes on calls of Keras's methods, which all must make in the same order."""
+"""Agreement of the processes on their calls of Keras's methods, which they must make in the same order."""
 
 import inspect
 import itertools
@@ -80,30 +80,33 @@ def batches_per_pass(arguments: dict[str, Any]) -> list[int | None]:
     A number is None if it is unknown, and `INFINITE` for infinite data.
     """
     x, batch_size = arguments["x"], arguments.get("batch_size")
-    steps = _steps(arguments)
+    steps = _steps_per_pass(arguments)
     validation = arguments.get("validation_steps"), arguments.get("validation_batch_size") or batch_size
-    size = _size(x)
+    size = _count_rows(x)
     if arguments.get("validation_data") is not None:
         validation_x, *_ = keras.utils.unpack_x_y_sample_weight(arguments["validation_data"])
-        return [_batches(x, size, steps, batch_size), _batches(validation_x, _size(validation_x), *validation)]
+        return [
+            _count_batches(x, size, steps, batch_size),
+            _count_batches(validation_x, _count_rows(validation_x), *validation),
+        ]
     if arguments.get("validation_split") and size:
         train_size = math.floor(size * (1.0 - arguments["validation_split"]))
-        return [_batches(x, train_size, steps, batch_size), _batches(x, size - train_size, *validation)]
-    return [_batches(x, size, steps, batch_size)]
+        return [_count_batches(x, train_size, steps, batch_size), _count_batches(x, size - train_size, *validation)]
+    return [_count_batches(x, size, steps, batch_size)]
 
 
-def _steps(arguments: dict[str, Any]) -> int | None:
+def _steps_per_pass(arguments: dict[str, Any]) -> int | None:
     return arguments.get("steps_per_epoch") or arguments.get("steps")
 
 
-def _size(x: Any) -> int | None:
+def _count_rows(x: Any) -> int | None:
     """Returns the number of rows of arrays; None for other data."""
     if isinstance(x, tf.data.Dataset | keras.utils.PyDataset):
         return None
     return next((leaf.shape[0] for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape") and len(leaf.shape)), None)
 
 
-def _batches(x: Any, size: int | None, steps: int | None, batch_size: int | None) -> int | None:
+def _count_batches(x: Any, size: int | None, steps: int | None, batch_size: int | None) -> int | None:
     cardinality = _cardinality(x, size, steps, batch_size)
     return min(int(steps), cardinality or int(steps)) if steps else cardinality
 
@@ -122,7 +125,9 @@ def _cardinality(x: Any, size: int | None, steps: int | None, batch_size: int | 
 
 def cardinality(arguments: dict[str, Any]) -> int | None:
     """Returns the number of batches in the data of a call, regardless of `steps`: 0 if infinite, None if unknown."""
-    return _cardinality(arguments["x"], _size(arguments["x"]), _steps(arguments), arguments.get("batch_size"))
+    return _cardinality(
+        arguments["x"], _count_rows(arguments["x"]), _steps_per_pass(arguments), arguments.get("batch_size")
+    )
 
 
 def steps_per_call(batches: int | None, cardinality: int | None, limit: int) -> int:
@@ -141,8 +146,8 @@ def steps_per_call(batches: int | None, cardinality: int | None, limit: int) -> 
 def have_batch_hooks(callbacks: Sequence[keras.callbacks.Callback], training: bool) -> bool:
     """Returns whether a callback handles events of individual batches; one that saves at the end of epochs does not."""
     events = _TRAIN_EVENTS if training else _TEST_EVENTS
-    of_batches = [callback for callback in callbacks if getattr(callback, "save_freq", None) != "epoch"]
-    return any(_overrides(callback, event) for callback in of_batches for event in events)
+    batch_callbacks = [callback for callback in callbacks if getattr(callback, "save_freq", None) != "epoch"]
+    return any(_overrides(callback, event) for callback in batch_callbacks for event in events)
 
 
 def _overrides(callback: keras.callbacks.Callback, event: str) -> bool:
@@ -154,22 +159,27 @@ def synchronize_callbacks(
     callbacks: Sequence[keras.callbacks.Callback],
     strategy: Strategy,
     average: Callable[[], None],
-    each_batch: bool,
+    stops_after_batches: bool,
     deadline: float,
 ) -> list[keras.callbacks.Callback]:
-    """Returns this process's callbacks for `fit`: the first averages statistics, and in the last, processes agree to stop.
+    """Returns this process's callbacks for `fit`: the first averages statistics, the last agrees on a stop.
 
     Args:
       callbacks: callbacks as passed on every process.
       strategy: strategy of the model.
       average: averages moving statistics over replicas.
-      each_batch: whether a callback may stop training after any batch.
+      stops_after_batches: whether a callback may stop training after any batch.
       deadline: seconds to wait for processes whose callbacks take longer.
     """
-    first = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: average())
-    last = (_StopTogetherAfterBatches if each_batch else _StopTogether)(strategy.group, deadline)
-    broadcast = [_BroadcastRestoredState(strategy)] if strategy.cluster.size > 1 else []
-    return [first, *callbacks_of_process(callbacks, strategy, restores=True), *broadcast, last]
+    first_callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: average())
+    last_callback = (_SynchronizedBatchStop if stops_after_batches else _SynchronizedStop)(strategy.group, deadline)
+    broadcast_callbacks = [_BroadcastRestoredState(strategy)] if strategy.cluster.size > 1 else []
+    return [
+        first_callback,
+        *callbacks_of_process(callbacks, strategy, broadcasts_weights=True),
+        *broadcast_callbacks,
+        last_callback,
+    ]
 
 
 class _BroadcastRestoredState(keras.callbacks.Callback):
@@ -187,7 +197,7 @@ class _BroadcastRestoredState(keras.callbacks.Callback):
             self._strategy.adoption.broadcast_values([*self.model.variables, *self.model.optimizer.variables])
 
 
-class _StopTogether(keras.callbacks.Callback):
+class _SynchronizedStop(keras.callbacks.Callback):
     """Stops training on all processes if a callback of any of them requests it; must be last."""
 
     def __init__(self, group: Group, deadline: float):
@@ -201,6 +211,6 @@ class _StopTogether(keras.callbacks.Callback):
         self.model.stop_training = any(self._group.gather(name, bool(self.model.stop_training), self._deadline))
 
 
-class _StopTogetherAfterBatches(_StopTogether):
+class _SynchronizedBatchStop(_SynchronizedStop):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._agree(f"stop/batch {batch}")

@@ -48,11 +48,11 @@ class Functions:
         self._per_row_state = per_row_state(model)
         # Determined with the first batch.
         self._training: TrainerSteps | CustomSteps | None = None
-        self._tests: EvaluationSteps | None = None
+        self._evaluation: EvaluationSteps | None = None
         self._set_statistics()
 
     def prepare_training(self) -> None:
-        """Gives the optimizer's state to who holds it; before the first step, since callbacks may read and assign it."""
+        """Creates the optimizer's state before the first step, because callbacks may read and assign it."""
         if self._synchronizer is None:
             self._strategy.optimizer_shards.build(self.model)
             clip = Clip(norm=self._options.clip_norm, value=self._options.clip_value)
@@ -101,33 +101,33 @@ class Functions:
         self.keep_loss_scale()
         self._training = None
 
-    def forget_tests(self) -> None:
+    def forget_evaluation_steps(self) -> None:
         """Causes the next evaluation to trace its step again."""
-        if self._tests is not None:
-            self._tests.compile()
+        if self._evaluation is not None:
+            self._evaluation.compile()
 
     def _run_first_steps(self, batches: Any, spec: Any, max_steps: int, number: int) -> StepsResult:
-        overridden = [name for name in _STEP_METHODS if keras_internals.is_overridden(self.model, name)]
-        self._check_servers(overridden[0] if overridden else "")
-        custom = self._custom_steps(spec) if overridden else None
-        first = next(batches) if custom and isinstance(batches, BatchReader) else None
-        needs_all_rows = "" if first is None else self._row_mismatch(first)
-        ops = self._reduce_ops("train_step", custom.outputs if custom else None, spec, needs_all_rows)
+        overridden_methods = [name for name in _STEP_METHODS if keras_internals.is_overridden(self.model, name)]
+        self._check_servers(overridden_methods[0] if overridden_methods else "")
+        custom_steps = self._custom_steps(spec) if overridden_methods else None
+        first_batch = next(batches) if custom_steps and isinstance(batches, BatchReader) else None
+        needs_all_rows = "" if first_batch is None else self._row_mismatch(first_batch)
+        ops = self._reduce_ops("train_step", custom_steps.outputs if custom_steps else None, spec, needs_all_rows)
         assert self._synchronizer
-        if custom is None and ops.are_means:
+        if custom_steps is None and ops.are_means:
             self._training = TrainerSteps(
                 self.model, self._strategy, self._options, self.sums.metrics, self._synchronizer, ops.statistics
             )
         else:
             self._check_servers(ops.needs_all_rows or "a sum over rows")
-            self._training = custom or self._custom_steps(spec)
+            self._training = custom_steps or self._custom_steps(spec)
             self._training.set_reduce_ops(ops)
         self.sums.use_all_rows(self._training.needs_all_rows)
         sends_rows = bool(ops.calls) or isinstance(self._training, CustomSteps)
         if not (sends_rows and isinstance(batches, BatchReader)):
             return self._training.run(batches, max_steps, number)
         # The trace of the step shows whether it sends rows, whose number may change from step to step.
-        result = self._training.run(next(batches) if first is None else first, 1, number)
+        result = self._training.run(next(batches) if first_batch is None else first_batch, 1, number)
         if max_steps == 1 or result.failure or batches.is_at_end:
             return result
         next_result = self.train(batches, spec, max_steps - 1, number + 1, allows_not_finite=True)
@@ -143,7 +143,7 @@ class Functions:
             )
 
     def _row_mismatch(self, batch: Any) -> str:
-        """Describes different numbers of rows of a batch's tensors, such as labeled and unlabeled ones; empty for none."""
+        """Describes different numbers of rows of a batch's tensors, such as labeled and unlabeled ones; "" if equal."""
         lengths = [[int(count) for count in self._strategy.local(counts)] for counts in batch.counts]
         all_lengths = self._strategy.peers.gather(f"rows of tensors/{next(_numbers)}", lengths, TRACING_SECONDS)
         totals = {
@@ -172,17 +172,17 @@ class Functions:
             ops = ReduceOps(needs_all_rows=reason)
         else:
             ops = reduce_ops(self.model, getattr(self.model, name), spec, outputs.sources if outputs else None)
-        is_refused = needs_all_rows or self._per_row_state
-        plan = Communication(refused="its rows belong together" if is_refused else "")
-        if ops.needs_all_rows and not plan.refused:
+        cannot_partition = needs_all_rows or self._per_row_state
+        plan = Communication(obstacle="its rows belong together" if cannot_partition else "")
+        if ops.needs_all_rows and not plan.obstacle:
             plan = communication(self.model, getattr(self.model, name), spec)
         if callback := listener():
             step, variables = f"{name} of {self.model.name}", self.model.trainable_variables
-            details = (plan.otherwise, variables, ops.calls, plan, ops.without_rule)
+            details = (plan.fallback, variables, ops.calls, plan, ops.types_without_rule)
             callback(Explanation(step, ops.values, ops.needs_all_rows, *details))
         if ops.needs_all_rows:
             log_dependence(self.model, name, ops.needs_all_rows, plan, self._strategy, self._options.rows)
-        is_partitioned = bool(ops.needs_all_rows and not plan.refused)
+        is_partitioned = bool(ops.needs_all_rows and not plan.obstacle)
         return ops._replace(is_partitioned=is_partitioned, static_rows=static_rows(spec))
 
     def _custom_steps(self, spec: Any) -> CustomSteps:
@@ -193,10 +193,10 @@ class Functions:
     def test(self, batches: Any, spec: Any, max_steps: int) -> StepsResult:
         """Evaluates batches; see `train` for arguments and result."""
         self.sums.prepare_step()
-        if self._tests is None:
-            self._tests = self._evaluation_steps(spec)
-        self.sums.use_all_rows(self._tests.needs_all_rows)
-        return self._tests.run(batches, max_steps)
+        if self._evaluation is None:
+            self._evaluation = self._evaluation_steps(spec)
+        self.sums.use_all_rows(self._evaluation.needs_all_rows)
+        return self._evaluation.run(batches, max_steps)
 
     def _evaluation_steps(self, spec: Any) -> EvaluationSteps:
         outputs = None

@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, using
-from tfdist.collectives.differentiable import losses_weighted
+from tfdist.collectives.differentiable import loss_weight_scope
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale, ReductionResult, unscale
-from tfdist.keras_fit.one_device import Apply, running
+from tfdist.keras_fit.one_device import Apply, replica_context
 from tfdist.keras_fit.partitioned_step import batch_for_replica, equal_value_weights, run_partitioned
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
@@ -28,7 +28,7 @@ from tfdist.step import randomness
 from tfdist.step.compression import Compression
 from tfdist.step.gradient_source import to_dense
 from tfdist.step.layer_state import assign, average_over_rows, refuse_shared_variables, restore_unless, select
-from tfdist.step.loss import floating
+from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.reduction import Reduction, global_norm
 from tfdist.step.settings import Settings
@@ -122,7 +122,7 @@ class CustomTrainStep:
         self.logs = Logs(self.outputs, self._strategy, self._store, "train_step", reduce_ops.logs)
 
     def run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
-        """Runs a step; a replica function.
+        """Runs a step, inside a replica function.
 
         Args:
           own_rows: the replica's rows.
@@ -139,8 +139,8 @@ class CustomTrainStep:
         draws = randomness.replica_draws(
             self._seeds, self._settings.seed, number, replica_batch.number, collectives.size
         )
-        with using(replica.collectives), running(replica), draws, keras_internals.functions_inlined():
-            with losses_weighted(None if replica.has_all_rows else replica_batch.weights[ops.gradient_op]):
+        with using(replica.collectives), replica_context(replica), draws, keras_internals.inline_functions():
+            with loss_weight_scope(None if replica.has_all_rows else replica_batch.weights[ops.gradient_op]):
                 operations = keras_internals.count_operations()
                 logs = self._model.train_step(replica_batch.batch)
                 refuse_shared_variables(self._model, self._strategy, operations)
@@ -155,7 +155,7 @@ class CustomTrainStep:
             result, application = run_partitioned(self._model, self._model.train_step, own_rows, collectives)
         result.assign()
         if application:
-            apply = self._make_apply({"mean": floating(1)}, collectives, result.totals)
+            apply = self._make_apply({"mean": to_floatx(1)}, collectives, result.totals)
             apply(application.optimizer, application.gradients, application.variables)
         self.logs.store(result.values, equal_value_weights(collectives))
 
@@ -184,11 +184,11 @@ class CustomTrainStep:
             else:
                 reduction_result = reduction.reduce(weighted_gradients, collectives, name=f"gradients/{index}")
             updated_variables = [variable for _, variable in pairs]
-            with running(None):  # the model's code ends here
+            with replica_context(None):  # the model's code ends here
                 if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-                    finite = reduction_result.all_finite()
-                    self._apply_scaled(optimizer, reduction_result.totals, updated_variables, finite)
-                    reduction_result = reduction_result._replace(state=select(finite, reduction_result.state, state))
+                    is_finite = reduction_result.all_finite()
+                    self._apply_scaled(optimizer, reduction_result.totals, updated_variables, is_finite)
+                    reduction_result = reduction_result._replace(state=select(is_finite, reduction_result.state, state))
                 else:
                     self._apply(optimizer, reduction_result.totals, updated_variables)
             reduction.assign(reduction_result.state)
@@ -205,7 +205,7 @@ class CustomTrainStep:
         optimizer: keras.optimizers.LossScaleOptimizer,
         gradients: Sequence[tf.Tensor],
         variables: Sequence[keras.Variable],
-        finite: tf.Tensor,
+        is_finite: tf.Tensor,
     ) -> None:
         """Applies gradients of a scaled loss if they are finite, and adjusts the scale, as Keras does.
 
@@ -218,9 +218,9 @@ class CustomTrainStep:
         previous_values = [tf.identity(variable) for variable in updated_variables]
         self._apply(inner, [unscale(gradient, scale) for gradient in gradients], variables)
         rule = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
-        new_state = rule.next_state([scale, steps, tf.constant(1), tf.constant(0)], finite)
+        new_state = rule.next_state([scale, steps, tf.constant(1), tf.constant(0)], is_finite)
         with self._strategy.own_copies([*updated_variables, *scale_variables]):
-            restore_unless(finite, updated_variables, previous_values)
+            restore_unless(is_finite, updated_variables, previous_values)
             assign(scale_variables, [new_state.scale, new_state.good_steps])
 
 

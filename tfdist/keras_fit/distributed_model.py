@@ -21,7 +21,7 @@ from tfdist.config.conflicts import check_arguments
 from tfdist.config.fields import field_names
 from tfdist.config.job_config import RunConfig
 from tfdist.coordination.group import long_timeout
-from tfdist.data.batches import checksum, part, static_rows
+from tfdist.data.batches import checksum, replica_part, static_rows
 from tfdist.data.reading_errors import check_cache_files
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
@@ -73,11 +73,11 @@ def _compile(
     reason = per_row_state(model) or output_dependence(model, prediction.outputs, spec)
     if not reason:
         return prediction.compile(prediction.predict_rows)
-    plan = Communication(refused="its rows belong together" if per_row_state(model) else "")
-    if not plan.refused:
+    plan = Communication(obstacle="its rows belong together" if per_row_state(model) else "")
+    if not plan.obstacle:
         plan = communication(model, lambda batch: dict(enumerate(tf.nest.flatten(prediction.outputs(batch)))), spec)
     log_dependence(model, "predict", reason, plan, strategy, rows)
-    if not plan.refused:
+    if not plan.obstacle:
         return prediction.compile(prediction.predict_partitioned)
 
     def predict_all_rows(own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
@@ -88,7 +88,7 @@ def _compile(
     return prediction.compile(predict_all_rows)
 
 
-_STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
+_STEP_METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
 def check_strategy(strategy: Strategy, options: RunConfig) -> Strategy:
@@ -116,7 +116,7 @@ def check_strategy(strategy: Strategy, options: RunConfig) -> Strategy:
 
 def check_steps(model: keras.Model, strategy: Strategy) -> None:
     """Raises `InputError` for a custom step on a mesh, as its losses and gradients have no layouts."""
-    overridden_names = [name for name in _STEPS if keras_internals.is_overridden(model, name)]
+    overridden_names = [name for name in _STEP_METHODS if keras_internals.is_overridden(model, name)]
     if strategy.sums_gradients and overridden_names:
         raise InputError(
             f"On a mesh, models are trained and evaluated by Keras's own steps. Received: {type(model).__name__}, which "
@@ -146,8 +146,8 @@ def sample_arrays(arguments: Mapping[str, Any]) -> Any:
     if len(sizes) != 1 or 0 in sizes:
         return None
     [size] = sizes
-    affordable = size * _SAMPLE_BYTES // max(_SAMPLE_BYTES, sum(leaf.nbytes for leaf in leaves))
-    count = min(size, max(affordable, _MIN_SAMPLE_ROWS))
+    max_rows = size * _SAMPLE_BYTES // max(_SAMPLE_BYTES, sum(leaf.nbytes for leaf in leaves))
+    count = min(size, max(max_rows, _MIN_SAMPLE_ROWS))
     return keras.tree.map_structure(lambda leaf: leaf[np.arange(count) * size // count], parts)
 
 
@@ -175,7 +175,7 @@ def check_arrays(strategy: Strategy, model: keras.Model, arrays: Any) -> None:
 
 Original = Callable[..., Any]  # the model's unpatched method
 _numbers = itertools.count(1)
-_EAGER = (
+_EAGER_WARNING = (
     "run_eagerly=True is for debugging: every process computes whole batches, as one device would. Leave it out to split "
     "the work."
 )
@@ -189,9 +189,11 @@ class Distributed:
         """Distributes a model, created under the strategy's scope."""
         self.strategy = check_strategy(strategy, options)
         per_process = field_names(options, "per_process")
-        shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in per_process}
+        shared_flags = {
+            f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in per_process
+        }
         with long_timeout("its data or its model") as deadline:
-            strategy.group.agree("flags", shared, deadline=deadline)
+            strategy.group.agree("flags", shared_flags, deadline=deadline)
         keras_internals.clear_strategy(model)
         recompute(model, options.recompute)
         self.model, self._options = model, options
@@ -203,7 +205,7 @@ class Distributed:
         self._was_eager = False
         self._step = self._steps_since_logs = 0
         self._logs: dict[str, Any] = {}
-        self._previous: tuple[Totals, dict[str, Any]] = Totals(), {}
+        self._previous_state: tuple[Totals, dict[str, Any]] = Totals(), {}
 
     # Methods called by users.
 
@@ -254,7 +256,7 @@ class Distributed:
         bound = call_agreement.bound_arguments(original, args, kwargs)
         self._announce(name)
         self._placement.equalize(self.model)
-        warn_once(_EAGER)
+        warn_once(_EAGER_WARNING)
         keras_internals.clear_functions(self.model)  # existing ones may be compiled
         if not self.strategy.is_chief and "verbose" in bound.arguments:
             bound.arguments["verbose"] = 0
@@ -283,7 +285,7 @@ class Distributed:
     def make_test_function(self, original: Original, force: bool = False) -> None:
         """Same as `make_train_function`, for evaluation."""
         if self._functions is not None and (force or self.model.test_function is None):
-            self._functions.forget_tests()
+            self._functions.forget_evaluation_steps()
         self.model.test_function = self._test
 
     def make_predict_function(self, original: Original, force: bool = False) -> None:
@@ -315,7 +317,7 @@ class Distributed:
         check_cache_files(self.strategy.group, batches)
         self._prepare(spec)
         name, seconds = f"{self._call.name} {self._call.number}", self._options.stall_shutdown_seconds
-        trains = self._call.name == "fit" and not self._call.data  # validation data comes after it
+        trains = self._call.name == "fit" and not self._call.data  # validation data follows the training data
         self._call.data.append(
             GlobalBatches(batches, self.strategy, name, batches_per_pass, seconds, spec, trains=trains)
         )
@@ -402,11 +404,11 @@ class Distributed:
         optimizer = self.model.optimizer
         if optimizer is not None:
             check_not_wrapped(optimizer)
-        updating = keras_internals.updating_one_device(*[optimizer] if optimizer else [])
+        update_context = keras_internals.updating_one_device(*[optimizer] if optimizer else [])
         deferred_build = self.strategy.optimizer_shards.deferred_build(self.model)
-        with _must_fit(spec), updating, self.strategy.adoption.creation(), deferred_build:
+        with _explain_mismatch(spec), update_context, self.strategy.adoption.creation(), deferred_build:
             create_variables(self.model, spec, trains)
-        self._normalize()
+        self._synchronize_normalization()
         check_equal(self.strategy.peers, self.model)
         check_arrays(self.strategy, self.model, self._call.arrays)
         if self._was_eager:
@@ -422,8 +424,10 @@ class Distributed:
         metrics = KerasMetrics(self.model).variables if self.model.built else []
         self._placement.place([*self.model.variables, *metrics], optimizers)
 
-    def _normalize(self) -> None:
-        synchronize_layers(keras_internals.layers_of(self.model), every=self._options.batch_norm == "synchronized")
+    def _synchronize_normalization(self) -> None:
+        synchronize_layers(
+            keras_internals.layers_of(self.model), include_all=self._options.batch_norm == "synchronized"
+        )
 
     def _average_statistics(self) -> None:
         if self._functions is not None:
@@ -432,7 +436,7 @@ class Distributed:
     def _train(self, batches: Any) -> dict[str, Any]:
         """Keras's `train_function`."""
         batches, functions, spec = self._read_batches(batches)
-        with self._restore_at_end(batches), _must_fit(spec):
+        with self._restore_at_end(batches), _explain_mismatch(spec):
             result = functions.train(
                 batches, spec, self.model.steps_per_execution, self._step, self._call.allows_not_finite
             )
@@ -442,12 +446,12 @@ class Distributed:
     def _test(self, batches: Any) -> dict[str, Any]:
         """Keras's `test_function`."""
         batches, functions, spec = self._read_batches(batches)
-        with self._restore_at_end(batches), _must_fit(spec):
+        with self._restore_at_end(batches), _explain_mismatch(spec):
             result = functions.test(batches, spec, self.model.steps_per_execution)
         return self._update_logs(functions, batches, result)
 
     def _read_batches(self, batches: Any) -> tuple[Any, Functions, Any]:
-        """Returns a `BatchReader` or `ReplicaRows`, the functions and the spec; resets metrics at the begin of a pass.
+        """Returns a `BatchReader` or `ReplicaRows`, the functions and the spec; resets metrics when a pass begins.
 
         The metrics are reset even if the model overrides `reset_metrics`.
         """
@@ -460,7 +464,7 @@ class Distributed:
             starts_pass, rows = rows.is_at_start, next(rows)
         else:
             starts_pass = not isinstance(rows, BatchReader) or rows.is_at_end
-        self._previous = self._functions.sums.saved_totals(), self._logs
+        self._previous_state = self._functions.sums.saved_totals(), self._logs
         if starts_pass:
             self._functions.reset_metrics()
             self._steps_since_logs, self._logs = 0, {}
@@ -473,7 +477,7 @@ class Distributed:
         try:
             yield
         except (tf.errors.OutOfRangeError, StopIteration):
-            totals, self._logs = self._previous
+            totals, self._logs = self._previous_state
             self._functions.sums.restore(totals)
             if isinstance(batches, BatchReader):
                 batches.compare_all()
@@ -506,7 +510,7 @@ class Distributed:
         self._prepare(spec)
         strategy, trains = self.strategy, self._call.name == "train_on_batch"
         shares, count = strategy.training_shares if trains else (strategy.local_replicas, strategy.replicas)
-        return strategy.per_replica([part(tensors, share, count) for share in shares]), spec
+        return strategy.per_replica([replica_part(tensors, share, count) for share in shares]), spec
 
 
 class _Call(NamedTuple):
@@ -531,8 +535,8 @@ class _Call(NamedTuple):
     arrays: Any = None
 
 
-def _must_fit(batch: Any) -> contextlib.AbstractContextManager:
-    """Same as `must_fit`; does nothing for data without labels."""
+def _explain_mismatch(batch: Any) -> contextlib.AbstractContextManager:
+    """Same as `explain_mismatch`, but does nothing for data without labels."""
     if not (isinstance(batch, tuple) and len(batch) > 1):
         return contextlib.nullcontext()
     return explain_mismatch(

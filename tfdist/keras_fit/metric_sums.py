@@ -49,7 +49,7 @@ class MetricSums:
         return True
 
     def use_all_rows(self, has_all_rows: bool) -> None:
-        """Switches replicas to all rows or to their own, and keeps the sums."""
+        """Switches replicas to all rows or to their own rows, and keeps the sums."""
         if has_all_rows != self._has_all_rows:
             self._totals.add(self._undrained_sums())
             self._assign(self._zeros)
@@ -66,7 +66,10 @@ class MetricSums:
         if not self._has_all_rows:
             self._totals.add(self._drain())
             return self._totals.sums
-        return [total + undrained for total, undrained in zip(self._totals.sums, self._undrained_sums(), strict=True)]
+        return [
+            total + undrained_sum
+            for total, undrained_sum in zip(self._totals.sums, self._undrained_sums(), strict=True)
+        ]
 
     def by_metric(self) -> dict[str, Any]:
         """Returns each metric's results; see `KerasMetrics.by_metric`."""

@@ -33,7 +33,7 @@ class Replica(NamedTuple):
       apply: replacement of an optimizer's `apply`, called with the optimizer, gradients of the mean over the replica's rows,
         and the variables; None for no replacement.
       has_all_rows: whether the rows are the global batch, so that Keras's results are correct.
-      scales_losses: whether a `LossScaleOptimizer` scales losses, so that its `apply` gets scaled gradients.
+      scales_losses: whether a `LossScaleOptimizer` scales losses; if so, its `apply` gets scaled gradients.
     """
 
     collectives: Collectives
@@ -47,17 +47,17 @@ class Replica(NamedTuple):
 _current: contextvars.ContextVar[Replica | None] = contextvars.ContextVar("replica", default=None)
 
 
-def current() -> Replica | None:
+def current_replica() -> Replica | None:
     """Returns the replica whose code is running in this thread; None if there is none."""
     return _current.get()
 
 
 @contextlib.contextmanager
-def running(replica: Replica | None) -> Iterator[None]:
-    """Context in which the replica's code is running; None for unpatched Keras."""
+def replica_context(replica: Replica | None) -> Iterator[None]:
+    """Returns a context in which a replica's code is running; None for unpatched Keras."""
     weight = None
     if replica is not None and not replica.has_all_rows:
-        weight = losses.floating(replica.rows) / losses.floating(replica.batch_size)
+        weight = losses.to_floatx(replica.rows) / losses.to_floatx(replica.batch_size)
     token = _current.set(replica)
     try:
         with weight_scalars(weight):
@@ -84,7 +84,7 @@ def compute_loss(
     totals = losses.totals(parts, replica.batch_size, replica.collectives)
     output_means = keras_internals.loss_means(model)[1:]
     loss_values = losses.recorded_parts(parts, totals, replica.batch_size)
-    track_outputs(output_means, losses.shares_of(*loss_values), replica.rows, replica.batch_size)
+    track_outputs(output_means, losses.loss_shares(*loss_values), replica.rows, replica.batch_size)
     return losses.mean_over_rows(model, parts, totals, replica.rows, replica.batch_size)
 
 
@@ -132,7 +132,7 @@ def apply(
 
 def _forward(model: keras.Model, x: Any, training: bool) -> Any:
     outputs, strategy = model(x, training=training), strategy_in_use()
-    return outputs if strategy is None else strategy.layouts.by_rows(outputs)
+    return outputs if strategy is None else strategy.layouts.lay_out_rows(outputs)
 
 
 def _loss(

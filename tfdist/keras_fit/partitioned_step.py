@@ -14,12 +14,12 @@ from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.keras_fit.one_device import Replica, running
+from tfdist.keras_fit.one_device import Replica, replica_context
 from tfdist.keras_fit.step_outputs import ReduceOp, flatten_logs
 from tfdist.row_semantics.explanation import Communication
 from tfdist.row_semantics.partitioning import NotPartitionedError
 from tfdist.step import partitioned_step
-from tfdist.step.loss import floating
+from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.partitioned_step import StepResult
 
@@ -49,7 +49,7 @@ def batch_for_replica(
     if needs_all_rows:
         return gather_batch(own_rows, collectives, static_rows)
     rows, batch_size = own_rows.rows, own_rows.batch_size
-    weights: dict[ReduceOp, tf.Tensor] = {"mean": floating(rows) / floating(batch_size), "sum": floating(rows > 0)}
+    weights: dict[ReduceOp, tf.Tensor] = {"mean": to_floatx(rows) / to_floatx(batch_size), "sum": to_floatx(rows > 0)}
     replica = Replica(mask_if_empty(collectives, rows), rows, batch_size)
     return ReplicaBatch(own_rows.batch, weights, collectives.rank, replica)
 
@@ -77,7 +77,7 @@ def gather_batch(own_rows: ReplicaRows, collectives: Collectives, static_rows: i
 
 def equal_value_weights(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:
     """Returns the weights of values that are equal on all replicas; see `ReplicaBatch`."""
-    part = floating(tf.constant(1 / collectives.size, tf.float64))
+    part = to_floatx(tf.constant(1 / collectives.size, tf.float64))
     return {"mean": part, "sum": part}
 
 
@@ -157,14 +157,13 @@ def log_dependence(
         "tfdist.gather_rows; tfdist explain shows all values of the step."
     )
     if rows == "strict":
-        remedy = f"To do so, {remedy}" if plan.refused else "Make the value a mean or a sum over rows."
+        remedy = f"To do so, {remedy}" if plan.obstacle else "Make the value a mean or a sum over rows."
         raise InputError(
-            "With --rows=strict, replicas need nothing of each other's rows but means and sums. Received: "
-            f"{text} {remedy}"
+            f"With --rows=strict, replicas may exchange only means and sums over rows. Received: {text} {remedy}"
         )
     if not strategy.is_chief:
         return
-    if plan.refused:
+    if plan.obstacle:
         _log.warning("%s Every replica therefore %s. To split the work, %s", text, plan.whole_batch, remedy)
     else:
         _log.info("%s Besides gradients, replicas communicate %s in each step.", text, plan)
@@ -183,7 +182,7 @@ class _OneDeviceStep:
 
     def __call__(self, batch: Any) -> tuple[Sequence[tf.Tensor], dict[str, Any]]:
         rows = count_rows(batch)
-        with running(Replica(OneReplica(), rows, rows, self._apply, has_all_rows=True)):
+        with replica_context(Replica(OneReplica(), rows, rows, self._apply, has_all_rows=True)):
             values = flatten_logs(self._step(batch) or {})
         if not self.applications:
             return (), values

@@ -47,15 +47,15 @@ _REPLICA_METHODS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("optimizers.LossScaleOptimizer", "apply", one_device.apply),
     ("optimizers.LossScaleOptimizer", "scale_loss", one_device.scale_loss),
 )
-_NOT_DISTRIBUTED = (
+_NOT_DISTRIBUTED_WARNING = (
     "An optimizer is applied outside fit and train_on_batch: this is not distributed, and every process computes it as "
     "one device would. tfdist distributes fit, evaluate, predict and their ..._on_batch."
 )
 _TRAINING_LOOP = "a training loop that applies an optimizer itself. Put its step into a train_step of a keras.Model"
-_SAVES = ("save", "save_weights")
+_SAVE_METHODS = ("save", "save_weights")
 _SUFFIXES = (".keras", ".h5")  # of single-file formats
-REPLACED = (
-    *(f"keras.Model.{name}" for name in (*_MODEL_METHODS, *_SAVES)),
+PATCHED_NAMES = (
+    *(f"keras.Model.{name}" for name in (*_MODEL_METHODS, *_SAVE_METHODS)),
     *(f"keras.{kind}.{name}" for kind, name, _ in _REPLICA_METHODS),
     "keras.metrics.Mean.update_state",  # by tfdist.step.metrics, also for the trainer
     "keras.Layer.__call__",  # by tfdist.distribution.mesh_checks, on a mesh
@@ -88,7 +88,7 @@ def one_device_context(model: keras.Model) -> Iterator[None]:
 
 
 def attach(model: keras.Model, distributed: Distributed) -> None:
-    """Replaces the model's patched methods by those of `distributed`."""
+    """Replaces the model's patched methods with those of `distributed`."""
     install()
     _patch_custom_optimizers(keras.optimizers.Optimizer)
     model.__dict__[_ATTRIBUTE] = distributed  # bypasses Keras's attribute tracking
@@ -122,24 +122,24 @@ def install() -> None:
     for path, name, replacement in _REPLICA_METHODS:
         kind = operator.attrgetter(path)(keras)
         setattr(kind, name, _replica_method(getattr(kind, name), replacement))
-    for name in _SAVES:
+    for name in _SAVE_METHODS:
         setattr(keras.Model, name, _atomic_save(getattr(keras.Model, name)))
     keras.optimizers.Optimizer.apply = _guarded_apply(keras.optimizers.Optimizer.apply)
 
 
-def _patch_custom_optimizers(kind: type[keras.Optimizer]) -> None:
-    """Patches `apply` of optimizers of the program that override it, which gets summed gradients."""
-    for custom in keras_internals.classes_overriding_apply(kind):
-        if not hasattr(custom.apply, "__wrapped__"):
-            custom.apply = _replica_method(custom.apply, one_device.apply)
-    for subclass in kind.__subclasses__():
+def _patch_custom_optimizers(base_class: type[keras.Optimizer]) -> None:
+    """Patches `apply` of the program's own optimizers, which gets summed gradients."""
+    for optimizer_class in keras_internals.classes_overriding_apply(base_class):
+        if not hasattr(optimizer_class.apply, "__wrapped__"):
+            optimizer_class.apply = _replica_method(optimizer_class.apply, one_device.apply)
+    for subclass in base_class.__subclasses__():
         _patch_custom_optimizers(subclass)
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        is_undistributed = one_device.current() is not None or _uses_one_device.get()
+        is_undistributed = one_device.current_replica() is not None or _uses_one_device.get()
         if distribution_of(self) is None and name in _USER_METHODS and _factories and not is_undistributed:
             attach(self, _factories[-1](self))
         distributed = distribution_of(self)
@@ -171,7 +171,7 @@ def _property(name: str, original: property) -> property:
 def _replica_method(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        replica = one_device.current()
+        replica = one_device.current_replica()
         if replica is None:
             return original(self, *args, **kwargs)
         return replacement(replica, functools.partial(original, self), self, *args, **kwargs)
@@ -200,12 +200,12 @@ def _atomic_save(save: Callable[..., Any]) -> Callable[..., Any]:
         path = pathlib.Path(str(filepath))
         if not (ranks and overwrite and path.suffix in _SUFFIXES and not kwargs and "://" not in str(filepath)):
             return save(self, filepath, overwrite, **kwargs)
-        temporary = path.with_name(f".{ranks[0]}-{path.name}")
+        temporary_path = path.with_name(f".{ranks[0]}-{path.name}")
         try:
-            save(self, str(temporary))
-            os.replace(temporary, path)
+            save(self, str(temporary_path))
+            os.replace(temporary_path, path)
         finally:
-            temporary.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
         return None
 
     return method
@@ -215,7 +215,7 @@ def _atomic_save(save: Callable[..., Any]) -> Callable[..., Any]:
 def _application_context(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Context of an application of an optimizer; outside a replica function, it is in the program's own code."""
     is_in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-    is_in_replica = is_in_replica or in_replica_function() or one_device.current() is not None
+    is_in_replica = is_in_replica or in_replica_function() or one_device.current_replica() is not None
     if is_in_replica or not (_factories or _strategies):
         yield
         return
@@ -242,4 +242,4 @@ def _one_device_updates(variables: Sequence[keras.Variable], optimizers: Sequenc
 
 @functools.cache
 def _warn_once() -> None:
-    _log.warning(_NOT_DISTRIBUTED)
+    _log.warning(_NOT_DISTRIBUTED_WARNING)

@@ -51,13 +51,15 @@ class Placement:
 
     def __init__(self, strategy: Strategy):
         """Initializes without variables."""
-        self._strategy, self._is_of_all = strategy, strategy.optimizer_shards.is_of_all
+        self._strategy, self._is_replicated = strategy, strategy.optimizer_shards.is_on_all_replicas
         self._placed_variables: dict[int, weakref.ref[keras.Variable]] = {}
 
     def place(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
         """Places variables as the strategy requires and makes them equal; all peers must have the same ones."""
         candidates = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
-        new_variables = [variable for variable in filter(self._is_of_all, candidates) if not self._is_placed(variable)]
+        new_variables = [
+            variable for variable in filter(self._is_replicated, candidates) if not self._is_placed(variable)
+        ]
         new_variables = list({id(variable): variable for variable in new_variables}.values())
         if not new_variables and not optimizers:
             return
@@ -82,7 +84,9 @@ class Placement:
             return  # a single process, or variables that span processes
         optimizer = model.optimizer if model.compiled else None
         variables = [*model.trainable_variables, *(optimizer.variables if optimizer is not None else [])]
-        placed_variables = [variable for variable in filter(self._is_of_all, variables) if self._is_placed(variable)]
+        placed_variables = [
+            variable for variable in filter(self._is_replicated, variables) if self._is_placed(variable)
+        ]
         checksums = [checksum([np.asarray(self._strategy.local(variable.value)[0])]) for variable in placed_variables]
         with long_timeout("its weights") as deadline:
             all_checksums = self._strategy.peers.gather("weights", checksums, deadline)

@@ -12,17 +12,17 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import RecordedCall
-from tfdist.collectives.differentiable import losses_weighted
+from tfdist.collectives.differentiable import loss_weight_scope
 from tfdist.data.batches import count_rows, has_static_rows
 from tfdist.errors.engine_errors import error_summary
-from tfdist.keras_fit.one_device import Replica, running
+from tfdist.keras_fit.one_device import Replica, replica_context
 from tfdist.keras_fit.step_outputs import ReduceOp, flatten_logs
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import LabelledValue, record_static_row_reads
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
 from tfdist.row_semantics.values import REPLICATED, ZEROS, Label, Rows, is_zero, sum_power
-from tfdist.step.loss import floating
+from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.row_dependence import adds_up, in_replica, labelled_state
 
@@ -52,7 +52,7 @@ class ReduceOps(NamedTuple):
     is_partitioned: bool = False
     values: Sequence[LabelledValue] = ()
     calls: Sequence[RecordedCall] = ()
-    without_rule: Collection[str] = ()
+    types_without_rule: Collection[str] = ()
 
     @property
     def gradient_op(self) -> ReduceOp:
@@ -66,9 +66,9 @@ class ReduceOps(NamedTuple):
 
 
 def per_row_state(model: keras.Model) -> str:
-    """Describes state that a model keeps for each row of a batch, which replicas cannot share; empty for none."""
-    stateful = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "stateful", False)]
-    return f"{stateful[0].name} is stateful: it has a state for each row of a batch" if stateful else ""
+    """Describes state that a model keeps for each row of a batch, which replicas cannot share; "" if there is none."""
+    stateful_layers = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "stateful", False)]
+    return f"{stateful_layers[0].name} is stateful: it has a state for each row of a batch" if stateful_layers else ""
 
 
 def reduce_ops(
@@ -101,7 +101,7 @@ def output_dependence(model: keras.Model, function: Callable[[Any], Any], spec: 
 
     def call(batch: Any, size: tf.Tensor) -> Any:
         collectives = LabelledCollectives(None)
-        with in_replica(model, collectives), running(Replica(collectives, count_rows(batch), size)):
+        with in_replica(model, collectives), replica_context(Replica(collectives, count_rows(batch), size)):
             return function(batch)
 
     try:
@@ -139,10 +139,10 @@ def _combine(
             paths.append([path for _, path in pairs])
 
         rows = count_rows(batch)
-        weight = floating(rows) / floating(size) if op == "mean" else None
+        weight = to_floatx(rows) / to_floatx(size) if op == "mean" else None
         collectives = LabelledCollectives(weight)
         replica = Replica(collectives, rows, size, apply, scales_losses=False)
-        with in_replica(model, collectives), running(replica), losses_weighted(weight):
+        with in_replica(model, collectives), replica_context(replica), loss_weight_scope(weight):
             outputs = flatten_logs(step(batch) or {})
         calls.extend(collectives.calls)
         metric_names = outputs if results_of_metrics is None else results_of_metrics
@@ -172,7 +172,7 @@ def _combine(
         reason = "some gradients of an optimizer are sums over rows and some means"
     elif not reason and calls and any(application_ops != {op} for application_ops in ops):
         reason = "gradients are sums over rows and means, in layers that communicate"
-    result = ReduceOps(needs_all_rows=reason, values=values, calls=calls, without_rule=labels.without_rule)
+    result = ReduceOps(needs_all_rows=reason, values=values, calls=calls, types_without_rule=labels.types_without_rule)
     if reason:
         return result
     return result._replace(
@@ -195,7 +195,7 @@ def _assignments(
             yield variable, LabelledValue("metric", variable.path, label, "sum" if adds_up(label) else "")
         else:
             yield variable, labelled_state(variable, label, sum_power(label) == -1)
-    for label in labels.others:
+    for label in labels.tf_variables:
         yield None, LabelledValue("variable", "a tf.Variable", label, "same" if label in (REPLICATED, ZEROS) else "")
 
 

@@ -13,9 +13,9 @@ from tfdist.collectives import OneReplica
 from tfdist.data.batches import count_rows
 from tfdist.distribution.strategy import State, Strategy
 from tfdist.errors import InputError
-from tfdist.keras_fit.one_device import Apply, Replica, running
+from tfdist.keras_fit.one_device import Apply, Replica, replica_context
 from tfdist.step.layer_state import assign
-from tfdist.step.loss import floating
+from tfdist.step.loss import to_floatx
 from tfdist.step.state_store import StateStore
 
 ReduceOp = Literal["mean", "sum"]  # over the values of replicas
@@ -70,7 +70,7 @@ class Logs:
         """Stores a replica's outputs, weighted by op; inside a replica function."""
         values_by_name = flatten_logs(outputs)
         values = [
-            tf.math.multiply_no_nan(floating(values_by_name[key]), weights[self._reduce_ops.get(key, "mean")])
+            tf.math.multiply_no_nan(to_floatx(values_by_name[key]), weights[self._reduce_ops.get(key, "mean")])
             for key in self._variables
         ]
         if values:
@@ -106,7 +106,7 @@ def inspect_step(
         computed_names.clear()
         rows = count_rows(data)
         replica = Replica(OneReplica(), rows, rows, apply and _unconditional_apply(apply, model.name))
-        with running(replica), keras_internals.functions_inlined(), _record_results(model) as results:
+        with replica_context(replica), keras_internals.inline_functions(), _record_results(model) as results:
             outputs = step(data) or {}
         metric_results = {id(result) for _, result in results.values()}
         for key, value in flatten_logs(outputs).items():

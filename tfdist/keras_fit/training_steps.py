@@ -22,21 +22,21 @@ from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import CustomTrainStep
 from tfdist.keras_fit.metric_sums import MetricSums
-from tfdist.keras_fit.one_device import running
+from tfdist.keras_fit.one_device import replica_context
 from tfdist.keras_fit.partitioned_step import batch_for_replica, equal_value_weights, run_partitioned
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, StepOutputs
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import randomness
-from tfdist.step.compiled_loop import compile_loop, compile_single_step, make_host_loop, not_finite
+from tfdist.step.compiled_loop import compile_loop, compile_single_step, make_host_loop, not_finite_error
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
 from tfdist.step.layer_state import refuse_shared_variables, restore_unless
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
-from tfdist.step.validation import check_micro_steps, check_optimizer, default_loss_scale, without_loss_scale
+from tfdist.step.validation import check_micro_steps, check_optimizer, default_loss_scale, unwrap_loss_scale
 from tfdist.synchronization import WeightSynchronizer
 
 ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of the step, scalar int64) -> None
@@ -183,7 +183,9 @@ class TrainerSteps:
         if bool(result.may_continue):
             return StepsResult(len(losses), sums=result.sums)
         last_step, variables = number + len(losses) - 1, self._model.trainable_variables
-        return StepsResult(len(losses), failure=not_finite(last_step, losses[-1], result, variables, self.loss_scale))
+        return StepsResult(
+            len(losses), failure=not_finite_error(last_step, losses[-1], result, variables, self.loss_scale)
+        )
 
     def _run_separately(self, batches: BatchReader, steps: int, number: int) -> StepsResult:
         for index in range(steps):
@@ -288,7 +290,7 @@ class EvaluationSteps:
         previous_values = [tf.identity(variable) for variable in variables]
         self._recording = collectives = Recording(self._strategy.collectives)
         random_numbers = functools.partial(randomness.inference_draws, seeds, self._options.seed, "evaluate", number)
-        layout_context = self._strategy.layouts.computing(self._model.trainable_variables)
+        layout_context = self._strategy.layouts.compute_layouts(self._model.trainable_variables)
         if self._reduce_ops.is_partitioned:
             with layout_context, random_numbers(collectives.rank, collectives.size):
                 result, _ = run_partitioned(self._model, self._model.test_step, own_rows, collectives)
@@ -299,7 +301,7 @@ class EvaluationSteps:
             own_rows, collectives, self.needs_all_rows, self._reduce_ops.static_rows
         )
         with layout_context, random_numbers(seed_replica, self._strategy.replicas), using(replica.collectives):
-            with running(replica), keras_internals.functions_inlined():
+            with replica_context(replica), keras_internals.inline_functions():
                 operations = keras_internals.count_operations()
                 outputs = self._model.test_step(batch)
                 refuse_shared_variables(self._model, self._strategy, operations)
@@ -312,7 +314,7 @@ class EvaluationSteps:
 
 def _settings(model: keras.Model, strategy: Strategy, options: RunConfig) -> Settings:
     clip = Clip(norm=options.clip_norm, value=options.clip_value)
-    optimizer, optimizer_loss_scale = without_loss_scale(model.optimizer)
+    optimizer, optimizer_loss_scale = unwrap_loss_scale(model.optimizer)
     check_optimizer(optimizer, clip)
     check_micro_steps(model, strategy, options.accumulate_steps)
     return Settings(

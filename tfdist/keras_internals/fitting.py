@@ -31,13 +31,13 @@ class AdaptedData(NamedTuple):
       batches: one epoch of batches.
       first: the first batch, as arrays.
       length: number of batches in an epoch; None if there is no end.
-      can_be_read_again: whether every iterator starts at the beginning.
+      is_reiterable: whether every iterator starts at the beginning.
     """
 
     batches: tf.data.Dataset
     first: Any
     length: int | None
-    can_be_read_again: bool
+    is_reiterable: bool
 
 
 def array_of(data: Any) -> np.ndarray:
@@ -52,7 +52,7 @@ def array_of(data: Any) -> np.ndarray:
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
-    """Returns whether the elements of a data set are batches, by its operations or, if these do not tell, its shapes."""
+    """Infers from a data set's operations, or else from its shapes, whether its elements are batches."""
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     if any(shape.rank == 0 for shape in shapes):
         return False
@@ -69,14 +69,14 @@ def count_rows(dataset: tf.data.Dataset, first_rows: int) -> int | None:
 
     Args:
       dataset: batches.
-      first_rows: rows of the first batch: if a mapped function has changed their number, the total is unknown.
+      first_rows: rows of the first batch; if a mapped function has changed this number, the total is unknown.
     """
     batches = int(dataset.cardinality())
     if batches < 0:
         return None
-    static = next(spec.shape[0] if spec.shape.rank else None for spec in tf.nest.flatten(dataset.element_spec))
-    if static is not None:
-        return batches * int(static)
+    static_rows = next(spec.shape[0] if spec.shape.rank else None for spec in tf.nest.flatten(dataset.element_spec))
+    if static_rows is not None:
+        return batches * int(static_rows)
     source = dataset
     while type(source).__name__ in _ELEMENTWISE_TYPES:
         [source] = source._inputs()
@@ -133,9 +133,9 @@ def callback_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def monitored_direction(callback: keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau) -> str:
-    """Returns the better direction, "min" or "max", of the metric of a callback with a model; "" if unknown.
+    """Returns whether a callback with a model minimizes ("min") or maximizes ("max") its metric; "" if unknown.
 
-    The callback keeps the direction, which Keras would determine at the end of the first epoch.
+    Sets the direction in the callback, as Keras does at the end of the first epoch.
     """
     if callback.monitor_op is None:
         try:
@@ -169,7 +169,7 @@ def initial_epoch(model: keras.Model) -> int:
 
 
 def set_initial_epoch(model: keras.Model, epoch: int) -> None:
-    """Sets the epoch at which a starting `fit` resumes."""
+    """Sets the epoch at which the next `fit` resumes."""
     model._initial_epoch = epoch
 
 
@@ -189,7 +189,7 @@ def global_seed() -> int | None:
 
 
 def loss_means(model: keras.Model) -> list[keras.metrics.Mean]:
-    """Returns Keras's means over batches of the total loss and, if there are several losses, of each."""
+    """Returns Keras's means over batches of the total loss and, if there are several losses, of each loss."""
     return [model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss is not None else [])]
 
 
@@ -197,12 +197,14 @@ def trace_symbolically(function: Callable[..., Any], batch: Any) -> None:
     """Calls a function of one batch with symbolic tensors, without changing variables.
 
     Args:
-      function: function of a batch; called twice if the first call fails, for example for assignments in a condition.
+      function: function of a batch; called again if the first call fails, for example because of assignments in a condition.
       batch: structure of `tf.TensorSpec`, with None for missing parts.
     """
-    symbolic = tf.nest.map_structure(lambda s: None if s is None else keras.KerasTensor(s.shape, s.dtype.name), batch)
+    symbolic_batch = tf.nest.map_structure(
+        lambda s: None if s is None else keras.KerasTensor(s.shape, s.dtype.name), batch
+    )
     try:
-        compute_output_spec(function, symbolic)
+        compute_output_spec(function, symbolic_batch)
     except InputError:
         raise
     except (AttributeError, TypeError, ValueError):
@@ -227,9 +229,9 @@ def symbolic_graph(name: str) -> Iterator[Any]:
         yield graph
 
 
-def functions_wrapped(
+def wrap_functions(
     wrappers: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]],
 ) -> contextlib.AbstractContextManager[None]:
-    """Context in which private functions of Keras are wrapped, by name."""
+    """Context in which private functions of Keras are wrapped; `wrappers` are by the name of the function."""
     modules = [(_FUNCTION_MODULES[name], name, wrap) for name, wrap in wrappers.items()]
     return patched(*((module, name, wrap(getattr(module, name))) for module, name, wrap in modules))

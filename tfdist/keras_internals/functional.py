@@ -35,8 +35,8 @@ class GraphNode(NamedTuple):
 def functional_of(model: Any) -> keras.Model | None:
     """Returns the functional model that a call of a model runs; None if there is none.
 
-    A functional model runs itself. A sequential model has one when its input shape is known. Subclasses that override `call`
-    have none.
+    A functional model runs itself. A sequential model has a functional model when its input shape is known. Subclasses that
+    override `call` have none.
     """
     if getattr(type(model), "call", None) not in _KERAS_CALLS or "call" in vars(model):
         return None
@@ -61,7 +61,7 @@ def is_transparent(model: keras.Model) -> bool:
 
 
 def is_rematerialized(operation: keras.Operation) -> bool:
-    """Returns whether an operation is recomputed in the backward pass, so that only its inputs are stored."""
+    """Returns whether an operation is recomputed in the backward pass, which stores only its inputs."""
     return operation._remat_mode is not None
 
 
@@ -116,7 +116,7 @@ def pack_outputs(functional: keras.Model, tensors: Sequence[Any]) -> Any:
 
 
 class Body(keras.Layer):
-    """A part of a model as a layer: it calls operations in one forward pass, and owns the losses that they add."""
+    """A layer that calls a part of a model's operations in one forward pass, and owns the losses that they add."""
 
     def __init__(self, name: str, model: keras.Model, layers: Sequence[keras.Layer], run: Callable[..., Any]):
         """Creates the layer.
@@ -143,7 +143,7 @@ class Body(keras.Layer):
 
 
 def new_trace() -> tf.Graph:
-    """Returns a graph that only records operations, like that of a function, including its own loops and conditions."""
+    """Returns a function graph that only records operations, including those of loops and conditions."""
     return tf.__internal__.FuncGraph("abstract_run")
 
 
@@ -188,8 +188,8 @@ def count_operations() -> int:
     return 0 if tf.executing_eagerly() else len(ops.get_default_graph().get_operations())
 
 
-def assigned_since(operations: int, variables: Sequence[keras.Variable | tf.Variable]) -> list[bool]:
-    """Returns which variables the latest operations of the graph may assign; all of them in eager mode.
+def find_assigned(operations: int, variables: Sequence[keras.Variable | tf.Variable]) -> list[bool]:
+    """Returns, for each variable, whether the latest operations of the graph may assign it; always True in eager mode.
 
     Args:
       operations: number of earlier operations, from `count_operations`.
@@ -205,21 +205,21 @@ def assigned_since(operations: int, variables: Sequence[keras.Variable | tf.Vari
     return [id(graph.capture(handle)) in assigned_handles for handle in _handles(variables)]
 
 
-def feeds_back(
+def find_feedback(
     results: Sequence[tf.Tensor], operations: int, variables: Sequence[keras.Variable | tf.Variable]
 ) -> list[bool]:
-    """Returns which variables the latest operations of the graph may assign and later use for the results.
+    """Returns, for each variable, whether the latest operations may assign it and a later step uses it for the results.
 
     Args:
       results: tensors of the graph.
-      operations: see `assigned_since`.
-      variables: see `assigned_since`; none of them in eager mode.
+      operations: see `find_assigned`.
+      variables: see `find_assigned`; the result is always False in eager mode.
     """
     if tf.executing_eagerly():
         return [False] * len(variables)
-    assigned = assigned_since(operations, variables)
-    if not any(assigned):
-        return assigned
+    are_assigned = find_assigned(operations, variables)
+    if not any(are_assigned):
+        return are_assigned
     graph = ops.get_default_graph()
     names = [graph.capture(handle).name for handle in _handles(variables)]
     needed_names = {tensor.name for tensor in results}
@@ -232,7 +232,7 @@ def feeds_back(
         for outputs, inputs in edges:
             if not needed_names.isdisjoint(outputs):
                 needed_names.update(inputs)
-    return [is_assigned and name in needed_names for is_assigned, name in zip(assigned, names, strict=True)]
+    return [is_assigned and name in needed_names for is_assigned, name in zip(are_assigned, names, strict=True)]
 
 
 def _handles(variables: Sequence[keras.Variable | tf.Variable]) -> list[tf.Tensor]:

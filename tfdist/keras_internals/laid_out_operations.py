@@ -26,7 +26,7 @@ _TRACING_LOCK = threading.RLock()  # a second thread would restore the replaceme
 _REVERSE = ((tf, "reverse"), (array_ops, "reverse"), (array_ops, "reverse_v2"))  # names of one function
 
 
-def draws_laid_out(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+def lay_out_draws(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
     """Context in which `lay_out` is applied to each tensor that a traced function draws from a seed."""
     return _replace_functions(
         [(random_operations, name) for name in _DRAW_FUNCTIONS],
@@ -34,11 +34,11 @@ def draws_laid_out(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.Abst
     )
 
 
-def concatenations_laid_out(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+def lay_out_concatenations(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
     """Context in which `lay_out` is applied to the inputs and results of concatenations in a traced function.
 
-    Axes become positive. Tensors of more than three dims are laid out only if rows are concatenated: for others, such as the
-    heads of an attention layer that rotates them, another dim is usually sharded.
+    Axes become positive. Tensors of more than three dims are laid out only if rows are concatenated: in other concatenations,
+    such as those of rotary attention heads, another dim is usually sharded.
 
     Args:
       lay_out: takes a tensor, and whether the rows of the inputs are rows of the result.
@@ -61,7 +61,7 @@ def concatenations_laid_out(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> 
     return _replace_functions([(gen_array_ops, "concat_v2")], wrap_concat)
 
 
-def top_k_laid_out(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+def lay_out_top_k(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
     """Context in which `lay_out` is applied to the inputs and results of `tf.math.top_k` in a traced function."""
 
     def wrap_top_k(top_k: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +74,7 @@ def top_k_laid_out(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.Abst
     return _replace_functions([(gen_nn_ops, "top_kv2")], wrap_top_k)
 
 
-def transposed_inputs_copied() -> contextlib.AbstractContextManager[None]:
+def copy_transposed_inputs() -> contextlib.AbstractContextManager[None]:
     """Context in which a traced function transposes copies of tensors, whose layouts may differ from the originals'.
 
     Only tensors of at most three dims are copied: DTensor does not move an axis between inner dims of larger ones
@@ -93,7 +93,7 @@ def transposed_inputs_copied() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def strides_laid_out(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[None]:
+def lay_out_strided_slices(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[None]:
     """Context in which `lay_out` is applied to the inputs and results of strided slices in a traced function.
 
     `tf.reverse`, which `keras.ops.flip` calls, becomes a slice with strides of -1. `tf.slice` with constant arguments becomes a
@@ -126,7 +126,7 @@ def strides_laid_out(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterato
 
 
 def is_laid_out(operation: tf.Operation) -> bool:
-    """Returns whether a strided slice is from `strides_laid_out`, or of a constant."""
+    """Returns whether a strided slice is from `lay_out_strided_slices`, or a slice of a constant."""
     return _LAID_OUT in operation.node_def.attr or tf.get_static_value(operation.inputs[0]) is not None
 
 
@@ -134,7 +134,7 @@ def is_laid_out(operation: tf.Operation) -> bool:
 def _replace_functions(
     functions: Sequence[tuple[Any, str]], replacement: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Context in which functions of modules are replaced in functions that this thread traces; others may read data."""
+    """Context in which functions of modules are replaced in functions that this thread traces, but not in other threads."""
     thread = threading.get_ident()
 
     def dispatch(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -83,9 +83,10 @@ def layers_adding_losses(layer: keras.Layer, losses: Sequence[Any]) -> list[kera
 
 @functools.cache
 def keep_losses_by_replica() -> None:
-    """Gives each replica of this process its own losses of layers; once per process.
+    """Stores the losses of layers separately for each replica of this process; has an effect once per process.
 
-    Each replica has a thread. While one communicates in its forward pass, another one would otherwise change its losses.
+    Each replica has a thread. Otherwise, while a replica communicates in its forward pass, another replica could change its
+    losses.
     """
     for name, make in (("_losses", list), ("_loss_ids", set)):
         setattr(keras.Layer, name, _replica_property(name, make))
@@ -129,7 +130,7 @@ def check_layer_calls(check: Callable[[keras.Layer, Sequence[Any]], None]) -> No
     keras.Layer.__call__ = checked_call
 
 
-def attentions_laid_out(
+def lay_out_attention(
     replace_query: Callable[[str, Any], Any],
     replace_projections: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]],
     replace_output: Callable[[str, Any], Any],
@@ -163,11 +164,11 @@ def attentions_laid_out(
         def call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
             query = args[0] if args else kwargs["query"]
             if tf.is_tensor(query):
-                laid_out = replace_query(layer.path, query)
-                args = tuple(laid_out if x is query else x for x in args)
-                kwargs = {name: laid_out if x is query else x for name, x in kwargs.items()}
+                new_query = replace_query(layer.path, query)
+                args = tuple(new_query if x is query else x for x in args)
+                kwargs = {name: new_query if x is query else x for name, x in kwargs.items()}
             outputs = method(layer, *args, **kwargs)
-            if isinstance(outputs, tuple):  # the second element has the scores
+            if isinstance(outputs, tuple):  # the second element is the scores
                 return (replace_output(layer.path, outputs[0]), *outputs[1:])
             return copy_mask_and_logits(replace_output(layer.path, outputs), outputs, tf.identity)
 
@@ -178,11 +179,11 @@ def attentions_laid_out(
     return patched(*((k, name, wrap(getattr(k, name))) for k in kinds for name, wrap in wrappers.items()))
 
 
-def products_keep_dims() -> contextlib.AbstractContextManager[None]:
+def keep_product_dims() -> contextlib.AbstractContextManager[None]:
     """Context in which Keras does not merge dims for products: DTensor would gather a sharded dim.
 
-    Otherwise Keras's `einsum` becomes one matrix product per row of a batch, and the gradient of a weight is sent for each row
-    before the sum over rows.
+    Otherwise, Keras's `einsum` becomes one matrix product per row of a batch, and the gradient of a weight is communicated for
+    each row before the sum over rows.
     """
     matmul, einsum = keras_numpy.matmul, keras_numpy.einsum
 
@@ -204,7 +205,7 @@ def products_keep_dims() -> contextlib.AbstractContextManager[None]:
 
 # Random numbers that user code draws in a replica function, by `keras.random` or `tf.random`. TensorFlow seeds an operation by
 # its graph, so processes with the same seed draw the same numbers, and replicas would share Keras's generators outside of a
-# model, which are variables. Inside `keyed`, each replica draws different numbers.
+# model, which are variables. Inside `random_key_scope`, each replica draws different numbers.
 
 # Functions that use the graph's seed, and their stateless equivalents; common arguments are passed by name.
 _STATELESS = {
@@ -222,15 +223,15 @@ _source: contextvars.ContextVar["_KeyedSource | None"] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def keyed(key: tf.Tensor, seeded: frozenset[int]) -> Iterator[None]:
+def random_key_scope(key: tf.Tensor, seeded_ids: frozenset[int]) -> Iterator[None]:
     """Context in which random numbers depend only on a key and on the number of preceding draws.
 
     Args:
       key: [2] int32.
-      seeded: ids of the states of generators that are already seeded per replica.
+      seeded_ids: ids of the states of generators that are already seeded per replica.
     """
     _install_wrappers()
-    token = _source.set(_KeyedSource(key, seeded))
+    token = _source.set(_KeyedSource(key, seeded_ids))
     try:
         yield
     finally:
@@ -239,7 +240,7 @@ def keyed(key: tf.Tensor, seeded: frozenset[int]) -> Iterator[None]:
 
 class _KeyedSource:
     def __init__(self, key: tf.Tensor, seeded: frozenset[int]):
-        self._key, self._seeded, self._draws = key, seeded, 0
+        self._key, self._seeded_ids, self._draws = key, seeded, 0
 
     def draw(self, name: str, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         if name == "shuffle":
@@ -256,7 +257,7 @@ class _KeyedSource:
         )
 
     def seed(self, original: Callable[..., Any], seed: Any) -> tf.Tensor:
-        if isinstance(seed, keras.random.SeedGenerator) and id(seed.state) in self._seeded:
+        if isinstance(seed, keras.random.SeedGenerator) and id(seed.state) in self._seeded_ids:
             return original(seed)
         return self._next()
 
@@ -267,7 +268,7 @@ class _KeyedSource:
 
 @functools.cache
 def _install_wrappers() -> None:
-    """Wraps the functions, once per process; outside of `keyed` the wrappers have no effect."""
+    """Wraps the functions, once per process; outside of `random_key_scope` the wrappers have no effect."""
     for name in _DRAW_FUNCTIONS:
         if getattr(getattr(tf.random, name), "__module__", "").startswith("tensorflow"):  # not replaced by the program
             setattr(tf.random, name, _wrap_draw(name, getattr(tf.random, name)))
@@ -308,7 +309,7 @@ _RESERVED = 64  # values of the counter for a number of a group, where some draw
 
 
 def is_only_looked_up(layer: keras.Layer) -> bool:
-    """Returns whether a layer is a trained `keras.layers.Embedding` whose table nothing but its lookup reads."""
+    """Returns whether a layer is a trainable `keras.layers.Embedding` whose table is read only by its lookup."""
     return (
         type(layer) is keras.layers.Embedding
         and layer.trainable
@@ -320,15 +321,15 @@ def is_only_looked_up(layer: keras.Layer) -> bool:
 
 
 def set_lookup(layer: keras.layers.Embedding, lookup: Callable[[Any], tf.Tensor]) -> None:
-    """Makes a layer call a function (ids) instead of reading its table."""
+    """Makes a layer call `lookup` with its ids instead of reading its table."""
     layer.__dict__["call"] = lookup  # bypasses Keras's tracking
 
 
 def rows_initializer(variable: keras.Variable) -> Mapping[str, Any] | None:
-    """Returns what `initial_rows` takes to draw some rows of a variable without a value.
+    """Returns the argument with which `initial_rows` draws rows of a variable without a value.
 
     Returns:
-      A description that JSON can express; None if the rows cannot be drawn without the others.
+      A JSON-serializable description; None if rows cannot be drawn separately.
     """
     initializer = variable._initializer
     kinds = (*_UNIFORM_OR_NORMAL, *_TRUNCATED, *_SCALED, *_CONSTANT)
@@ -338,7 +339,7 @@ def rows_initializer(variable: keras.Variable) -> Mapping[str, Any] | None:
     if not isinstance(initializer, _CONSTANT):
         if not isinstance(initializer.seed, int):
             return None
-        config["seed"] = initializer.seed  # which Keras has drawn, and does not write, if none was given
+        config["seed"] = initializer.seed  # Keras draws a seed if none is given, but does not serialize it
     elif not isinstance(config.get("value", 0), int | float):
         return None
     return keras.initializers.serialize(type(initializer).from_config(config))
@@ -361,27 +362,27 @@ def initial_rows(
     draw = keras.initializers.deserialize(initializer)
     group = _GROUPS[tf.as_dtype(dtype)]
     rejects = isinstance(draw, _TRUNCATED) or getattr(draw, "distribution", "") == "truncated_normal"
-    skipped = begin * shape[1] // group * (group * _RESERVED if rejects else 1)
+    skipped_count = begin * shape[1] // group * (group * _RESERVED if rejects else 1)
     compute_fans = random_initializers.compute_fans
 
     def fans_of_all_rows(_: Any, *axes: Any, **named_axes: Any) -> Any:
         return compute_fans(shape, *axes, **named_axes)
 
-    with _counter_moved(skipped), patched((random_initializers, "compute_fans", fans_of_all_rows)):
+    with _advance_counter(skipped_count), patched((random_initializers, "compute_fans", fans_of_all_rows)):
         return np.asarray(draw((end - begin, shape[1]), dtype=dtype))
 
 
 @contextlib.contextmanager
-def _counter_moved(by: int) -> Iterator[None]:
-    """Context in which stateless random operations, called eagerly, begin at a later value of their counter of 128 bits."""
+def _advance_counter(increment: int) -> Iterator[None]:
+    """Context in which eager stateless random operations start at a later value of their 128-bit counter."""
     original = random_ops_util.get_key_counter_alg
 
     @functools.wraps(original)
-    def moved(seed: Any, alg: Any) -> Any:
+    def get_advanced_counter(seed: Any, alg: Any) -> Any:
         key, counter, algorithm = original(seed, alg)
         low, high = (int(part) for part in counter.numpy())
-        value = (low + (high << 64) + by) % (1 << 128)
+        value = (low + (high << 64) + increment) % (1 << 128)
         return key, tf.constant([value & (1 << 64) - 1, value >> 64], tf.uint64), algorithm
 
-    with patched((random_ops_util, "get_key_counter_alg", moved)), tf.device("CPU:0"):
+    with patched((random_ops_util, "get_key_counter_alg", get_advanced_counter)), tf.device("CPU:0"):
         yield

@@ -1,4 +1,4 @@
-"""Metrics of Keras models: the compiled ones, and those that calls of the model update."""
+"""Metrics of Keras models: compiled metrics, and metrics that are updated by calls of the model."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,13 +15,13 @@ def metrics_of(model: keras.Model) -> list[keras.Metric]:
     return [*compiled_metrics(model), *(metric for _, metric in _prefixed_metrics(model))]
 
 
-def own_compiled_metrics(model: keras.Model) -> list[keras.Metric]:
-    """Returns the compiled metrics that are or call user code, or that may combine rows."""
+def custom_compiled_metrics(model: keras.Model) -> list[keras.Metric]:
+    """Returns the compiled metrics that are user-defined, call user-defined code or may combine rows."""
     return [metric for metric in compiled_metrics(model) if is_user_defined(metric) or _may_combine_rows(metric)]
 
 
 def _may_combine_rows(metric: keras.Metric) -> bool:
-    """Returns whether a metric wraps a user-defined function or reduces an axis that may be that of the rows."""
+    """Returns whether a metric wraps a user-defined function or reduces an axis that may be the axis of the rows."""
     function = getattr(metric, "_fn", None)  # any callable of a user; a function or loss of Keras
     has_row_axis = getattr(metric, "_fn_kwargs", {}).get("axis", -1) not in (-1, [-1], (-1,))
     return function is not None and (
@@ -47,7 +47,7 @@ def metrics_updated_by_calls(model: keras.Model) -> list[tuple[str, keras.Metric
 def _prefixed_metrics(model: keras.Model) -> list[tuple[str, keras.Metric]]:
     """Returns the metrics that a call of the model updates, with the prefixes of their names in logs.
 
-    The model may override its property `metrics`; its own metrics are those that neither Keras nor a layer has added.
+    The model may override its property `metrics`; the model's metrics are those that were not added by Keras or a layer.
     """
     layer_metrics = _layer_metrics(model)
     compile_metrics = [model._loss_tracker, model._compile_metrics, *compiled_metrics(model)]
@@ -87,7 +87,7 @@ def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float
 
 
 def by_name(name: str, result: Any) -> dict[str, Any]:
-    """Returns a metric's result by name in logs: a dict has names, other results have the metric's name."""
+    """Returns a metric's result by name in logs: a dict is returned unchanged, other results get the metric's name."""
     return result if isinstance(result, dict) else {name: result}
 
 

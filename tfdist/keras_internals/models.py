@@ -22,19 +22,19 @@ from tfdist.keras_internals.patching import patched
 def weights_in_file() -> contextlib.AbstractContextManager[None]:
     """Context in which Keras saves weights one at a time, through a temporary file.
 
-    Otherwise it keeps a copy of all weights in memory if the host has enough, whatever the memory limit of the process.
-    An array, which may be that of a mapped file, is not copied.
+    Otherwise, Keras keeps a copy of all weights in memory if the host has enough of it, regardless of the memory limit of the
+    process. An array, which may be a memory-mapped file, is not copied.
     """
     keras_backend = saving_lib.backend
     convert = keras_backend.convert_to_numpy
 
-    def converted(x: Any) -> Any:
-        is_elsewhere = isinstance(x, keras.Variable) and not isinstance(x._value, tf.Variable | None)
-        value = x._value.numpy() if is_elsewhere else x
+    def convert_variable(x: Any) -> Any:
+        is_remote = isinstance(x, keras.Variable) and not isinstance(x._value, tf.Variable | None)
+        value = x._value.numpy() if is_remote else x
         return value if isinstance(value, np.ndarray) else convert(value)
 
     return patched(
-        (saving_lib, "is_memory_sufficient", lambda model: False), (keras_backend, "convert_to_numpy", converted)
+        (saving_lib, "is_memory_sufficient", lambda model: False), (keras_backend, "convert_to_numpy", convert_variable)
     )
 
 
@@ -80,7 +80,7 @@ def build(model: keras.Model, batch: Any) -> None:
 
 
 def check_fits(model: keras.Model, batch: Any) -> None:
-    """Calls a built model and its losses symbolically, so Keras raises an error if the data does not fit.
+    """Calls a built model and its losses symbolically; Keras raises an error if the batch does not fit them.
 
     Args:
       model: a compiled model.
@@ -93,7 +93,7 @@ def check_fits(model: keras.Model, batch: Any) -> None:
         compute_output_spec(model._compute_loss, x, y, outputs, weight, training=False)
 
 
-def not_compiled(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+def without_compilation(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Context in which the model is not compiled, so a model saved inside can be loaded without its optimizer."""
     return patched((model, "compiled", False))
 
@@ -138,7 +138,7 @@ def compiled_metrics(model: keras.Model) -> list[keras.Metric]:
 
 
 def wrapped_function(part: Any) -> Any:
-    """Returns the function that a Keras loss or metric wraps, or any other object unchanged."""
+    """Returns the function that a Keras loss or metric wraps; returns other objects unchanged."""
     candidates = (getattr(part, name, None) for name in ("fn", "_fn"))
     return next((function for function in candidates if hasattr(function, "__name__")), part)
 
@@ -239,7 +239,7 @@ def embeddings(model: keras.Model) -> list[keras.Variable]:
 
 
 def embeddings_without_copy(model: keras.Model, kind: type) -> list[keras.layers.Embedding]:
-    """Returns the embedding layers whose table has no value yet, or one of this kind."""
+    """Returns the embedding layers whose table has no value yet, or a value of the type `kind`."""
     layers = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
     return [layer for layer in layers if layer._embeddings._value is None or isinstance(layer._embeddings._value, kind)]
 

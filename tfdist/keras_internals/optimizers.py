@@ -45,7 +45,7 @@ def scheduled_learning_rate(optimizer: keras.Optimizer) -> keras.optimizers.sche
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
-def replaced_learning_rate(
+def replace_learning_rate(
     optimizer: keras.Optimizer, rate: Callable[[keras.Variable], tf.Tensor]
 ) -> contextlib.AbstractContextManager[None]:
     """Context in which updates are traced with another learning rate, a function of `optimizer.iterations`.
@@ -56,12 +56,12 @@ def replaced_learning_rate(
     return patched((optimizer, "_get_current_learning_rate", lambda: rate(optimizer.iterations)))
 
 
-def scaled_learning_rate(optimizer: keras.Optimizer, factor: float) -> contextlib.AbstractContextManager[None]:
-    """Context in which updates are traced with the learning rate times a factor; see `replaced_learning_rate`."""
+def scale_learning_rate(optimizer: keras.Optimizer, factor: float) -> contextlib.AbstractContextManager[None]:
+    """Context in which updates are traced with the learning rate times a factor; see `replace_learning_rate`."""
     if factor == 1:
         return contextlib.nullcontext()
     current_rate = optimizer._get_current_learning_rate
-    return replaced_learning_rate(optimizer, lambda iterations: current_rate() * factor)
+    return replace_learning_rate(optimizer, lambda iterations: current_rate() * factor)
 
 
 class _ScheduledNumber:
@@ -72,7 +72,11 @@ class _ScheduledNumber:
     """
 
     def __init__(self, value: Callable[[], tf.Tensor]):
-        """Args: value: returns the current value, a scalar."""
+        """Initializes the number.
+
+        Args:
+          value: returns the current value, a scalar.
+        """
         self._value = value
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
@@ -145,7 +149,7 @@ def updating_one_device(*optimizers: keras.Optimizer) -> contextlib.AbstractCont
 
 
 def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    """Returns a built optimizer's momentum variables that sum learning rates times gradients; empty for others."""
+    """Returns a built optimizer's momentum variables that sum learning rates times gradients; by default, none."""
     if isinstance(optimizer, keras.optimizers.RMSprop):
         return [slot for slot in getattr(optimizer, "_momentums", []) if slot is not None]
     if not isinstance(optimizer, keras.optimizers.SGD):
@@ -173,8 +177,8 @@ def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) ->
 def updating_own_copies() -> contextlib.AbstractContextManager[None]:
     """Context in which optimizers assign to Keras's variables directly, without tf.distribute.
 
-    In a replica function in which variables are the replica's own copies, an update then changes only this replica. Variables
-    get the names of TensorFlow's, by which optimizers select variables that they treat differently.
+    In a replica function in which variables stand for the replica's copies, an update then changes only this replica.
+    Variables get the names of their TensorFlow variables, by which optimizers exclude variables from weight decay.
     """
     kind, base = tf_optimizer.TFOptimizer, base_optimizer.BaseOptimizer
     names = ("assign", "assign_add", "assign_sub", "_apply_weight_decay", "_backend_update_step")
@@ -201,25 +205,25 @@ def updating_subset(
     update, clip = optimizer._backend_apply_gradients, optimizer._clip_gradients
 
     def update_some(gradients: Sequence[tf.Tensor], all_variables: Sequence[keras.Variable]) -> None:
-        pairs = [(g, v) for g, v in zip(clip(gradients), all_variables, strict=True) if id(v) in ids]
-        update([g for g, _ in pairs], [v for _, v in pairs])
+        selected_pairs = [(g, v) for g, v in zip(clip(gradients), all_variables, strict=True) if id(v) in ids]
+        update([g for g, _ in selected_pairs], [v for _, v in selected_pairs])
 
     return patched((optimizer, "_backend_apply_gradients", update_some), (optimizer, "_clip_gradients", list))
 
 
 def slots(optimizer: keras.Optimizer) -> list[keras.Variable]:
     """Returns a built optimizer's floating-point state of trained variables, without averages of weights."""
-    averages = {id(average) for _, average in weight_averages(optimizer)}
-    general = {id(optimizer.iterations), id(optimizer._learning_rate)}
-    state = [v for v in optimizer.variables if id(v) not in averages | general]
+    average_ids = {id(average) for _, average in weight_averages(optimizer)}
+    general_ids = {id(optimizer.iterations), id(optimizer._learning_rate)}
+    state = [v for v in optimizer.variables if id(v) not in average_ids | general_ids]
     return [v for v in state if tf.as_dtype(v.dtype).is_floating]
 
 
 def paths_of_state(optimizer: keras.Optimizer) -> list[str]:
     """Returns unique paths of a built optimizer's variables, with the path of the trained variable.
 
-    These are Keras's paths if they contain it. Adafactor's contain only its last part, as in `adafactor/kernel`, and are
-    replaced by paths such as `adafactor/dense_kernel_r`.
+    Keras's paths are kept if they contain the path of the trained variable. Paths of Adafactor contain only its last part, as
+    in `adafactor/kernel`, and are replaced by paths such as `adafactor/dense_kernel_r`.
     """
     variables = optimizer._trainable_variables
     paths = {}
@@ -238,7 +242,7 @@ def paths_of_state(optimizer: keras.Optimizer) -> list[str]:
 
 
 def begins_at_weights(optimizer: keras.Optimizer) -> bool:
-    """Returns whether the initial state of an optimizer is a copy of the weights, as in schedule-free ones."""
+    """Returns whether the initial state of an optimizer is a copy of the weights, as in schedule-free optimizers."""
     return isinstance(optimizer, getattr(keras.optimizers, "ScheduleFreeAdamW", ()))
 
 
@@ -268,7 +272,7 @@ def _constant_values(variables: Sequence[keras.Variable]) -> list[float] | None:
 
 
 class _ObservedList(list):
-    """A list that reports the index of a loop over it: state that is created there belongs to that variable."""
+    """A list of variables that reports the index of each loop over it, to attribute the state created in the loop body."""
 
     def __init__(self, variables: Sequence[keras.Variable], on_index: Callable[[int | None], None]):
         super().__init__(variables)
@@ -286,8 +290,8 @@ def build_partially(
 ) -> dict[int, int]:
     """Builds an optimizer, but gives values only to the state of some of its variables.
 
-    Names, shapes and order of the optimizer's variables are those of a complete build. State that belongs to no variable gets
-    a value, too. Call it outside of the scope of tf.distribute, because the variables are ordinary ones of this process.
+    The optimizer's variables have the same names, shapes and order as after a complete build. State that belongs to no
+    variable also gets a value. Call it outside of the scope of tf.distribute, because the variables belong to this process.
 
     Args:
       optimizer: optimizer that is not built.
@@ -305,7 +309,7 @@ def build_partially(
     def on_index(number: int | None) -> None:
         current[0] = number
 
-    def initialize_some(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
+    def initialize_selected(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
         if current[0] is not None:
             owner_numbers[id(variable)] = current[0]
         if current[0] is None or current[0] in selected:
@@ -313,13 +317,13 @@ def build_partially(
         else:
             variable._value, variable._initializer = None, initializer
 
-    with patched((kind, "_initialize_with_initializer", initialize_some)), updating_one_device(optimizer):
+    with patched((kind, "_initialize_with_initializer", initialize_selected)), updating_one_device(optimizer):
         optimizer.build(_ObservedList(variables, on_index))
     return owner_numbers
 
 
 def variable_at(path: str, value: np.ndarray) -> keras.Variable:
-    """Creates a trainable variable with a path like that of a layer's variable in a model."""
+    """Creates a trainable variable with the given path, like a layer's variable in a model."""
     *scopes, name = path.split("/")
     with contextlib.ExitStack() as stack:
         for scope in scopes:

@@ -20,7 +20,7 @@ from tensorflow.python.types import core
 from tfdist.keras_internals.patching import patched
 
 # AutoGraph converts functions of users, but not those of tfdist, which do not need it. It parses and rewrites the source of
-# every function that is called, which took a third of the processor time of a short run.
+# every function that it calls, which took a third of the CPU time of a short run.
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -66,7 +66,7 @@ def limit_start_of_workers(workers: int, seconds: float) -> None:
     context.context().coordination_service.cluster_register_with_barrier = True
 
 
-# For dtypes that TensorFlow cannot broadcast between processes, dtypes that it can and that have all their values.
+# For each dtype that TensorFlow cannot broadcast between processes, a wider dtype that it can broadcast.
 _WIDE_DTYPES = (
     {tf.bfloat16: tf.float32}
     | dict.fromkeys((tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32)
@@ -75,7 +75,7 @@ _WIDE_DTYPES = (
 
 
 def create_variables_of_any_dtype(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
-    """Broadcasts initial values in another dtype if TensorFlow cannot broadcast that of the variable, such as bfloat16."""
+    """Makes a strategy broadcast initial values in a wider dtype if TensorFlow cannot broadcast the variable's dtype."""
     make_initial_value = strategy.extended._get_variable_creator_initial_value
 
     def make_wide_value(replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Callable[[], tf.Tensor]:
@@ -124,7 +124,7 @@ def is_computed_from(value: Any, tensors: Collection[int]) -> bool:
 
 @contextlib.contextmanager
 def outside_functions() -> Iterator[None]:
-    """Like `tf.init_scope`, but gradient tapes inside record."""
+    """Context like `tf.init_scope`, in which gradient tapes record."""
     with tf.init_scope():
         pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
         try:
@@ -148,10 +148,14 @@ def trace_inside(
         with _replace_captures(_constant):
             return function(*arguments)
 
-    traced = tf.function(call_with_constants, autograph=False).get_concrete_function(*specs)
+    concrete_function = tf.function(call_with_constants, autograph=False).get_concrete_function(*specs)
     captures = {id(inner): outer for outer, inner in ops.get_default_graph().captures}
-    sources = [captures.get(id(t), None if hasattr(t, "graph") else t) for t in traced.captured_inputs]
-    return traced, sources, [t for t, source in zip(traced.captured_inputs, sources, strict=True) if source is None]
+    sources = [captures.get(id(t), None if hasattr(t, "graph") else t) for t in concrete_function.captured_inputs]
+    return (
+        concrete_function,
+        sources,
+        [t for t, source in zip(concrete_function.captured_inputs, sources, strict=True) if source is None],
+    )
 
 
 def call_with_captures(function: Any, arguments: Sequence[tf.Tensor], captures: Sequence[Any]) -> list[tf.Tensor]:
@@ -159,7 +163,7 @@ def call_with_captures(function: Any, arguments: Sequence[tf.Tensor], captures: 
     return list(function._call_flat(list(arguments), list(captures)))
 
 
-def captures_replaced(replace: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+def replace_captures(replace: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
     """Context in which `replace` is applied to eager tensors that the traced function captures."""
 
     def replace_value(tensor: tf.Tensor) -> tf.Tensor:
@@ -216,11 +220,11 @@ def enable_float_conversion() -> None:
             setattr(values.DistributedVariable, name, lambda variable, kind=kind: kind(variable.numpy()))
 
 
-_inlining_threads = [0]  # number of replica threads in `functions_inlined`
+_inlining_threads = [0]  # number of replica threads in `inline_functions`
 
 
 @contextlib.contextmanager
-def functions_inlined() -> Iterator[None]:
+def inline_functions() -> Iterator[None]:
     """Context in which a call of a `tf.function` is traced into its caller, and earlier traces are not reused."""
     _inlining_threads[0] += 1
     tf.config.run_functions_eagerly(True)
@@ -252,7 +256,7 @@ def is_in_keras_function() -> bool:
     return graph is not None
 
 
-def no_gradients_recorded() -> contextlib.AbstractContextManager:
+def without_gradient_recording() -> contextlib.AbstractContextManager:
     """Context in which gradient tapes do not record."""
     return record.stop_recording()
 

@@ -102,7 +102,7 @@ def record_name_scope(variable: keras.Variable) -> None:
 
 
 def recorded_name_scope(variable: keras.Variable) -> contextlib.AbstractContextManager[Any]:
-    """Returns the recorded name scope, in which to create the TensorFlow variable."""
+    """Returns a context with the recorded name scope, in which to create the TensorFlow variable."""
     scope = getattr(variable, "_name_scope", "")
     return tf.name_scope(scope and f"{scope}/")  # the trailing slash makes it absolute
 
@@ -125,10 +125,10 @@ def set_tf_variable(variable: keras.Variable, value: tf.Variable) -> None:
     variable._value, variable._initializer = value, None
 
 
-def initialized_by(
+def create_variables_with(
     create: Callable[[keras.Variable, Any], tf.Variable],
 ) -> contextlib.AbstractContextManager[None]:
-    """Context in which `create` creates variables with a layout, and the optimizer's variables for them."""
+    """Context in which `create` creates the variables that have a layout, and their optimizer variables."""
     kind = keras.Variable
     initialize = kind._initialize
 
@@ -163,8 +163,8 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     return [variable for variable in _untrained_variables(model) if id(variable) not in frozen]
 
 
-def own_state(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables other than weights of user-defined layers, including a user-defined model itself."""
+def user_layer_state(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables of user-defined layers, and of a user-defined model, that are not weights."""
     user_layers = [layer for layer in model._flatten_layers() if is_user_defined(layer)]
     variables_by_id = {id(v): v for layer in user_layers for v in layer._non_trainable_variables if not v.trainable}
     return list(variables_by_id.values())
@@ -223,7 +223,7 @@ def assign_own_copies(variable: keras.Variable) -> None:
 
 @contextlib.contextmanager
 def reading_first_copy(variables: Sequence[keras.Variable], copies: Sequence[Sequence[tf.Variable]]) -> Iterator[None]:
-    """Context in which variables are their first copies; on exit, the other copies get its value.
+    """Context in which variables stand for their first copies; on exit, the other copies get the value of the first.
 
     Args:
       variables: Keras variables.
@@ -240,9 +240,9 @@ def reading_first_copy(variables: Sequence[keras.Variable], copies: Sequence[Seq
 
 
 def own_copies(variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
-    """Context, inside a replica function, in which variables of tf.distribute are this replica's own copies.
+    """Context, inside a replica function, in which variables of tf.distribute stand for this replica's copies.
 
-    Collectives must not be called in it: replicas of a process take turns there, and share Keras's variables.
+    Do not call collectives in it: the replicas of a process enter it in turn, because they share Keras's variables.
     """
     distributed = [variable for variable in variables if isinstance(variable._value, values.DistributedVariable)]
     return patched(*((variable, "_value", variable._value._get()) for variable in distributed))
@@ -256,10 +256,10 @@ def value_of(variable: keras.Variable) -> Any:
 class RecordedScope(keras.StatelessScope):
     """A stateless scope that records assignments and collects the losses added by layers.
 
-    In nested scopes, a variable without a value in the inner scope has that of the outer one.
+    In nested scopes, a variable without a value in the inner scope has the value of the outer scope.
 
     Attributes:
-      assigned: (variable, latest value) of each variable assigned inside, in the order of first assignment.
+      assignments: (variable, latest value) of each variable assigned inside, in the order of first assignment.
       sources: tensors from which values are computed, by id of the variable.
     """
 
@@ -297,13 +297,13 @@ class RecordedScope(keras.StatelessScope):
         self.sources.pop(id(update[0]), None)
 
     @property
-    def assigned(self) -> list[tuple[keras.Variable, Any]]:
+    def assignments(self) -> list[tuple[keras.Variable, Any]]:
         """See class attributes."""
         return list(self._updates.values())
 
 
 def source_value(variable: keras.Variable) -> tf.Tensor:
-    """Returns the source of a variable's value in the innermost `RecordedScope`, else its value."""
+    """Returns the source of a variable's value in the innermost `RecordedScope`, or its value without a source."""
     scope = get_stateless_scope()
     if isinstance(scope, RecordedScope) and id(variable) in scope.sources:
         return scope.sources[id(variable)]
@@ -322,7 +322,7 @@ def bytes_of(variable: keras.Variable) -> int:
 
 
 def layout_of(variable: keras.Variable) -> Any:
-    """Returns the layout from `set_layout`; an optimizer's variable has that of its model variable."""
+    """Returns the layout from `set_layout`; an optimizer's variable has the layout of its model variable."""
     return variable._layout
 
 
@@ -337,14 +337,14 @@ def _callers() -> list[Any]:
 
 
 def deferred_weights(
-    is_chosen: Callable[[keras.Layer], bool] = lambda layer: True,
+    is_selected: Callable[[keras.Layer], bool] = lambda layer: True,
 ) -> contextlib.AbstractContextManager[None]:
-    """Context in which weights of layers are created without values, unlike variables such as states of random layers.
+    """Context in which weights of layers are created without values; other variables, such as seeds, get values.
 
     Assigning to such a weight, inside the context or later, sets its initial value.
 
     Args:
-      is_chosen: whether this applies to the weights of a layer.
+      is_selected: returns whether the weights of a layer are created without values.
     """
     add_weight, register = keras.Layer.add_weight, keras_variables.register_uninitialized_variable
 
@@ -360,7 +360,7 @@ def deferred_weights(
         register(variable)
 
     def add_deferred_weight(self: keras.Layer, *args: Any, **kwargs: Any) -> keras.Variable:
-        if not is_chosen(self):
+        if not is_selected(self):
             return add_weight(self, *args, **kwargs)
         register_patch = (keras_variables, "register_uninitialized_variable", defer_later)
         with patched((keras.Variable, "_initialize_with_initializer", defer), register_patch):
@@ -376,7 +376,7 @@ def _is_deferred(variable: keras.Variable) -> bool:
 def _assign(variable: keras.Variable, value: Any) -> None:
     if variable._value is not None:
         type(variable)._direct_assign(variable, value)
-    elif not isinstance(variable._initializer, _RefusingInitializer):
+    elif not isinstance(variable._initializer, _RejectingInitializer):
         initial = tf.cast(value, variable.dtype)
         variable._initializer = lambda *_, **__: initial
 
@@ -388,25 +388,25 @@ def without_call_context(error: Exception) -> Exception:
 
 
 @functools.cache
-def refuse_training(message: str) -> None:
+def reject_training(message: str) -> None:
     """Makes Keras's own training raise `InputError` if a weight from `deferred_weights` has no value.
 
     Args:
       message: the message, with `{path}` for the path of the weight.
     """
-    make = keras.Model.make_train_function
+    make_function = keras.Model.make_train_function
 
-    @functools.wraps(make)
+    @functools.wraps(make_function)
     def checked_make(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
         missing = next((v for v in self.trainable_variables if v._value is None and _is_deferred(v)), None)
         if missing is not None:
             raise InputError(message.format(path=missing.path))
-        return make(self, *args, **kwargs)
+        return make_function(self, *args, **kwargs)
 
     keras.Model.make_train_function = checked_make
 
 
-class _RefusingInitializer(NamedTuple):
+class _RejectingInitializer(NamedTuple):
     """An initializer that raises `InputError`."""
 
     message: str
@@ -415,14 +415,14 @@ class _RefusingInitializer(NamedTuple):
         raise without_call_context(InputError(self.message))
 
 
-def refuse_values(variables: Sequence[keras.Variable], message: str) -> None:
+def reject_reads(variables: Sequence[keras.Variable], message: str) -> None:
     """Makes variables without values raise `InputError` when they are read, and ignore assignments."""
     for variable in variables:
         if variable._value is None:
-            variable._initializer = _RefusingInitializer(message)
+            variable._initializer = _RejectingInitializer(message)
 
 
-def reads_replaced(
+def replace_reads(
     variables: Sequence[keras.Variable], read: Callable[[keras.Variable], Any]
 ) -> contextlib.AbstractContextManager[None]:
     """Context in which a read of a variable without a value returns the result of `read`."""

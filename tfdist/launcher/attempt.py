@@ -29,7 +29,7 @@ from tfdist.launcher.supervision import Stop, Supervisor, SupervisorHooks
 
 StopCheck = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
-LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # name of the job, with its start time, for the names of its output
+JOB_NAME_VARIABLE = "TFDIST_LAUNCHED"  # name of the job, with its start time, for the names of its output
 _LAUNCHER_VARIABLES = (
     ADDRESS_VARIABLE,
     TOKEN_VARIABLE,
@@ -79,7 +79,7 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
     with order_source.launchers(order) as launchers, contextlib.ExitStack() as stack:
         placement = place_processes(order.processes, order_source.host, launchers, host.job.servers)
         server, variables = stack.enter_context(_serve_group(host.job, placement, launchers))
-        tasks = _tasks(host, placement, variables, order)
+        tasks = _create_tasks(host, placement, variables, order)
         if is_first:
             host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
             exposure = ENGINES[host.job.launcher].exposure
@@ -87,15 +87,15 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
                 host.say(exposure)
         timeout, rejoin = (
             _StartTimeout(host.job.start_timeout_seconds, server),
-            _Rejoin(host.job, server, order.attempt),
+            _RejoinCheck(host.job, server, order.attempt),
         )
         hooks = SupervisorHooks(
             stops=[*host.stops, timeout, _check_launchers(host, launchers), _check_orders(host, order_source), rejoin],
             loss=lambda: server.loss if server else None,
             on_stop=lambda outcome: _announce(launchers, outcome),
             grace=host.job.grace_seconds,
-            expendable=lambda: server.tolerated if server else (),
-            departed=lambda: server.departed if server else (),
+            expendable_ranks=lambda: server.tolerated_members if server else (),
+            departed_members=lambda: server.departed_members if server else (),
             collects_failures=host.job.is_elastic,
         )
         report = _supervise(host, tasks, hooks, stack, order.attempt)
@@ -116,7 +116,7 @@ def _announce(launchers: Group, failure: Outcome) -> None:
 def _serve_group(
     job: Job, placement: Placement, launchers: Group
 ) -> Iterator[tuple[Server | None, list[dict[str, str]]]]:
-    """Starts the ranks' servers on node 0; yields the server of their group (None on other nodes) and the ranks' variables."""
+    """Starts the ranks' servers on node 0; yields their group's server (None on other nodes) and the ranks' variables."""
     engine = ENGINES[job.launcher]
     with contextlib.ExitStack() as stack:
         server, endpoint = None, None
@@ -133,15 +133,15 @@ def _serve_group(
         yield server, [group | engine.variables(placement, engine_port, rank) for rank in placement.ranks()]
 
 
-def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
-    job_variables = {RESTART_VARIABLE: str(order.attempt), LAUNCHED_VARIABLE: order.launched}
+def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
+    job_variables = {RESTART_VARIABLE: str(order.attempt), JOB_NAME_VARIABLE: order.launched}
     if host.job.is_elastic:
         job_variables[ELASTIC_VARIABLE] = "1"
     job_environment = _process_environment(host.environment) | job_variables
     tasks = []
     for rank, rank_variables in zip(placement.ranks(), variables, strict=True):
         environment = job_environment | rank_variables
-        if host.progress_files and (path := host.progress_files.blank(rank.rank)):
+        if host.progress_files and (path := host.progress_files.create(rank.rank)):
             environment[progress_file.VARIABLE] = str(path)
         if rank.rank == 0 and (columns := terminal.columns_of(sys.stderr)):
             width = max(columns - len(prefix(rank.rank)), 1)  # the last state of a progress bar remains as a line
@@ -180,7 +180,9 @@ def _supervise(
     try:
         outcome = supervisor.run()
         return Report(
-            outcome, supervisor.stopped or bool(host.received_signals), orders.count_own_failures(children, outcome)
+            outcome,
+            supervisor.is_stopped or bool(host.received_signals),
+            orders.count_local_failures(children, outcome),
         )
     finally:
         for child in children:
@@ -209,7 +211,7 @@ def _check_output(host: Host, screens: Sequence[Screen]) -> Stop | None:
 
 def _process_environment(environment: Mapping[str, str]) -> dict[str, str]:
     variables = {name: value for name, value in without_sources(environment).items() if name not in _LAUNCHER_VARIABLES}
-    return {"PYTHONUNBUFFERED": "1"} | variables  # so that the last lines before a crash are printed
+    return {"PYTHONUNBUFFERED": "1"} | variables  # prints the last lines before a crash
 
 
 class _StartTimeout:
@@ -227,7 +229,7 @@ class _StartTimeout:
         self.absent: list[int] = []
 
     def __call__(self) -> Stop | None:
-        absent = self._server.absent() if self._server else []
+        absent = self._server.absent_ranks() if self._server else []
         if not absent or not self._server or len(absent) == self._server.size:
             return None
         now = time.monotonic()
@@ -241,38 +243,48 @@ class _StartTimeout:
         return Stop(Outcome(ExitCode.PEER_LOST, reason, absent[0]), is_final=False)
 
 
-class _Rejoin:
-    """Ends the processes, which save, some time after one was lost that the job goes on without: all can then start again."""
+class _RejoinCheck:
+    """A check that stops the processes some time after a tolerated loss, to restart them with the lost process.
+
+    The processes save before they end.
+    """
 
     def __init__(self, job: Job, server: Server | None, attempt_number: int):
         self._job, self._server = job, server
         self._can_restart = attempt_number < job.restart_budget
         self._first_loss = 0.0
-        self._lost: list[int] = []
+        self._lost_ranks: list[int] = []
 
     def __call__(self) -> Stop | None:
-        departed = self._server.departed if self._server else ()
-        if not departed or not self._can_restart:
+        departed_members = self._server.departed_members if self._server else ()
+        if not departed_members or not self._can_restart:
             return None
         now = time.monotonic()
         self._first_loss = self._first_loss or now
         if now - self._first_loss < self._job.rejoin_seconds:
             return None
-        self._lost = sorted(departed)
-        outcome = Outcome(ExitCode.PREEMPTED, f"the processes stop so that {name_ranks(self._lost)} can start again")
+        self._lost_ranks = sorted(departed_members)
+        outcome = Outcome(
+            ExitCode.PREEMPTED, f"the processes stop so that {name_ranks(self._lost_ranks)} can start again"
+        )
         return Stop(outcome, self._job.grace_seconds, is_requested=True, is_final=False)
 
-    def outcome(self, found: Outcome) -> Outcome:
-        """Returns the outcome of the attempt: if all have saved as requested, the loss, which uses up a restart."""
-        if not self._lost or found.code != ExitCode.PREEMPTED:
-            return found
+    def outcome(self, attempt_outcome: Outcome) -> Outcome:
+        """Returns the outcome of the attempt.
+
+        If all processes have saved as requested, the outcome is the loss, which uses up a restart.
+        """
+        if not self._lost_ranks or attempt_outcome.code != ExitCode.PREEMPTED:
+            return attempt_outcome
         return Outcome(
-            ExitCode.PEER_LOST, f"{name_ranks(self._lost)} was lost, and the others have saved", self._lost[0]
+            ExitCode.PEER_LOST,
+            f"{name_ranks(self._lost_ranks)} was lost, and the others have saved",
+            self._lost_ranks[0],
         )
 
 
 def _check_orders(host: Host, order_source: OrderSource) -> StopCheck:
-    """Returns a check for orders to stop, with which the processes save before the job is resized."""
+    """Returns a check for orders to stop, which make the processes save before the job is resized."""
 
     def check() -> Stop | None:
         order = order_source.order()
@@ -289,7 +301,7 @@ def _check_launchers(host: Host, launchers: Group) -> StopCheck:
     """Returns a check for launchers of other hosts that have ended.
 
     If the end of another launcher was requested, or its output was closed, all ranks agree on a step at which to end. The
-    ranks of this host then need time to save, but no signal, which would kill them afterwards.
+    ranks on this host then need time to save. They must not get a signal, which would kill them.
     """
 
     def check() -> Stop | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 from tfdist.coordination import Group, LocalGroup
-from tfdist.coordination.client import Liveness, connect, send_or_shut
+from tfdist.coordination.client import Liveness, connect, send_or_shut_down
 from tfdist.coordination.group import NO_GOODBYE, silence_reason
 from tfdist.coordination.job_token import group_token, listen, split_address
 from tfdist.coordination.messages import LIMIT, VERSION, BadMessage, encode
@@ -20,7 +20,7 @@ from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.order_sources import FixedNodes, LocalController, OrderSource, attempt_group
 from tfdist.launcher.orders import Order, OrderKind, Report, new_job_name
 from tfdist.launcher.orphan_guard import OrphanGuard
-from tfdist.launcher.placement import own_host
+from tfdist.launcher.placement import reachable_address
 from tfdist.launcher.rendezvous_server import BEAT_SECONDS, LOST_AFTER_SECONDS, RendezvousServer
 
 _CHUNK = 1 << 16
@@ -31,7 +31,7 @@ class RemoteAgent(OrderSource):
 
     Raises:
       PeerLostError: the server did not respond in time.
-      InputError: the server has refused this launcher.
+      InputError: the server has rejected this launcher.
     """
 
     def __init__(self, job: Job, token: str):
@@ -41,24 +41,24 @@ class RemoteAgent(OrderSource):
         connection = connect(job.coordinator, hello, token, LIMIT, job.start_timeout_seconds, server)
         self._token = token
         self._sock, self._lines, self._seal = connection.sock, connection.lines, connection.seal
-        self.host = own_host(job.coordinator, serves=False)
+        self.host = reachable_address(job.coordinator, serves=False)
         self._order = Order(OrderKind.WAIT)
-        self._reported_attempt: int | None = None  # the last one
+        self._reported_attempt: int | None = None  # the last attempt that was reported
         self._has_left = False
-        self._lost: Outcome | None = None
+        self._loss_outcome: Outcome | None = None
         self._send_lock, self._order_lock = threading.Lock(), threading.Lock()
-        for message in connection.following:
+        for message in connection.pending_messages:
             self._receive_order(message)
         self._thread = threading.Thread(target=self._listen, name="guest", daemon=True)
         self._thread.start()
 
     def order(self) -> Order:
         """See base class. Ignores orders for an attempt that has already ended here."""
-        order, lost = self._order, self._lost
-        runs = order.kind in (OrderKind.RUN, OrderKind.STOP) and order.attempt != self._reported_attempt
-        if lost and order.kind != OrderKind.OVER:
-            return Order(OrderKind.STOP if runs else OrderKind.OVER, order.attempt, outcome=lost)
-        return order if runs or order.kind == OrderKind.OVER else Order(OrderKind.WAIT)
+        order, loss_outcome = self._order, self._loss_outcome
+        is_active = order.kind in (OrderKind.RUN, OrderKind.STOP) and order.attempt != self._reported_attempt
+        if loss_outcome and order.kind != OrderKind.OVER:
+            return Order(OrderKind.STOP if is_active else OrderKind.OVER, order.attempt, outcome=loss_outcome)
+        return order if is_active or order.kind == OrderKind.OVER else Order(OrderKind.WAIT)
 
     def report(self, report: Report) -> None:
         """See base class. Leaves the job if the end of this launcher was requested."""
@@ -91,15 +91,15 @@ class RemoteAgent(OrderSource):
     def _listen(self) -> None:
         problem = NO_GOODBYE
         try:
-            self._follow()
+            self._receive_messages()
         except (OSError, BadMessage) as error:
             problem = str(error)
         if not self._has_left:
-            self._lost = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {problem}")
-        with contextlib.suppress(OSError):  # so that the rendezvous server does not wait if the main thread hangs
+            self._loss_outcome = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {problem}")
+        with contextlib.suppress(OSError):  # otherwise, the rendezvous server would wait if the main thread hangs
             self._sock.shutdown(socket.SHUT_RDWR)
 
-    def _follow(self) -> None:
+    def _receive_messages(self) -> None:
         """Receives messages until the server closes the connection; raises `OSError` if the server is silent."""
         self._sock.settimeout(BEAT_SECONDS)
         liveness = Liveness(self._lines, BEAT_SECONDS)
@@ -124,7 +124,7 @@ class RemoteAgent(OrderSource):
 
     def _send(self, message: dict[str, object]) -> None:
         with contextlib.suppress(OSError), self._send_lock:  # the receiving thread detects the end of the connection
-            send_or_shut(self._sock, self._seal, encode(message))
+            send_or_shut_down(self._sock, self._seal, encode(message))
 
 
 @contextlib.contextmanager
@@ -146,7 +146,7 @@ def open_order_source(
             yield stack.enter_context(RemoteAgent(job, _token(job, environment)))
             return
         hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
-        controller = JobController(job, say, host_slots=lambda: hosts.slots if hosts else None, launched=new_job_name())
+        controller = JobController(job, say, host_slots=lambda: hosts.slots if hosts else None, job_name=new_job_name())
         token = _token(job, environment) if listener else ""
         # Created before remote launchers join: the first launcher owns the job.
         local_controller = LocalController(job, controller, token)

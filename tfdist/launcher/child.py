@@ -25,9 +25,9 @@ def out_of_memory_kills() -> int:
     """Returns the number of processes that the kernel has killed in this process's control group for lack of memory.
 
     Child processes are in the same group unless they are moved; cgroup v2 includes nested groups. Returns 0 if the system
-    does not count.
+    does not count these events.
     """
-    for counter in _counters():
+    for counter in _counter_files():
         try:
             return int(re.search(r"^oom_kill (\d+)$", counter.read_text(), re.MULTILINE)[1])  # type: ignore[index]
         except (OSError, TypeError):  # no file, or an older kernel
@@ -35,8 +35,8 @@ def out_of_memory_kills() -> int:
     return 0
 
 
-def _counters() -> list[pathlib.Path]:
-    """Returns files that may contain the number; the group's own path may be invisible in a container."""
+def _counter_files() -> list[pathlib.Path]:
+    """Returns files that may contain the counter; the path of the group may be invisible in a container."""
     try:
         lines = _MEMBERSHIP.read_text().splitlines()
     except OSError:
@@ -117,7 +117,7 @@ Start = Callable[[Sequence[str], Mapping[str, str], int, int], LocalProcess]  # 
 class Child:
     """The process of a rank, which leads a process group.
 
-    It remains a zombie until `reap`, so that its pid is not reused.
+    It remains a zombie until `reap`, to keep its pid from being reused.
 
     Attributes:
       rank: rank of the process.

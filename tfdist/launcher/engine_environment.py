@@ -13,7 +13,7 @@ from tfdist.launcher.placement import Placement, Rank
 
 
 class Engine(NamedTuple):
-    """How the processes of an engine find each other.
+    """The server and environment variables with which the processes of an engine find each other.
 
     Attributes:
       serve: runs the engine's server on node 0; takes the placement and yields the port.
@@ -46,11 +46,13 @@ def _serve_rendezvous(placement: Placement) -> Iterator[int]:
             f"--launcher=horovod needs Horovod. Received: {error}. Run `tfdist install_horovod`."
         ) from error
     hosts = [HostInfo(_node_name(node), len(ports)) for node, ports in enumerate(placement.ports)]
-    with horovod_store.served(placement.hosts[0], get_host_assignments(hosts, placement.size, placement.size)) as port:
+    with horovod_store.running_server(
+        placement.hosts[0], get_host_assignments(hosts, placement.size, placement.size)
+    ) as port:
         yield port
 
 
-def _horovod(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
+def _horovod_variables(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
     variables = {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": placement.hosts[0],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
@@ -80,5 +82,5 @@ ENGINES = {
         "TensorFlow's servers accept anyone who can reach their ports, on every network interface "
         "(docs/guides/security.md)",
     ),
-    "horovod": Engine(_serve_rendezvous, _horovod, ""),
+    "horovod": Engine(_serve_rendezvous, _horovod_variables, ""),
 }

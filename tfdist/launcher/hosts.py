@@ -131,8 +131,8 @@ def read(path: str, programs: Programs) -> dict[str, int]:
 class Hosts:
     """The current contents of `--hosts`, read periodically in a thread, because a program may be slow.
 
-    A context manager. If a later read fails, logs a warning and keeps the previous contents. A decrease of the total number
-    of slots takes effect after it has been read twice, because a file may be incomplete while it is being written.
+    A context manager. If a later read fails, it logs a warning and keeps the previous contents. A smaller total number of
+    slots takes effect after it has been read twice, because a file may be incomplete while it is being written.
 
     Raises:
       InputError: the first read fails; see `read`.
@@ -142,7 +142,7 @@ class Hosts:
         self._path, self._programs = path, Programs(guard)
         self._slots = read(path, self._programs)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="hosts", daemon=True)
+        self._thread = threading.Thread(target=self._read_periodically, name="hosts", daemon=True)
 
     @property
     def slots(self) -> Mapping[str, int]:
@@ -158,7 +158,7 @@ class Hosts:
         self._programs.end()
         self._thread.join(READ_SECONDS)
 
-    def _follow(self) -> None:
+    def _read_periodically(self) -> None:
         problem, last_slots = "", self._slots
         while not self._ended.wait(READ_SECONDS):
             try:

@@ -20,7 +20,7 @@ class Job:
 
     Attributes:
       processes: number of processes of this launcher, at least 1; in an elastic job, the maximum number over all launchers.
-      min_processes: minimum number of processes of an elastic job, over all launchers; 0 for a job that is not elastic.
+      min_processes: minimum number of processes of an elastic job, over all launchers; 0 if the job is not elastic.
       servers: number of processes that are parameter servers; they have the last ranks.
       hosts: a file or program that lists the number of processes of each host of an elastic job; see `hosts.parse`.
       launcher: environment variables of the processes: "tensorflow" (TF_CONFIG) or "horovod".
@@ -37,9 +37,9 @@ class Job:
       max_restarts: maximum number of restarts of all processes after failures; see `Restarts`. Defaults to no restart, or to
         no limit in an elastic job.
       max_preemptions: maximum number of restarts after exits with code 75 or by SIGTERM that were not requested from this
-        launcher. Defaults as `max_restarts`.
+        launcher. Has the same default as `max_restarts`.
       restart_backoff_seconds: time before the first restart; doubles with each failure, up to 60 s.
-      rejoin_seconds: time before a failed process of an elastic job is started again, see `Slots`; in a job that goes on
+      rejoin_seconds: time before a failed process of an elastic job is started again, see `Slots`; in a job that continues
         without a lost worker, time before all processes save and are started again with it, if a restart is left.
       elastic_timeout_seconds: maximum time that an elastic job waits for its minimum number of processes; 0 for no limit.
     """
@@ -178,9 +178,9 @@ def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Ou
     """Finds the process whose end caused the others to end.
 
     Processes that the launcher has signalled, or that ended because they lost a peer, are not causes. A preempted process is
-    the cause only if there is no failure. Of the remaining processes, the first to end is the cause, unless the group's loss
-    names another one: an engine's error can end its process before the one that caused it, and a suspended or hanging process
-    does not end at all.
+    the cause only if there is no failure. Of the remaining processes, the first one that ended is the cause, unless the
+    group's loss names another: an engine's error can end a process before the process that caused the error ends, and a
+    suspended or hanging process does not end at all.
 
     Args:
       ends: ends of the processes; running processes have no code.
@@ -192,7 +192,7 @@ def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Ou
     if loss and loss.code not in (None, ExitCode.DONE, ExitCode.PEER_LOST, *_SIGNAL_CODES):
         return _outcome_of_goodbye(loss)
     failures = sorted((end for end in ends if end.code and not end.signalled), key=lambda end: end.end_time)
-    if loss and loss.code is None and _is_gone(loss, ends, failures):
+    if loss and loss.code is None and _has_disappeared(loss, ends, failures):
         return Outcome(ExitCode.PEER_LOST, str(loss), loss.rank)
     causes = [end for end in failures if end.code != ExitCode.PEER_LOST] or failures
     causes = [end for end in causes if end.code != ExitCode.PREEMPTED] or causes
@@ -208,7 +208,7 @@ def _outcome_of_goodbye(loss: LostMember) -> Outcome:
     return Outcome(loss.code, f"{loss.noun} {loss.rank} {loss.reason.rstrip('.')}", loss.rank)
 
 
-def _is_gone(loss: LostMember, ends: Sequence[ProcessEnd], failures: Sequence[ProcessEnd]) -> bool:
+def _has_disappeared(loss: LostMember, ends: Sequence[ProcessEnd], failures: Sequence[ProcessEnd]) -> bool:
     """Returns whether the cause is a member that has disappeared without a goodbye.
 
     Its process is still running, or belongs to another node and all failures here are lost peers. If no process has failed, a

@@ -22,8 +22,9 @@ class Slots:
     """The slots of a host in an elastic job.
 
     The first failure disables a slot for `rejoin_seconds` (0 to keep it enabled, inf for forever). The delay doubles with
-    each failure, up to an hour, so that a broken host is retried less and less often, and is reset after an hour with all
-    slots enabled. If the host list changes the number of slots, the host has probably been repaired, and all slots are enabled.
+    each failure, up to an hour, because a broken host should be retried less and less often. It is reset after an hour with
+    all slots enabled. If the host list changes the number of slots, all slots are enabled, because the host has probably been
+    repaired.
     """
 
     def __init__(self, rejoin_seconds: float):
@@ -53,7 +54,7 @@ class Slots:
         self._all_enabled_since = max(self._all_enabled_since, now + self._delay)
         self._delay = max(self._delay, min(2 * self._delay, MAX_REJOIN_SECONDS))
 
-    def enabled(self, now: float) -> int:
+    def count_enabled(self, now: float) -> int:
         """Returns the number of enabled slots."""
         self._disabled_until = [end for end in self._disabled_until if end > now]
         return max(0, self.total - len(self._disabled_until))
@@ -63,10 +64,10 @@ MAX_BACKOFF_SECONDS = 60.0
 MAX_EARLY_FAILURES = 5  # in a row before training begins, for example because of a slow network or host
 MAX_LATER_FAILURES = 15  # in a row after training has begun; with the delays, tolerates an outage of ten minutes
 # Not restarted: a finished job, bad input, and a loss that is not finite, which a resumed run would repeat.
-FINAL = frozenset({ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.NOT_FINITE})
+FINAL_CODES = frozenset({ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.NOT_FINITE})
 
 # Includes SIGTERM, which schedulers may send to a process that cannot save yet or has already saved.
-PREEMPTIONS = frozenset({ExitCode.PREEMPTED, exceptions.SIGNAL_OFFSET + signal.SIGTERM})
+PREEMPTION_CODES = frozenset({ExitCode.PREEMPTED, exceptions.SIGNAL_OFFSET + signal.SIGTERM})
 
 
 class Decision(NamedTuple):
@@ -93,7 +94,7 @@ class Restarts:
     def __init__(self, job: Job):
         self._job = job
         self._failures = self._preemptions = 0
-        self._failed_after: int | None = None
+        self._failed_step: int | None = None
         self._early_failures = self._early_preemptions = 0  # in a row, before training begins
         self._max_early_failures = MAX_EARLY_FAILURES
 
@@ -106,23 +107,23 @@ class Restarts:
           may_repeat: whether the same outcome of the next attempt would be a repeated failure.
           final: whether a rank has recorded that the job must not be restarted.
         """
-        if outcome.code in FINAL:
+        if outcome.code in FINAL_CODES:
             return Decision(None)
         if final:
             return Decision(None, "the saved state may be wrong, too, so the job is not restarted")
         if step is not None:
             self.record_training()
         # Code 75 is a program's request to be restarted, but SIGTERM is not.
-        counts = step is None and may_repeat and outcome.code != ExitCode.PREEMPTED
-        self._early_failures += counts
-        is_limit_reached = counts and self._early_failures >= self._max_early_failures
-        if outcome.code in PREEMPTIONS:
+        is_early_failure = step is None and may_repeat and outcome.code != ExitCode.PREEMPTED
+        self._early_failures += is_early_failure
+        is_limit_reached = is_early_failure and self._early_failures >= self._max_early_failures
+        if outcome.code in PREEMPTION_CODES:
             return self._after_preemption(step, is_limit_reached)
         return self._after_failure(step, may_repeat, is_limit_reached)
 
     def record_resize(self) -> None:
         """Records that an attempt was stopped to resize the job, which is not a failure."""
-        self._failed_after = None
+        self._failed_step = None
 
     def record_training(self) -> None:
         """Records that training has begun, and resets the number of early failures."""
@@ -130,7 +131,7 @@ class Restarts:
         self._max_early_failures = MAX_LATER_FAILURES
 
     def _after_preemption(self, step: int | None, is_limit_reached: bool) -> Decision:
-        self._failed_after = None
+        self._failed_step = None
         budget = self._job.preemption_budget
         if self._preemptions == budget:
             return _exhausted_decision(self._preemptions, "max_preemptions")
@@ -139,10 +140,10 @@ class Restarts:
         delay = max(self._job.restart_backoff_seconds, self._backoff(self._early_preemptions))
         self._preemptions += 1
         self._early_preemptions += step is None
-        return Decision(delay, f"restart {self._preemptions}{_of_budget(budget)} after preemptions")
+        return Decision(delay, f"restart {self._preemptions}{_budget_suffix(budget)} after preemptions")
 
     def _after_failure(self, step: int | None, may_repeat: bool, is_limit_reached: bool) -> Decision:
-        last_step, self._failed_after = self._failed_after, step if may_repeat else None
+        last_step, self._failed_step = self._failed_step, step if may_repeat else None
         budget = self._job.restart_budget
         if self._failures == budget:
             return _exhausted_decision(self._failures, "max_restarts")
@@ -153,7 +154,7 @@ class Restarts:
         delay = self._backoff(self._failures)
         self._failures += 1
         step_text = "" if step is None else f" after step {step}"
-        return Decision(delay, f"restart {self._failures}{_of_budget(budget)}{step_text}")
+        return Decision(delay, f"restart {self._failures}{_budget_suffix(budget)}{step_text}")
 
     def _give_up(self, flag: str) -> Decision:
         event = "began" if self._max_early_failures == MAX_EARLY_FAILURES else "made progress"
@@ -164,7 +165,7 @@ class Restarts:
         return min(MAX_BACKOFF_SECONDS, self._job.restart_backoff_seconds * 2 ** min(restarts, 30))
 
 
-def _of_budget(budget: float) -> str:
+def _budget_suffix(budget: float) -> str:
     return "" if budget == math.inf else f" of {budget:g}"
 
 
@@ -176,7 +177,7 @@ _MAX_POLL_SECONDS = 5.0  # interval between polls above which this process was s
 ASSUMED_TRAINING_SECONDS = 3600.0  # after which training has probably begun, even without recorded steps
 
 # Exit codes that are rarely the cause, the least likely first.
-_LEAST_SPECIFIC = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)
+_UNSPECIFIC_CODES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)
 
 
 @dataclasses.dataclass
@@ -188,7 +189,7 @@ class AttemptState:
       processes: number of processes of each launcher, in the order of ranks.
       address: address of the launchers' group.
       purpose: purpose with which the group's token is derived from the job's token.
-      began: start time.
+      start_time: when the attempt began.
       reports: reports of launchers whose processes have ended.
       stop_reason: why the attempt was ordered to stop, or None.
       end_required_since: time since which all its processes must end, or None.
@@ -200,7 +201,7 @@ class AttemptState:
     processes: dict[str, int]
     address: str
     purpose: str
-    began: float
+    start_time: float
     reports: dict[str, Report] = dataclasses.field(default_factory=dict)
     stop_reason: Outcome | None = None
     end_required_since: float | None = None
@@ -213,17 +214,17 @@ class AttemptState:
         return sum(self.processes.values())
 
     @property
-    def pending(self) -> list[str]:
+    def pending_launchers(self) -> list[str]:
         """Launchers that have not reported."""
         return [name for name in self.processes if name not in self.reports]
 
-    def overdue(self, now: float) -> float:
-        """Returns the seconds since which all processes must end; -inf if they need not. To be polled.
+    def overdue_seconds(self, now: float) -> float:
+        """Returns the seconds since all processes were required to end; -inf if they are not. Must be polled.
 
         They must end if the attempt was ordered to stop, or if a launcher has failed or its end was requested. A launcher
         whose processes end with code 0 or 75 does not notify the others, whose processes may continue.
         """
-        if self.end_required_since is None and (self.stop_reason or any(map(_ends_all, self.reports.values()))):
+        if self.end_required_since is None and (self.stop_reason or any(map(_requires_end, self.reports.values()))):
             self.end_required_since = self.last_poll = now
         if self.end_required_since is not None:
             self.awake_seconds += min(now - self.last_poll, _MAX_POLL_SECONDS)
@@ -237,7 +238,7 @@ class AttemptState:
 
     def has_begun(self, now: float) -> bool:
         """Returns whether training has begun."""
-        return self.step is not None or now - self.began >= ASSUMED_TRAINING_SECONDS
+        return self.step is not None or now - self.start_time >= ASSUMED_TRAINING_SECONDS
 
     @property
     def is_final(self) -> bool:
@@ -247,8 +248,8 @@ class AttemptState:
     def cause(self) -> Outcome:
         """Returns the outcome that most likely caused the others, preferably one that names a rank."""
         outcomes = [report.outcome for report in self.reports.values()]
-        if self.pending:
-            outcomes.append(lost_outcome(self.pending))
+        if self.pending_launchers:
+            outcomes.append(lost_outcome(self.pending_launchers))
         return max(outcomes, key=_specificity, default=SUCCESS)
 
 
@@ -257,13 +258,13 @@ def lost_outcome(launchers: Sequence[str]) -> Outcome:
     return Outcome(ExitCode.PEER_LOST, f"{', '.join(launchers)} is lost")
 
 
-def _ends_all(report: Report) -> bool:
+def _requires_end(report: Report) -> bool:
     return report.stopped or report.outcome.code not in (ExitCode.DONE, ExitCode.PREEMPTED)
 
 
 def _specificity(outcome: Outcome) -> tuple[bool, int, bool]:
-    is_specific = outcome.code not in _LEAST_SPECIFIC
-    return is_specific, 0 if is_specific else _LEAST_SPECIFIC.index(ExitCode(outcome.code)), outcome.rank is not None
+    is_specific = outcome.code not in _UNSPECIFIC_CODES
+    return is_specific, 0 if is_specific else _UNSPECIFIC_CODES.index(ExitCode(outcome.code)), outcome.rank is not None
 
 
 SETTLE_SECONDS = 2.0  # time for more launchers to join before a job on several hosts begins or grows
@@ -284,17 +285,17 @@ class _Member:
 class JobController:
     """Controls all launchers of a job, which poll it for orders and send it reports.
 
-    The first launcher owns the job: a request to end this launcher ends the job. Other launchers just leave the job.
+    The first launcher owns the job: a request to end it ends the job. Other launchers only leave the job.
 
     A job that is not elastic has one launcher and always runs all its processes. An elastic job runs as many processes as
     there are slots, up to `processes`, and waits if there are fewer than `min_processes`. If a process fails, its slot is
     disabled for a while (see `Slots`), and the job continues with the remaining slots. If slots are added or removed, all
     processes save, stop, and are started again. Only checkpoints carry state from one attempt to the next.
 
-    If the processes end with a bad-input error after a launcher has joined, this launcher's program differs: it is refused,
-    and the others continue. If a larger number of processes ends that way after a smaller number has trained, it is not tried
-    again. A launcher that stays connected, but does not report long after its processes had to end, hangs, for example on a
-    disk, and is lost. If the first launcher hangs, the job is over for the others.
+    If the processes end with a bad-input error after a launcher has joined, this launcher's program differs from the others':
+    the launcher is refused, and the others continue. If a larger number of processes ends with such an error after a smaller
+    number has trained, the larger number is not tried again. A launcher that stays connected, but does not report long after
+    its processes had to end, hangs (for example on a disk) and counts as lost. If the first launcher hangs, the job is over.
 
     Attributes:
       open_group: serves the group of several launchers of an attempt; set by jobs on several hosts.
@@ -307,16 +308,19 @@ class JobController:
         say: Callable[[str], object],
         host_slots: Callable[[], Mapping[str, int] | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        launched: str = "",
+        job_name: str = "",
     ):
-        """Initializes without launchers; `host_slots` returns `Hosts.slots`, or None if launchers may run all processes."""
-        self._job, self._print_line, self._host_slots, self._clock, self._launched = (
-            job,
-            say,
-            host_slots,
-            clock,
-            launched,
-        )
+        """Creates a controller without launchers.
+
+        Args:
+          job: the job to control.
+          say: called with messages.
+          host_slots: returns `Hosts.slots`, or None if launchers may run all processes.
+          clock: returns the time in seconds.
+          job_name: name of the job.
+        """
+        self._job, self._print_line, self._host_slots = job, say, host_slots
+        self._clock, self._job_name = clock, job_name
         self.open_group: OpenGroup = lambda names: ("", "")
         self.close_group: Callable[[], object] = lambda: None
         self._min_processes = job.min_processes or job.processes
@@ -383,11 +387,11 @@ class JobController:
             self._advance()
             attempt = self._attempt
             if attempt and name in attempt.processes and name not in attempt.reports:
-                return self._order_in(attempt, name)
+                return self._attempt_order(attempt, name)
             outcome = self._refusals.get(name) or (None if attempt else self._outcome)
             return Order(OrderKind.OVER, outcome=outcome) if outcome else Order(OrderKind.WAIT)
 
-    def _order_in(self, attempt: AttemptState, name: str) -> Order:
+    def _attempt_order(self, attempt: AttemptState, name: str) -> Order:
         if attempt.stop_reason:
             return Order(OrderKind.STOP, attempt.number, outcome=attempt.stop_reason)
         names = list(attempt.processes)
@@ -399,41 +403,44 @@ class JobController:
             attempt.processes[name],
             attempt.address,
             attempt.purpose,
-            launched=self._launched,
+            launched=self._job_name,
         )
 
     def _advance(self) -> None:
         now, attempt = self._clock(), self._attempt
-        if attempt and attempt.overdue(now) >= self._report_timeout:
+        if attempt and attempt.overdue_seconds(now) >= self._report_timeout:
             self._give_up(attempt)
-        if attempt and not any(name in self._members for name in attempt.pending):
-            self._conclude(now)
-        enabled = self._enabled_slots(now)
+        if attempt and not any(name in self._members for name in attempt.pending_launchers):
+            self._end_attempt(now)
+        enabled_slots = self._enabled_slots(now)
         if self._attempt:
-            self._stop(self._attempt, enabled, now)
+            self._stop_if_needed(self._attempt, enabled_slots, now)
         elif not self._outcome and now >= self._not_before:
-            self._begin(self._plan(enabled) or self._plan(self._all_slots()), now)
+            self._begin(self._plan(enabled_slots) or self._plan(self._all_slots()), now)
 
     def _give_up(self, attempt: AttemptState) -> None:
-        """Abandons launchers that have not reported; without the first one, unless it was suspended, the job is over."""
+        """Abandons launchers that have not reported.
+
+        If the first launcher is one of them, and was not suspended, the job is over.
+        """
         reason = "has not said how its processes ended"
-        for name in attempt.pending:
+        for name in attempt.pending_launchers:
             if name in self._members and name != self._first_launcher:
                 self._refusals[name] = Outcome(ExitCode.PEER_LOST, f"this launcher {reason}")
                 self.lose_launcher(name, reason)
-        if self._first_launcher in attempt.pending and attempt.awake_seconds >= self._report_timeout:
+        if self._first_launcher in attempt.pending_launchers and attempt.awake_seconds >= self._report_timeout:
             self._outcome = self._outcome or Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher {reason}")
             self._attempt = None
 
-    def _stop(self, attempt: AttemptState, enabled: Mapping[str, int], now: float) -> None:
+    def _stop_if_needed(self, attempt: AttemptState, enabled_slots: Mapping[str, int], now: float) -> None:
         if attempt.stop_reason:
             return
-        lost_launchers = [name for name in attempt.pending if name not in self._members]
+        lost_launchers = [name for name in attempt.pending_launchers if name not in self._members]
         if lost_launchers:  # its peers would wait forever
             attempt.stop_reason = lost_outcome(lost_launchers)
         elif self._outcome:
             attempt.stop_reason = self._outcome
-        elif self._needs_resize(attempt.processes, enabled, now):
+        elif self._needs_resize(attempt.processes, enabled_slots, now):
             attempt.stop_reason = _RESIZE_OUTCOME
         if attempt.stop_reason and len(attempt.processes) > 1:
             self.close_group()
@@ -446,7 +453,7 @@ class JobController:
             totals = self._assign_slots(host_slots)
         for name, member in self._members.items():
             member.slots.resize(totals[name])
-        return {name: member.slots.enabled(now) for name, member in self._members.items()}
+        return {name: member.slots.count_enabled(now) for name, member in self._members.items()}
 
     def _all_slots(self) -> dict[str, int]:
         """Returns the number of slots of each launcher, including disabled ones; empty if these stay disabled forever.
@@ -481,13 +488,13 @@ class JobController:
                 free_count -= plan[name]
         return plan if sum(plan.values()) >= self._min_processes else {}  # too few slots
 
-    def _needs_resize(self, running: Mapping[str, int], enabled: Mapping[str, int], now: float) -> bool:
+    def _needs_resize(self, running: Mapping[str, int], enabled_slots: Mapping[str, int], now: float) -> bool:
         """Returns whether the attempt must stop because it uses a removed slot, or because more processes can now run."""
         if not self._job.is_elastic:
             return False
         if any(count > self._members[name].slots.total for name, count in running.items() if name in self._members):
             return True
-        plan = self._plan(enabled)
+        plan = self._plan(enabled_slots)
         return self._is_settled(plan, now) and sum(plan.values()) > sum(running.values())
 
     def _is_settled(self, plan: dict[str, int], now: float) -> bool:
@@ -521,7 +528,7 @@ class JobController:
             reason = f"fewer than {minimum} processes could run for {limit:g} s (--elastic_timeout_seconds)"
             self._outcome = Outcome(ExitCode.PEER_LOST, reason)
 
-    def _conclude(self, now: float) -> None:
+    def _end_attempt(self, now: float) -> None:
         attempt, self._attempt = self._attempt, None
         assert attempt
         cause = attempt.cause()
@@ -543,7 +550,7 @@ class JobController:
             self._limit_size(self._trained_size, attempt, cause)
         elif (
             (attempt.stop_reason == _RESIZE_OUTCOME or leaving_launchers)
-            and cause.code not in FINAL
+            and cause.code not in FINAL_CODES
             and not attempt.is_final
         ):
             self._restarts.record_resize()
@@ -555,7 +562,7 @@ class JobController:
         self._max_processes = size
         self._restarts.record_resize()
         self._print_line(
-            f"{cause.reason}.{_log_of(cause)} {attempt.size} processes are too many: at most {size} from now on."
+            f"{cause.reason}.{_log_text(cause)} {attempt.size} processes are too many: at most {size} from now on."
         )
 
     def _find_misfits(self, attempt: AttemptState, cause: Outcome) -> list[str]:
@@ -571,7 +578,7 @@ class JobController:
 
     def _idle_launchers(self, attempt: AttemptState, cause: Outcome) -> list[str]:
         """Returns the connected launchers that have never trained, if training has not begun and was not preempted."""
-        if attempt.step is not None or cause.code in PREEMPTIONS:
+        if attempt.step is not None or cause.code in PREEMPTION_CODES:
             return []
         return [name for name in self._untrained_launchers(attempt) if name in self._members]
 
@@ -599,14 +606,14 @@ class JobController:
             )
         wait = 0.0 if plan else decision.wait
         time_text = f"In {wait:g} s" if wait else "At once"
-        self._print_line(f"{cause.reason}.{_log_of(cause)} {time_text}: {decision.reason}.")
+        self._print_line(f"{cause.reason}.{_log_text(cause)} {time_text}: {decision.reason}.")
         self._not_before = now + wait
 
     def _may_repeat(self, plan: Mapping[str, int], attempt: AttemptState, cause: Outcome) -> bool:
         """Returns whether the same outcome of the next attempt would count as a repeated failure.
 
-        Lost processes do not count if the job continues with fewer processes or without a lost host; with the same number of
-        processes they count, because the cause will recur. Before training has begun, no failure counts if slots are
+        Lost processes do not count if the job continues with fewer processes or without a lost host. With the same number of
+        processes, they count, because the cause will recur. Before training has begun, no failure counts if slots are
         disabled and the remaining ones suffice: a broken host fails at each start until it is excluded. Lost peers do not
         count then, either, because their cause is the network or an unstable host.
         """
@@ -635,5 +642,5 @@ class JobController:
         return any(failures.values()) or len(attempt.reports) < len(attempt.processes)
 
 
-def _log_of(cause: Outcome) -> str:
+def _log_text(cause: Outcome) -> str:
     return f" Its log: {cause.log}." if cause.log else ""

@@ -15,7 +15,7 @@ from tfdist.launcher.hosts import LOOPBACK_NAMES, local_host_names
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.orders import Order, OrderKind, Report, new_job_name
-from tfdist.launcher.placement import own_host
+from tfdist.launcher.placement import reachable_address
 
 LOCAL_LAUNCHER = "this launcher"  # name of the first launcher
 
@@ -33,7 +33,7 @@ class OrderSource(abc.ABC):
 
     @abc.abstractmethod
     def order(self) -> Order:
-        """Returns the current order for this launcher. To be polled."""
+        """Returns the current order for this launcher. Must be polled."""
 
     @abc.abstractmethod
     def report(self, report: Report) -> None:
@@ -52,11 +52,14 @@ class OrderSource(abc.ABC):
 
 
 class LocalController(OrderSource):
-    """Orders of a job controller in the same process, for the first launcher of a job."""
+    """The source of the first launcher's orders: a job controller in the same process."""
 
     def __init__(self, job: Job, controller: JobController, token: str = ""):
         self._job, self._controller, self._token = job, controller, token
-        self.host, self.all_launchers = own_host(job.coordinator if job.is_elastic else "", serves=True), LocalGroup()
+        self.host, self.all_launchers = (
+            reachable_address(job.coordinator if job.is_elastic else "", serves=True),
+            LocalGroup(),
+        )
         controller.add_launcher(LOCAL_LAUNCHER, [*LOOPBACK_NAMES, *local_host_names()])
 
     def order(self) -> Order:
@@ -77,20 +80,20 @@ class LocalController(OrderSource):
 
 
 class FixedNodes(OrderSource):
-    """Orders for one of a fixed number of launchers, each of which runs its processes once."""
+    """The source of orders in a job with a fixed number of launchers, where each launcher runs its processes once."""
 
     def __init__(self, job: Job, group: Group):
         self._job, self.all_launchers = job, group
         self._outcome: Outcome | None = None
-        self._launched = new_job_name()  # node 0's value names the job's output
-        self.host = own_host(job.coordinator, serves=group.rank == 0)
+        self._job_name = new_job_name()  # node 0's value names the job's output
+        self.host = reachable_address(job.coordinator, serves=group.rank == 0)
 
     def order(self) -> Order:
         """See base class."""
         if self._outcome:
             return Order(OrderKind.OVER, outcome=self._outcome)
         return Order(
-            OrderKind.RUN, 0, self._job.node_rank, self._job.nodes, self._job.processes, launched=self._launched
+            OrderKind.RUN, 0, self._job.node_rank, self._job.nodes, self._job.processes, launched=self._job_name
         )
 
     def report(self, report: Report) -> None:

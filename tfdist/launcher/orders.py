@@ -25,7 +25,7 @@ class Order(NamedTuple):
     """The action of a launcher until the next order.
 
     Attributes:
-      kind: wait; run an attempt, unless it has already run; stop it, so that it saves; or end, because the job is over.
+      kind: wait; run an attempt, unless it has already run; stop it, after it has saved; or end, because the job is over.
       attempt: number of the attempt, beginning with 0.
       node: index of this launcher in the attempt.
       nodes: number of launchers of the attempt.
@@ -33,7 +33,7 @@ class Order(NamedTuple):
       address: `host:port` of the launchers' group; empty for a single launcher.
       purpose: purpose with which the group's token is derived from the job's token.
       outcome: the reason to stop, or the outcome of the job.
-      launched: name of the job, the same in all attempts; see `launched_now`.
+      launched: name of the job, the same in all attempts; see `new_job_name`.
     """
 
     kind: OrderKind
@@ -53,7 +53,7 @@ class Report(NamedTuple):
     Attributes:
       outcome: outcome of the attempt.
       stopped: whether the end of this launcher was requested.
-      dead: number of its processes with failures of their own.
+      dead: number of its processes that failed, except for failures caused by other processes.
       step: last step that one of its ranks has recorded, or None.
       final: whether one of its ranks has recorded that the job must not be restarted.
       absent: ranks that did not join the ranks' group in time, if this launcher serves the group.
@@ -122,10 +122,10 @@ def _is_count(number: object) -> bool:
 _IGNORED_CODES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
 
 
-def count_own_failures(ends: Collection[ProcessEnd], cause: Outcome) -> int:
-    """Returns the number of processes of a launcher that have failed by themselves.
+def count_local_failures(ends: Collection[ProcessEnd], cause: Outcome) -> int:
+    """Returns the number of failed processes of a launcher, except for failures caused by other processes.
 
-    The process that is the cause may have been signalled after announcing its failure, or because it was silent.
+    The process that caused the failure may have been signalled after announcing its failure, or because it was silent.
     """
     failed_ranks = {end.rank for end in ends if not end.signalled and end.code not in _IGNORED_CODES}
     is_failure, is_external_failure = cause.code not in _IGNORED_CODES, cause.code == ExitCode.PEER_LOST
@@ -136,8 +136,8 @@ def count_own_failures(ends: Collection[ProcessEnd], cause: Outcome) -> int:
 def failures_by_launcher(processes: Mapping[str, int], reports: Mapping[str, Report]) -> dict[str, int]:
     """Returns the number of failed processes of each launcher that has reported.
 
-    Includes ranks that the first launcher, which serves the ranks' group, reports as the cause. Their launcher may have ended
-    them before their end, after they have announced a failure, become silent or failed to join.
+    Includes ranks that the first launcher, which serves the ranks' group, reports as the cause. Their launcher may have
+    terminated them after they announced a failure, became silent or failed to join.
     """
     failures = {name: report.dead for name, report in reports.items()}
     owners = [name for name, count in processes.items() for _ in range(count)]
@@ -148,9 +148,9 @@ def failures_by_launcher(processes: Mapping[str, int], reports: Mapping[str, Rep
 
 
 def _failed_owners(report: Report, owners: Sequence[str]) -> list[str]:
-    """Returns the launchers of ranks that are the cause according to the first launcher, except for its own ranks.
+    """Returns the launchers of ranks that caused a failure, according to the first launcher's report; omits its own ranks.
 
-    With code 5, the first launcher names a lost rank. Returns all ranks that did not join in time; otherwise, each of them
+    With code 5, the report names a lost rank. If the rank did not join in time, includes all ranks that did not: each of them
     would delay another attempt by the timeout.
     """
     cause = report.outcome

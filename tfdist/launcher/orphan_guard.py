@@ -27,7 +27,7 @@ def collect_signals(numbers: tuple[signal.Signals, ...] = END_SIGNALS) -> Iterat
     after SIGTERM. If SIGHUP is already ignored, as under nohup, it stays ignored.
 
     SIGUSR1, which requests a report of a training process, is ignored here, and in new processes until they install their
-    handlers, so that it cannot kill a starting process.
+    handlers: it must not kill a process that is starting.
 
     Args:
       numbers: the signals to collect.
@@ -60,8 +60,8 @@ _log = logging.getLogger("tfdist.launch")
 class OrphanGuard:
     """A small process that kills the launcher's processes after the launcher has been killed.
 
-    It is a new interpreter instead of a fork, for notebooks with threads, and has its own session, so that it does not receive
-    a terminal's signals. On Linux, it also finds processes that have left their process group, as daemons do, by a variable in
+    It is a new interpreter instead of a fork, because notebooks have threads. It has its own session, and does not receive a
+    terminal's signals. On Linux, it also finds processes that have left their process group, as daemons do, by a variable in
     their environment. If the guard itself is killed, the job continues without it.
 
     Attributes:
@@ -107,10 +107,10 @@ class OrphanGuard:
 
     def sweep(self) -> None:
         """Kills processes of the job that have left their process group, except for added groups."""
-        reaper.kill_marked(self._variable, self._groups)
+        reaper.kill_by_variable(self._variable, self._groups)
 
     def check(self) -> None:
-        """Warns once if the guard has been killed. To be polled."""
+        """Warns once if the guard has been killed. Must be polled."""
         if not self._is_warned and self._process.poll() is not None:
             self._is_warned = True
             _log.warning(

@@ -25,8 +25,8 @@ PROGRESS_SECONDS = 1.0  # minimum interval between states of a progress bar
 class LineSplitter:
     """Splits a stream of bytes into lines.
 
-    Text that ends in a carriage return, such as a progress bar, is a state that will be overwritten. Yields at most one state
-    per second, or none without `yields_states`, and the last state of each complete line.
+    Text that ends in a carriage return, such as a progress bar, is a state that will be overwritten. At most one state is
+    yielded per second, or none without `yields_states`. Of a complete line, only the last state is yielded.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, yields_states: bool = True):
@@ -36,7 +36,7 @@ class LineSplitter:
         self._last_time = -PROGRESS_SECONDS
 
     @property
-    def current(self) -> bytes:
+    def current_state(self) -> bytes:
         """The last state of the incomplete line."""
         return _last_state(self._pending)
 
@@ -161,7 +161,7 @@ def prefix(rank: int) -> str:
 
 
 class Screen:
-    """An output stream for complete lines; loses output on a full disk.
+    """Writes complete lines to an output stream; drops output if the disk is full.
 
     Args:
       stream: a console, a file, or the output of a notebook, which has no underlying byte stream.
@@ -180,7 +180,7 @@ class Screen:
     def write(self, line: bytes) -> None:
         """Writes one line, above the status line."""
         if self._status:
-            with self._status.hidden():
+            with self._status.hide():
                 self._write(line)
         else:
             self._write(line)
@@ -202,7 +202,7 @@ class Screen:
 
 
 class Channel:
-    """An output of a rank: copies a pipe to a screen and a log.
+    """Copies an output of a rank from a pipe to a screen and a log.
 
     Args:
       rank: rank of the process.
@@ -235,7 +235,7 @@ class Channel:
             for line in self._lines.feed(data):
                 self._status.set(b"")
                 self._write_lines([line.rstrip()])  # without spaces that erased a progress bar
-            self._status.set(self._lines.current)
+            self._status.set(self._lines.current_state)
         return bool(data)
 
     def close(self) -> None:
@@ -260,10 +260,10 @@ class ProgressFiles:
 
     def __init__(self, memory: pathlib.Path):
         self._memory, self._folder = memory, memory / "notes"
-        self._created: set[int] = set()  # by rank
+        self._created_ranks: set[int] = set()  # by rank
         self._has_room = self._is_warned = False
 
-    def blank(self, rank: int) -> pathlib.Path | None:
+    def create(self, rank: int) -> pathlib.Path | None:
         """Creates the file of a rank that is about to start.
 
         Returns:
@@ -276,7 +276,7 @@ class ProgressFiles:
         try:
             self._memory.mkdir(mode=0o700, exist_ok=True)
             self._folder.mkdir(exist_ok=True)
-            progress_file.blank(path)
+            progress_file.create(path)
         except OSError as error:
             if not self._has_room:
                 raise InputError(
@@ -284,16 +284,16 @@ class ProgressFiles:
                     f"{self._memory.parent}."
                 ) from error
             self._warn(path, error)
-            self._created.discard(rank)
+            self._created_ranks.discard(rank)
             return None
         self._has_room = True
-        self._created.add(rank)
+        self._created_ranks.add(rank)
         return path
 
     def read(self, ranks: Iterable[int]) -> tuple[int | None, bool]:
         """Returns the last step that one of the ranks has recorded, or None, and whether one forbids a restart."""
         steps, final = [], False
-        for path in map(self._path, self._created.intersection(ranks)):
+        for path in map(self._path, self._created_ranks.intersection(ranks)):
             try:
                 steps.append(progress_file.read(path))
                 final = final or progress_file.forbids_restart(path)

@@ -38,7 +38,7 @@ def free_ports(count: int, host: str) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """The ranks and sizes of a process: global, within its node, and across the nodes with its local rank."""
+    """The rank of a process and the number of ranks: global, within its node, and across the nodes with its local rank."""
 
     rank: int
     size: int
@@ -109,10 +109,10 @@ def place_processes(processes: int, host: str, launchers: Group, servers: int = 
     return Placement(launchers.rank, hosts, tuple(map(tuple, port_lists)), servers)
 
 
-def own_host(coordinator: str, serves: bool) -> str:
+def reachable_address(coordinator: str, serves: bool) -> str:
     """Returns the address at which other hosts reach this host.
 
-    On the coordinator's host (`serves`), this is the coordinator's name; on others, the local address of the route to it.
+    On the coordinator's host (`serves`), this is the coordinator's name; on other hosts, the local address of the route to it.
     """
     if not coordinator:
         return LOOPBACK

@@ -17,7 +17,7 @@ _WAIT_SECONDS = 5.0  # time for killed processes to end; an uninterruptible slee
 _POLL_SECONDS = 0.01
 
 
-def kill_marked(variable: str, excluded_ids: Collection[int] = ()) -> None:
+def kill_by_variable(variable: str, excluded_ids: Collection[int] = ()) -> None:
     """Kills all processes with an environment variable NAME=VALUE, except for excluded ids, on Linux.
 
     Returns after two successive searches without a result: a process may start another one while it is being killed, and has
@@ -68,7 +68,7 @@ def main() -> None:
         except ProcessLookupError:  # already ended
             pass
     if variable:
-        kill_marked(variable)
+        kill_by_variable(variable)
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -65,7 +65,7 @@ class RendezvousServer:
         self._start(self._accept)
 
     def open_group(self, names: Sequence[str]) -> tuple[str, str]:
-        """Serves a group of launchers, in place of the last one; returns its address and the purpose of its token."""
+        """Serves a group of launchers, which replaces the last group; returns its address and the purpose of its token."""
         self.close_group()
         purpose = nonce()
         listener = listen(join_address(self._host, 0), "Choose another --coordinator, the same on every host.")
@@ -81,14 +81,14 @@ class RendezvousServer:
         for sock in (self._listener, *self._unauthenticated):
             _shut_down(sock)
         end = time.monotonic() + LOST_AFTER_SECONDS
-        for thread in filter(threading.Thread.is_alive, self._threads):  # the last one may not have started
+        for thread in filter(threading.Thread.is_alive, self._threads):  # the last thread may not have started
             thread.join(max(0.0, end - time.monotonic()))
         self._listener.close()
         self.close_group()
         self._log.summarize(force=True)
 
     def close_group(self) -> None:
-        """Closes the last group, so that its launchers stop waiting; does not affect running processes."""
+        """Closes the last group, whose launchers then stop waiting; does not affect running processes."""
         if self._group:
             self._group.close("the attempt is over")
 
@@ -129,7 +129,7 @@ class RendezvousServer:
             connection.send({"type": "welcome"})
             self._serve_launcher(connection, f"launcher {next(self._numbers)} ({peer})", [*map(str, host_names), peer])
             sock.shutdown(socket.SHUT_WR)
-            _wait_for_close(sock, time.monotonic() + HELLO_SECONDS)  # so that the launcher receives the last order
+            _wait_for_close(sock, time.monotonic() + HELLO_SECONDS)  # until the launcher has received the last order
 
     def _admit(self, sock: socket.socket) -> "tuple[_Connection, list[object]] | None":
         """Authenticates a launcher; returns its connection and host names, or None after refusing it."""

@@ -138,9 +138,9 @@ def spawn(
 ) -> list[Any]:
     """Calls a function in new processes, and returns its return values, ordered by rank.
 
-    The processes are new interpreters with the environment of `tfdist launch`, so that `tfdist.load_strategy("auto")` works in
-    them. Their output is printed with the rank as a prefix. If a process fails, all of them are ended; none outlives this
-    process.
+    The processes are new interpreters with the environment of `tfdist launch`, where `tfdist.load_strategy("auto")` works.
+    Their output is printed with the rank as a prefix. If a process fails, all of them are terminated. None of them outlives
+    this process.
 
     Functions of an importable module are pickled by name. Functions of a notebook or the main script are pickled by value,
     which requires cloudpickle.

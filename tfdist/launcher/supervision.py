@@ -18,7 +18,7 @@ SETTLE_SECONDS = 0.7  # time for the cause to appear after its consequences
 FAILURE_SECONDS = 3.0  # between SIGTERM and SIGKILL after a failure
 DRAIN_SECONDS = 0.5  # time for the last output to arrive
 _FIRST_RESERVED_CODE = min(ExitCode.PREEMPTED, exceptions.SIGNAL_OFFSET)  # lower codes are failures of the program
-_PLANNED = (ExitCode.DONE, ExitCode.PREEMPTED)
+_PLANNED_CODES = (ExitCode.DONE, ExitCode.PREEMPTED)
 
 
 class Stop(NamedTuple):
@@ -27,9 +27,9 @@ class Stop(NamedTuple):
     Attributes:
       outcome: outcome of the job, unless a process of this launcher is the cause.
       seconds: time between SIGTERM and SIGKILL.
-      is_requested: whether the end was requested; an exit code that all processes share is then that of the job.
+      is_requested: whether the end was requested; if all processes then end with the same exit code, the job does, too.
       is_final: whether the job is over and must not be restarted.
-      wait: seconds for the processes to end by themselves, before SIGTERM.
+      wait: seconds to wait for the processes to end, before SIGTERM.
     """
 
     outcome: Outcome
@@ -56,8 +56,8 @@ class SupervisorHooks(NamedTuple):
       loss: returns the first loss in the ranks' group.
       on_stop: called with a failure before the processes are ended.
       grace: seconds to wait for other processes after the first exit with code 75, before they count as failed.
-      expendable: returns the ranks without which the job goes on.
-      departed: returns those of them that their group has lost; if such a process still runs, it is killed.
+      expendable_ranks: returns the ranks without which the job continues.
+      departed_members: returns the expendable ranks that their group has lost; if such a process still runs, it is killed.
       collects_failures: whether to wait briefly after a failure for other processes with the same failure.
     """
 
@@ -67,8 +67,8 @@ class SupervisorHooks(NamedTuple):
     loss: Callable[[], LostMember | None] = lambda: None
     on_stop: Callable[[Outcome], None] = lambda outcome: None
     grace: float = 60.0
-    expendable: Callable[[], Collection[int]] = lambda: ()
-    departed: Callable[[], Collection[int]] = lambda: ()
+    expendable_ranks: Callable[[], Collection[int]] = lambda: ()
+    departed_members: Callable[[], Collection[int]] = lambda: ()
     collects_failures: bool = False
 
 
@@ -84,7 +84,7 @@ class Supervisor:
             self._selector.register(channel, selectors.EVENT_READ)
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether the end of the job was requested."""
         return self._stop is not None and self._stop.is_final
 
@@ -94,7 +94,7 @@ class Supervisor:
             stop = self._wait_for_stop()
             if stop:
                 self._hooks.on_stop(stop.outcome)
-                self._let_lost_rank_end()
+                self._wait_for_lost_rank()
                 if stop.is_requested and self._cause().code == ExitCode.PREEMPTED:  # all are already ending
                     stop = stop._replace(wait=max(stop.wait, stop.seconds), seconds=FAILURE_SECONDS)
                 self._wait_until(lambda: self._all_ended() or self._hooks.is_repeated(), stop.wait)
@@ -124,7 +124,7 @@ class Supervisor:
             cause = self._hang_outcome(cause)
         return self._stop or (Stop(cause) if cause.code else None)
 
-    def _let_lost_rank_end(self) -> None:
+    def _wait_for_lost_rank(self) -> None:
         """Waits for the process that has left the group, whose exit handlers may record its failure."""
         loss = self._hooks.loss()
         leaving_children = [child for child in self._children if loss and loss.code and child.rank == loss.rank]
@@ -151,13 +151,13 @@ class Supervisor:
 
     def _outcome(self, stop: Stop | None) -> Outcome:
         """Returns the outcome; the cause may have appeared while the processes were being ended."""
-        codes = {child.code for child in self._needed}
+        codes = {child.code for child in self._required_children}
         code, *other_codes = codes
         if stop and code is not None and not other_codes and code <= exceptions.SIGNAL_OFFSET:
             if stop.is_requested or code == ExitCode.PREEMPTED:
                 return Outcome(code, f"all ranks ended with {exceptions.describe(code)}" if code else "")
         if codes == {ExitCode.DONE, ExitCode.PREEMPTED}:
-            rank = next(child.rank for child in self._needed if child.code == ExitCode.PREEMPTED)
+            rank = next(child.rank for child in self._required_children if child.code == ExitCode.PREEMPTED)
             return Outcome(
                 ExitCode.PREEMPTED, f"rank {rank} ended with {exceptions.describe(ExitCode.PREEMPTED)}", rank
             )
@@ -167,18 +167,18 @@ class Supervisor:
         return cause
 
     def _user_request(self, stop: Stop) -> Stop:
-        """Returns a request that arrived during a resize, before all processes have saved, or else `stop`."""
+        """Returns a request that arrived during a resize, before all processes had saved; otherwise `stop`."""
         requests = [check() for check in self._hooks.stops] if stop.outcome.code == ExitCode.PREEMPTED else []
         return next((request for request in requests if request and request.is_final), stop)
 
     def _cause(self) -> Outcome:
-        return root_cause(self._needed, self._hooks.loss())
+        return root_cause(self._required_children, self._hooks.loss())
 
     @property
-    def _needed(self) -> Sequence[Child]:
-        """All processes but those that the job has lost and goes on without."""
-        expendable = self._hooks.expendable()
-        return [c for c in self._children if c.code in (None, *_PLANNED) or c.rank not in expendable]
+    def _required_children(self) -> Sequence[Child]:
+        """All processes except for lost ones without which the job continues."""
+        expendable_ranks = self._hooks.expendable_ranks()
+        return [c for c in self._children if c.code in (None, *_PLANNED_CODES) or c.rank not in expendable_ranks]
 
     def _all_ended(self) -> bool:
         return all(child.poll() for child in self._children)
@@ -191,9 +191,9 @@ class Supervisor:
         end = time.monotonic() + seconds
         while True:
             self._hooks.poll()
-            departed = self._hooks.departed()
+            departed_members = self._hooks.departed_members()
             for child in self._children:
-                if not child.poll() and child.rank in departed:  # it is stopped, and could not go on
+                if not child.poll() and child.rank in departed_members:  # it is suspended, and could not continue
                     child.signal(signal.SIGKILL)
             if condition() or time.monotonic() > end:
                 return

@@ -34,12 +34,12 @@ class MeshLayouts(TensorLayouts):
           rules: mesh axes by name of dim.
           gathers_parameters: whether parameters are sharded except while a layer computes with them.
         """
-        self._devices, self._rules, self._gathers_all = devices, rules, gathers_parameters
+        self._devices, self._rules, self._gathers_parameters = devices, rules, gathers_parameters
         self.row_shards, self.devices_per_replica = devices.mesh.axes[rules["batch"]], devices.mesh.size
         self.dims: set[str] = set()
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """See base class; outside of compiled functions, for example in a functional model, only validates the layout."""
+        """See base class. Outside of compiled functions, as in a functional model, it only validates the layout."""
         mesh, names = self._devices.mesh, resolve_optional_dims(dims, self._rules)
         self.dims |= {name for name in names if name}
         shape = [mesh.size if size is None else size for size in x.shape]  # unknown dims count as divisible
@@ -52,8 +52,8 @@ class MeshLayouts(TensorLayouts):
 
         return keras_internals.copy_mask_and_logits(lay_out(x), x, lay_out)
 
-    def by_rows(self, tensors: Any) -> Any:
-        """See base class; sharded only by rows.
+    def lay_out_rows(self, tensors: Any) -> Any:
+        """See base class. Shards tensors only by rows.
 
         Losses over sharded classes either do not compile or are silently wrong in float64
         (tests/traps/dtensor_test.py), and a slice of a batch would get the layout of a layer with sharded inputs.
@@ -66,19 +66,19 @@ class MeshLayouts(TensorLayouts):
         return self._devices.relayout(tensor, row_layout(tensor.shape, axis, self._devices.mesh.axes[axis]))
 
     @contextlib.contextmanager
-    def computing(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+    def compute_layouts(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """See base class."""
-        if not self._gathers_all:
+        if not self._gathers_parameters:
             yield
             return
         stored_values = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
         values = [
-            self.computed_from(variable, part, ()) for variable, part in zip(variables, stored_values, strict=True)
+            self.compute_value(variable, part, ()) for variable, part in zip(variables, stored_values, strict=True)
         ]
         value_pairs = zip(variables, values, strict=True)
         with keras_internals.RecordedScope(value_pairs, zip(variables, stored_values, strict=True)) as scope:
             yield
-        for variable, value in scope.assigned:
+        for variable, value in scope.assignments:
             variable.assign(value)
 
     @contextlib.contextmanager
@@ -86,21 +86,19 @@ class MeshLayouts(TensorLayouts):
         """Context in which a function of the devices is traced, with layouts for the operations of Keras and TensorFlow."""
         with contextlib.ExitStack() as stack:
             if "context" in self._rules:
-                stack.enter_context(keras_internals.products_keep_dims())
+                stack.enter_context(keras_internals.keep_product_dims())
             stack.enter_context(
-                keras_internals.attentions_laid_out(
-                    self.constrain_input, self.constrain_attention, self.constrain_output
-                )
+                keras_internals.lay_out_attention(self.constrain_input, self.constrain_attention, self.constrain_output)
             )
             # For a sharded layout, DTensor draws each shard with a different seed, and the users of the random numbers
             # determine the layout, which may therefore differ when a layer is recomputed in the backward pass.
-            stack.enter_context(keras_internals.draws_laid_out(self.replicate))
-            stack.enter_context(keras_internals.strides_laid_out(self.layout_for_slicing))
-            stack.enter_context(keras_internals.concatenations_laid_out(self.layout_for_slicing))
+            stack.enter_context(keras_internals.lay_out_draws(self.replicate))
+            stack.enter_context(keras_internals.lay_out_strided_slices(self.layout_for_slicing))
+            stack.enter_context(keras_internals.lay_out_concatenations(self.layout_for_slicing))
             # The gradient of top-k uses indices into the whole tensor, which DTensor interprets as indices into a shard.
-            stack.enter_context(keras_internals.top_k_laid_out(self.replicate))
+            stack.enter_context(keras_internals.lay_out_top_k(self.replicate))
             # DTensor rejects a transpose whose result must be sharded differently from its input.
-            stack.enter_context(keras_internals.transposed_inputs_copied())
+            stack.enter_context(keras_internals.copy_transposed_inputs())
             yield
 
     def replicate(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -124,12 +122,12 @@ class MeshLayouts(TensorLayouts):
         # identity is flexible; with only one identity, DTensor rejects a tensor used by a transpose and a sharded layer.
         return tf.identity(tf.identity(result))
 
-    def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+    def to_stored_layout(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """See base class."""
-        return self._devices.relayout(value, placement_of(variable).stored)
+        return self._devices.relayout(value, placement_of(variable).storage)
 
-    def computed_from(self, variable: keras.Variable, stored: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See base class; gathers a sharded parameter when its layer runs, and shards its gradient."""
+    def compute_value(self, variable: keras.Variable, stored: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See base class. Gathers a sharded parameter when its layer runs, and shards its gradient."""
         placement = placement_of(variable)
         if not placement.is_gathered:
             return stored
@@ -138,11 +136,11 @@ class MeshLayouts(TensorLayouts):
         def gather(part: tf.Tensor) -> Any:
             if inputs:  # otherwise the engine would gather all layers up front
                 [part] = wait_for([part], inputs[0])
-            full_value = self._devices.relayout(part, placement.computed)
+            full_value = self._devices.relayout(part, placement.computation)
             return full_value, lambda gradient: relayout_gradient(self._devices, gradient, placement)
 
         # Repeated, because TensorFlow appends an identity, which might get the layout of a later layer.
-        return self._devices.relayout(gather(stored), placement.computed)
+        return self._devices.relayout(gather(stored), placement.computation)
 
     def constrain_input(self, name: str, query: tf.Tensor) -> tf.Tensor:
         """Fixes the layout of an attention layer's input for its projections, and sums its gradient before it is sent."""
@@ -162,7 +160,7 @@ class MeshLayouts(TensorLayouts):
         return query, key, value, mask
 
     def _causal_mask(self, queries: int, keys: int, name: str) -> tf.Tensor:
-        """Returns a sharded causal mask; Keras's would be replicated, and so would everything combined with it."""
+        """Returns a sharded causal mask. Keras's mask is replicated, as is every tensor that is combined with it."""
         query_indices = self.constrain(tf.expand_dims(tf.range(queries), 1), ("context", None), name)
         return tf.expand_dims(query_indices >= tf.expand_dims(tf.range(keys), 0), 0)
 
@@ -179,8 +177,8 @@ class MeshLayouts(TensorLayouts):
 
 def relayout_gradient(devices: Devices, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
     """Lays out a gradient for storage via its computed layout, which the backward pass must use."""
-    result = devices.relayout(gradient, placement.computed)
-    return result if placement.gradient == placement.computed else devices.relayout(result, placement.gradient)
+    result = devices.relayout(gradient, placement.computation)
+    return result if placement.gradient == placement.computation else devices.relayout(result, placement.gradient)
 
 
 def placement_of(variable: keras.Variable) -> Placement:
@@ -219,5 +217,5 @@ def apply_update(
         tf.cast(scope.get_current_value(variable), variable.dtype) for variable in (*device_variables, *host_variables)
     ]
     for variable, value in zip(device_variables, new_values, strict=False):
-        keras_internals.value_of(variable).assign(devices.relayout(value, placement_of(variable).stored))
+        keras_internals.value_of(variable).assign(devices.relayout(value, placement_of(variable).storage))
     return new_values[len(device_variables) :]

@@ -21,7 +21,7 @@ class ExpertLoad(keras.metrics.Metric):
         self.dropped = self.add_variable((), "zeros", name="dropped")
 
     def update_state(self, tokens: tf.Tensor, dropped: tf.Tensor) -> None:
-        """Adds a batch; `tokens`: [experts], tokens of each expert; `dropped`: scalar, number of dropped choices."""
+        """Adds a batch with `tokens`, [experts], for each expert and `dropped` choices, a scalar."""
         for variable, addend in ((self.tokens, tokens), (self.dropped, dropped)):
             previous = uncast_value(variable)  # mixed precision would otherwise sum in 16 bits
             variable.assign(previous + tf.cast(addend, previous.dtype))
@@ -30,10 +30,10 @@ class ExpertLoad(keras.metrics.Metric):
         """Returns each expert's fraction of the tokens, their coefficient of variation, and the dropped fraction."""
         tokens, dropped = tf.convert_to_tensor(self.tokens), tf.convert_to_tensor(self.dropped)
         total = tf.reduce_sum(tokens)
-        parts = tf.math.divide_no_nan(tokens, total)
-        expert_parts = {f"expert_{i}": part for i, part in enumerate(tf.unstack(parts))}
-        variation = tf.math.reduce_std(parts) * parts.shape[0]
-        return {"load_cv": variation, "dropped": tf.math.divide_no_nan(dropped, total + dropped), **expert_parts}
+        fractions = tf.math.divide_no_nan(tokens, total)
+        expert_fractions = {f"expert_{i}": fraction for i, fraction in enumerate(tf.unstack(fractions))}
+        variation = tf.math.reduce_std(fractions) * fractions.shape[0]
+        return {"load_cv": variation, "dropped": tf.math.divide_no_nan(dropped, total + dropped), **expert_fractions}
 
 
 # Routing of tokens to experts: choices, capacity, overflow, and the losses that balance the load.
@@ -59,12 +59,12 @@ class Routes(NamedTuple):
     dropped: tf.Tensor
 
 
-def capacity_of(tokens: int, experts: int, choices: int, factor: float) -> int:
+def expert_capacity(tokens: int, experts: int, choices: int, factor: float) -> int:
     """Returns the capacity of each expert for the tokens of a group: `factor` times an even load, up to all tokens."""
     return max(1, min(tokens, math.ceil(factor * choices * tokens / experts)))
 
 
-def routes(probabilities: tf.Tensor, real: tf.Tensor, choices: int, capacity: int, overflow: str) -> Routes:
+def routes(probabilities: tf.Tensor, token_mask: tf.Tensor, choices: int, capacity: int, overflow: str) -> Routes:
     """Routes each token to its `choices` most probable experts, in the order of the tokens, first choices first.
 
     Gradients reach the router through the weights: an expert's probability with one choice (Switch); with several choices,
@@ -72,24 +72,24 @@ def routes(probabilities: tf.Tensor, real: tf.Tensor, choices: int, capacity: in
 
     Args:
       probabilities: [groups, tokens, experts]; output of the router.
-      real: [groups, tokens]; 1 for tokens, 0 for padding, which is not routed.
+      token_mask: [groups, tokens]; 1 for tokens, 0 for padding, which is not routed.
       choices: number of experts per token.
       capacity: capacity of an expert for each group.
       overflow: "drop": the choice of a full expert is dropped. "spill": the token is sent to the least loaded expert in
         its group.
     """
     remaining_scores, used_slots, slots = probabilities, tf.zeros_like(probabilities[:, 0, :]), []
-    overflow_tokens, total = [], tf.zeros_like(real)
+    overflow_tokens, total = [], tf.zeros_like(token_mask)
     for _ in range(choices):
         choice = _top_expert(remaining_scores)
         remaining_scores = remaining_scores * (1 - choice) - choice  # below every probability, even 0
         total = total + tf.reduce_sum(probabilities * choice, axis=-1)
-        choice = choice * tf.expand_dims(real, -1)
+        choice = choice * tf.expand_dims(token_mask, -1)
         position = tf.cumsum(choice, axis=1, exclusive=True) + tf.expand_dims(used_slots, 1)
-        accepted = choice * tf.cast(position < capacity, choice.dtype)
-        used_slots = used_slots + tf.reduce_sum(accepted, axis=1)
-        slots.append(_place(accepted, position, capacity))
-        overflow_tokens.append(tf.reduce_sum(choice - accepted, axis=-1))
+        accepted_choice = choice * tf.cast(position < capacity, choice.dtype)
+        used_slots = used_slots + tf.reduce_sum(accepted_choice, axis=1)
+        slots.append(_place(accepted_choice, position, capacity))
+        overflow_tokens.append(tf.reduce_sum(choice - accepted_choice, axis=-1))
     if overflow == "spill":
         for i, tokens in enumerate(overflow_tokens):
             spill = _spill(tokens, used_slots, capacity)
@@ -106,22 +106,22 @@ def routes(probabilities: tf.Tensor, real: tf.Tensor, choices: int, capacity: in
     )
 
 
-def balance_loss(probabilities: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
+def balance_loss(probabilities: tf.Tensor, token_mask: tf.Tensor) -> tf.Tensor:
     """Returns Switch's load balancing loss: experts * sum_e f_e P_e of each group, averaged; 1 for an even load.
 
     f_e is the fraction of the group's real tokens whose first choice is e, P_e the mean probability of e.
     """
-    parts, means = _token_mean(_top_expert(probabilities), real), _token_mean(probabilities, real)
-    return probabilities.shape[-1] * tf.reduce_mean(tf.reduce_sum(tf.stop_gradient(parts) * means, axis=-1))
+    fractions, means = _token_mean(_top_expert(probabilities), token_mask), _token_mean(probabilities, token_mask)
+    return probabilities.shape[-1] * tf.reduce_mean(tf.reduce_sum(tf.stop_gradient(fractions) * means, axis=-1))
 
 
-def z_loss(logits: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
+def z_loss(logits: tf.Tensor, token_mask: tf.Tensor) -> tf.Tensor:
     """Returns ST-MoE's z-loss: the mean square of the log of the softmax's denominator; keeps logits small.
 
     The mean is over the real tokens of each group, then over groups.
     """
     squares = tf.square(tf.reduce_logsumexp(logits, axis=-1, keepdims=True))
-    return tf.reduce_mean(_token_mean(squares, real))
+    return tf.reduce_mean(_token_mean(squares, token_mask))
 
 
 def _top_expert(scores: tf.Tensor) -> tf.Tensor:
@@ -129,16 +129,16 @@ def _top_expert(scores: tf.Tensor) -> tf.Tensor:
     return tf.one_hot(tf.argmax(scores, axis=-1), scores.shape[-1], dtype=scores.dtype)
 
 
-def _token_mean(values: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
+def _token_mean(values: tf.Tensor, token_mask: tf.Tensor) -> tf.Tensor:
     """Maps [groups, tokens, n] to [groups, n]: the mean over real tokens; 0 for a group without tokens."""
-    total = tf.reduce_sum(values * tf.expand_dims(real, -1), axis=1)
-    return tf.math.divide_no_nan(total, tf.reduce_sum(real, axis=1, keepdims=True))
+    total = tf.reduce_sum(values * tf.expand_dims(token_mask, -1), axis=1)
+    return tf.math.divide_no_nan(total, tf.reduce_sum(token_mask, axis=1, keepdims=True))
 
 
-def _place(accepted: tf.Tensor, position: tf.Tensor, capacity: int) -> tf.Tensor:
+def _place(accepted_choice: tf.Tensor, position: tf.Tensor, capacity: int) -> tf.Tensor:
     """Returns [groups, tokens, experts, capacity]: 1 at the slot of each token that was not dropped."""
-    slot = tf.cast(tf.reduce_sum(position * accepted, axis=-1), tf.int32)
-    return tf.einsum("gse,gsc->gsec", accepted, tf.one_hot(slot, capacity, dtype=accepted.dtype))
+    slot = tf.cast(tf.reduce_sum(position * accepted_choice, axis=-1), tf.int32)
+    return tf.einsum("gse,gsc->gsec", accepted_choice, tf.one_hot(slot, capacity, dtype=accepted_choice.dtype))
 
 
 def _spill(tokens: tf.Tensor, used_slots: tf.Tensor, capacity: int) -> tf.Tensor:
@@ -152,11 +152,11 @@ def _spill(tokens: tf.Tensor, used_slots: tf.Tensor, capacity: int) -> tf.Tensor
     groups, experts = used_slots.shape
     slot_index = tf.reshape(tf.range(capacity, dtype=used_slots.dtype), [1, capacity, 1])
     is_free = tf.cast(slot_index >= tf.expand_dims(used_slots, 1), used_slots.dtype)  # [groups, capacity, experts]
-    flat = tf.reshape(is_free, [-1 if groups is None else groups, capacity * experts])
-    order = tf.cumsum(flat, axis=1, exclusive=True)
+    free = tf.reshape(is_free, [-1 if groups is None else groups, capacity * experts])
+    slot_order = tf.cumsum(free, axis=1, exclusive=True)
     token_order = tf.cumsum(tokens, axis=1, exclusive=True)
-    is_match = tf.cast(tf.equal(tf.expand_dims(token_order, 2), tf.expand_dims(order, 1)), used_slots.dtype)
-    assignment = is_match * tf.expand_dims(tokens, 2) * tf.expand_dims(flat, 1)  # [groups, tokens, capacity * experts]
+    is_match = tf.cast(tf.equal(tf.expand_dims(token_order, 2), tf.expand_dims(slot_order, 1)), used_slots.dtype)
+    assignment = is_match * tf.expand_dims(tokens, 2) * tf.expand_dims(free, 1)  # [groups, tokens, capacity * experts]
     result = tf.reshape(assignment, [-1 if groups is None else groups, tokens.shape[1], capacity, experts])
     return tf.transpose(result, [0, 1, 3, 2])
 
@@ -215,7 +215,7 @@ class MixtureOfExperts(keras.layers.Layer):
           choices: number of experts per token, at most `experts`.
           capacity_factor: capacity of an expert as a multiple of an even load, above 0; experts / choices fits every
             token.
-          evaluation_capacity_factor: the same, outside of training.
+          evaluation_capacity_factor: capacity factor outside of training.
           overflow: "drop": a token skips an expert that is full, and gets zeros if all its experts are full. "spill":
             it is sent to the expert with the least load among the tokens of its example.
           activation: activation between an expert's two layers.
@@ -278,17 +278,19 @@ class MixtureOfExperts(keras.layers.Layer):
         precision = tf.float64 if inputs.dtype == tf.float64 else tf.float32
         logits = tf.einsum("gsm,me->gse", tf.cast(tokens, precision), tf.cast(self.router, precision))
         probabilities = tf.nn.softmax(logits)
-        real = tf.ones_like(logits[:, :, 0]) if mask is None else tf.cast(mask, precision)
+        token_mask = tf.ones_like(logits[:, :, 0]) if mask is None else tf.cast(mask, precision)
         capacity = self.capacity(inputs.shape[1], training)
-        routing = routes(probabilities, real, self.choices, capacity, self.overflow)
+        routing = routes(probabilities, token_mask, self.choices, capacity, self.overflow)
         if self.balance_weight:
-            self.add_loss(self.balance_weight * balance_loss(probabilities, real))
+            self.add_loss(self.balance_weight * balance_loss(probabilities, token_mask))
         if self.z_weight:
-            self.add_loss(self.z_weight * z_loss(logits, real))
+            self.add_loss(self.z_weight * z_loss(logits, token_mask))
         self.load.update_state(routing.load, routing.dropped)
         # Replicated before it is sharded over experts; otherwise the engine would shard the routing.
-        replicated = constrain(routing.dispatch, "batch * * *", f"the routes of {self.path}")
-        dispatch = tf.cast(constrain(replicated, "batch * experts? *", f"the routes of {self.path}"), inputs.dtype)
+        replicated_dispatch = constrain(routing.dispatch, "batch * * *", f"the routes of {self.path}")
+        dispatch = tf.cast(
+            constrain(replicated_dispatch, "batch * experts? *", f"the routes of {self.path}"), inputs.dtype
+        )
         weights = tf.cast(constrain(routing.weights, "batch * *", f"the weights of {self.path}"), inputs.dtype)
         weights = constrain(weights, "batch * experts?", f"the weights of {self.path}")
         expert_inputs = tf.einsum("gsec,gsm->egcm", dispatch, tokens)
@@ -301,7 +303,7 @@ class MixtureOfExperts(keras.layers.Layer):
     def capacity(self, tokens: int, training: bool) -> int:
         """Returns the capacity of each expert for the tokens of an example."""
         factor = self.capacity_factor if training else self.evaluation_capacity_factor
-        return capacity_of(tokens, self.experts, self.choices, factor)
+        return expert_capacity(tokens, self.experts, self.choices, factor)
 
     def _layout_by_rows(self, x: tf.Tensor) -> tf.Tensor:
         """Lays out [experts, batch, capacity, embed] like the rows of the tokens."""
@@ -313,9 +315,9 @@ class MixtureOfExperts(keras.layers.Layer):
 
     def _apply_experts(self, x: tf.Tensor) -> tf.Tensor:
         """Applies each expert to its tokens."""
-        inner = tf.einsum("egcm,emf->egcf", x, tf.cast(self.in_kernel, x.dtype))
-        inner = self.activation(inner + _expand_bias(self.in_bias, x.dtype))
-        return tf.einsum("egcf,efm->egcm", inner, tf.cast(self.out_kernel, x.dtype)) + _expand_bias(
+        hidden = tf.einsum("egcm,emf->egcf", x, tf.cast(self.in_kernel, x.dtype))
+        hidden = self.activation(hidden + _expand_bias(self.in_bias, x.dtype))
+        return tf.einsum("egcf,efm->egcm", hidden, tf.cast(self.out_kernel, x.dtype)) + _expand_bias(
             self.out_bias, x.dtype
         )
 
@@ -344,10 +346,12 @@ class _PerExpertInitializer:
     """An initializer of [experts, ...] that initializes each expert separately, with different values."""
 
     def __init__(self, initializer: keras.initializers.Initializer, first_number: int):
-        self._initializer, self._first = initializer, first_number
+        self._initializer, self._first_number = initializer, first_number
 
     def __call__(self, shape: tuple[int, ...], dtype: Any = None) -> tf.Tensor:
-        return tf.stack([self._expert_initializer(self._first + i)(shape[1:], dtype=dtype) for i in range(shape[0])])
+        return tf.stack(
+            [self._expert_initializer(self._first_number + i)(shape[1:], dtype=dtype) for i in range(shape[0])]
+        )
 
     def _expert_initializer(self, number: int) -> keras.initializers.Initializer:
         seed = getattr(self._initializer, "seed", None)

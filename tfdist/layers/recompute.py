@@ -33,7 +33,7 @@ class _ForwardTrace(NamedTuple):
 
 
 def _rematerialize(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         arguments = keras.tree.flatten((args, kwargs))
         if any(isinstance(value, keras.KerasTensor) for value in arguments):
             return call(*args, **kwargs)
@@ -44,16 +44,16 @@ def _rematerialize(layer: keras.Layer, call: Callable[..., Any]) -> Callable[...
         call_context = keras_internals.capture_call_context(layer)
         traces: list[_ForwardTrace] = []
 
-        def forward(tensors: Sequence[tf.Tensor], stored: Sequence[tf.Tensor]) -> Any:
+        def forward(tensors: Sequence[tf.Tensor], shards: Sequence[tf.Tensor]) -> Any:
             call_arguments = list(arguments)
             for index, tensor in zip(indices, tensors, strict=True):
                 call_arguments[index] = tensor
                 keras_internals.set_mask_and_logits(tensor, keras_internals.mask_and_logits(arguments[index])[0], None)
             call_args, call_kwargs = keras.tree.pack_sequence_as((args, kwargs), call_arguments)
-            values = [_computed_value(variable, x, tensors) for variable, x in zip(weights, stored, strict=True)]
+            values = [_computed_value(variable, x, tensors) for variable, x in zip(weights, shards, strict=True)]
             scope = keras_internals.RecordedScope(
                 [*zip(weights, values, strict=True), *initial_state],
-                sources=zip(weights, stored, strict=True),
+                sources=zip(weights, shards, strict=True),
                 read=lambda variable: _read(variable, tensors),
             )
             with call_context(), scope:
@@ -61,11 +61,11 @@ def _rematerialize(layer: keras.Layer, call: Callable[..., Any]) -> Callable[...
             leaves = [x for x in keras.tree.flatten(outputs) if tf.is_tensor(x)]
             masks, logits = zip(*map(keras_internals.mask_and_logits, leaves), strict=True) if leaves else ((), ())
             adders = keras_internals.layers_adding_losses(layer, scope.losses)
-            traces.append(_ForwardTrace(outputs, masks, [x is not None for x in logits], scope.assigned, adders))
+            traces.append(_ForwardTrace(outputs, masks, [x is not None for x in logits], scope.assignments, adders))
             return leaves, [x for x in logits if x is not None], list(scope.losses)
 
-        tensors, stored = [arguments[index] for index in indices], [keras_internals.source_value(v) for v in weights]
-        leaves, logits, losses = _recompute_in_backward(forward, tensors, stored)
+        tensors, shards = [arguments[index] for index in indices], [keras_internals.source_value(v) for v in weights]
+        leaves, logits, losses = _recompute_in_backward(forward, tensors, shards)
         for variable, value in traces[0].assigned:
             variable.assign(value)
         for adder, loss in zip(traces[0].adders, losses, strict=True):
@@ -76,12 +76,12 @@ def _rematerialize(layer: keras.Layer, call: Callable[..., Any]) -> Callable[...
         remaining_outputs = iter(leaves)
         return keras.tree.map_structure(lambda x: next(remaining_outputs) if tf.is_tensor(x) else x, traces[0].outputs)
 
-    return wrapped
+    return wrapper
 
 
-def _computed_value(variable: keras.Variable, stored: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+def _computed_value(variable: keras.Variable, shard: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
     strategy = strategy_in_use()
-    return strategy.layouts.computed_from(variable, stored, inputs) if strategy else stored
+    return strategy.layouts.compute_value(variable, shard, inputs) if strategy else shard
 
 
 def _read(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None:
@@ -95,16 +95,16 @@ def _read(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | 
 
 
 def _recompute_in_backward(
-    forward: Callable[..., Any], tensors: Sequence[tf.Tensor], stored: Sequence[tf.Tensor]
+    forward: Callable[..., Any], tensors: Sequence[tf.Tensor], shards: Sequence[tf.Tensor]
 ) -> Any:
     """Calls a function of two lists of tensors; the gradient calls it again.
 
-    Like `tf.recompute_grad`, which waits for a gradient by reading one element: on a mesh, that gathers the whole gradient.
+    `tf.recompute_grad` waits for a gradient by reading one element, which on a mesh gathers the whole gradient.
     """
 
     @tf.custom_gradient
     def run(*inputs_and_weights: tf.Tensor) -> Any:
-        with keras_internals.no_gradients_recorded():
+        with keras_internals.without_gradient_recording():
             outputs = forward(inputs_and_weights[: len(tensors)], inputs_and_weights[len(tensors) :])
 
         def gradient(*upstream: tf.Tensor, variables: Sequence[tf.Variable] | None = None) -> Any:
@@ -119,14 +119,14 @@ def _recompute_in_backward(
 
         return outputs, gradient
 
-    return run(*tensors, *stored)
+    return run(*tensors, *shards)
 
 
 def wait_for(tensors: Sequence[tf.Tensor], dependency: tf.Tensor) -> list[tf.Tensor]:
     """Returns the same tensors, available only after `dependency`. Cost: one pass over each of them."""
     largest = tf.reduce_max(dependency)
-    nothing = tf.math.is_nan(largest) & tf.math.is_inf(largest)  # always False, but no compiler can tell
-    return [x + tf.cast(nothing, x.dtype) for x in tensors]
+    always_false = tf.math.is_nan(largest) & tf.math.is_inf(largest)  # always False, but no compiler can tell
+    return [x + tf.cast(always_false, x.dtype) for x in tensors]
 
 
 FULL, NONE = "full", "none"
@@ -149,7 +149,7 @@ def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
       The model.
 
     Raises:
-      InputError: it is not a regular expression, or matches no layer.
+      InputError: `which` is not a regular expression, or matches no layer.
     """
     if which == NONE:
         return model

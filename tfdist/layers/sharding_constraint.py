@@ -11,7 +11,7 @@ from tfdist.errors import InputError
 def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = None) -> tf.Tensor | keras.KerasTensor:
     """Lays out a tensor of a model by the rules of `--layout` for its dims; the identity if there is no mesh.
 
-    Without a constraint, the engine derives layouts of activations from those of the weights. A constraint fixes a layout:
+    Without a constraint, the engine derives layouts of activations from the layouts of weights. A constraint fixes a layout:
     for example, the tensor between two blocks is sharded over the sequence, or the next layer receives it replicated. The
     gradient has the layout of the input tensor. Cost: the communication between the two layouts, if they differ.
 
@@ -25,7 +25,7 @@ def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = No
       name: name of the layer in a functional model.
 
     Returns:
-      The same tensor, laid out.
+      The tensor in this layout.
 
     Raises:
       InputError: the number of names is wrong, two dims map to one axis, or an axis does not divide its dim.
@@ -34,7 +34,7 @@ def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = No
     if len(names) != len(x.shape):
         raise InputError(
             f"tfdist.constrain must name each dim of a tensor. Received: {dims!r} for a tensor of the shape {tuple(x.shape)}. "
-            "Give each a name, or * to one that is not sharded."
+            "Give each dim a name, or * if it is not sharded."
         )
     if not isinstance(x, keras.KerasTensor):
         return _constrain(x, names, name or "a tensor")

@@ -14,7 +14,7 @@ from tfdist import collectives
 class SyncBatchNormalization(keras.layers.BatchNormalization):
     r"""`keras.layers.BatchNormalization` over all replicas' rows, under every strategy with collectives.
 
-    Each replica computes count, mean and the sum of squared differences M2 of its own rows, and merges those of all
+    Each replica computes count, mean and the sum of squared differences M2 of its rows, and merges the results of all
     replicas (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
     1979):
 
@@ -36,8 +36,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     def get_config(self) -> dict[str, Any]:
         """See base class."""
-        excluded = ("synchronized", "renorm", "renorm_clipping", "renorm_momentum")
-        return {key: value for key, value in super().get_config().items() if key not in excluded}
+        excluded_keys = ("synchronized", "renorm", "renorm_clipping", "renorm_momentum")
+        return {key: value for key, value in super().get_config().items() if key not in excluded_keys}
 
     def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         count, mean, m2 = _local_statistics(inputs, mask, self._reduction_axes)
@@ -56,10 +56,10 @@ def synchronize(layer: keras.layers.BatchNormalization) -> None:
     layer.__dict__["_moments"] = functools.partial(SyncBatchNormalization._moments, layer)  # bypasses Keras's tracking
 
 
-def synchronize_layers(layers: Sequence[keras.Layer], *, every: bool = False) -> None:
-    """Applies `synchronize` to Keras's batch normalization layers that are `synchronized`, or to every one."""
+def synchronize_layers(layers: Sequence[keras.Layer], *, include_all: bool = False) -> None:
+    """Applies `synchronize` to Keras's batch normalization layers: all of them, or those with `synchronized=True`."""
     for layer in layers:
-        if type(layer) is keras.layers.BatchNormalization and (every or layer.synchronized):
+        if type(layer) is keras.layers.BatchNormalization and (include_all or layer.synchronized):
             synchronize(layer)
 
 

@@ -63,31 +63,31 @@ def with_batch_norm(model: keras.Model, batch_norm: str) -> keras.Model:
         clone = keras.models.clone_model(model, clone_function=replace, recursive=True)
     except (TypeError, ValueError) as error:
         raise _replacement_error(model, old_class, new_class, " ".join(str(error).split())) from error
-    if remaining := _layers_of_class(clone, old_class):
-        raise _replacement_error(model, old_class, new_class, f"{remaining[0].path} belongs to a layer of your own")
+    if old_layers := _layers_of_class(clone, old_class):
+        raise _replacement_error(model, old_class, new_class, f"{old_layers[0].path} belongs to a layer of your own")
     for old_layer, new_layer in replacements:
         if old_layer.built and new_layer.built:
             new_layer.set_weights(old_layer.get_weights())
     return clone
 
 
-def _convert(layer: keras.Layer, new: type[keras.Layer]) -> keras.Layer:
+def _convert(layer: keras.Layer, new_class: type[keras.Layer]) -> keras.Layer:
     config = layer.get_config()
     if config.pop("renorm", False):
         raise InputError(f"Batch renormalization cannot be synchronized. Received: {layer.path}. Use renorm=False.")
     for name in ("synchronized", "renorm_clipping", "renorm_momentum"):
         config.pop(name, None)
-    return new.from_config(config)
+    return new_class.from_config(config)
 
 
 def _layers_of_class(model: keras.Model, layer_class: type[keras.Layer]) -> list[keras.Layer]:
     return [layer for layer in layers_of(model) if type(layer) is layer_class]
 
 
-def _replacement_error(model: keras.Model, old: type, new: type, reason: str) -> InputError:
+def _replacement_error(model: keras.Model, old_class: type, new_class: type, reason: str) -> InputError:
     return InputError(
         f"Only the layers of functional and sequential models can be replaced. Received: {model.name}: {reason}. Write "
-        f"{new.__module__.partition('.')[0]}.layers.{new.__name__} for {old.__name__} in the model."
+        f"{new_class.__module__.partition('.')[0]}.layers.{new_class.__name__} for {old_class.__name__} in the model."
     )
 
 
@@ -294,28 +294,28 @@ def transformer(
 
 
 def _attention(x: keras.KerasTensor, name: str, width: int, heads: int, dropout: float) -> keras.KerasTensor:
-    y = _normalized(x, f"{name}_attention")
+    y = _normalize(x, f"{name}_attention")
     y = keras.layers.MultiHeadAttention(heads, width // heads, name=f"{name}_attention")(y, y, use_causal_mask=True)
-    return _added(x, y, f"{name}_attention", dropout)
+    return _add_residual(x, y, f"{name}_attention", dropout)
 
 
 def _perceptron(
     x: keras.KerasTensor, name: str, width: int, inner: int, dropout: float, mixture: Mapping[str, Any]
 ) -> keras.KerasTensor:
-    y = _normalized(x, f"{name}_ffn")
+    y = _normalize(x, f"{name}_ffn")
     if mixture:
         y = MixtureOfExperts(width=inner, name=f"{name}_experts", **mixture)(y)
     else:
         y = keras.layers.Dense(inner, activation="gelu", name=f"{name}_ffn_in")(y)
         y = keras.layers.Dense(width, name=f"{name}_ffn_out")(y)
-    return _added(x, y, f"{name}_ffn", dropout)
+    return _add_residual(x, y, f"{name}_ffn", dropout)
 
 
-def _normalized(x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+def _normalize(x: keras.KerasTensor, name: str) -> keras.KerasTensor:
     return constrain(keras.layers.LayerNormalization(name=f"{name}_norm")(x), INSIDE_BLOCKS, f"{name}_inside")
 
 
-def _added(x: keras.KerasTensor, y: keras.KerasTensor, name: str, dropout: float) -> keras.KerasTensor:
+def _add_residual(x: keras.KerasTensor, y: keras.KerasTensor, name: str, dropout: float) -> keras.KerasTensor:
     y = _dropout(constrain(y, BETWEEN_BLOCKS, f"{name}_between"), dropout, f"{name}_dropout")
     return keras.layers.Add(name=f"{name}_add")([x, y])
 
@@ -338,7 +338,7 @@ def build(spec: str, input_shape: Sequence[int], classes: int) -> keras.Model:
     """Builds the model of a spec: `cnn`, `transformer(layers=4)`, `package.module:function(width=64)`.
 
     Args:
-      spec: a name, optionally with arguments.
+      spec: name of the model, optionally with arguments.
       input_shape: shape of one example, without the batch dim.
       classes: number of classes, or of tokens in the vocabulary, in the data.
 
@@ -350,12 +350,12 @@ def build(spec: str, input_shape: Sequence[int], classes: int) -> keras.Model:
       InputError: the name or an argument is unknown, a user's module cannot be imported, the function raises (its own
         error is shown), or it does not return a Keras model.
     """
-    parsed = parse(spec)
-    function, data_arguments = _function(parsed.name), {"input_shape": tuple(input_shape), "classes": classes}
+    model_spec = parse(spec)
+    function, data_arguments = _model_function(model_spec.name), {"input_shape": tuple(input_shape), "classes": classes}
     model = (
-        call_user_function("--model", function, parsed, **data_arguments)
-        if ":" in parsed.name
-        else call(function, parsed, **data_arguments)
+        call_user_function("--model", function, model_spec, **data_arguments)
+        if ":" in model_spec.name
+        else call(function, model_spec, **data_arguments)
     )
     if not isinstance(model, keras.Model):
         raise InputError(
@@ -370,12 +370,12 @@ def zero_gradient_patterns(model_name: str) -> tuple[str, ...]:
     An optimizer turns their rounding noise into updates that differ between runs but do not change the model's output.
 
     Args:
-      model_name: a name, or a spec with arguments; the result is empty for user-defined models.
+      model_name: name of the model, or a spec with arguments; the result is empty for user-defined models.
     """
     return _ZERO_GRADIENTS.get(parse(model_name).name, ())
 
 
-def _function(name: str) -> Callable[..., keras.Model]:
+def _model_function(name: str) -> Callable[..., keras.Model]:
     if ":" in name:
         function = load_object(name)
         if not callable(function):

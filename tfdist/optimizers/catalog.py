@@ -39,9 +39,7 @@ def create_optimizer(
       InputError: the name or an argument is unknown, or rejected by the optimizer.
     """
     spec = parse(text)
-    classes = _classes(
-        keras.optimizers, keras.Optimizer, excluded=("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-    )
+    classes = _classes(keras.optimizers, keras.Optimizer, exclude=("Optimizer", "LossScaleOptimizer", "MultiOptimizer"))
     classes |= {"lars": LARS} | ({"sgd": MomentumCorrectedSGD} if momentum_correction else {})
     defaults = {"learning_rate": learning_rate, "momentum_correction": momentum_correction}
     optimizer = call_user_function(flag, _find(spec.name, classes, flag), spec, **defaults)
@@ -60,7 +58,7 @@ def create_loss(text: str) -> keras.Loss:
       InputError: the name or an argument is unknown.
     """
     spec = parse(text)
-    classes = _classes(keras.losses, keras.Loss, excluded=("Loss",))
+    classes = _classes(keras.losses, keras.Loss, exclude=("Loss",))
     loss = call_user_function("--loss", _find(_SHORT_NAMES.get(spec.name, spec.name), classes, "--loss"), spec)
     if not isinstance(loss, keras.Loss):
         raise InputError(f"--loss={text} must make a keras.Loss. Received: {type(loss).__name__}.")
@@ -88,7 +86,7 @@ def create_metrics(text: str) -> list[str]:
                 "Pass such a metric to tfdist.Trainer, in a program."
             ) from error
         if not is_known:
-            classes = _classes(keras.metrics, keras.Metric, excluded=("Metric",))
+            classes = _classes(keras.metrics, keras.Metric, exclude=("Metric",))
             raise InputError(f"--metrics={name} is not known.{nearest(name, (*_LABEL_DEPENDENT, *classes))}")
     return names
 
@@ -101,13 +99,13 @@ def _find(name: str, classes: Mapping[str, Any], flag: str) -> Any:
     return classes[name]
 
 
-def _classes(module: Any, base: type, excluded: tuple[str, ...]) -> dict[str, type]:
+def _classes(module: Any, base: type, exclude: tuple[str, ...]) -> dict[str, type]:
     members = inspect.getmembers(module, lambda x: inspect.isclass(x) and issubclass(x, base))
-    spell = str.lower if base is keras.Optimizer else _snake
-    return {spell(name): value for name, value in members if name not in excluded}
+    spell = str.lower if base is keras.Optimizer else _snake_case
+    return {spell(name): value for name, value in members if name not in exclude}
 
 
-def _snake(name: str) -> str:
+def _snake_case(name: str) -> str:
     """Converts KLDivergence to kl_divergence, as Keras does."""
     return re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()
 

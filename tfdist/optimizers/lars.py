@@ -20,8 +20,8 @@ class MomentumCorrectedSGD(keras.optimizers.SGD):
         u = m u + g
         w = w - r_t u                    nesterov: w - r_t (m u + g)
 
-    Keras's SGD includes the rate in its velocity, v = m v + r_t g: while the rate grows, past gradients have too little
-    weight, and while it falls, too much. The paper corrects v by r_t / r_(t-1), which makes it r_t u. Storing u instead is
+    Keras's SGD includes the rate in its velocity, v = m v + r_t g: past gradients have too little weight while the rate
+    grows, and too much while it falls. The paper corrects v by r_t / r_(t-1), which makes it r_t u. Storing u instead is
     equivalent, needs no previous rate, and allows a rate of zero. With a constant rate, or without momentum, this is
     Keras's SGD up to rounding. Memory: one momentum variable per variable. The arguments are those of
     `keras.optimizers.SGD`.
@@ -64,11 +64,11 @@ class LARS(keras.optimizers.Optimizer):
         variables, or use a lower rate with a larger coefficient.
       momentum: in [0, 1).
       nesterov: whether to use Nesterov momentum.
-      weight_decay: added to the gradient, inside the trust; at least 0. None is 0.
+      weight_decay: coefficient of the weights in the gradient, inside the trust; at least 0. None means 0.
       trust_coefficient: above 0.
       epsilon: added to the norms; at least 0.
       exclude_from_weight_decay: regular expressions; a variable is excluded if one is found in its path.
-      exclude_from_layer_adaptation: the same for the trust, which is 1 for these variables.
+      exclude_from_layer_adaptation: regular expressions of variables whose trust is 1.
       momentum_correction: whether past updates in the momentum are rescaled when the learning rate changes.
       **kwargs: as for `keras.optimizers.Optimizer`.
 
@@ -101,8 +101,8 @@ class LARS(keras.optimizers.Optimizer):
         self.trust_coefficient = trust_coefficient
         self.epsilon = epsilon
         self.momentum_correction = momentum_correction
-        self.decay_exclusions = _expressions(exclude_from_weight_decay)
-        self.adaptation_exclusions = _expressions(exclude_from_layer_adaptation)
+        self.decay_exclusions = _validate_patterns(exclude_from_weight_decay)
+        self.adaptation_exclusions = _validate_patterns(exclude_from_layer_adaptation)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """See base class."""
@@ -110,8 +110,8 @@ class LARS(keras.optimizers.Optimizer):
             return
         super().build(variables)
         paths = [getattr(variable, "path", variable.name) for variable in variables]
-        self.uses_decay = [not _matches(self.decay_exclusions, path) for path in paths]
-        self.uses_adaptation = [not _matches(self.adaptation_exclusions, path) for path in paths]
+        self.uses_decay = [not _matches_any(self.decay_exclusions, path) for path in paths]
+        self.uses_adaptation = [not _matches_any(self.adaptation_exclusions, path) for path in paths]
         self.momentums = self.add_optimizer_variables(variables, "momentum") if self.momentum else []
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
@@ -124,23 +124,23 @@ class LARS(keras.optimizers.Optimizer):
         decay = self.gradient_decay if self.uses_decay[index] else 0.0
         trust = self._trust(_norm(weights), _norm(direction), decay) if self.uses_adaptation[index] else 1.0
         step = trust * (direction + decay * weights)
-        inner, outer = (1.0, rate) if self.momentum_correction else (rate, 1.0)
-        step = inner * step
+        inner_rate, outer_rate = (1.0, rate) if self.momentum_correction else (rate, 1.0)
+        step = inner_rate * step
         if self.momentum:
             slot = self.momentums[index]
             velocity = self.momentum * ops.cast(slot, dtype) + step
             self.assign(slot, velocity)
             step = self.momentum * velocity + step if self.nesterov else velocity
-        self.assign_sub(variable, outer * step)
+        self.assign_sub(variable, outer_rate * step)
 
     def exclude_from_weight_decay(
         self, var_list: Sequence[keras.Variable] | None = None, var_names: Sequence[str] | None = None
     ) -> None:
-        """See base class; replaces the constructor's expressions."""
+        """See base class. Replaces the expressions passed to the constructor."""
         if self.built:
             raise ValueError("`exclude_from_weight_decay()` must be called before the optimizer is built.")
         patterns = [f"^{re.escape(variable.path)}$" for variable in var_list or ()]
-        self.decay_exclusions = _expressions([*(var_names or ()), *patterns])
+        self.decay_exclusions = _validate_patterns([*(var_names or ()), *patterns])
 
     def get_config(self) -> dict[str, Any]:
         """See base class."""
@@ -156,10 +156,10 @@ class LARS(keras.optimizers.Optimizer):
         }
 
     def _trust(self, weights_norm: tf.Tensor, gradient_norm: tf.Tensor, decay: float) -> tf.Tensor:
-        size = gradient_norm + decay * weights_norm
-        is_valid = ops.logical_and(weights_norm > 0, size > 0)
-        divisor = ops.where(is_valid, size + self.epsilon, ops.ones_like(size))
-        return ops.where(is_valid, self.trust_coefficient * weights_norm / divisor, ops.ones_like(size))
+        update_norm = gradient_norm + decay * weights_norm
+        is_valid = ops.logical_and(weights_norm > 0, update_norm > 0)
+        divisor = ops.where(is_valid, update_norm + self.epsilon, ops.ones_like(update_norm))
+        return ops.where(is_valid, self.trust_coefficient * weights_norm / divisor, ops.ones_like(update_norm))
 
 
 def _norm(tensor: tf.Tensor) -> tf.Tensor:
@@ -171,7 +171,7 @@ def _check(is_valid: bool, rule: str, received: Any) -> None:
         raise InputError(f"LARS: {rule}. Received: {received}.")
 
 
-def _expressions(patterns: str | Sequence[str]) -> tuple[str, ...]:
+def _validate_patterns(patterns: str | Sequence[str]) -> tuple[str, ...]:
     expressions = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     for pattern in expressions:
         try:
@@ -183,5 +183,5 @@ def _expressions(patterns: str | Sequence[str]) -> tuple[str, ...]:
     return expressions
 
 
-def _matches(patterns: Sequence[str], path: str) -> bool:
+def _matches_any(patterns: Sequence[str], path: str) -> bool:
     return any(re.search(pattern, path) for pattern in patterns)

@@ -120,7 +120,7 @@ def _(decay: OneCycle, position: RunProgress) -> tf.Tensor:
 
 
 def momentum(decay: OneCycle, progress: tf.Tensor) -> tf.Tensor:
-    """Returns the momentum of the one-cycle policy; `progress`: see `RunProgress`."""
+    """Returns the momentum of the one-cycle policy at `RunProgress.progress`."""
     low, high = decay.base_momentum, decay.max_momentum
     rise, fall = _rise_and_fall(decay, progress)
     return ops.where(progress < decay.pct_start, high + (low - high) * rise, low + (high - low) * fall)
@@ -195,9 +195,9 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
       warmup_steps: number of steps of the warmup; 0 for none.
       warmup_start: the rate of step 0 as a fraction of the peak, in [0, 1]; Goyal et al. use 1 / k for a batch k times
         as large.
-      decay: as in `--decay`: none, cosine, cosine_restarts, exponential, linear, one_cycle, plateau, polynomial, step, or
-        your own `package.module:function`. Decays begin at the end of the warmup, and are constant after the end of the
-        run; `step` decays at regular intervals of the run, including the warmup.
+      decay: value of `--decay`: none, cosine, cosine_restarts, exponential, linear, one_cycle, plateau, polynomial, step,
+        or a user-defined `package.module:function`. Decays begin at the end of the warmup, and are constant after the end
+        of the run; `step` decays at regular intervals of the run, including the warmup.
       total_steps: number of steps of the run, for decays that last until its end.
 
     Raises:
@@ -268,7 +268,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         return rate * decay_factor(self._decay, position)
 
     def momentum(self, step: Any) -> tf.Tensor:
-        """Returns the momentum of a step if `cycles_momentum`; same argument and result type as `__call__`."""
+        """Returns the momentum of a step, like `__call__`; defined only if `cycles_momentum`."""
         assert isinstance(self._decay, OneCycle)
         return momentum(self._decay, self._position(step).progress)
 
@@ -280,7 +280,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         return RunProgress(step, step - self.warmup_steps, progress)
 
     def _load_user_schedule(self, spec: Spec) -> Callable[[Any], Any]:
-        """Returns the user's schedule after a check of its first step."""
+        """Loads a user-defined schedule, and checks its rate for step 0."""
         defaults = {"learning_rate": self.peak, "warmup_steps": self.warmup_steps, "total_steps": self.total_steps}
         schedule: Callable[[Any], Any] = call_user_function("--decay", load_object(spec.name), spec, **defaults)
         first_rate = (

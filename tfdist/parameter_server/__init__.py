@@ -1,6 +1,6 @@
 """Parameter servers: processes that hold variables and update them with the gradients that workers push.
 
-`coordinator` orders updates by the rules of `update_order`, `variable_server` applies them, and `remote_variables` is what a
-worker sees; of embedding tables, servers have `table_rows` and workers see `embedding_tables`. They communicate by gRPC
-(`messages`); the loop of a worker is `tfdist.synchronization.server_updates`.
+`coordinator` orders updates by the rules of `update_order`, and `variable_server` applies them. Workers access variables
+through `remote_variables` and `embedding_tables`; servers store tables as `table_rows`. They communicate through gRPC
+(`messages`). The training loop of a worker is in `tfdist.synchronization.server_updates`.
 """

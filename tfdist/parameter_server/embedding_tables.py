@@ -1,8 +1,8 @@
-"""Embedding tables of which a worker has no copy: it pulls the rows that a batch uses.
+"""Embedding tables that a worker does not copy: it pulls the rows that a batch uses.
 
-In a training step, these are pulled with the other weights, in one message and so of one version. The ids are known before,
-from a forward pass in which lookups return zeros, of which TensorFlow runs only what the ids depend on: they may be computed by
-the model, as by `keras.layers.StringLookup`. Elsewhere, as in evaluations, a lookup pulls rows by itself.
+In a training step, rows are pulled in one message with the other weights, and have the same version. A forward pass in
+which lookups return zeros determines the ids first; TensorFlow prunes everything else from it. The model may thus compute the
+ids, for example with `keras.layers.StringLookup`. Outside of training steps, each lookup pulls its rows.
 """
 
 import contextlib
@@ -27,23 +27,23 @@ from tfdist.row_semantics.declarations import GRAPH
 if TYPE_CHECKING:
     from tfdist.distribution.strategy import Strategy
 
-_IN_MEMORY = 64 << 20  # bytes; larger tables are gathered in a file
-_ELEMENTWISE = "SGD RMSprop Adam AdamW Adagrad Adadelta Adamax Nadam Ftrl Lion".split()  # each element by itself
+_MAX_MEMORY_BYTES = 64 << 20  # larger tables are read into a file
+_ELEMENTWISE_OPTIMIZERS = "SGD RMSprop Adam AdamW Adagrad Adadelta Adamax Nadam Ftrl Lion".split()
 _UNKNOWN_IDS = (
-    "The ids of an embedding that parameter servers split by rows must depend on the batch alone. Received: others in the step "
-    "than before it, because the model draws them or computes them from rows. Use a larger --min_table_bytes."
+    "The ids of an embedding that parameter servers split by rows must depend on the batch alone. Received: ids that changed "
+    "during the step, because the model samples them or computes them from rows. Use a larger --min_table_bytes."
 )
-_recorded: contextvars.ContextVar[dict[int, list[tf.Tensor]] | None] = contextvars.ContextVar("ids", default=None)
+_ids_by_table: contextvars.ContextVar[dict[int, list[tf.Tensor]] | None] = contextvars.ContextVar("ids", default=None)
 _in_step: contextvars.ContextVar[bool] = contextvars.ContextVar("in a training step", default=False)
 
 
 class RemoteVariable:
-    """A variable of which a worker has no copy: a read fetches the value, an assignment of the chief sends it.
+    """A variable without a copy on the worker: reading fetches its value, and assigning on the chief sends it.
 
     Attributes:
       shape: its shape.
       dtype: its dtype.
-      device: where TensorFlow puts what belongs to it: anywhere.
+      device: placement of operations on it; "" for any device.
     """
 
     device = ""
@@ -84,28 +84,28 @@ class RemoteVariable:
     def _check_held(self) -> None:
         if self._model != self._servers.models:
             raise InputError(
-                "Parameter servers hold one model at a time. Received: a read or an assignment of a variable that they "
-                "held, and another model that was built later. Save a model before another one is trained."
+                "Parameter servers hold one model at a time. Received: a read or an assignment of a variable of an earlier "
+                "model, after another one was built. Save a model before another one is trained."
             )
 
 
 class RemoteTable(RemoteVariable):
-    """An embedding table, or the optimizer's slot for one: its rows are on all servers, and are read and sent in blocks."""
+    """An embedding table or an optimizer slot of one; its rows are spread over all servers, and sent in blocks."""
 
     is_read_as_whole = False
 
     @property
     def _unique_id(self) -> str:
-        """By which Keras's optimizers know a variable."""
+        """The key by which Keras's optimizers identify a variable."""
         return self._key
 
     def check(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the ids; raises `InputError` if one is not that of a row."""
-        wrong = ids[(ids < 0) | (ids >= int(self.shape[0]))]
-        if len(wrong):
+        """Returns the ids; raises `InputError` if one is out of range."""
+        invalid_ids = ids[(ids < 0) | (ids >= int(self.shape[0]))]
+        if len(invalid_ids):
             raise keras_internals.without_call_context(
                 InputError(
-                    f"Ids of the embedding {self._path} must be in [0, {self.shape[0]}). Received: {wrong[0]}. Make "
+                    f"Ids of the embedding {self._path} must be in [0, {self.shape[0]}). Received: {invalid_ids[0]}. Make "
                     "input_dim larger, or correct the data."
                 )
             )
@@ -116,9 +116,9 @@ class RemoteTable(RemoteVariable):
         return self._servers.read_rows(self._key, self.check(ids))
 
     def numpy(self) -> np.ndarray:
-        """Returns the value; that of a large table is in a file which is mapped into memory."""
+        """Returns the value, which is a memory-mapped file for a large table."""
         dtype, shape = self.dtype.as_numpy_dtype, tuple(self.shape)
-        is_small = self._bytes <= _IN_MEMORY
+        is_small = self._bytes <= _MAX_MEMORY_BYTES
         value = np.empty(shape, dtype) if is_small else np.memmap(tempfile.TemporaryFile(), dtype, shape=shape)
         for begin, end in blocks(shape, dtype):
             value[begin:end] = self.rows(np.arange(begin, end))
@@ -130,16 +130,16 @@ class RemoteTable(RemoteVariable):
         if tf.executing_eagerly():
             return super().__tf_tensor__(dtype, name)
         self.is_read_as_whole = True
-        if _recorded.get() is None and not _is_labelled():
+        if _ids_by_table.get() is None and not _is_labelled():
             self.check_is_only_looked_up()
-        return tf.zeros(self.shape, self.dtype)  # in a graph that computes nothing from it
+        return tf.zeros(self.shape, self.dtype)  # nothing is computed from it in a graph
 
     def check_is_only_looked_up(self) -> None:
-        """Raises `InputError` if a layer has read the table otherwise."""
+        """Raises `InputError` if a layer has read the table other than by lookups."""
         if self.is_read_as_whole:
             raise InputError(
-                "An embedding that parameter servers split by rows is only looked up. Received: a layer that reads all of "
-                f"{self._path}. Use --min_table_bytes={self._bytes + 1}, so that it is not split."
+                "An embedding that parameter servers split by rows may only be looked up. Received: a layer that reads all "
+                f"of {self._path}. Use --min_table_bytes={self._bytes + 1} to keep it whole."
             )
 
     def assign(self, value: Any) -> None:
@@ -147,13 +147,13 @@ class RemoteTable(RemoteVariable):
         self.assign_blocks(lambda begin, end: np.asarray(value[begin:end], self.dtype.as_numpy_dtype))
 
     def assign_blocks(self, read: Callable[[int, int], np.ndarray]) -> None:
-        """Assigns a value of which `read` returns rows [begin, end)."""
+        """Assigns a value; `read` returns its rows [begin, end)."""
         for begin, end in blocks(self.shape.as_list(), self.dtype) if self._is_chief else ():
             self._servers.write_rows(self._key, np.arange(begin, end), read(begin, end))
 
 
 def is_table(layer: keras.Layer, min_bytes: int, servers: int) -> bool:
-    """Returns whether a layer is an embedding that is split by rows: one of at least so many bytes that is only looked up."""
+    """Returns whether a layer is split by rows: an embedding of at least `min_bytes` that is only looked up."""
     if not keras_internals.is_only_looked_up(layer) or layer.input_dim < servers:
         return False
     return layer.input_dim * layer.output_dim * tf.as_dtype(layer.variable_dtype).size >= min_bytes
@@ -163,8 +163,8 @@ class EmbeddingTables:
     """The embedding tables of a model.
 
     Attributes:
-      numbers: their numbers among the trained variables.
-      forms: what servers need to create them.
+      numbers: indices of the tables among the trained variables.
+      forms: descriptions from which servers create the tables.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class EmbeddingTables:
         weights: Sequence[keras.Variable],
         model: keras.Model | None = None,
     ):
-        """Makes the layers of the tables pull rows.
+        """Replaces the lookups of the tables' layers.
 
         Args:
           strategy: the strategy.
@@ -183,7 +183,7 @@ class EmbeddingTables:
           model: the model; None if it is not known yet.
 
         Raises:
-          InputError: the optimizer cannot update rows on their own.
+          InputError: the optimizer cannot update rows independently.
         """
         self._strategy = strategy
         self._model: Any = model
@@ -194,8 +194,8 @@ class EmbeddingTables:
         self.forms: list[TableForm] = []
         for layer in keras_internals.embeddings_without_copy(model, RemoteTable) if model else ():
             if id(keras_internals.kernel_of(layer)) in order:
-                self._add(order[id(keras_internals.kernel_of(layer))], layer, servers)
-            else:  # it has been frozen since
+                self._add_table(order[id(keras_internals.kernel_of(layer))], layer, servers)
+            else:  # it was frozen after its creation
                 keras_internals.initialize(keras_internals.kernel_of(layer))
         self.forms.sort()
         self.numbers = sorted(self._layers)
@@ -207,10 +207,10 @@ class EmbeddingTables:
             for number, table in sorted(self._tables.items())
         }
         self._record = tf.function(
-            lambda batch: strategy.run(self._recorded_ids, batch), autograph=False, reduce_retracing=True
+            lambda batch: strategy.run(self._record_ids, batch), autograph=False, reduce_retracing=True
         )
 
-    def _add(self, number: int, layer: keras.layers.Embedding, servers: Servers) -> None:
+    def _add_table(self, number: int, layer: keras.layers.Embedding, servers: Servers) -> None:
         variable, is_chief = keras_internals.kernel_of(layer), self._strategy.is_chief
         initializer = None if keras_internals.value_of(variable) else keras_internals.rows_initializer(variable)
         if initializer is None and is_chief:
@@ -225,27 +225,27 @@ class EmbeddingTables:
         keras_internals.set_lookup(layer, functools.partial(self._lookup, number))
 
     def write_initial_values(self) -> None:
-        """Sends the initial values that servers cannot draw by themselves."""
+        """Sends the initial values that servers cannot compute."""
         for number, value in self._initial.items():
             self._tables[number].assign(value)
         self._initial.clear()
 
     def ids(self, batch: Any) -> list[np.ndarray]:
-        """Returns the distinct ids that each table is looked up with for a batch, in order; empty without tables."""
-        recorded = self._record(batch) if self.numbers else []
+        """Returns the sorted, distinct ids that a batch looks up in each table; empty without tables."""
+        ids_by_table = self._record(batch) if self.numbers else []
         for table in self._tables.values():
             table.check_is_only_looked_up()
-        return [self._tables[n].check(np.unique(ids)) for n, ids in zip(self.numbers, recorded, strict=True)]
+        return [self._tables[n].check(np.unique(ids)) for n, ids in zip(self.numbers, ids_by_table, strict=True)]
 
     def assign(self, ids: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> None:
-        """Sets the rows of each table with which the next step computes."""
-        for number, own_ids, own_rows in zip(self.numbers, ids, rows, strict=True):
-            self._ids[number].assign(own_ids)
-            self._rows[number].assign(own_rows)
+        """Sets the rows of each table that the next step uses."""
+        for number, table_ids, table_rows in zip(self.numbers, ids, rows, strict=True):
+            self._ids[number].assign(table_ids)
+            self._rows[number].assign(table_rows)
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
-        """Context in which a training step is traced: tables are the rows that were assigned."""
+        """Context for tracing a training step, in which tables contain only the assigned rows."""
         variables = {number: keras_internals.kernel_of(layer) for number, layer in self._layers.items()}
         token = _in_step.set(True)
         for number, variable in variables.items():
@@ -258,28 +258,28 @@ class EmbeddingTables:
                 keras_internals.set_value(variable, self._tables[number])
 
     @contextlib.contextmanager
-    def known_ids(self) -> Iterator[None]:
-        """Context of a training step; raises `InputError` if it looks up rows that were not assigned."""
+    def check_known_ids(self) -> Iterator[None]:
+        """Context of a training step that raises `InputError` if the step looks up rows that were not assigned."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
             raise InputError(_UNKNOWN_IDS) if _UNKNOWN_IDS in str(error) else error from None
 
-    def _recorded_ids(self, batch: Any) -> list[tf.Tensor]:
-        """Runs a forward pass for the ids only."""
-        recorded: dict[int, list[tf.Tensor]] = {number: [] for number in self.numbers}
-        token = _recorded.set(recorded)
+    def _record_ids(self, batch: Any) -> list[tf.Tensor]:
+        """Runs a forward pass to determine the ids, by table."""
+        ids_by_table: dict[int, list[tf.Tensor]] = {number: [] for number in self.numbers}
+        token = _ids_by_table.set(ids_by_table)
         try:
             batch = batch.batch if isinstance(batch, ReplicaRows) else batch
             x, *_ = keras.utils.unpack_x_y_sample_weight(batch)
-            with using(OneReplica()), keras.StatelessScope():  # it must not update what layers assign
+            with using(OneReplica()), keras.StatelessScope():  # discards the layers' assignments
                 self._model(x, training=True)
         finally:
-            _recorded.reset(token)
-        return [tf.concat([tf.zeros([0], tf.int64), *recorded[number]], 0) for number in self.numbers]
+            _ids_by_table.reset(token)
+        return [tf.concat([tf.zeros([0], tf.int64), *ids_by_table[number]], 0) for number in self.numbers]
 
     def _lookup(self, number: int, inputs: Any) -> Any:
-        """Returns what `keras.layers.Embedding` returns for ids of any shape."""
+        """Returns the output of `keras.layers.Embedding` for ids of any shape."""
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self._lookup(number, inputs.flat_values))
         table, layer = self._tables[number], self._layers[number]
@@ -288,25 +288,27 @@ class EmbeddingTables:
         if _is_labelled():
             outputs = tf.gather(tf.zeros(table.shape, table.dtype), ids)
         else:
-            rows = self._rows_of(number, tf.reshape(ids, [-1]))
+            rows = self._gather_rows(number, tf.reshape(ids, [-1]))
             outputs = tf.reshape(rows, tf.concat([tf.shape(ids), table.shape[1:]], 0))
             outputs.set_shape([*ids.shape, *table.shape[1:]])
         return tf.cast(outputs, layer.compute_dtype)
 
-    def _rows_of(self, number: int, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of a table with these ids, a vector."""
+    def _gather_rows(self, number: int, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of a table with these ids, [ids, features]."""
         table = self._tables[number]
-        if (recorded := _recorded.get()) is not None:
-            recorded[number].append(ids)
+        if (ids_by_table := _ids_by_table.get()) is not None:
+            ids_by_table[number].append(ids)
             return tf.zeros([tf.size(ids), table.shape[1]], table.dtype)
         if _in_step.get():
-            known = tf.convert_to_tensor(self._ids[number])
-            places = tf.minimum(tf.searchsorted(known, ids), tf.size(known) - 1)
-            with tf.control_dependencies([tf.debugging.assert_equal(tf.gather(known, places), ids, _UNKNOWN_IDS)]):
-                return tf.gather(tf.convert_to_tensor(self._rows[number]), places)
-        distinct, places = tf.unique(ids)
-        rows = tf.numpy_function(table.rows, [distinct], table.dtype)
-        return tf.gather(tf.ensure_shape(rows, [None, table.shape[1]]), places)
+            step_ids = tf.convert_to_tensor(self._ids[number])
+            positions = tf.minimum(tf.searchsorted(step_ids, ids), tf.size(step_ids) - 1)
+            with tf.control_dependencies(
+                [tf.debugging.assert_equal(tf.gather(step_ids, positions), ids, _UNKNOWN_IDS)]
+            ):
+                return tf.gather(tf.convert_to_tensor(self._rows[number]), positions)
+        unique_ids, positions = tf.unique(ids)
+        rows = tf.numpy_function(table.rows, [unique_ids], table.dtype)
+        return tf.gather(tf.ensure_shape(rows, [None, table.shape[1]]), positions)
 
 
 def _is_labelled() -> bool:
@@ -317,11 +319,11 @@ def _is_labelled() -> bool:
 def _check_updates_rows(optimizer: keras.Optimizer) -> None:
     """Raises `InputError` for an optimizer whose update of a row depends on other rows."""
     kind = type(optimizer)
-    is_elementwise = kind.__module__.startswith("keras.") and kind.__name__ in _ELEMENTWISE
+    is_elementwise = kind.__module__.startswith("keras.") and kind.__name__ in _ELEMENTWISE_OPTIMIZERS
     if not is_elementwise or optimizer.clipnorm or optimizer.use_ema:
         received = "clipnorm" if optimizer.clipnorm else "use_ema" if optimizer.use_ema else kind.__name__
         raise InputError(
-            "Parameter servers split embeddings by rows, whose update must not depend on other rows: they need an optimizer "
-            f"of Keras among {', '.join(_ELEMENTWISE)}, without clipnorm and use_ema. Received: {received}. Use another, or a "
-            "larger --min_table_bytes."
+            "Embeddings that parameter servers split by rows need an optimizer that updates rows independently: one of "
+            f"Keras's {', '.join(_ELEMENTWISE_OPTIMIZERS)}, without clipnorm and use_ema. Received: {received}. Use "
+            "another, or a larger --min_table_bytes."
         )

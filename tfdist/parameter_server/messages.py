@@ -1,8 +1,8 @@
-"""Messages between workers and servers: values that JSON can express, and arrays, as bytes; and the calls that carry them.
+"""Messages of JSON values and arrays between workers and servers, and gRPC calls that send them.
 
-A message is the length of a header (8 bytes, little-endian), the header as JSON, and the bytes of the arrays, end to end. gRPC
-carries it: `grpcio` is a dependency of TensorFlow, its calls have deadlines, and a server serves the address that it is given
-alone. Every call carries the token of the job, which is compared before anything of the message is read.
+A message consists of the length of the header (8 bytes, little-endian), the header as JSON, and the bytes of the arrays.
+`grpcio` is already a dependency of TensorFlow. A server listens only on the given address, and checks the job's token before it
+parses a message.
 """
 
 import hmac
@@ -18,7 +18,7 @@ import numpy as np
 
 from tfdist.errors import PeerLostError
 
-_LENGTH = 8  # bytes
+_LENGTH_BYTES = 8
 _SERVICE = "tfdist.parameter_server"
 _TOKEN = "tfdist-token"  # key in the metadata of a call
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
@@ -26,11 +26,11 @@ _DTYPES = {np.dtype(getattr(ml_dtypes, name)).name: np.dtype(getattr(ml_dtypes, 
 
 
 class Message(NamedTuple):
-    """What a call or its answer contains.
+    """The contents of a call or of its answer.
 
     Attributes:
-      values: by name; anything that JSON can express.
-      arrays: of any shape; of a received message, read-only views of its bytes.
+      values: JSON values, by name.
+      arrays: arrays of any shape; in a received message, read-only views of its bytes.
     """
 
     values: Mapping[str, Any]
@@ -38,34 +38,34 @@ class Message(NamedTuple):
 
 
 def encode(message: Message) -> bytes:
-    """Returns a message as bytes; the arrays are copied once."""
+    """Serializes a message; copies the arrays once."""
     arrays = [np.asarray(array, order="C") for array in message.arrays]
-    forms = [(array.dtype.name, array.shape) for array in arrays]
-    header = json.dumps({"values": message.values, "arrays": forms}).encode()
+    array_specs = [(array.dtype.name, array.shape) for array in arrays]
+    header = json.dumps({"values": message.values, "arrays": array_specs}).encode()
     data = [array.reshape(-1).view(np.uint8).data for array in arrays]
-    return b"".join([len(header).to_bytes(_LENGTH, "little"), header, *data])
+    return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *data])
 
 
 def decode(data: bytes) -> Message:
-    """Returns the message in these bytes; its arrays share their memory.
+    """Parses a message; its arrays share the memory of `data`.
 
     Raises:
-      ValueError: the bytes are no message.
+      ValueError: `data` is not a message.
     """
-    end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
-    header = json.loads(data[_LENGTH:end])
-    arrays, at = [], end
+    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    header = json.loads(data[_LENGTH_BYTES:end])
+    arrays, position = [], end
     for name, shape in header["arrays"]:
         dtype = _DTYPES.get(name) or np.dtype(name)
         if dtype.hasobject or any(not isinstance(dim, int) or dim < 0 for dim in shape):
             raise ValueError(f"an array of {name} {shape}")
         count = math.prod(shape)
-        if at + count * dtype.itemsize > len(data):
-            raise ValueError(f"{len(data)} bytes for an array of {name} {shape} at byte {at}")
-        arrays.append(np.frombuffer(data, dtype, count, at).reshape(shape))
-        at += count * dtype.itemsize
-    if at != len(data):
-        raise ValueError(f"{len(data)} bytes for arrays that end at byte {at}")
+        if position + count * dtype.itemsize > len(data):
+            raise ValueError(f"{len(data)} bytes for an array of {name} {shape} at byte {position}")
+        arrays.append(np.frombuffer(data, dtype, count, position).reshape(shape))
+        position += count * dtype.itemsize
+    if position != len(data):
+        raise ValueError(f"{len(data)} bytes for arrays that end at byte {position}")
     return Message(header["values"], arrays)
 
 
@@ -73,36 +73,36 @@ Handler = Callable[[Message], Message]
 
 
 class Service:
-    """Serves calls by name; each runs in a thread of its own, and may wait.
+    """A gRPC server for calls by name. Each call runs in its own thread, and may block.
 
     Attributes:
-      port: the port that is served.
+      port: the port on which it listens.
     """
 
     def __init__(self, handlers: Mapping[str, Handler], token: str, host: str, *, threads: int, port: int = 0):
-        """Starts to serve.
+        """Starts the server.
 
         Args:
-          handlers: functions by name. An exception of theirs fails the call, and nothing else.
-          token: the job's; calls without it are refused.
-          host: name or address of this host, which alone is served.
-          threads: number of calls that may wait or run at a time.
-          port: port to serve; 0 for any.
+          handlers: functions by name. An exception fails the call, but not the server.
+          token: token of the job; calls without it fail.
+          host: name or address of this host, on which the server listens.
+          threads: maximum number of concurrent calls, including blocked ones.
+          port: port to listen on; 0 for any.
         """
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(threads), interceptors=[_OnlyWithToken(token)], options=_UNLIMITED
+            futures.ThreadPoolExecutor(threads), interceptors=[_TokenInterceptor(token)], options=_UNLIMITED
         )
-        methods = {name: grpc.unary_unary_rpc_method_handler(_answering(handler)) for name, handler in handlers.items()}
+        methods = {name: grpc.unary_unary_rpc_method_handler(_method(handler)) for name, handler in handlers.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
         self.port = self._server.add_insecure_port(f"{host}:{port}")
         self._server.start()
 
     def close(self) -> None:
-        """Stops serving; calls that wait fail."""
+        """Stops the server; blocked calls fail."""
         self._server.stop(grace=None)
 
 
-class _OnlyWithToken(grpc.ServerInterceptor):
+class _TokenInterceptor(grpc.ServerInterceptor):
     def __init__(self, token: str):
         self._token = token.encode()
 
@@ -117,7 +117,7 @@ class _OnlyWithToken(grpc.ServerInterceptor):
         return continuation(details) if hmac.compare_digest(token.encode(), self._token) else self._refusal
 
 
-def _answering(handler: Handler) -> Callable[[bytes, Any], bytes]:
+def _method(handler: Handler) -> Callable[[bytes, Any], bytes]:
     def answer(data: bytes, context: Any) -> bytes:
         try:
             message = decode(data)
@@ -129,27 +129,27 @@ def _answering(handler: Handler) -> Callable[[bytes, Any], bytes]:
 
 
 class Connection:
-    """Calls to one server."""
+    """A connection to one server."""
 
     def __init__(self, address: str, token: str, name: str):
-        """Initializes the connection, which is made by the first call.
+        """Initializes the connection; the first call connects.
 
         Args:
           address: `host:port` of the server.
-          token: the job's.
-          name: what the server is called in messages, such as "server 0 (rank 2)".
+          token: token of the job.
+          name: display name of the server in error messages, such as "server 0 (rank 2)".
         """
         self._channel = grpc.insecure_channel(address, options=_UNLIMITED)
         self._metadata = ((_TOKEN, token),)
         self._name = name
 
     def begin(self, method: str, message: Message, seconds: float | None) -> Callable[[], Message]:
-        """Begins a call; returns what waits for its answer.
+        """Starts a call; returns a function that waits for the answer.
 
         Args:
           method: name of the handler.
-          message: what it is given.
-          seconds: how long the server may take; None for no limit.
+          message: argument of the handler.
+          seconds: time limit of the call; None for no limit.
         """
         call = self._channel.unary_unary(f"/{_SERVICE}/{method}")
         future = call.future(encode(message), timeout=seconds, metadata=self._metadata)
@@ -175,5 +175,5 @@ class Connection:
         return self.begin(method, Message(values, arrays), seconds)()
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._channel.close()

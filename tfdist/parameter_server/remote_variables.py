@@ -1,4 +1,4 @@
-"""What a worker knows of the variables that servers hold: copies of weights; tables and slots of which it has no copy."""
+"""A worker's view of the variables on the servers: copies of weights, and remote tables and optimizer slots."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class RemoteVariables(OptimizerShards):
-    """The variables of a training, as one worker sees them: it has copies of the weights, and an optimizer without slots.
+    """The variables of a model on one worker, which has copies of the weights, and an optimizer without slots.
 
     Attributes:
       servers: the servers.
-      staleness: when gradients become updates.
+      staleness: when gradients are applied.
       whole_batches: whether a worker computes the whole batch of a step, instead of a share.
-      tolerate_losses: makes the job go on without workers that are lost from now on, if they compute whole batches.
-      sparse_updates: "exact" or "lazy", of embedding tables.
+      tolerate_losses: function after which training continues if workers are lost, if they compute whole batches.
+      sparse_updates: how embedding tables are updated: "exact" or "lazy".
       tables: the embedding tables that are split by rows.
       records_updates: whether to record all updates, to replay them.
-      states: variables that layers assign, of which servers have the values, too, if workers compute whole batches;
-        otherwise each worker has its own, as a replica does.
+      states: variables assigned by layers that are also on the servers, if workers compute whole batches; otherwise empty,
+        because each worker has its own state, like a replica.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class RemoteVariables(OptimizerShards):
         Args:
           strategy: the strategy.
           servers: the servers.
-          staleness: when gradients become updates.
+          staleness: when gradients are applied.
           tolerate_losses: see the attributes.
           sparse_updates: `EXACT` or `LAZY`; see `TableRows.update_rows_in_use`.
-          min_table_bytes: bytes from which on an embedding is split by rows.
+          min_table_bytes: minimum size of an embedding that is split by rows.
         """
         super().__init__(strategy)
         self.tolerate_losses = tolerate_losses
@@ -62,15 +62,15 @@ class RemoteVariables(OptimizerShards):
         self.tables = EmbeddingTables(strategy, servers, [])
         self._is_chief, self.servers, self.staleness = strategy.is_chief, servers, staleness
         self.whole_batches, self.records_updates = staleness.kind != SYNC, False
-        self._own: dict[str, keras.Variable] = {}  # the optimizer's variables that are no slots, by key
-        self._slot_values: list[tuple[RemoteVariable, np.ndarray]] = []  # of an optimizer that was built before
+        self._non_slots: dict[str, keras.Variable] = {}  # other than slots, by key
+        self._slot_values: list[tuple[RemoteVariable, np.ndarray]] = []  # of an optimizer that is already built
         self._weights: list[keras.Variable] = []
-        self._known: dict[str, np.ndarray] = {}  # the values that servers have, as the chief knows them
+        self._server_values: dict[str, np.ndarray] = {}  # on the chief, the values that it last pulled
         self.states: list[keras.Variable] = []
 
     @property
     def description(self) -> str:
-        """What the servers hold, such as `198.5 KiB of weights on 1 server; staleness bounded(4)`."""
+        """Describes the servers, for example `198.5 KiB of weights on 1 server; staleness bounded(4)`."""
         rows = {number: self._weights[number].shape[0] for number in self.tables.numbers}
         loads = self.servers.loads([keras_internals.bytes_of(variable) for variable in self._weights], rows)
         tables = f"{count_of(len(rows), 'table')} by rows, {self.sparse_updates} updates; " if rows else ""
@@ -78,7 +78,7 @@ class RemoteVariables(OptimizerShards):
         return f"{sizes} of weights on {count_of(len(loads), 'server')}; {tables}staleness {self.staleness}"
 
     def creation(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which layers are created whose tables are to be split by rows: these get no values."""
+        """Context for creating layers, in which tables that will be split by rows get no values."""
         return keras_internals.deferred_weights(lambda v: is_table(v, self._min_table_bytes, self.servers.count))
 
     def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
@@ -94,7 +94,7 @@ class RemoteVariables(OptimizerShards):
         self._weights, optimizer = list(model.trainable_variables), model.optimizer
         self.tables = EmbeddingTables(self._strategy, self.servers, self._weights, model)
         self.states = keras_internals.moving_statistics(model) if self.whole_batches else []
-        is_built = optimizer.built  # as that of a loaded model
+        is_built = optimizer.built  # for example in a loaded model
         twin = type(optimizer).from_config(optimizer.get_config()) if is_built else optimizer
         owners = keras_internals.build_partially(twin, self._weights, ())
         keys = optimizer_keys(twin, owners, range(len(self._weights)))
@@ -103,29 +103,31 @@ class RemoteVariables(OptimizerShards):
                 f"An optimizer must have been built with the variables that it updates. Received: {optimizer.name}, with "
                 f"{len(optimizer.variables)} variables instead of {len(keys)}. Compile {model.name} with a new one."
             )
-        weights, states = ([keras_internals.bytes_of(v) for v in each] for each in (self._weights, self.states))
+        weights, states = (
+            [keras_internals.bytes_of(v) for v in variables] for variables in (self._weights, self.states)
+        )
         self.servers.place(weights, states, self.tables.numbers)
-        self._own, self._known, self._slot_values = {}, {}, []
+        self._non_slots, self._server_values, self._slot_values = {}, {}, []
         for key, variable, twin_variable in zip(keys, optimizer.variables, twin.variables, strict=True):
             if id(twin_variable) not in owners:
-                self._own[key] = variable
+                self._non_slots[key] = variable
                 continue
-            kind = RemoteTable if owners[id(twin_variable)] in self.tables.numbers else RemoteVariable
-            remote = kind(key, variable, self.servers, is_chief=self._is_chief)
+            remote_class = RemoteTable if owners[id(twin_variable)] in self.tables.numbers else RemoteVariable
+            remote = remote_class(key, variable, self.servers, is_chief=self._is_chief)
             if is_built:
                 self._slot_values.append((remote, _array(variable)))
             keras_internals.set_value(variable, remote)
         self.servers.models += 1
 
     def check_holds(self, model: keras.Model) -> None:
-        """Raises `InputError` if another model was built since this one, whose variables the servers hold now."""
+        """Raises `InputError` if the servers hold the variables of another model, which was built later."""
         if [id(variable) for variable in model.trainable_variables] != [id(variable) for variable in self._weights]:
             raise InputError(
                 f"Parameter servers hold one model at a time. Received: {model.name}, and another that was built later. Train "
                 "one after the other."
             )
 
-    def is_of_all(self, variable: keras.Variable) -> bool:
+    def is_on_all_replicas(self, variable: keras.Variable) -> bool:
         """See base class."""
         return not self.is_remote(variable)
 
@@ -135,19 +137,21 @@ class RemoteVariables(OptimizerShards):
         return isinstance(variable, keras.Variable) and isinstance(keras_internals.value_of(variable), RemoteVariable)
 
     def define(self, optimizer: keras.Optimizer, clip: Clip) -> str:
-        """Creates the variables on the servers, with this process's values; the chief calls it.
+        """Creates the variables on the servers with the values of this process, the chief.
 
         Returns:
-          Why the servers refuse the optimizer; "" if they do not.
+          The reason why the servers reject the optimizer; "" if they accept it.
         """
-        left_out = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
-        decayed = {variable.path: not any(name in variable.path for name in left_out) for variable in self._weights}
+        excluded_names = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
+        has_decay = {
+            variable.path: not any(name in variable.path for name in excluded_names) for variable in self._weights
+        }
         weights = {i: v for i, v in enumerate(self._weights) if i not in self.tables.numbers}
-        refused = self.servers.define(
+        refusal = self.servers.define(
             {number: _array(variable) for number, variable in weights.items()},
             [_array(variable) for variable in self.states],
-            {number: (v.path, _constraint(v), not decayed[v.path]) for number, v in weights.items()},
-            [form._replace(has_no_decay=not decayed[form.path]) for form in self.tables.forms],
+            {number: (v.path, _constraint(v), not has_decay[v.path]) for number, v in weights.items()},
+            [form._replace(has_no_decay=not has_decay[form.path]) for form in self.tables.forms],
             lazy=self.sparse_updates == LAZY,
             optimizer=keras.saving.serialize_keras_object(optimizer),
             floatx=keras.config.floatx(),
@@ -155,24 +159,28 @@ class RemoteVariables(OptimizerShards):
             clip_norm=clip.norm,
             clip_value=clip.value,
         )
-        if not refused:
+        if not refusal:
             self.tables.write_initial_values()
             for remote, value in self._slot_values:
                 remote.assign(value)
         self._slot_values = []
-        return refused
+        return refusal
 
     def write_changes(self, version: int) -> None:
-        """Sends what was assigned since the last `pull`, such as a learning rate, to the servers; the chief calls it."""
+        """Sends values that were assigned since the last `pull`, such as a learning rate; only called on the chief."""
         values = {key: _array(variable) for key, variable in self._variables().items()}
-        changed = {k: v for k, v in values.items() if k not in self._known or not np.array_equal(v, self._known[k])}
+        changed = {
+            k: v
+            for k, v in values.items()
+            if k not in self._server_values or not np.array_equal(v, self._server_values[k])
+        }
         self.servers.write(changed, version=version)
 
     def pull(self, version: int, ids: Sequence[np.ndarray] = ()) -> tuple[list[int], list[np.ndarray], float]:
-        """Assigns weights and states of this version or newer ones, and of each table the rows `ids`.
+        """Assigns weights and states of at least this version, and the rows `ids` of each table.
 
         Returns:
-          The versions, by server; the states; and the norm of the latest gradient of which a norm was requested.
+          The version of each server, the states, and the latest gradient norm that was requested.
         """
         versions, weights, states, norm = self.servers.pull(version, ids)
         for number, (variable, value) in enumerate(
@@ -185,18 +193,18 @@ class RemoteVariables(OptimizerShards):
         return versions, states, norm
 
     def pull_all(self, version: int) -> float:
-        """Same as `pull`, with the variables of the optimizer that are no slots; returns the norm."""
+        """Also pulls the optimizer's variables other than slots; returns the norm. See `pull`."""
         *_, norm = self.pull(version)
-        for key, value in self.servers.fetch(self._own).items():
-            self._own[key].assign(value)
+        for key, value in self.servers.fetch(self._non_slots).items():
+            self._non_slots[key].assign(value)
         if self._is_chief:
-            self._known = {key: _array(variable) for key, variable in self._variables().items()}
+            self._server_values = {key: _array(variable) for key, variable in self._variables().items()}
         return norm
 
     def _variables(self) -> dict[str, keras.Variable]:
         dense = [i for i in range(len(self._weights)) if i not in self.tables.numbers]
         weights = {f"weight/{i}": self._weights[i] for i in dense}
-        return weights | {f"state/{i}": variable for i, variable in enumerate(self.states)} | self._own
+        return weights | {f"state/{i}": variable for i, variable in enumerate(self.states)} | self._non_slots
 
 
 def _array(variable: keras.Variable) -> np.ndarray:
@@ -208,7 +216,7 @@ def _constraint(variable: keras.Variable) -> Any:
 
 
 class RemoteBlocks(VariableBlocks):
-    """Variables of which a worker has no copy are read and written by the chief, tables in blocks."""
+    """Reads and writes remote variables on the chief, tables in blocks."""
 
     def saved_blocks(
         self, variable: Any, per_replica: bool, copied: bool = True
@@ -216,11 +224,11 @@ class RemoteBlocks(VariableBlocks):
         """See base class."""
         if not isinstance(variable, RemoteVariable):
             return super().saved_blocks(variable, per_replica, copied)
-        return [((0,) * len(variable.shape), variable.numpy())] if self._writes_same else []
+        return [((0,) * len(variable.shape), variable.numpy())] if self._writes_replicated else []
 
     def assign(self, variable: Any, per_replica: bool, read: Read) -> None:
         """See base class."""
         if not isinstance(variable, RemoteTable):
             super().assign(variable, per_replica, read)
-        elif self._writes_same:
+        elif self._writes_replicated:
             variable.assign_blocks(lambda begin, end: read((begin, 0), (end - begin, int(variable.shape[1]))))

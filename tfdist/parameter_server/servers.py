@@ -1,4 +1,4 @@
-"""What a worker knows of the servers: which variables each of them holds, and the calls to all of them."""
+"""A worker's connection to the servers: the placement of variables, and calls to all servers."""
 
 import contextlib
 import itertools
@@ -16,58 +16,53 @@ from tfdist.parameter_server.table_rows import TableForm, count_rows, split
 from tfdist.parameter_server.update_order import Update
 
 _LEAVING_SECONDS = 5.0
-BY_ROWS = -1  # instead of the server of a variable, for a table
+BY_ROWS = -1  # placement of a table, instead of a server
 
 
-def by_size(sizes: Sequence[int], servers: int) -> list[int]:
-    """Returns the server of each variable: the largest first, each on the server that has the fewest bytes.
-
-    Args:
-      sizes: bytes of each variable.
-      servers: number of servers.
-    """
-    loads, placed = [0] * servers, [0] * len(sizes)
-    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
-        placed[number] = loads.index(min(loads))
-        loads[placed[number]] += sizes[number]
-    return placed
+def place_by_size(sizes: Sequence[int], servers: int) -> list[int]:
+    """Places variables of `sizes` bytes, the largest first, on the server with the fewest bytes; returns their servers."""
+    loads, placement = [0] * servers, [0] * len(sizes)
+    for variable in sorted(range(len(sizes)), key=lambda variable: -sizes[variable]):
+        placement[variable] = loads.index(min(loads))
+        loads[placement[variable]] += sizes[variable]
+    return placement
 
 
 def placement_of(sizes: Sequence[int], tables: Collection[int], servers: int) -> list[int]:
-    """Returns the server of each variable, `BY_ROWS` for tables; see `by_size`.
+    """Returns the server of each variable, or `BY_ROWS` for tables; see `place_by_size`.
 
     Args:
       sizes: bytes of each variable.
-      tables: numbers of those that are split by rows over all servers.
+      tables: indices of the variables that are split by rows over all servers.
       servers: number of servers.
     """
     dense = [number for number in range(len(sizes)) if number not in tables]
-    placed = [BY_ROWS] * len(sizes)
-    for number, server in zip(dense, by_size([sizes[number] for number in dense], servers), strict=True):
-        placed[number] = server
-    return placed
+    placement = [BY_ROWS] * len(sizes)
+    for number, server in zip(dense, place_by_size([sizes[number] for number in dense], servers), strict=True):
+        placement[number] = server
+    return placement
 
 
 class Servers:
     """The servers of a job, called by one worker.
 
     Attributes:
-      models: number of models of which servers have held the variables.
-      workers: ranks of the workers that have taken part in the last `gather`, the same on all of them; at first all.
+      models: number of models whose variables have been placed on the servers.
+      workers: ranks of the workers in the last `gather`, the same on all workers; initially all.
     """
 
     def __init__(self, connections: Sequence[Connection], worker: int, workers: int):
         """Initializes the calls.
 
         Args:
-          connections: to each server; the coordinator runs on the first.
+          connections: connections to all servers; the coordinator runs on the first.
           worker: rank of this worker.
           workers: number of workers.
         """
         self._connections, self._worker = connections, worker
         self._weights: list[int] = []  # server of each weight
         self._states: list[int] = []  # server of each state
-        self._tables: list[int] = []  # numbers of the weights that are split by rows
+        self._tables: list[int] = []  # indices of the weights that are split by rows
         self._gathers = itertools.count()
         self.models = 0
         self.workers = tuple(range(workers))
@@ -83,7 +78,7 @@ class Servers:
         return [*self._weights, *self._states]
 
     def coordinate(self, method: str, **values: Any) -> Any:
-        """Calls the coordinator, and returns its answer."""
+        """Calls the coordinator and returns its answer."""
         return self._connections[0].call(method, values).values["value"]
 
     def commit(self, ticket: int, arrays: Sequence[np.ndarray], **values: Any) -> bool:
@@ -96,28 +91,28 @@ class Servers:
         answer = self._connections[0].call("result", {"worker": self._worker})
         losses, updates, is_finite, norm = answer.values["value"]
         count = len(losses) if answer.arrays else 0
-        made = [Update(*update) for update in updates]
-        return RangeResult(losses, made, is_finite, norm, answer.arrays[:count], answer.arrays[count:])
+        parsed_updates = [Update(*update) for update in updates]
+        return RangeResult(losses, parsed_updates, is_finite, norm, answer.arrays[:count], answer.arrays[count:])
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-        """Returns the arrays of each worker that is not lost; all of them must make the same calls in the same order."""
+        """Returns the arrays of each worker that is not lost; all must make the same calls in the same order."""
         values = {"key": f"workers/{next(self._gathers)}", "member": self._worker}
         answer = self._connections[0].call("gather", values, arrays)
         self.workers = tuple(answer.values["members"])
-        every, count = answer.arrays, len(arrays)
-        return [list(every[at : at + count]) for at in range(0, len(self.workers) * count, count)]
+        all_arrays, count = answer.arrays, len(arrays)
+        return [list(all_arrays[start : start + count]) for start in range(0, len(self.workers) * count, count)]
 
     def place(self, weights: Sequence[int], states: Sequence[int], tables: Sequence[int] = ()) -> None:
         """Assigns variables to servers.
 
         Args:
           weights: bytes of the trained variables.
-          states: bytes of those that layers assign.
-          tables: numbers of the trained variables that are split by rows over all servers.
+          states: bytes of the variables that layers assign.
+          tables: indices of the trained variables that are split by rows over all servers.
         """
         self._tables = list(tables)
-        placed = placement_of([*weights, *states], tables, self.count)
-        self._weights, self._states = placed[: len(weights)], placed[len(weights) :]
+        placement = placement_of([*weights, *states], tables, self.count)
+        self._weights, self._states = placement[: len(weights)], placement[len(weights) :]
 
     def define(
         self,
@@ -130,55 +125,66 @@ class Servers:
         """Creates the variables.
 
         Args:
-          weights: values of the weights that are no tables, by number.
+          weights: values of the weights other than tables, by number.
           states: values of the states.
           forms: descriptions of these weights; see `VariableServer.define`.
           tables: descriptions of the tables.
           **options: see `VariableServer.define`.
 
         Returns:
-          Why the servers refuse the optimizer; "" if they do not.
+          The reason why the servers reject the optimizer; "" if they accept it.
         """
 
-        def of(server: int) -> Message:
-            own, own_states = self._of(self._weights, server), self._of(self._states, server)
-            values = {"weights": [(number, *forms[number]) for number in own], "states": own_states, **options}
+        def message_for(server: int) -> Message:
+            weight_numbers, state_numbers = (
+                self._numbers_on(self._weights, server),
+                self._numbers_on(self._states, server),
+            )
+            values = {
+                "weights": [(number, *forms[number]) for number in weight_numbers],
+                "states": state_numbers,
+                **options,
+            }
             values |= {"tables": tables, "server": server, "servers": self.count}
-            return Message(values, [*(weights[number] for number in own), *(states[number] for number in own_states)])
+            return Message(
+                values, [*(weights[number] for number in weight_numbers), *(states[number] for number in state_numbers)]
+            )
 
-        return next((answer.values["refused"] for answer in self._call_all("define", of) if answer.values), "")
+        return next((answer.values["refused"] for answer in self._call_all("define", message_for) if answer.values), "")
 
     def pull(
         self, version: int, ids: Sequence[np.ndarray] = ()
     ) -> tuple[list[int], list[np.ndarray], list[np.ndarray], float]:
-        """Returns the version that each server had, at least `version`; the values of weights and states; and a norm.
-
-        The norm is that of the latest gradient of which a norm was requested, over all servers.
+        """Returns each server's version, weights, states, and the latest global gradient norm that was requested.
 
         Args:
-          version: the least version.
-          ids: for each table, the rows to read, of the same version: its value is that of these rows. None are read by default.
+          version: minimum version; waits until all servers have it.
+          ids: rows of each table to return as its value; by default, no tables are read.
         """
-        places = [split(each, self.count) for each in ids]
+        positions = [split(table_ids, self.count) for table_ids in ids]
 
-        def rows_of(server: int) -> Message:
+        def message_for(server: int) -> Message:
             return Message(
-                {"version": version}, [self._own(each, at, server) for each, at in zip(ids, places, strict=True)]
+                {"version": version},
+                [
+                    self._local_rows(table_ids, table_positions, server)
+                    for table_ids, table_positions in zip(ids, positions, strict=True)
+                ],
             )
 
-        answers = self._call_all("pull", rows_of)
+        answers = self._call_all("pull", message_for)
         weights: list[Any] = [None] * len(self._weights)
         states: list[Any] = [None] * len(self._states)
         for server, answer in enumerate(answers):
             arrays = iter(answer.arrays)
-            for values, placed in ((weights, self._weights), (states, self._states)):
-                for number in self._of(placed, server):
+            for values, placement in ((weights, self._weights), (states, self._states)):
+                for number in self._numbers_on(placement, server):
                     values[number] = next(arrays)
-            for number, each, at in zip(self._tables, ids, places, strict=False):
+            for number, table_ids, table_positions in zip(self._tables, ids, positions, strict=False):
                 rows = next(arrays)
                 if weights[number] is None:
-                    weights[number] = np.empty([len(each), rows.shape[1]], rows.dtype)
-                weights[number][at[server]] = rows
+                    weights[number] = np.empty([len(table_ids), rows.shape[1]], rows.dtype)
+                weights[number][table_positions[server]] = rows
         return [answer.values["version"] for answer in answers], weights, states, answers[0].values["norm"]
 
     def push(
@@ -186,92 +192,101 @@ class Servers:
         ticket: int,
         versions: Sequence[int],
         gradients: Sequence[np.ndarray],
-        before: Sequence[np.ndarray],
-        after: Sequence[np.ndarray],
+        previous_states: Sequence[np.ndarray],
+        new_states: Sequence[np.ndarray],
         *,
         ids: Sequence[np.ndarray] = (),
         with_norm: bool = False,
     ) -> None:
-        """Gives every server its gradients, and values of states before and after the forward pass.
+        """Sends gradients, and the states before and after the forward pass, to their servers.
 
-        The gradient of a table is that of the rows `ids`, which are distinct.
+        The gradient of a table consists of the gradients of its rows `ids`, which are distinct.
         """
-        places = [split(each, self.count) for each in ids]
+        positions = [split(table_ids, self.count) for table_ids in ids]
 
-        def of(server: int) -> Message:
-            own = [gradients[number] for number in self._of(self._weights, server)]
-            for number, each, at in zip(self._tables, ids, places, strict=True):
-                own += [self._own(each, at, server), gradients[number][at[server]]]
-            states = [each for n in self._of(self._states, server) if after for each in (before[n], after[n])]
+        def message_for(server: int) -> Message:
+            arrays = [gradients[number] for number in self._numbers_on(self._weights, server)]
+            for number, table_ids, table_positions in zip(self._tables, ids, positions, strict=True):
+                arrays += [
+                    self._local_rows(table_ids, table_positions, server),
+                    gradients[number][table_positions[server]],
+                ]
+            state_numbers = self._numbers_on(self._states, server) if new_states else ()
+            states = [state for number in state_numbers for state in (previous_states[number], new_states[number])]
             values = {"worker": self._worker, "ticket": ticket, "version": versions[server], "with_norm": with_norm}
-            return Message(values, [*own, *states])
+            return Message(values, [*arrays, *states])
 
-        self._call_all("push", of)
+        self._call_all("push", message_for)
 
     def leave_out(self, numbers: Sequence[int]) -> None:
-        """Names the weights on which the loss does not depend, which are not updated."""
+        """Excludes weights on which the loss does not depend from updates."""
         self._call_all("leave_out", lambda _: Message({"numbers": list(numbers)}))
 
     def write(self, values: Mapping[str, np.ndarray], **options: Any) -> None:
         """Assigns values by key, on the servers that hold them; see `VariableServer.write`."""
-        self._call_all("write", lambda server: _keyed(self._held(values, server), values, **options))
+        self._call_all("write", lambda server: _values_message(self._keys_on(values, server), values, **options))
 
     def fetch(self, keys: Iterable[str]) -> dict[str, np.ndarray]:
-        """Returns values by key, from the first server that holds each."""
-        found: dict[str, np.ndarray] = {}
+        """Returns values by key, each from the first server that holds it."""
+        values: dict[str, np.ndarray] = {}
         for server, connection in enumerate(self._connections):
-            own = [key for key in self._held(keys, server) if key not in found]
-            found |= zip(own, connection.call("fetch", {"keys": own}).arrays, strict=True) if own else ()
-        return found
+            server_keys = [key for key in self._keys_on(keys, server) if key not in values]
+            values |= (
+                zip(server_keys, connection.call("fetch", {"keys": server_keys}).arrays, strict=True)
+                if server_keys
+                else ()
+            )
+        return values
 
     def read_rows(self, key: str, ids: np.ndarray) -> np.ndarray:
         """Returns rows of a table or of its slots."""
-        places = split(ids, self.count)
-        answers = self._call_all("read_rows", lambda s: Message({"key": key}, [self._own(ids, places, s)]))
-        first = answers[0].arrays[0]
-        rows = np.empty([len(ids), *first.shape[1:]], first.dtype)
-        for at, answer in zip(places, answers, strict=True):
-            rows[at] = answer.arrays[0]
+        positions = split(ids, self.count)
+        answers = self._call_all("read_rows", lambda s: Message({"key": key}, [self._local_rows(ids, positions, s)]))
+        first_rows = answers[0].arrays[0]
+        rows = np.empty([len(ids), *first_rows.shape[1:]], first_rows.dtype)
+        for server_positions, answer in zip(positions, answers, strict=True):
+            rows[server_positions] = answer.arrays[0]
         return rows
 
     def write_rows(self, key: str, ids: np.ndarray, rows: np.ndarray) -> None:
         """Assigns rows of a table or of its slots."""
-        places = split(ids, self.count)
+        positions = split(ids, self.count)
         self._call_all(
-            "write_rows", lambda s: Message({"key": key}, [self._own(ids, places, s), np.asarray(rows[places[s]])])
+            "write_rows",
+            lambda s: Message({"key": key}, [self._local_rows(ids, positions, s), np.asarray(rows[positions[s]])]),
         )
 
-    def _own(self, ids: np.ndarray, places: Sequence[np.ndarray], server: int) -> np.ndarray:
-        """Returns the numbers that a server gives to its rows."""
-        return (ids[places[server]] // self.count).astype(np.int32)
+    def _local_rows(self, ids: np.ndarray, positions: Sequence[np.ndarray], server: int) -> np.ndarray:
+        """Returns the indices of rows on their server; see `split`."""
+        return (ids[positions[server]] // self.count).astype(np.int32)
 
     def loads(self, weights: Sequence[int], rows: Mapping[int, int]) -> list[int]:
         """Returns the bytes of the trained variables on each server.
 
         Args:
-          weights: bytes of each.
-          rows: number of rows of each table.
+          weights: bytes of the trained variables.
+          rows: number of rows of each table, by its index.
         """
 
         def load(server: int) -> int:
             shares = [weights[table] // count * count_rows(count, server, self.count) for table, count in rows.items()]
-            return sum(weights[number] for number in self._of(self._weights, server)) + sum(shares)
+            return sum(weights[number] for number in self._numbers_on(self._weights, server)) + sum(shares)
 
         return [load(server) for server in range(self.count)]
 
     def leave(self) -> None:
-        """Says that this worker needs the servers no longer, and ends the connections."""
-        with contextlib.suppress(PeerLostError):  # a server that is lost
+        """Tells the coordinator that this worker has finished, and closes the connections."""
+        with contextlib.suppress(PeerLostError):  # the server may be lost
             self._connections[0].call("leave", {"member": self._worker}, seconds=_LEAVING_SECONDS)
         for connection in self._connections:
             connection.close()
 
-    def _held(self, keys: Iterable[str], server: int) -> list[str]:
-        placed = {"weight": self._weights, "slot": self._weights, "state": self._states}
+    def _keys_on(self, keys: Iterable[str], server: int) -> list[str]:
+        servers_by_kind = {"weight": self._weights, "slot": self._weights, "state": self._states}
 
         def holds(key: str) -> bool:
             kind, number, *_ = key.split("/")
-            return kind not in placed or placed[kind][int(number)] == server
+            return kind not in servers_by_kind or servers_by_kind[kind][int(number)] == server
 
         return [key for key in keys if holds(key)]
 
@@ -283,11 +298,11 @@ class Servers:
         return [answer() for answer in answers]
 
     @staticmethod
-    def _of(placed: Sequence[int], server: int) -> list[int]:
-        return [number for number, found in enumerate(placed) if found == server]
+    def _numbers_on(placement: Sequence[int], server: int) -> list[int]:
+        return [number for number, holder in enumerate(placement) if holder == server]
 
 
-def _keyed(keys: Sequence[str], values: Mapping[str, np.ndarray], **options: Any) -> Message:
+def _values_message(keys: Sequence[str], values: Mapping[str, np.ndarray], **options: Any) -> Message:
     return Message({"keys": keys, **options}, [values[key] for key in keys])
 
 
@@ -295,27 +310,22 @@ _DTYPES = frozenset([tf.float16, tf.float32, tf.float64, tf.int32, tf.int64])
 
 
 class WorkerCollectives(Collectives):
-    """Every call sends this worker's tensors to the coordinator, and returns those of all workers, added in order of rank.
+    """Collectives that gather the tensors of all workers through the coordinator, and reduce them in the order of ranks.
 
-    A worker that is lost before its call takes no part, and ranks are among those that are left.
+    Lost workers are excluded, and ranks count the remaining workers.
 
-    Cost: n sent and n N received by each worker, and a round trip.
+    Cost: each worker sends n bytes and receives n N bytes, in one round trip.
     """
 
     wire = Wire(reduces=_DTYPES, gathers=_DTYPES, packed=tf.int32)
 
     def __init__(self, servers: Servers, worker: int):
-        """Initializes the collectives.
-
-        Args:
-          servers: the servers.
-          worker: rank of this worker in the job.
-        """
+        """Initializes the collectives; `worker` is the rank in the job."""
         self._servers, self._worker = servers, worker
 
     @property
     def size(self) -> int:  # type: ignore[override]
-        """Number of workers that have taken part in the last call."""
+        """Number of workers in the last call."""
         return len(self._servers.workers)
 
     @property
@@ -326,18 +336,18 @@ class WorkerCollectives(Collectives):
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
 
-        def reduced(*arrays: np.ndarray) -> list[np.ndarray]:
-            return [_reduced(values, op) for values in zip(*self._servers.gather(arrays), strict=True)]
+        def reduce(*arrays: np.ndarray) -> list[np.ndarray]:
+            return [_reduce(values, op) for values in zip(*self._servers.gather(arrays), strict=True)]
 
-        return self._call(reduced, tensors, [tensor.shape for tensor in tensors])
+        return self._call(reduce, tensors, [tensor.shape for tensor in tensors])
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
 
-        def gathered(*arrays: np.ndarray) -> list[np.ndarray]:
+        def concatenate(*arrays: np.ndarray) -> list[np.ndarray]:
             return [np.concatenate(values) for values in zip(*self._servers.gather(arrays), strict=True)]
 
-        return self._call(gathered, tensors, [tf.TensorShape([None, *tensor.shape[1:]]) for tensor in tensors])
+        return self._call(concatenate, tensors, [tf.TensorShape([None, *tensor.shape[1:]]) for tensor in tensors])
 
     @staticmethod
     def _call(function: object, tensors: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
@@ -347,7 +357,7 @@ class WorkerCollectives(Collectives):
         return [tf.ensure_shape(result, shape) for result, shape in zip(results, shapes, strict=True)]
 
 
-def _reduced(values: Sequence[np.ndarray], op: Op) -> np.ndarray:
+def _reduce(values: Sequence[np.ndarray], op: Op) -> np.ndarray:
     total = values[0]
     for value in values[1:]:
         total = np.maximum(total, value) if op == "max" else total + value

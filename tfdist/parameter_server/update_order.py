@@ -1,7 +1,7 @@
 """The order in which gradients become updates, and when a worker may read weights: the rules of `--staleness`.
 
-Pure bookkeeping, without threads, clocks or tensors. Version V of the weights is their state after V updates. The staleness
-of a gradient is V - v, where it was computed from version v and turns version V into V + 1.
+Uses no threads, clocks or tensors. Version V of the weights is their state after V updates. A gradient that is computed from
+version v and applied to version V has the staleness V - v.
 """
 
 import abc
@@ -18,8 +18,8 @@ class Update(NamedTuple):
       version: version of the weights that it updates.
       ticket: the step whose rows it uses.
       workers: ranks whose shares of the gradient are added, in this order.
-      staleness: of its gradient, in updates, as far as the order knows; a pull may have been of a newer version.
-      versions: version of the weights of each server that its gradient was computed from; empty for several workers.
+      staleness: upper bound of the staleness of its gradient, in updates; the worker may have pulled a newer version.
+      versions: for each server, version of the weights from which the gradient was computed; empty for several workers.
     """
 
     version: int
@@ -31,11 +31,11 @@ class Update(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Gradient:
-    """A gradient, or a share of one, that is being computed or that waits to be applied.
+    """A gradient, or a share of one, that has not been applied yet.
 
     Attributes:
       ticket: the step whose rows it uses.
-      version: version of the weights that it is computed from.
+      version: version of the weights from which it is computed.
     """
 
     ticket: int
@@ -50,23 +50,23 @@ class UpdateOrder(abc.ABC):
     """
 
     def __init__(self, version: int = 0):
-        """Initializes the order; `version` is the number of updates that have been made before."""
+        """Initializes the order after `version` updates."""
         self.version = version
 
     @abc.abstractmethod
     def may_read(self, worker: int, ticket: int) -> bool:
-        """Returns whether a worker may read the weights of the newest version to compute a ticket."""
+        """Returns whether a worker may read the latest version of the weights to compute a ticket."""
 
     @abc.abstractmethod
     def read(self, worker: int, ticket: int) -> int:
-        """Records that a worker reads the newest version, which it returns."""
+        """Records that a worker reads the latest version; returns this version."""
 
     def withdraw(self, worker: int) -> None:
-        """Forgets the read of a worker that is lost, if not all servers have its gradient yet."""
+        """Discards the read of a lost worker, unless all servers have its gradient."""
 
     @abc.abstractmethod
     def push(self, worker: int, ticket: int) -> None:
-        """Records that all servers have a worker's gradient of a ticket."""
+        """Records that all servers have a worker's gradient for a ticket."""
 
     @abc.abstractmethod
     def next_update(self) -> Update | None:
@@ -74,13 +74,13 @@ class UpdateOrder(abc.ABC):
 
 
 class Asynchronous(UpdateOrder):
-    """Each worker computes whole tickets; with a bound, no gradient is ever staler than it.
+    """An order in which each worker computes whole tickets, optionally with a bound on the staleness.
 
-    The bound is a hard one, as in Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server
-    (2013), but for single updates. With V the newest version and d_1 <= d_2 <= ... the deadlines (version read + bound) of the
-    gradients in flight, it holds if and only if V + i - 1 <= d_i for all i: applied in the order of their deadlines, none is
-    late. A read or an update that would break this waits. The update of the oldest gradient never does, so that there is no
-    deadlock.
+    The bound is a hard limit, as in Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server
+    (2013), but for single updates. Let V be the latest version and d_1 <= d_2 <= ... the deadlines (version read + bound) of
+    the gradients in flight. The bound can be met if and only if V + i - 1 <= d_i for all i, by applying gradients in the order
+    of their deadlines. A read or an update that would violate this waits. The update of the oldest gradient never waits, so
+    there is no deadlock.
     """
 
     def __init__(self, bound: int | None = None, version: int = 0):
@@ -88,7 +88,7 @@ class Asynchronous(UpdateOrder):
 
         Args:
           bound: maximum staleness, at least 0; None for no bound.
-          version: number of updates that have been made before.
+          version: number of earlier updates.
         """
         super().__init__(version)
         self.bound = bound
@@ -96,9 +96,9 @@ class Asynchronous(UpdateOrder):
         self._pushed: collections.deque[int] = collections.deque()  # workers, in the order of their pushes
 
     def may_read(self, worker: int, ticket: int) -> bool:
-        """See base class. The deadline of a new gradient is the last one: those in flight must fit before it.
+        """See base class. A new gradient has the last deadline, so all gradients in flight must be applied before it.
 
-        A worker has one gradient in flight: it does not read while its last one waits.
+        A worker has at most one gradient in flight.
         """
         return worker not in self._in_flight and (self.bound is None or len(self._in_flight) <= self.bound)
 
@@ -108,7 +108,7 @@ class Asynchronous(UpdateOrder):
         return self.version
 
     def withdraw(self, worker: int) -> None:
-        """See base class. The deadlines of the others are met without it, too."""
+        """See base class. Without this gradient, the other deadlines can still be met."""
         if worker not in self._pushed:
             self._in_flight.pop(worker, None)
 
@@ -117,7 +117,7 @@ class Asynchronous(UpdateOrder):
         self._pushed.append(worker)
 
     def next_update(self) -> Update | None:
-        """See base class; the first push that may be applied, not necessarily the first."""
+        """See base class. Returns the earliest push that may be applied now."""
         for worker in self._pushed:
             if self._may_apply(worker):
                 self._pushed.remove(worker)
@@ -131,20 +131,23 @@ class Asynchronous(UpdateOrder):
         if self.bound is None:
             return True
         version = self._in_flight[worker].version
-        older = sorted(gradient.version for gradient in self._in_flight.values() if gradient.version < version)
-        return all(self.version + place <= other + self.bound for place, other in enumerate(older, 1))
+        older_versions = sorted(gradient.version for gradient in self._in_flight.values() if gradient.version < version)
+        return all(
+            self.version + position <= older_version + self.bound
+            for position, older_version in enumerate(older_versions, 1)
+        )
 
 
 class Synchronous(UpdateOrder):
-    """Every worker computes a share of each ticket; the shares are added in the order of ranks."""
+    """An order in which every worker computes a share of each ticket; shares are added in the order of ranks."""
 
     def __init__(self, workers: Sequence[int], version: int = 0, first_ticket: int = 0):
         """Initializes the order.
 
         Args:
           workers: ranks of the workers.
-          version: number of updates that have been made before.
-          first_ticket: the next ticket.
+          version: number of earlier updates.
+          first_ticket: the first ticket of the order.
         """
         super().__init__(version)
         self._workers = tuple(workers)

@@ -1,4 +1,4 @@
-"""A parameter server: it holds variables, and the part of the optimizer that updates them."""
+"""A parameter server, which holds variables and the optimizer that updates them."""
 
 import re
 import threading
@@ -13,29 +13,29 @@ from tfdist import keras_internals
 from tfdist.distribution.strategy import replica_context
 from tfdist.gradients import Clip
 from tfdist.parameter_server.messages import Handler, Message
-from tfdist.parameter_server.table_rows import TableForm, TableRows, summed
+from tfdist.parameter_server.table_rows import TableForm, TableRows, sum_rows
 from tfdist.parameter_server.update_order import Update
 
 _POLL_SECONDS = 1.0
-_defining = threading.Lock()  # Keras is patched meanwhile
+_define_lock = threading.Lock()  # because Keras is patched during a definition
 
 NextUpdates = Callable[[int, float], Sequence[Update]]
 SumOverServers = Callable[[str, float], float]
 
 
 class VariableServer:
-    """Holds variables of all kinds by key, and applies updates in the order of the coordinator.
+    """A store of variables by key, which applies updates in the order of the coordinator.
 
-    Keys: `weight/3` is the trained variable 3 of the model, `state/3` the variable 3 of those that layers assign, `slot/3/0`
-    the first of the optimizer's variables that belong to weight 3, and `optimizer/0` the first that belongs to none. Of an
-    embedding table and its slots, it has some of the rows.
+    Keys: `weight/3` is trained variable 3 of the model, `state/3` is variable 3 of those that layers assign, `slot/3/0` is the
+    first optimizer slot of weight 3, and `optimizer/0` is the first optimizer variable that is not a slot. Of an embedding
+    table and its slots, the server has only some rows.
     """
 
     def __init__(self, next_updates: NextUpdates, sum_over_servers: SumOverServers):
-        """Starts to apply updates as soon as variables are defined.
+        """Initializes the server; `define` starts to apply updates.
 
         Args:
-          next_updates: function (version, seconds) that returns the updates after a version, waiting for them.
+          next_updates: function (version, seconds) that returns the updates after a version, waiting up to `seconds`.
           sum_over_servers: function (key, number) that returns the sum of the numbers of all servers.
         """
         self._next_updates, self._sum_over_servers = next_updates, sum_over_servers
@@ -46,18 +46,18 @@ class VariableServer:
         self._weights: list[keras.Variable] = []  # tables are the last ones
         self._tables: list[TableRows] = []
         self._numbers: list[int] = []  # of the weights
-        self._states: list[str] = []  # keys
-        self._used: list[int] = []  # indices of weights on which the loss depends
+        self._state_keys: list[str] = []
+        self._updated_weights: list[int] = []  # indices of weights on which the loss depends
         self._optimizer: Any = None
         self._clip = Clip()
-        self._pushed: dict[tuple[int, int], Message] = {}  # by ticket and worker
+        self._gradient_messages: dict[tuple[int, int], Message] = {}  # by ticket and worker
         self._error: BaseException | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._apply_updates, name="updates", daemon=True)
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """The calls that it answers, by name."""
+        """Handlers of calls, by name."""
         return {
             "define": self.define,
             "pull": self.pull,
@@ -70,19 +70,19 @@ class VariableServer:
         }
 
     def define(self, message: Message) -> Message:
-        """Creates the variables and the optimizer, or returns why it has no such optimizer, `refused`.
+        """Creates the variables and the optimizer, or returns the reason why it cannot, `refused`.
 
         Args:
-          message: `weights`, for each its number, path, serialized constraint or None, and whether it has no weight decay;
-            `tables`, for each the fields of a `TableForm`; `lazy`, whether only rows in use are updated; `server`, the number
-            of this one; `servers`, how many there are; `states`, numbers; `optimizer`, serialized by Keras; `floatx` and
-            `epsilon` of Keras; `clip_norm` and `clip_value` of `Clip`. The arrays are the values of the weights, then of the
-            states.
+          message: `weights`, with number, path, serialized constraint or None, and whether it is excluded from weight decay,
+            for each; `tables`, with the fields of a `TableForm` for each; `lazy`, whether only rows in use are updated;
+            `server`, the number of this server; `servers`, the number of servers; `states`, their numbers; `optimizer`,
+            serialized by Keras; `floatx` and `epsilon` of Keras; `clip_norm` and `clip_value` of `Clip`. The arrays are the
+            values of the weights, then of the states.
         """
         values, arrays = message.values, iter(message.arrays)
         keras.config.set_floatx(values["floatx"])
         keras.config.set_epsilon(values["epsilon"])
-        with _defining, self._changed:
+        with _define_lock, self._changed:
             forms = [TableForm(*form) for form in values["tables"]]
             self._numbers = [*(number for number, *_ in values["weights"]), *(form.number for form in forms)]
             self._weights = [keras_internals.variable_at(path, next(arrays)) for _, path, *_ in values["weights"]]
@@ -91,14 +91,14 @@ class VariableServer:
                 for variable, (*_, constraint, _) in zip(self._weights, values["weights"], strict=True):
                     variable.constraint = keras.constraints.deserialize(constraint) if constraint else None
                 self._optimizer = keras.saving.deserialize_keras_object(values["optimizer"])
-            except (TypeError, ValueError) as error:  # a class of the user's program, which a server does not run
+            except (TypeError, ValueError) as error:  # a user-defined class, which a server does not have
                 return Message(
                     {"refused": (re.search(r"Could not locate [\w ]+ '\w+'", str(error)) or [str(error)])[0]}
                 )
             self._weights += [table.variable for table in self._tables]
-            decayed = zip(self._weights, [*values["weights"], *forms], strict=True)
-            if left_out := [variable for variable, (*_, is_left_out) in decayed if is_left_out]:
-                self._optimizer.exclude_from_weight_decay(left_out)
+            weight_forms = zip(self._weights, [*values["weights"], *forms], strict=True)
+            if weights_without_decay := [variable for variable, (*_, has_no_decay) in weight_forms if has_no_decay]:
+                self._optimizer.exclude_from_weight_decay(weights_without_decay)
             self._clip = Clip(norm=values["clip_norm"], value=values["clip_value"])
             slots = keras_internals.build_partially(self._optimizer, self._weights, range(len(self._weights)))
             self._variables = {
@@ -110,39 +110,41 @@ class VariableServer:
                 key: keras_internals.value_of(variable)
                 for key, variable in zip(keys, self._optimizer.variables, strict=True)
             }
-            self._states = [f"state/{number}" for number in values["states"]]
-            self._variables |= {key: tf.Variable(next(arrays), trainable=False) for key in self._states}
-            self._used = [*range(len(self._numbers))]
+            self._state_keys = [f"state/{number}" for number in values["states"]]
+            self._variables |= {key: tf.Variable(next(arrays), trainable=False) for key in self._state_keys}
+            self._updated_weights = [*range(len(self._numbers))]
             if values["lazy"]:
                 for number, table in enumerate(self._tables, len(self._weights) - len(self._tables)):
-                    owned = [v for v in self._optimizer.variables if slots.get(id(v)) == number]
-                    keys_by_old = table.update_rows_in_use(owned)
+                    table_slots = [v for v in self._optimizer.variables if slots.get(id(v)) == number]
+                    keys_by_old = table.update_rows_in_use(table_slots)
                     keras_internals.rebind_variables(self._optimizer, tf.distribute.get_strategy(), keys_by_old)
-            self._update = self._compiled_update()
-            self._pushed.clear()
+            self._update = self._compile_update()
+            self._gradient_messages.clear()
         if not self._thread.is_alive():
             self._thread.start()
         return Message({})
 
     def leave_out(self, message: Message) -> Message:
-        """Updates all weights from now on except those of these `numbers`, on which the loss does not depend."""
+        """Excludes the weights `numbers`, on which the loss does not depend, from updates."""
         with self._changed:
-            self._used = [i for i, number in enumerate(self._numbers) if number not in message.values["numbers"]]
-            self._update = self._compiled_update()
+            self._updated_weights = [
+                i for i, number in enumerate(self._numbers) if number not in message.values["numbers"]
+            ]
+            self._update = self._compile_update()
         return Message({})
 
     def pull(self, message: Message) -> Message:
-        """Returns the weights and the states of version `version` or a newer one, which, and the latest norm.
+        """Returns weights and states of at least `version`, the version, and the latest norm.
 
         Args:
-          message: `version`. The arrays are the ids of the rows to read, of each table; none if no rows are needed.
+          message: `version`. The arrays are the ids of rows to read from each table; none to skip tables.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._version >= message.values["version"])
             if self._error:
                 raise RuntimeError(f"an update has failed: {self._error!r}") from self._error
-            keys = [*(f"weight/{number}" for number in self._numbers[: self._dense]), *self._states]
-            tables = zip(self._numbers[self._dense :], message.arrays, strict=False)
+            keys = [*(f"weight/{number}" for number in self._numbers[: self._dense_count]), *self._state_keys]
+            tables = zip(self._numbers[self._dense_count :], message.arrays, strict=False)
             rows = [np.array(tf.gather(self._variables[f"weight/{number}"], ids)) for number, ids in tables]
             return Message(
                 {"version": self._version, "norm": self._norm},
@@ -150,40 +152,40 @@ class VariableServer:
             )
 
     def push(self, message: Message) -> Message:
-        """Keeps a worker's gradient, or its share of it, until the coordinator orders its update.
+        """Stores a worker's gradient, or its share of one, until the coordinator orders its update.
 
         Args:
-          message: `worker`, `ticket`, the `version` it was computed from, and whether to compute a norm, `with_norm`. The
-            arrays are the gradients of the weights; of each table the ids of rows, and their gradients; and of each state its
-            value before and after the forward pass, unless workers have states of their own.
+          message: `worker`, `ticket`, the `version` from which it was computed, and `with_norm`, whether to compute its norm.
+            The arrays are the gradients of the weights; ids of rows and their gradients for each table; and values before and
+            after the forward pass for each state, unless workers have their own states.
         """
         with self._changed:
-            self._pushed[message.values["ticket"], message.values["worker"]] = message
+            self._gradient_messages[message.values["ticket"], message.values["worker"]] = message
         return Message({})
 
     def write(self, message: Message) -> Message:
-        """Assigns the arrays to the variables of these `keys`; with `version`, the weights are of that version."""
+        """Assigns the arrays to the variables `keys`; a `version` becomes the version of the weights."""
         with self._changed:
             for key, array in zip(message.values["keys"], message.arrays, strict=True):
                 self._variables[key].assign(array)
             if "version" in message.values:
                 self._version = message.values["version"]
-                self._pushed.clear()  # of lost workers, whose tickets were dealt again
+                self._gradient_messages.clear()  # of lost workers, whose tickets were assigned again
             self._changed.notify_all()
         return Message({})
 
     def fetch(self, message: Message) -> Message:
-        """Returns the variables of these `keys`."""
+        """Returns the values of the variables `keys`."""
         with self._changed:
             return Message({}, [np.array(self._variables[key]) for key in message.values["keys"]])
 
     def read_rows(self, message: Message) -> Message:
-        """Returns the rows of variable `key`, part of a table or of its slots; the array has their ids."""
+        """Returns rows of variable `key`, a table or its slot; the array contains their ids."""
         with self._changed:
             return Message({}, [np.array(tf.gather(self._variables[message.values["key"]], message.arrays[0]))])
 
     def write_rows(self, message: Message) -> Message:
-        """Assigns rows of variable `key`; the arrays are their ids and their values."""
+        """Assigns rows of variable `key`; the arrays are their ids and values."""
         ids, rows = message.arrays
         with self._changed:
             self._variables[message.values["key"]].scatter_update(tf.IndexedSlices(rows, ids))
@@ -198,25 +200,25 @@ class VariableServer:
             while not self._is_closed:
                 for update in self._next_updates(self._version, _POLL_SECONDS):
                     self._apply(Update(*update))
-        except Exception as error:  # which the next `pull` raises
+        except Exception as error:  # the next `pull` raises it
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
     def _apply(self, update: Update) -> None:
         with self._changed:
-            if update.version != self._version:  # of a run before the one that has begun meanwhile
+            if update.version != self._version:  # belongs to an earlier range
                 return
-            shares = [self._pushed.pop((update.ticket, worker)) for worker in update.workers]
-            count = self._dense
+            shares = [self._gradient_messages.pop((update.ticket, worker)) for worker in update.workers]
+            count = self._dense_count
             gradients = [tf.constant(array) for array in shares[0].arrays[:count]]
             for share in shares[1:]:
                 gradients = [total + array for total, array in zip(gradients, share.arrays[:count], strict=True)]
-            places = range(count, count + 2 * len(self._tables), 2)
-            tables = [summed([(share.arrays[i], share.arrays[i + 1]) for share in shares]) for i in places]
+            positions = range(count, count + 2 * len(self._tables), 2)
+            tables = [sum_rows([(share.arrays[i], share.arrays[i + 1]) for share in shares]) for i in positions]
             gradients += [tf.constant(rows) for _, rows in tables]
-            gradients = self._clipped(gradients, update, shares[0].values["with_norm"])
-            if self._used:
+            gradients = self._clip_gradients(gradients, update, shares[0].values["with_norm"])
+            if self._updated_weights:
                 self._update(gradients, [tf.constant(ids, tf.int64) for ids, _ in tables])
             else:
                 self._optimizer.iterations.assign_add(1)
@@ -225,43 +227,52 @@ class VariableServer:
             self._changed.notify_all()
 
     @property
-    def _dense(self) -> int:
-        """The number of weights that are no tables."""
+    def _dense_count(self) -> int:
+        """Number of weights other than tables."""
         return len(self._weights) - len(self._tables)
 
-    def _compiled_update(self) -> Any:
-        gradients = [tf.TensorSpec(v.shape, v.dtype) for v in self._weights[: self._dense]]
+    def _compile_update(self) -> Any:
+        gradients = [tf.TensorSpec(v.shape, v.dtype) for v in self._weights[: self._dense_count]]
         gradients += [tf.TensorSpec([None, table.variable.shape[1]], table.variable.dtype) for table in self._tables]
         signature = (gradients, [tf.TensorSpec([None], tf.int64) for _ in self._tables])
         return tf.function(self._optimizer_update, input_signature=signature, autograph=False)
 
     def _optimizer_update(self, gradients: Sequence[tf.Tensor], ids: Sequence[tf.Tensor]) -> None:
         keras_internals.disable_gradient_aggregation(self._optimizer)
-        tables = {i: (self._tables[i - self._dense], ids[i - self._dense]) for i in self._used if i >= self._dense}
-        used = [tables[i][0].gradient(tables[i][1], gradients[i]) if i in tables else gradients[i] for i in self._used]
-        with replica_context():  # if a worker is in this process: the gradients are sums over workers
-            self._optimizer.apply(used, [self._weights[i] for i in self._used])
+        tables = {
+            i: (self._tables[i - self._dense_count], ids[i - self._dense_count])
+            for i in self._updated_weights
+            if i >= self._dense_count
+        }
+        updated_gradients = [
+            tables[i][0].gradient(tables[i][1], gradients[i]) if i in tables else gradients[i]
+            for i in self._updated_weights
+        ]
+        with replica_context():  # a worker may be in this process, but gradients are already summed over workers
+            self._optimizer.apply(updated_gradients, [self._weights[i] for i in self._updated_weights])
         for table, table_ids in tables.values():
             table.assign(table_ids)
 
-    def _clipped(self, gradients: list[tf.Tensor], update: Update, with_norm: bool) -> list[tf.Tensor]:
-        """Clips by the norm over all servers; every server computes the same."""
+    def _clip_gradients(self, gradients: list[tf.Tensor], update: Update, with_norm: bool) -> list[tf.Tensor]:
+        """Clips gradients by their norm over all servers, which is the same on each server."""
         if not (self._clip.norm or self._clip.value or with_norm):
             return gradients
         dtype = keras.config.floatx()
         squares = [tf.cast(tf.reduce_sum(tf.square(gradient)), dtype) for gradient in gradients]
-        own = float(tf.add_n(squares)) if squares else 0.0
-        norm = tf.sqrt(tf.constant(self._sum_over_servers(f"norm/{update.ticket}", own), dtype))
+        local_sum = float(tf.add_n(squares)) if squares else 0.0
+        norm = tf.sqrt(tf.constant(self._sum_over_servers(f"norm/{update.ticket}", local_sum), dtype))
         self._norm = float(norm)
         return self._clip(gradients, norm)
 
     def _assign_states(self, share: Message) -> None:
-        """Assigns what layers have assigned: their values, or how these changed, if they were computed from older ones."""
-        arrays = share.arrays[self._dense + 2 * len(self._tables) :]
+        """Assigns new states, or adds their changes if they were computed from an older version."""
+        arrays = share.arrays[self._dense_count + 2 * len(self._tables) :]
         is_current = share.values["version"] == self._version
-        for key, before, after in zip(self._states, arrays[::2], arrays[1::2], strict=False):
+        for key, previous_value, new_value in zip(self._state_keys, arrays[::2], arrays[1::2], strict=False):
             variable = self._variables[key]
-            variable.assign(after if is_current or not variable.dtype.is_floating else variable + (after - before))
+            variable.assign(
+                new_value if is_current or not variable.dtype.is_floating else variable + (new_value - previous_value)
+            )
 
 
 def optimizer_keys(optimizer: keras.Optimizer, slots: Mapping[int, int], numbers: Sequence[int]) -> list[str]:
@@ -269,8 +280,8 @@ def optimizer_keys(optimizer: keras.Optimizer, slots: Mapping[int, int], numbers
 
     Args:
       optimizer: built optimizer.
-      slots: for the `id` of each variable that belongs to a weight, the index of that among the optimizer's weights.
-      numbers: the number of each of these weights in the model.
+      slots: index of the weight of each slot among the optimizer's weights, by the slot's `id`.
+      numbers: index of each of these weights in the model.
     """
     keys: list[str] = []
     counts: dict[str, int] = {}

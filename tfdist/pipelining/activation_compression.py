@@ -14,7 +14,7 @@ MIN_ELEMENTS = 1024  # compressing smaller tensors would save nothing
 
 
 class ActivationCompression:
-    """Encodes floating-point tensors of at least `MIN_ELEMENTS` elements; this base class compresses nothing.
+    """Compresses floating-point tensors of at least `MIN_ELEMENTS` elements; this base class compresses nothing.
 
     The receiver computes with decoded values, the sender with the original ones. Gradients pass straight through the
     compression, and are compressed in turn. Encoding a decoded tensor adds no error, so all stages that a skip connection
@@ -52,14 +52,18 @@ def _is_large(tensor: tf.Tensor | tf.TensorSpec) -> bool:
 
 
 class CastActivations(ActivationCompression):
-    """Casts tensors whose elements are larger to a dtype of 2 bytes.
+    """Casts tensors with elements of more than 2 bytes to a dtype of 2 bytes.
 
     |C(x)_i - x_i| <= 2^-8 |x_i| in bfloat16, and 2^-11 |x_i| in float16 for |x_i| in [2^-14, 65504]. Larger values become
     inf in float16, as in `tfdist.gradients`.
     """
 
     def __init__(self, dtype: tf.DType):
-        """Args: dtype: dtype of the messages."""
+        """Initializes the compression.
+
+        Args:
+          dtype: dtype of the messages.
+        """
         self._dtype = dtype
 
     def _compresses(self, tensor: tf.Tensor | tf.TensorSpec) -> bool:

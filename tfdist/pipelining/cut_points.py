@@ -1,4 +1,4 @@
-"""The cut points of a model: after given layers, or where they balance the costs of the stages."""
+"""The cut points of a model, after given layers or at positions that balance the costs of the stages."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.config.pipeline import AfterLayers, Balanced
+from tfdist.config.pipeline import BalancedCut, LayerCut
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph
@@ -71,7 +71,7 @@ _MAX_RELATIVE_BYTES = 4.0
 def cut_positions(
     graph: Graph,
     run: AbstractRun,
-    cut: AfterLayers | Balanced,
+    cut: LayerCut | BalancedCut,
     stages: int,
     seconds: Callable[[Graph], Sequence[float]],
 ) -> list[int]:
@@ -95,7 +95,7 @@ def cut_positions(
             f"Use at most {layers} stages."
         )
     inseparable = [*_stateful_calls(graph, run), *_unsendable_tensors(graph, run)]
-    if isinstance(cut, AfterLayers):
+    if isinstance(cut, LayerCut):
         positions = _layer_positions(graph, cut, stages)
         for calls in inseparable:
             if any(calls.first < position <= calls.last for position in positions):
@@ -145,7 +145,7 @@ _SEND_RULE = (
 
 
 def _allowed_cuts(graph: Graph) -> np.ndarray:
-    """Returns whether each position may start a stage: not the first one, nor one directly after a nested model's entry."""
+    """Returns whether each position may start a stage; the first one and those after a nested model's entry may not."""
     calls = [graph.calls[i] for i in graph.order]
     return np.array([False, *(not call.is_entry for call in calls[:-1]), False])
 
@@ -171,11 +171,11 @@ def _unsendable_tensors(graph: Graph, run: AbstractRun) -> list[_InseparableCall
         _InseparableCalls(_SEND_RULE, graph.calls[i].name, position, last_use[tensor])
         for position, i in enumerate(graph.order)
         for tensor in graph.calls[i].outputs
-        if tensor not in run.sendable and last_use.get(tensor, position) > position
+        if tensor not in run.sendable_tensors and last_use.get(tensor, position) > position
     ]
 
 
-def _layer_positions(graph: Graph, cut: AfterLayers, stages: int) -> list[int]:
+def _layer_positions(graph: Graph, cut: LayerCut, stages: int) -> list[int]:
     if len(cut.names) != stages - 1:
         raise InputError(
             f"--cut must name one layer fewer than there are stages. Received: {cut}, for {stages} stages. Name "
@@ -232,7 +232,7 @@ def last_uses(graph: Graph, position_of_call: dict[int, int], end: int) -> dict[
     return last_use
 
 
-def _costs(graph: Graph, run: AbstractRun, cut: Balanced, seconds: Callable[[Graph], Sequence[float]]) -> np.ndarray:
+def _costs(graph: Graph, run: AbstractRun, cut: BalancedCut, seconds: Callable[[Graph], Sequence[float]]) -> np.ndarray:
     """Returns the costs of the stages of positions i to j - 1, [n + 1, n + 1]."""
     if cut.by == "time":
         return _range_sums(np.array(seconds(graph))[graph.order])
@@ -252,12 +252,12 @@ def _variable_bytes(graph: Graph, run: AbstractRun) -> np.ndarray:
     variables = [run.usage[i].variables for i in graph.order]
     sizes = np.zeros((n + 1, n + 1))
     for start in range(n):
-        seen: set[int] = set()
+        counted_ids: set[int] = set()
         total = 0
         for position in range(start, n):
-            new = {key: variable for key, variable in variables[position].items() if key not in seen}
-            seen.update(new)
-            total += sum(keras_internals.bytes_of(variable) for variable in new.values())
+            new_variables = {key: variable for key, variable in variables[position].items() if key not in counted_ids}
+            counted_ids.update(new_variables)
+            total += sum(keras_internals.bytes_of(variable) for variable in new_variables.values())
             sizes[start, position + 1] = total
     return sizes
 
@@ -296,11 +296,11 @@ class Boundary:
 
     Attributes:
       crossings: tensors, in the same order for sender and receiver.
-      masked: tensors to which the receiver attaches their masks.
+      masked_tensors: tensors to which the receiver attaches their masks.
     """
 
     crossings: tuple[Crossing, ...] = ()
-    masked: frozenset[int] = frozenset()
+    masked_tensors: frozenset[int] = frozenset()
 
 
 def boundaries(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[Boundary]:

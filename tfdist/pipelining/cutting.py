@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.config.pipeline import AfterLayers, Balanced, parse_cut
+from tfdist.config.pipeline import BalancedCut, LayerCut, parse_cut
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
 from tfdist.pipelining.cut_points import LOGITS, MASK, VALUE, Boundary, Crossing, boundaries, cut_positions
@@ -44,19 +44,19 @@ def check_model(model: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StageVariables:
-    """The variables of one stage, each in the order of the model's.
+    """The variables of one stage, each field in the order of the model's variables.
 
     Attributes:
       all: the stage's part of `model.variables`.
       metrics: variables of the metrics of layers, which are not among Keras's variables of the model.
-      others: variables that the stage reads and that belong to no layer.
+      external: variables that the stage reads and that belong to no layer.
       shared: variables of `all` that belong to other stages, too.
-      owned: variables of `all` that belong to no earlier stage; each variable has one owner.
+      owned: variables of `all` that belong to no earlier stage; every variable is owned by one stage.
     """
 
     all: tuple[keras.Variable, ...]
     metrics: tuple[keras.Variable, ...]
-    others: tuple[keras.Variable, ...]
+    external: tuple[keras.Variable, ...]
     shared: tuple[keras.Variable, ...]
     owned: tuple[keras.Variable, ...]
 
@@ -112,7 +112,7 @@ def initialize(variables: StageVariables) -> None:
     Raises:
       InputError: an initializer draws from a global random generator.
     """
-    for variable in (*variables.all, *variables.metrics, *variables.others):
+    for variable in (*variables.all, *variables.metrics, *variables.external):
         if keras_internals.value_of(variable) is not None:
             continue
         previous_states = keras_internals.states_of_generators()
@@ -180,8 +180,8 @@ class StageGraph:
 
     def weight_losses(self) -> list[tf.Tensor]:
         """Returns the regularization losses of the trainable variables that the stage owns."""
-        owned = [variable for variable in self.variables.owned if variable.trainable]
-        return [variable.regularizer(variable) for variable in owned if variable.regularizer is not None]
+        trained_variables = [variable for variable in self.variables.owned if variable.trainable]
+        return [variable.regularizer(variable) for variable in trained_variables if variable.regularizer is not None]
 
     def _forward(
         self, inputs: Mapping[str, Any], received: Sequence[Any], training: bool | None
@@ -296,7 +296,7 @@ def trace_model(model: keras.Model) -> TracedModel:
 
 def cut_model(
     model: keras.Model | TracedModel,
-    cut: str | AfterLayers | Balanced,
+    cut: str | LayerCut | BalancedCut,
     stages: int,
     *,
     seconds: Callable[[Graph], Sequence[float]] = measure_seconds,
@@ -350,7 +350,7 @@ def cut_at(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
                 stage_boundaries[stage + 1].crossings,
                 variables[stage],
                 is_last,
-                stage_boundaries[stage].masked,
+                stage_boundaries[stage].masked_tensors,
                 graph,
                 run,
             )

@@ -118,8 +118,10 @@ class _Execution:
         self._stages = stages
         self._collectives = collectives
         self._compression = compression
-        split = {action.stage for action in self._actions if action.kind == INPUT_GRADIENT}
-        self._passes = {number: Passes(stage, stage.arguments(0), number in split) for number, stage in stages.items()}
+        split_stages = {action.stage for action in self._actions if action.kind == INPUT_GRADIENT}
+        self._passes = {
+            number: Passes(stage, stage.arguments(0), number in split_stages) for number, stage in stages.items()
+        }
         self._residuals: dict[tuple[int, int], list[tf.Tensor]] = {}  # by stage and micro-batch
         self._gradients: dict[int, list[Gradient]] = {
             number: [None] * len(stage.variables) for number, stage in stages.items()

@@ -48,11 +48,11 @@ class HasStages(Strategy):
 
     @functools.cached_property
     def peers(self) -> Group:
-        """See base class; the processes with the same stage."""
+        """See base class. Returns the group of the processes with the same stage."""
         return self.group.subgroup(self.grid.ranks_of_stage(self.pipeline_rank))
 
     def raise_on_all_members(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """See base class; a model may be invalid in some stages only."""
+        """See base class. A model may be invalid in some stages only."""
         return raise_on_all_members(self.group, name)
 
     def trace_together(self, function: Any, *args: Any) -> None:
@@ -67,11 +67,11 @@ class HasStages(Strategy):
 
     @property
     def total_devices(self) -> int:
-        """See base class; includes the axis `model` of each process."""
+        """See base class. Includes the devices of the axis `model` in each process."""
         return self.cluster.size * self.grid.devices
 
     def check_batch_size(self, batch_size: int, micro_steps: int = 1) -> None:
-        """See base class; a step has micro-batches instead of micro-steps."""
+        """See base class. A step has micro-batches instead of micro-steps."""
         check_batch_size(batch_size, self.replicas, self.micro_batches, equal=True, name="micro-batches")
 
     @property

@@ -242,7 +242,7 @@ class AbstractRun:
     sizes: list[int]
     differentiable: frozenset[int]
     adds_losses: bool
-    sendable: frozenset[int]
+    sendable_tensors: frozenset[int]
 
 
 def run_abstractly(graph: Graph, rows: int = 2) -> AbstractRun:
@@ -254,7 +254,7 @@ def run_abstractly(graph: Graph, rows: int = 2) -> AbstractRun:
     """
     rows = _fixed_rows(graph) or rows
     tracer = _trace(graph, rows)
-    usage = [Usage(*use, size) for use, size in zip(tracer.used, _activations(graph, rows, tracer), strict=True)]
+    usage = [Usage(*use, size) for use, size in zip(tracer.usages, _activations(graph, rows, tracer), strict=True)]
     first_tensors: dict[int, int] = {}
     masks = {number: first_tensors.setdefault(id(mask), number) for number, mask in sorted(tracer.masks.items())}
     values = [tracer.values[number] for number in range(len(graph.tensors))]
@@ -264,14 +264,16 @@ def run_abstractly(graph: Graph, rows: int = 2) -> AbstractRun:
         masks=masks,
         mask_shapes={number: _mask_shape(static_shapes[number], mask) for number, mask in tracer.masks.items()},
         masked_call_inputs=tracer.masked_call_inputs,
-        masked_outputs=tracer.masked(graph.outputs),
+        masked_outputs=tracer.masked_tensors(graph.outputs),
         logits=frozenset(number for number, x in enumerate(values) if hasattr(x, "_keras_logits")),
         shapes=tracer.shapes(),
         static_shapes=static_shapes,
         sizes=[_bytes(x.dtype, x.shape) // rows for x in values],
         differentiable=_differentiable_tensors(graph, usage),
         adds_losses=tracer.adds_losses,
-        sendable=frozenset(i for i, x in enumerate(values) if isinstance(x, tf.Tensor) and x.dtype != tf.string),
+        sendable_tensors=frozenset(
+            i for i, x in enumerate(values) if isinstance(x, tf.Tensor) and x.dtype != tf.string
+        ),
     )
 
 
@@ -297,14 +299,14 @@ class _Tracer:
         self._graph, self._rows = graph, rows
         self.values: dict[int, Any] = {}
         self.operations: Sequence[Any] = ()
-        self.used: list[tuple[Mapping[int, keras.Variable], Mapping[int, keras.Variable]]] = []
+        self.usages: list[tuple[Mapping[int, keras.Variable], Mapping[int, keras.Variable]]] = []
         self.ends: list[int] = []  # number of operations in the trace after each call
         self.masks: dict[int, Any] = {}  # of each tensor when it is computed
         self.masked_call_inputs: list[frozenset[int]] = []
         self.adds_losses = False
 
-    def masked(self, tensors: Sequence[int]) -> frozenset[int]:
-        """Returns those of the tensors that currently have a mask."""
+    def masked_tensors(self, tensors: Sequence[int]) -> frozenset[int]:
+        """Returns the subset of the tensors that currently have a mask."""
         return frozenset(x for x in tensors if keras_internals.mask_and_logits(self.values[x])[0] is not None)
 
     def shapes(self) -> list[tuple[int, ...]]:
@@ -331,11 +333,11 @@ class _Tracer:
         with scope:
             for call in self._graph.calls:
                 scope.reads, scope.assigns = {}, {}
-                self.masked_call_inputs.append(self.masked(call.inputs))
+                self.masked_call_inputs.append(self.masked_tensors(call.inputs))
                 call.run(self.values, training)
-                for tensor in self.masked(call.outputs):
+                for tensor in self.masked_tensors(call.outputs):
                     self.masks[tensor], _ = keras_internals.mask_and_logits(self.values[tensor])
-                self.used.append((scope.reads, scope.assigns))
+                self.usages.append((scope.reads, scope.assigns))
                 self.ends.append(trace.version)
         self.adds_losses = bool(scope.losses)
 

@@ -1,4 +1,4 @@
-"""The forward and backward pass of a stage as functions, traced once and called for each micro-batch.
+"""The forward and backward pass of a stage as functions that are traced once and called for each micro-batch.
 
 The backward pass is traced inside the forward pass. Tensors of the forward pass that it needs, the residuals, become results
 of the forward function and arguments of the backward function, so the two may be called in different functions, in different

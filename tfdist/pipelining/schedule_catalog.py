@@ -108,10 +108,10 @@ def zb_h1(processes: int, micro_batches: int) -> Schedule:
 
 def _alternate(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[Action]:
     """Returns `warmup` forward passes, then alternating forward and backward passes, then the other backward passes."""
-    row = list(forward[:warmup])
+    order = list(forward[:warmup])
     for forward_action, backward_action in zip(forward[warmup:], backward, strict=False):
-        row += [forward_action, backward_action]
-    return row + list(backward[max(len(forward) - warmup, 0) :])
+        order += [forward_action, backward_action]
+    return order + list(backward[max(len(forward) - warmup, 0) :])
 
 
 def _schedule(name: str, rows: Sequence[Sequence[Action]], processes: int, micro_batches: int) -> Schedule:
@@ -207,7 +207,7 @@ def steady_state(timeline: Timeline, micro_batches: int) -> Timeline:
     first_row = timeline.spans[0]
     seconds = first_row[-1].end - first_row[-1 - actions_per_step].end
     start = min(row[-1].end for row in timeline.spans) - seconds
-    return timeline.between(start, start + seconds)
+    return timeline.clip(start, start + seconds)
 
 
 # CSV files in the format of torch.distributed.pipelining and of torchtitan's `pipeline_parallel_schedule_csv`: one line per

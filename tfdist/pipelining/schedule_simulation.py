@@ -68,7 +68,7 @@ def _spans(schedule: Schedule, durations: Mapping[str, Sequence[float]]) -> tupl
     spans: list[list[Span]] = [[] for _ in schedule.actions]
     ends: dict[Action, float] = {}
 
-    def missing(process: int) -> Action | None:
+    def missing_requirement(process: int) -> Action | None:
         """Returns a result that the next action of a process needs and that is not available yet."""
         action = schedule.actions[process][len(spans[process])]
         return next((requirement for requirement in schedule.requirements(action) if requirement not in ends), None)
@@ -80,16 +80,16 @@ def _spans(schedule: Schedule, durations: Mapping[str, Sequence[float]]) -> tupl
         spans[process].append(Span(action, start, start + durations[action.kind][action.stage]))
         ends[result_of(action)] = spans[process][-1].end
 
-    running = True
-    while running:
-        running = False
+    has_progress = True
+    while has_progress:
+        has_progress = False
         for process, row in enumerate(schedule.actions):
-            while len(spans[process]) < len(row) and missing(process) is None:
+            while len(spans[process]) < len(row) and missing_requirement(process) is None:
                 compute(process)
-                running = True
+                has_progress = True
     waiting = {}
     for process, row in enumerate(schedule.actions):
-        if len(spans[process]) < len(row) and (requirement := missing(process)):
+        if len(spans[process]) < len(row) and (requirement := missing_requirement(process)):
             clause = f"before {row[len(spans[process])]} for {requirement} of process"
             waiting[process] = clause, schedule.process_of(requirement.stage)
     if waiting:
@@ -98,7 +98,7 @@ def _spans(schedule: Schedule, durations: Mapping[str, Sequence[float]]) -> tupl
 
 
 def _deadlock_error(waiting: Mapping[int, tuple[str, int]]) -> InputError:
-    """Returns the error; `waiting` has a clause and the process for which it waits, by process."""
+    """Returns the error for waiting processes: by process, a clause and the process for which it waits."""
     process, visited = next(iter(waiting)), list[int]()
     while process in waiting and process not in visited:
         visited.append(process)
@@ -162,7 +162,7 @@ def _check_counts(schedule: Schedule) -> None:
             rule = f"have micro-batches 0 to {micro_batches - 1} of stages 0 to {stages - 1}"
             raise _error(schedule, rule, action, "Change --micro_batches, or the schedule")
         if count > 1:
-            raise _error(schedule, "compute each action once", f"{action} {count} times", "Leave the others out")
+            raise _error(schedule, "compute each action once", f"{action} {count} times", "Leave out the duplicates")
     kinds = defaultdict[tuple[int, int], set[str]](set)
     for action in counts:
         kinds[action.stage, action.micro_batch].add(action.kind)

@@ -1,4 +1,4 @@
-"""A stage that is spread over the devices of its process: its passes and its update, as functions of the devices.
+"""The passes and the update of a stage that is spread over the devices of its process, as device functions.
 
 In the step of the host, a forward pass is one operation with a gradient. Residuals stay on the devices under a number, and the
 backward pass adds the gradients of variables to sums on the devices.
@@ -72,14 +72,14 @@ class SpreadStage:
         self._weight_losses: list[tf.Tensor] = []
 
     @property
-    def spread(self) -> list[keras.Variable]:
+    def spread_variables(self) -> list[keras.Variable]:
         """The trainable variables, which are on the devices."""
         return [variable for variable in self.variables.trainable if self._devices.is_on_devices(variable)]
 
     def call(
         self, inputs: Mapping[str, tf.Tensor], received: Sequence[tf.Tensor], training: bool | None = None
     ) -> tuple[Any, list[tf.Tensor]]:
-        """See `StageGraph.call`; the backward pass adds the gradients of variables to sums on the devices."""
+        """See `StageGraph.call`. The backward pass adds the gradients of variables to sums on the devices."""
         missing_paths = [v.path for v in self.variables.trainable if not self._devices.is_on_devices(v)]
         if missing_paths:
             raise InputError(
@@ -91,7 +91,7 @@ class SpreadStage:
         key = (bool(training), *((tuple(x.shape), x.dtype) for x in tensors))
         if key not in self._passes:
             self._passes[key] = _Passes(
-                self._graph, self._devices, self.spread, host_variables, tensors, bool(training)
+                self._graph, self._devices, self.spread_variables, host_variables, tensors, bool(training)
             )
         passes = self._passes[key]
         outputs, sent, self._losses, self._weight_losses, assignments = passes.call(tensors)
@@ -105,25 +105,25 @@ class SpreadStage:
         return losses
 
     def weight_losses(self) -> list[tf.Tensor]:
-        """See `StageGraph.weight_losses`; in a function, returns the losses of the latest call."""
+        """See `StageGraph.weight_losses`. In a function, returns the losses of the latest call."""
         if tf.inside_function():
             return self._weight_losses
         return [self._devices.devices.full_tensor(loss) for loss in self._graph.weight_losses()]
 
     def pop_gradients(self, after: tf.Tensor) -> list[tf.Tensor | None]:
-        """Returns the sums of the gradients of `spread` and resets them; None if no loss depends on the variable.
+        """Returns the sums of the gradients of `spread_variables` and resets them; None if no loss depends on the variable.
 
         Args:
           after: the gradient of `StageDevices.order`, to which all backward passes add.
         """
         training_passes = [passes for key, passes in self._passes.items() if key[0]]
-        specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.spread]
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.spread_variables]
         sums = call_host(lambda _: _sum_parts([passes.take() for passes in training_passes], specs), [after], specs)
         has_gradient = [any(flags) for flags in zip(*(passes.has_gradient for passes in training_passes), strict=True)]
         return [gradient if is_present else None for gradient, is_present in zip(sums, has_gradient, strict=True)]
 
     def _all_variables(self) -> list[keras.Variable]:
-        return [*self.variables.all, *self.variables.metrics, *self.variables.others]
+        return [*self.variables.all, *self.variables.metrics, *self.variables.external]
 
 
 def _sum_parts(parts: Sequence[list[Any]], specs: Sequence[tf.TensorSpec]) -> list[np.ndarray]:
@@ -137,11 +137,11 @@ def _sum_parts(parts: Sequence[list[Any]], specs: Sequence[tf.TensorSpec]) -> li
 class _Results(NamedTuple):
     """The results of a forward pass, as tensors of the devices or of the host."""
 
-    outputs: list[tf.Tensor]  # of the model, each with its mask and its logits, if it has them
+    outputs: list[tf.Tensor]  # outputs of the model, each followed by its mask and its logits, if any
     sent: list[tf.Tensor]
     losses: list[tf.Tensor]
     weight_losses: list[tf.Tensor]
-    assigned: list[tf.Tensor]
+    assignments: list[tf.Tensor]
 
 
 class _Passes:
@@ -192,7 +192,13 @@ class _Passes:
         parts = _Results(*([next(iterator) for _ in range(count)] for count in self._counts))
         variables = [self._host_variables[i] for i in self._assigned_indices]
         outputs = self._outputs.pack(parts.outputs) if self._graph.is_last else None
-        return outputs, parts.sent, parts.losses, parts.weight_losses, list(zip(variables, parts.assigned, strict=True))
+        return (
+            outputs,
+            parts.sent,
+            parts.losses,
+            parts.weight_losses,
+            list(zip(variables, parts.assignments, strict=True)),
+        )
 
     def take(self) -> list[np.ndarray | None]:
         """Returns the sums of the gradients as arrays on the host and resets them."""
@@ -241,7 +247,7 @@ class _Passes:
             self._specs = [tf.TensorSpec(x.shape, x.dtype) for x in results]
             if not self._training:
                 return results
-            count = len(results) - len(forward_results.assigned)
+            count = len(results) - len(forward_results.assignments)
             self._targets = [i for i, x in enumerate(results[:count]) if x.dtype.is_floating]
             return [*results, *self._trace_backward(tape, watched_inputs, [forward_tensors[i] for i in self._targets])]
 
@@ -253,7 +259,7 @@ class _Passes:
             outputs, sent = graph.call(inputs, values[input_count:received_end], training=self._training)
             losses = graph.take_data_losses()
             weight_losses = graph.weight_losses() if self._training else []
-        values_by_id = {id(variable): value for variable, value in scope.assigned}
+        values_by_id = {id(variable): value for variable, value in scope.assignments}
         self._assigned_indices = [i for i, variable in enumerate(self._host_variables) if id(variable) in values_by_id]
         if graph.is_last:
             self._outputs = OutputTensors(outputs)
@@ -281,7 +287,7 @@ class _Passes:
             new_totals = [
                 total
                 if gradient is None
-                else total + devices.relayout(tf.convert_to_tensor(gradient), placement.computed)
+                else total + devices.relayout(tf.convert_to_tensor(gradient), placement.computation)
                 for total, gradient, placement in zip(sums, weight_gradients, placements, strict=True)
             ]
             replaced_gradients = [
@@ -295,14 +301,14 @@ class _Passes:
             backward, [*(tf.TensorSpec(x.shape, x.dtype) for x in targets), *sum_specs]
         )
         self._zeros: Callable[[], list[tf.Tensor]] = lambda: [
-            devices.lay(np.zeros(spec.shape, spec.dtype.as_numpy_dtype), placement.computed)
+            devices.place(np.zeros(spec.shape, spec.dtype.as_numpy_dtype), placement.computation)
             for spec, placement in zip(sum_specs, placements, strict=True)
         ]
         return residuals
 
 
 class SpreadUpdate:
-    """An update of variables: weights and slots are on the devices, numbers such as the learning rate on the host."""
+    """An update of variables on the devices; scalars of the optimizer, such as the learning rate, are on the host."""
 
     def __init__(self, optimizer: keras.Optimizer, variables: Sequence[keras.Variable], devices: StageDevices):
         """Traces the update.

@@ -131,7 +131,7 @@ class _StageFunction:
     def __init__(self, cut: Cut, stage: StageGraph, rows: int):
         self._stage = stage
         variables = stage.variables
-        self._variables = [*variables.all, *variables.metrics, *variables.others]
+        self._variables = [*variables.all, *variables.metrics, *variables.external]
         inputs = [cut.graph.tensors[cut.graph.inputs[name]] for name in stage.inputs]
         received_specs = crossing_specs(stage.received, rows)
         self._has_gradient = [crossing.has_gradient for crossing in received_specs]

@@ -15,8 +15,8 @@ from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Recording, current, using
 from tfdist.config.layouts import Layout, Shard, unused_rule_warnings
 from tfdist.config.mesh import Mesh
-from tfdist.distribution.dtensor_variables import Devices, compiled_program
-from tfdist.distribution.mesh_checks import refuse_unsafe_operations
+from tfdist.distribution.dtensor_variables import Devices, compile_program
+from tfdist.distribution.mesh_checks import reject_unsafe_operations
 from tfdist.distribution.strategy import TensorLayouts
 from tfdist.distribution.variable_layouts import ATTENTIONS, Dims, dims_of, placement
 from tfdist.errors import InputError
@@ -33,7 +33,7 @@ class LocalDevices(Devices):
     """The devices of a mesh that belongs entirely to this process."""
 
     def full_tensor(self, value: Any) -> tf.Tensor:
-        """See base class; concatenates the shards without communication."""
+        """See base class. Concatenates the shards without communication."""
         value = tf.convert_to_tensor(value)
         if not dtensor.is_dtensor(value):
             return value
@@ -46,8 +46,8 @@ class LocalDevices(Devices):
 def devices_of_process(size: int, cluster: Cluster, has_servers: bool) -> LocalDevices:
     """Creates the mesh of this process.
 
-    With TensorFlow's servers, the mesh is a row of one mesh over all processes, as the first process assigns the group keys of
-    all devices.
+    With TensorFlow's servers, the mesh is a row of one mesh over all processes, because the first process assigns the group
+    keys of all devices.
 
     Args:
       size: number of devices of this process.
@@ -103,7 +103,7 @@ class StageDevices:
             self.order = tf.Variable(0.0, name="order")
 
     def place(self, model: keras.Model, variables: Sequence[keras.Variable]) -> None:
-        """Sets the layouts of the trainable variables of a model among `variables`, by the types of their layers."""
+        """Sets the layouts of the trainable variables in `variables`, derived from the types of the model's layers."""
         owners = keras_internals.owners_of_variables(model)
         for variable in variables:
             if variable.trainable and keras_internals.layout_of(variable) is None:
@@ -120,11 +120,11 @@ class StageDevices:
 
     def creation(self) -> contextlib.AbstractContextManager:
         """Context in which variables with layouts, and their optimizer variables, are created on the devices."""
-        return keras_internals.initialized_by(self._create)
+        return keras_internals.create_variables_with(self._create)
 
     def _create(self, variable: keras.Variable, value: tf.Tensor) -> tf.Variable:
         with tf.device(None):
-            return self.devices.variable(value, placement_of(variable).stored, variable.name, variable.trainable)
+            return self.devices.variable(value, placement_of(variable).storage, variable.name, variable.trainable)
 
     def is_on_devices(self, variable: keras.Variable) -> bool:
         """Returns whether a variable is on the devices."""
@@ -135,9 +135,9 @@ class StageDevices:
         """Context in which a device function is traced."""
         was_tracing, self.is_tracing = self.is_tracing, True
         try:
-            with self.layouts.tracing(), keras_internals.captures_replaced(self.devices.copier()), _forbid_messages():
+            with self.layouts.tracing(), keras_internals.replace_captures(self.devices.copier()), _forbid_messages():
                 yield
-            refuse_unsafe_operations(tf.compat.v1.get_default_graph())
+            reject_unsafe_operations(tf.compat.v1.get_default_graph())
         finally:
             self.is_tracing = was_tracing
 
@@ -148,7 +148,7 @@ class StageDevices:
             with self.tracing():
                 return function(*arguments)
 
-        return compiled_program(traced_function)
+        return compile_program(traced_function)
 
     @contextlib.contextmanager
     def values_on_host(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
@@ -167,7 +167,7 @@ class StageDevices:
         """Replicates an array of the host on the devices."""
         carrier = _CARRIER_DTYPES.get(tf.as_dtype(value.dtype))
         value = np.asarray(value) if carrier is None else np.asarray(value).astype(carrier.as_numpy_dtype)
-        return self.devices.lay(value, Layout.replicated(value.ndim))
+        return self.devices.place(value, Layout.replicated(value.ndim))
 
     def to_host(self, values: Sequence[tf.Tensor]) -> list[np.ndarray]:
         """Returns replicated tensors of the devices as arrays of the host."""
@@ -209,7 +209,7 @@ def _forbid_messages() -> contextlib.AbstractContextManager[None]:
 
 
 class StageLayouts(TensorLayouts):
-    """Layouts of a pipeline's process: those of one device in host functions, those of the rules in device functions."""
+    """Layouts in a process of a pipeline: tensors are on one device in host functions, and sharded in device functions."""
 
     shards_tensors = True
     holds_variables = False  # host functions cannot read DTensor's
@@ -219,6 +219,6 @@ class StageLayouts(TensorLayouts):
         self.devices_per_replica = devices.devices.mesh.size
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """See base class; the identity in host functions. Outside of functions, only validates the layout."""
+        """See base class. Returns `x` in host functions. Outside of functions, only validates the layout."""
         is_on_host = tf.inside_function() and not self._devices.is_tracing
         return x if is_on_host else self._devices.layouts.constrain(x, dims, name)

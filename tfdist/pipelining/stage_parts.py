@@ -37,9 +37,9 @@ def sum_over_stages(
     strategy: HasStages,
     collectives: Collectives,
 ) -> list[tf.Tensor]:
-    """Sums the gradients of shared variables over their stages, bitwise equal in each; returns all gradients.
+    """Returns the gradients, where those of shared variables are summed over stages and bitwise equal in each stage.
 
-    The first process of a variable adds the gradients of the other processes in order, and sends them the sum.
+    The first process of a variable adds the gradients of the other processes in order, and sends the sum to them.
 
     Args:
       gradients: this process's gradients.
@@ -75,16 +75,16 @@ def _sum_gradient(
 
 def synchronize_replicas(strategy: HasStages, variables: Sequence[keras.Variable]) -> None:
     """Copies the first replica's values of a stage's floating-point variables to its other replicas."""
-    floating = [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
-    if not floating or strategy.grid.replicas == 1:
+    floating_variables = [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
+    if not floating_variables or strategy.grid.replicas == 1:
         return
 
     def broadcast(values: list[tf.Tensor]) -> list[tf.Tensor]:
         return strategy.collectives.broadcast(values, name="stages/initial_values")
 
     with strategy.process_device():
-        values = tf.function(broadcast, autograph=False)(strategy.full_values(floating))
-    for variable, value in zip(floating, values, strict=True):
+        values = tf.function(broadcast, autograph=False)(strategy.full_values(floating_variables))
+    for variable, value in zip(floating_variables, values, strict=True):
         variable.assign(value)
 
 
@@ -119,8 +119,8 @@ _TRACED_ROWS = 32  # rows of a micro-batch if the batch size is unknown during t
 def forward(strategy: HasStages, model: StagedModel, inputs: Any) -> Any:
     """Returns the outputs of a model, in a replica function; processes without the last stage return zeros.
 
-    The rows flow through the stages in micro-batches of equal size. Copies of the last row fill the last micro-batch. If
-    layers add losses, which would include the copies, the remaining rows flow in micro-batches of one row instead.
+    The rows flow through the stages in micro-batches of equal size. Copies of the last row pad the last micro-batch. If layers
+    add losses, which would include the padding, the remaining rows flow in micro-batches of one row instead.
 
     The losses that layers of this process add are added to the model, as means over the rows.
 
@@ -242,8 +242,8 @@ _NEXT, _END = "save/next", -1
 def read_full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.Model]:
     """Yields the full model, whose weights the chief can read: other stages send a weight when it is read.
 
-    The chief does not keep the values, as the full model may not fit in its memory. Every process must enter the context. The
-    processes of the first replica's other stages yield after the chief has left it.
+    The chief does not keep the values, because the full model may not fit in its memory. Every process must enter the context.
+    In the first replica, the other stages yield after the chief has left it.
 
     Args:
       strategy: the strategy.
@@ -258,7 +258,7 @@ def read_full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.M
         yield model.full_model
         return
     try:
-        with keras_internals.reads_replaced(reads.missing, reads.read):
+        with keras_internals.replace_reads(reads.missing_variables, reads.read):
             yield model.full_model
     finally:
         reads.end()
@@ -285,12 +285,12 @@ class _RemoteReads:
         }
 
     @property
-    def missing(self) -> list[keras.Variable]:
+    def missing_variables(self) -> list[keras.Variable]:
         """The variables that the chief does not have."""
         return [variable for variable, _ in self._owners if id(variable) in self._numbers]
 
     def read(self, variable: keras.Variable) -> tf.Tensor:
-        """Returns the value of a variable of another stage; on the chief."""
+        """Returns the value of a variable of another stage; only the chief calls it."""
         number = self._numbers[id(variable)]
         self._group.broadcast(_NEXT, number, LONG_SECONDS)
         with self._strategy.process_device():
@@ -310,7 +310,7 @@ class _RemoteReads:
         self._group.broadcast(_NEXT, _END, LONG_SECONDS)
 
     def _exchange(self, process: int, variable: keras.Variable) -> Any:
-        """Returns a function, cached by shape, that receives a value from a process, or sends it to the chief."""
+        """Returns a function, cached by shape, that receives a value from a process or sends it to the chief."""
         shape, dtype = tuple(variable.shape), variable.dtype
         link = Link(self._strategy.pipeline_collectives, process)
         spec, tag = tf.TensorSpec(shape, dtype), f"save/{'x'.join(map(str, shape))}/{dtype}"
@@ -345,9 +345,9 @@ def check_stage_model(model: keras.Model) -> None:
         )
 
 
-def refuse_training_without_trainer() -> None:
+def reject_training_without_trainer() -> None:
     """Makes Keras's `fit` raise `InputError` for a model of a pipeline whose weights have no values."""
-    keras_internals.refuse_training(
+    keras_internals.reject_training(
         "A model of a pipeline is trained by tfdist.Trainer, which gives each process the weights of its stages. Received: "
         "Keras's own fit or train_on_batch, and {path}, which has no value yet. Pass the model and what it is compiled with to "
         "tfdist.Trainer, and call the trainer's fit."
@@ -361,20 +361,20 @@ class StageBlocks(VariableBlocks):
     _strategy: HasStages
 
     @property
-    def _writes_same(self) -> bool:
+    def _writes_replicated(self) -> bool:
         """See base class."""
         return self._strategy.local_replicas.start == 0
 
     def saved_blocks(
         self, variable: tf.Variable, per_replica: bool, copied: bool = True
     ) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """See base class; values on several devices are always copied."""
+        """See base class. Values on several devices are always copied."""
         return super().saved_blocks(variable, per_replica, copied or is_spread(variable))
 
     def job_variables(self, forms: Mapping[str, Any]) -> JobVariables:
-        """See base class; in the order of stages.
+        """See base class. The variables are in the order of stages.
 
-        The first stage that has a variable writes it: several have tied weights and the optimizer's step.
+        A variable that several stages have, such as tied weights or the optimizer's step, is written by the first of them.
         """
         forms_by_process = self._strategy.group.gather("stages/forms", dict(forms), LONG_SECONDS)
         all_forms: dict[str, Any] = {}
@@ -423,7 +423,7 @@ class StageParts(ModelParts):
         return seconds
 
     def description(self, part: keras.Model) -> str:
-        """See base class; `2, of 416 + 21,258 parameters; 1f1b with 4 micro-batches, 20% of the time idle if ...`."""
+        """Returns, for example, `2, of 416 + 21,258 parameters; 1f1b with 4 micro-batches, 20% of the time idle if ...`."""
         assert isinstance(part, StagedModel)
         counts = [sum(math.prod(variable.shape) for variable in stage.variables.all) for stage in part.cut.stages]
         schedule = self._strategy.schedule
@@ -445,13 +445,13 @@ class StageParts(ModelParts):
             yield model
 
     def regularization(self, part: keras.Model) -> float:
-        """See base class; a shared variable counts once."""
+        """See base class. A shared variable is counted once."""
         assert isinstance(part, StagedModel)
         local_loss = sum(float(tf.reduce_sum(loss)) for stage in part.stages.values() for loss in stage.weight_losses())
         losses = self._strategy.group.gather("stages/regularization", local_loss, LONG_SECONDS)
         return math.fsum(losses[:: self._strategy.grid.replicas])
 
     def outputs(self, outputs: Any) -> Any:
-        """See base class; the last stage sends the outputs to all others."""
+        """See base class. The last stage sends the outputs to all other stages."""
         local_outputs = tf.nest.map_structure(lambda output: output if self.computes_outputs else output[:0], outputs)
         return gather_structure(local_outputs, self._strategy.pipeline_collectives)

@@ -1,4 +1,4 @@
-"""`StagedModel`: the part of a model that one process of a pipeline trains; staleness of weights."""
+"""`StagedModel`, the part of a model that one process of a pipeline trains, and the staleness of its weights."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ def _error_message(received: str) -> str:
     return f"{_RULE} Received: {received}. {_REMEDY}"
 
 
-def _raise_refusal(received: str, *_: Any, **__: Any) -> NoReturn:
+def _raise_input_error(received: str, *_: Any, **__: Any) -> NoReturn:
     raise InputError(_error_message(received))
 
 
@@ -75,12 +75,12 @@ class StagedModel(keras.Model):
             initialize(stage.variables)
         # An earlier trainer may have created variables of layers that were frozen then.
         keras_internals.watch_copies([keras_internals.value_of(variable) for variable in self.trainable_variables])
-        keras_internals.refuse_values(model.variables, _error_message("a read of a weight of another stage"))
+        keras_internals.reject_reads(model.variables, _error_message("a read of a weight of another stage"))
         has_all = all(keras_internals.value_of(variable) is not None for variable in model.variables)
         for name in (*_NEEDS_ALL_WEIGHTS, "save"):
-            setattr(self, name, functools.partial(_raise_refusal, f"a call of {name} of the trainer's model"))
+            setattr(self, name, functools.partial(_raise_input_error, f"a call of {name} of the trainer's model"))
         for name in () if has_all else _NEEDS_ALL_WEIGHTS:
-            setattr(model, name, functools.partial(_raise_refusal, f"a call of {name} of the model"))
+            setattr(model, name, functools.partial(_raise_input_error, f"a call of {name} of the model"))
         if hasattr(model, "output_names"):  # sequential models have none
             self.output_names = model.output_names
         self.built = True
@@ -134,7 +134,7 @@ class StagedModel(keras.Model):
         return self.with_zeros(inputs, training)[0]  # for shapes and dtypes only
 
     def with_zeros(self, inputs: Any, training: bool | None = None) -> tuple[Any, list[tf.Tensor]]:
-        """Calls the full model with zeros as weights, for the shapes, dtypes and masks of its outputs.
+        """Calls the full model with zeros as weights, to get the shapes, dtypes and masks of its outputs.
 
         Returns:
           The outputs.

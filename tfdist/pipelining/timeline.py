@@ -37,7 +37,7 @@ class Timeline:
         return max((span.end for row in self.spans for span in row), default=0.0) - min(starts, default=0.0)
 
     @property
-    def busy(self) -> tuple[float, ...]:
+    def busy_seconds(self) -> tuple[float, ...]:
         """Seconds in which each process computes."""
         return tuple(sum(span.end - span.start for span in row) for row in self.spans)
 
@@ -45,10 +45,10 @@ class Timeline:
     def bubble(self) -> float:
         """The share of idle time over all processes, in [0, 1)."""
         total = self.makespan * len(self.spans)
-        return 1 - sum(self.busy) / total if total else 0.0
+        return 1 - sum(self.busy_seconds) / total if total else 0.0
 
-    def between(self, start: float, end: float) -> Self:
-        """Returns the part of the timeline between two times, where actions are cut off."""
+    def clip(self, start: float, end: float) -> Self:
+        """Returns the part of the timeline between two times; actions that cross them are shortened."""
         rows = tuple(
             tuple(
                 span._replace(start=max(span.start, start), end=min(span.end, end))

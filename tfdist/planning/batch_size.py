@@ -26,28 +26,28 @@ class BatchSizes:
     Attributes:
       trials: all trials, in ascending order of size.
       memory_bytes: memory limit.
-      most: largest size that could have been tried.
+      max_size: largest size that the search may try.
     """
 
     trials: list[Trial]
     memory_bytes: int
-    most: int
+    max_size: int
 
     @property
-    def usable(self) -> list[Trial]:
+    def usable_trials(self) -> list[Trial]:
         """Trials of usable sizes."""
         return [trial for trial in self.trials if not trial.failure]
 
     @property
     def largest(self) -> int | None:
         """The largest usable size; None if there is none."""
-        return max((trial.batch_size for trial in self.usable), default=None)
+        return max((trial.batch_size for trial in self.usable_trials), default=None)
 
     @property
     def fastest(self) -> Trial | None:
         """The smallest size with 95% of the highest speed; None if no size is usable."""
-        highest = max((trial.examples_per_second for trial in self.usable), default=0.0)
-        return next((t for t in self.usable if t.examples_per_second >= _SPEED_FRACTION * highest), None)
+        highest = max((trial.examples_per_second for trial in self.usable_trials), default=0.0)
+        return next((t for t in self.usable_trials if t.examples_per_second >= _SPEED_FRACTION * highest), None)
 
     def __repr__(self) -> str:
         fastest = self.fastest and self.fastest.batch_size
@@ -71,7 +71,7 @@ class BatchSizes:
             largest = f"Largest that fits into {limit}: {self.largest}."
         else:
             largest = (
-                f"All sizes fit into {limit}; the largest that was tried is {self.largest}, of at most {self.most}."
+                f"All sizes fit into {limit}; the largest that was tried is {self.largest}, of at most {self.max_size}."
             )
         speed = f"{self.fastest.examples_per_second:.0f} examples/s"
         return f"{largest} Fastest: {self.fastest.batch_size}, with {speed}."

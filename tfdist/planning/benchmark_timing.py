@@ -125,8 +125,8 @@ def compiled_loop(
     is not measured, makes all processes start together.
     """
     operation, collectives = OPERATIONS[name], strategy.collectives
-    if algorithm and strategy.tuned:
-        collectives = strategy.tuned.with_table(AlgorithmTable.of(algorithm))
+    if algorithm and strategy.tuned_collectives:
+        collectives = strategy.tuned_collectives.with_table(AlgorithmTable.uniform(algorithm))
 
     def call_once(tensor: tf.Tensor, previous: tf.Tensor, number: str) -> tf.Tensor:
         # The call depends on the previous one: an operation without inputs from this iteration would be hoisted out of the

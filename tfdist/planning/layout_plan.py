@@ -137,7 +137,7 @@ def _output_names(layer: keras.Layer, names: Dims, output: keras.KerasTensor, va
 
 
 def _row_names(tensor: keras.KerasTensor) -> Dims:
-    """Returns the dim names of a tensor of which only the rows are known."""
+    """Returns the dim names of a tensor whose other dims are unknown."""
     return ("batch", *[None] * (len(tensor.shape) - 1)) if tensor.shape else ()
 
 
@@ -200,7 +200,7 @@ def layer_communication(
                 yield Traffic("outputs, for the loss", "all-gather", axis, activations.bytes_with(output, rows))
 
 
-def unclear(
+def find_unclear_layers(
     layers: Sequence[keras.Layer], activations: Activations, mesh: Mesh, rules: Mapping[str, str]
 ) -> Iterator[str]:
     """Yields the paths of layers whose layout is chosen by the engine.
@@ -225,7 +225,7 @@ def _is_unclear(layer: keras.Layer, activations: Activations, mesh: Mesh) -> boo
     if getattr(layer, "lora_enabled", False):
         return True
     if isinstance(layer, keras.layers.Dense):
-        rows = keras_internals.layout_of(keras_internals.kernel_of(layer)).computed.axes[0]
+        rows = keras_internals.layout_of(keras_internals.kernel_of(layer)).computation.axes[0]
         return mesh.splits(rows) and input_axes[-1] != rows
     if hasattr(layer, "tfdist_dims"):
         return any(axis and axis in output_axes and output_axes.index(axis) != i for i, axis in enumerate(input_axes))
@@ -293,7 +293,7 @@ def _dense(
     """Yields partial sums over a sharded contracted dim (Megatron's f and g)."""
     rows, columns = (
         axis if axis != batch and mesh.splits(axis) else None
-        for axis in keras_internals.layout_of(keras_internals.kernel_of(layer)).computed.axes
+        for axis in keras_internals.layout_of(keras_internals.kernel_of(layer)).computation.axes
     )
     activation, source = activations.of(layer.input), first(layer.input)
     if activation.axes[-1] and columns == activation.axes[-1] and rows != columns:
@@ -346,7 +346,7 @@ def _experts(layer: MixtureOfExperts, activations: Activations, mesh: Mesh, batc
     for sequence in activation.sequence_axes:
         yield Traffic(f"tokens of {layer.path}", "all-gather", sequence, all_tokens)
     size = all_tokens // source.shape[1] * layer.experts * layer.capacity(source.shape[1], training=True)
-    experts, _, width = keras_internals.layout_of(layer.in_kernel).computed.axes
+    experts, _, width = keras_internals.layout_of(layer.in_kernel).computation.axes
     parts = mesh.axes[experts] if experts else 1
     if mesh.splits(width):
         device_size = size if experts == batch else size // parts  # of all rows, or of the device's rows
@@ -366,7 +366,7 @@ def _experts(layer: MixtureOfExperts, activations: Activations, mesh: Mesh, batc
 
 def _width(kernel: keras.Variable, mesh: Mesh) -> int:
     """Returns the number of features per token and device after a projection [embed, heads, head_dim]."""
-    parts = Layout((None, *keras_internals.layout_of(kernel).computed.axes[1:])).parts(mesh)
+    parts = Layout((None, *keras_internals.layout_of(kernel).computation.axes[1:])).parts(mesh)
     return kernel.shape[1] * kernel.shape[2] // parts
 
 
@@ -410,7 +410,7 @@ def _lookup(layer: keras.layers.Embedding, activations: Activations, mesh: Mesh)
             size = activations.bytes_with(first(layer.input), tokens.axes[:1])
             yield Traffic(f"tokens of {layer.path}", "all-gather", axis, size)
     variable = keras_internals.kernel_of(layer)
-    vocabulary, *other_axes = keras_internals.layout_of(variable).computed.axes
+    vocabulary, *other_axes = keras_internals.layout_of(variable).computation.axes
     if mesh.splits(vocabulary):
         parts = Layout((None, *other_axes)).parts(mesh)
         yield Traffic(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // parts)
@@ -450,19 +450,19 @@ class VariablePlan:
 
         gradient = part(self.placement.gradient) if self.trainable else 0
         return {
-            "parameters": part(self.placement.stored),
+            "parameters": part(self.placement.storage),
             "gradients": gradient,
             "slots": self.slots * part(self.placement.slots),
         }
 
     def is_replicated(self, mesh: Mesh) -> bool:
         """Returns whether it, its gradient and its optimizer state are all replicated."""
-        layouts = (self.placement.stored, self.placement.gradient, *([self.placement.slots] if self.slots else []))
+        layouts = (self.placement.storage, self.placement.gradient, *([self.placement.slots] if self.slots else []))
         return all(layout.parts(mesh) == 1 for layout in layouts)
 
     def bytes_of_gradient(self, mesh: Mesh, is_table: bool) -> int:
         """Returns the bytes per device of the computed gradient, which has all rows of an embedding table."""
-        layout = self.placement.computed
+        layout = self.placement.computation
         return self.bytes // (Layout((None, *layout.axes[1:])) if is_table else layout).parts(mesh)
 
 
@@ -473,20 +473,20 @@ class Plan:
     Attributes:
       mesh: mesh of the plan.
       variables: the model's variables.
-      sent: communication of a step.
+      traffic: communication of a step.
       activations: bytes of the layers' outputs for the rows of one device.
       dims: names of dims to which rules may refer.
-      unknown: nested layers, whose communication and memory are not counted because their shapes are not known.
-      unclear: layers whose layout is chosen by the engine, so their communication is not fully counted.
+      unknown_layers: nested layers, whose communication and memory are not counted because their shapes are not known.
+      unclear_layers: layers whose layout is chosen by the engine, so their communication is not fully counted.
     """
 
     mesh: Mesh
     variables: list[VariablePlan]
-    sent: list[Traffic]
+    traffic: list[Traffic]
     activations: int
     dims: frozenset[str]
-    unknown: list[str]
-    unclear: list[str]
+    unknown_layers: list[str]
+    unclear_layers: list[str]
 
     def totals(self) -> dict[str, int]:
         """Returns the bytes per device."""
@@ -554,7 +554,7 @@ class AbstractModel:
         gradient_bytes = {
             id(uninitialized.variable): variable_plan.bytes_of_gradient(mesh, id(uninitialized.variable) in tables)
             for uninitialized, variable_plan in zip(self._uninitialized, variables, strict=True)
-            if variable_plan.trainable and rules["batch"] not in variable_plan.placement.computed.axes
+            if variable_plan.trainable and rules["batch"] not in variable_plan.placement.computation.axes
         }
         traffic = [
             *layer_communication(self.model, self._layers, activations, mesh, rules),
@@ -566,7 +566,7 @@ class AbstractModel:
         )
         attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
         dims = frozenset(activations.dims | attends | set(self.dims))
-        unclear_layers = list(unclear(self._layers, activations, mesh, rules))
+        unclear_layers = list(find_unclear_layers(self._layers, activations, mesh, rules))
         return Plan(mesh, variables, traffic, activation_bytes, dims, self._unknown_layers, unclear_layers)
 
     def _plan_variable(
@@ -588,22 +588,22 @@ class AbstractModel:
         trainable = [variable for variable in variables if variable.trainable]
         gathered_variables = [v for v in trainable if v.placement.is_gathered]
         for purpose, group in (
-            ("updated variables", [v for v in trainable if v.placement.slots != v.placement.stored]),
+            ("updated variables", [v for v in trainable if v.placement.slots != v.placement.storage]),
             ("variables, forward", gathered_variables),
             ("variables, backward", [v for v in gathered_variables if v.path in regathered_paths]),
         ):
             if group:
-                total = sum(v.bytes // v.placement.computed.parts(mesh) for v in group)
+                total = sum(v.bytes // v.placement.computation.parts(mesh) for v in group)
                 yield Traffic(purpose, "all-gather", shard.axis, total)
 
 
-def cheapest(
+def cheapest_layout(
     abstract_model: AbstractModel, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int, memory: float
 ) -> tuple[dict[str, str], Plan]:
     """Returns the layout with the least communication that fits into memory.
 
     Tries all assignments of dims to axes other than the batch's, except for dims whose communication is not fully known;
-    see `uncounted`.
+    see `uncounted_rules`.
 
     Args:
       abstract_model: the model to plan.
@@ -634,21 +634,23 @@ def cheapest(
         candidate_rules = {**rules, **{dim: axis for dim, axis in zip(free_dims, assignment, strict=True) if axis}}
         with contextlib.suppress(InputError):
             plan = abstract_model.plan(mesh, candidate_rules, shard, batch_size)
-            sent_bytes, device_bytes = sum(item.bytes for item in plan.sent), sum(plan.totals().values())
-            plans.append((len(plan.unclear), sent_bytes, device_bytes, len(candidate_rules), candidate_rules, plan))
+            sent_bytes, device_bytes = sum(item.bytes for item in plan.traffic), sum(plan.totals().values())
+            plans.append(
+                (len(plan.unclear_layers), sent_bytes, device_bytes, len(candidate_rules), candidate_rules, plan)
+            )
     fitting = [item for item in plans if item[2] <= memory]
     if not fitting:
-        least = min((item[2] for item in plans), default=math.inf)
+        min_bytes = min((item[2] for item in plans), default=math.inf)
         raise InputError(
             f"--memory_gb must be enough for at least one layout. Received: {memory / 2**30:g}, with {len(plans)} "
-            f"layouts, the smallest of which takes {least / 2**30:.3g}. Use more devices, --shard, a smaller batch, or "
+            f"layouts, the smallest of which takes {min_bytes / 2**30:.3g}. Use more devices, --shard, a smaller batch, or "
             "more memory."
         )
     *_, candidate_rules, plan = min(fitting, key=lambda item: item[:4])
     return candidate_rules, plan
 
 
-def uncounted(rules: Mapping[str, str]) -> list[str]:
+def uncounted_rules(rules: Mapping[str, str]) -> list[str]:
     """Returns rules whose communication is not fully known: of embed, head_dim, and of most dims on the batch's axis."""
     batch = rules["batch"]
     counted_dims = ("batch", "experts")
@@ -703,12 +705,12 @@ class SpreadPlan:
         return self.plan.mesh.size
 
     @property
-    def sharded(self) -> list[VariablePlan]:
+    def sharded_variables(self) -> list[VariablePlan]:
         """The sharded variables, which are trainable; others stay on the host."""
         return [v for v in self.plan.variables if v.trainable and not v.is_replicated(self.plan.mesh)]
 
     @property
-    def replicated(self) -> list[VariablePlan]:
+    def replicated_variables(self) -> list[VariablePlan]:
         """The replicated trainable variables."""
         return [v for v in self.plan.variables if v.trainable and v.is_replicated(self.plan.mesh)]
 
@@ -720,7 +722,7 @@ class SpreadPlan:
     def device_bytes(self, variable: keras.Variable) -> int:
         """Returns the bytes of a variable on each device."""
         variable_plan = self.variable_plans[id(variable)]
-        parts = variable_plan.placement.stored.parts(self.plan.mesh) if variable_plan.trainable else 1
+        parts = variable_plan.placement.storage.parts(self.plan.mesh) if variable_plan.trainable else 1
         return keras_internals.bytes_of(variable) // parts
 
 

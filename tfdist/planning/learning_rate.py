@@ -15,7 +15,7 @@ from tfdist.data import Examples, Pipeline, explain_reading_errors
 from tfdist.errors import InputError, names_arguments
 from tfdist.planning.rate_curve import LearningRates, divergence, learning_rates, rates_between
 from tfdist.reporting import RunPlan
-from tfdist.step.compiled_loop import not_finite
+from tfdist.step.compiled_loop import not_finite_error
 from tfdist.step.data_check import explain_mismatch
 from tfdist.step.validation import check_same_data, inner_optimizer
 from tfdist.trainer.data_warnings import check_examples
@@ -92,7 +92,7 @@ def find_learning_rate(
         steps_per_epoch=steps_per_epoch,
     )
     examples, strategy = arguments.data.train, trainer.strategy
-    if not examples.can_be_read_again:
+    if not examples.is_reiterable:
         raise InputError(
             "A search for the learning rate needs data that can be read again. Received: a generator. Give arrays, a "
             "tf.data.Dataset or a PyDataset."
@@ -113,7 +113,7 @@ def find_learning_rate(
                 first = sweep.steps_done
                 watchdog.begin(first, first + per_call)
                 sweep.call(per_call)
-                watchdog.reached(sweep.steps_done)
+                watchdog.end_call(sweep.steps_done)
                 if sweep.losses:
                     last = len(sweep.losses) - 1
                     fields = {"loss": sweep.losses[last], "learning_rate": sweep.rates[last]}
@@ -180,10 +180,12 @@ class _Sweep:
                 tf.constant(count),
                 tf.constant(False),
             )
-        losses, is_counted = result.losses.numpy(), result.counted.numpy()
+        losses, is_counted = result.losses.numpy(), result.is_finite.numpy()
         if not result.may_continue and not self.losses and not is_counted.any():
             variables, scale = self._program.model.trainable_variables, self._program.loss_scale
-            raise not_finite(self._first_step + self.steps_done + len(losses) - 1, losses[-1], result, variables, scale)
+            raise not_finite_error(
+                self._first_step + self.steps_done + len(losses) - 1, losses[-1], result, variables, scale
+            )
         self.steps_done += len(losses)
         self._may_continue = bool(result.may_continue)
         rate_losses = [float(loss) for loss, is_valid in zip(losses, is_counted, strict=True) if is_valid]

@@ -56,7 +56,7 @@ class StagePlan:
       reduced_bytes: bytes of the full gradients, which are summed over replicas.
       activation_bytes: bytes of each micro-batch that are kept for the backward pass, including received tensors.
       operations: multiplications and additions of the forward pass of a micro-batch.
-      sent: tensors that it sends to the next stage for each micro-batch.
+      sent_tensors: tensors that it sends to the next stage for each micro-batch.
       seconds: measured times of a micro-batch; None if they were not measured.
     """
 
@@ -69,13 +69,13 @@ class StagePlan:
     reduced_bytes: int
     activation_bytes: int
     operations: int
-    sent: tuple[SentTensor, ...]
+    sent_tensors: tuple[SentTensor, ...]
     seconds: StageSeconds | None
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that it sends to the next stage for each micro-batch."""
-        return sum(tensor.bytes for tensor in self.sent)
+        return sum(tensor.bytes for tensor in self.sent_tensors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +273,7 @@ class _Planner:
             reduced_bytes=sum(map(keras_internals.bytes_of, trainable)),
             activation_bytes=self.rows * (cut.activation_bytes(stage) + received_bytes),
             operations=operations,
-            sent=tuple(
+            sent_tensors=tuple(
                 SentTensor(
                     tensor.name,
                     tuple(crossing.spec.shape),
@@ -324,7 +324,7 @@ def sent_bytes_per_step(schedule: Schedule, stages: Sequence[StagePlan], cut: Cu
         if process != next_process:
             sent_bytes[process] += schedule.micro_batches * stage.sent_bytes
             sent_bytes[next_process] += schedule.micro_batches * sum(
-                tensor.bytes for tensor in stage.sent if tensor.has_gradient
+                tensor.bytes for tensor in stage.sent_tensors if tensor.has_gradient
             )
     for variable, numbers in cut.shared:
         first, *other_processes = schedule.processes_of(numbers)

@@ -60,7 +60,10 @@ class LearningRates:
         """Returns the result in a sentence."""
         if self.suggestion is None:
             range_text = f" between {self.rates[0]:.2g} and {self.rates[-1]:.2g}" if self.rates else ""
-            return f"No learning rate is suggested, as the loss falls nowhere{range_text}: search another range, or more steps."
+            return (
+                f"No learning rate is suggested, because the loss does not decrease{range_text}. Try another range or more "
+                "steps."
+            )
         assert self.lowest is not None
         if self.diverged is None:
             end = "and does not diverge: a larger max would show where it does"
@@ -189,8 +192,8 @@ def plot_learning_rates(result: LearningRates) -> bytes:
 
 def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
     """Plots speed and memory by batch size; returns the contents of a PNG file."""
-    sizes = [trial.batch_size for trial in result.usable]
-    speeds = [trial.examples_per_second for trial in result.usable]
+    sizes = [trial.batch_size for trial in result.usable_trials]
+    speeds = [trial.examples_per_second for trial in result.usable_trials]
     failed_sizes = [trial.batch_size for trial in result.trials if trial.failure]
     limit = result.memory_bytes / _GIB
     figure, speed_axes = _figure(title)
@@ -202,7 +205,7 @@ def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
         speed_axes.plot(
             [best.batch_size], [best.examples_per_second], "*", color=_MARK, markersize=15, zorder=3, label=label
         )
-    memory = [trial.memory_bytes / _GIB for trial in result.usable]
+    memory = [trial.memory_bytes / _GIB for trial in result.usable_trials]
     memory_axes.plot(sizes, memory, color=_LIGHT, linewidth=1.4, marker="s", markersize=4, label="memory")
     memory_axes.axhline(
         limit, color=_GRAY, linewidth=1.0, linestyle=":", label=f"limit: {byte_size(result.memory_bytes)}"

@@ -32,11 +32,11 @@ _MAX_OOM_SCORE = "1000"  # the kernel kills this process first if the host runs 
 
 def available_bytes() -> int:
     """Returns 90% of the available memory of the host, or of a container with a limit."""
-    free = [psutil.virtual_memory().available]
+    candidates = [psutil.virtual_memory().available]
     for limit, usage in _CGROUP_FILES:
         with contextlib.suppress(OSError, ValueError):  # without a limit, "max"
-            free.append(int((_CGROUP / limit).read_text()) - int((_CGROUP / usage).read_text()))
-    return int(max(min(free), 1) * _SHARE)
+            candidates.append(int((_CGROUP / limit).read_text()) - int((_CGROUP / usage).read_text()))
+    return int(max(min(candidates), 1) * _SHARE)
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
@@ -90,7 +90,10 @@ class MemoryLimit:
         """Measures the processes; returns the reason to end them, or None."""
         now = time.monotonic()
         if now - self._last_listed > _SECONDS_BETWEEN_CHILDREN or len(self._family_pids) < len(self._pids):
-            self._last_listed, self._family_pids = now, [pid for own in self._pids for pid in _family(own)]
+            self._last_listed, self._family_pids = (
+                now,
+                [pid for parent_pid in self._pids for pid in _family(parent_pid)],
+            )
         used_bytes = resident_bytes(self._family_pids)
         self.peak = max(self.peak, used_bytes)
         self.exceeded = self.exceeded or used_bytes > self._limit
@@ -144,7 +147,7 @@ Prepare = Callable[[int, pathlib.Path], TrialProgram]
 
 
 class Trials:
-    """Runs trials one after the other, as a context that leaves no processes behind."""
+    """A context that runs trials one after the other, and terminates their processes on exit."""
 
     def __init__(self, prepare: Prepare, job: Job, *, memory: int, seconds: float):
         """Initializes the trials.

@@ -76,7 +76,7 @@ class BarText:
 
     def __init__(self, plan: RunPlan, clock: Callable[[], float]):
         self._plan, self._clock = plan, clock
-        self._began = clock()
+        self._start_time = clock()
         self._step = plan.first_step
         self._record: Mapping[str, Json] = {}
         # Does not include the first call, which compiles the training step.
@@ -159,7 +159,7 @@ class BarText:
         return (last - first) / (last_time - first_time) if last_time > first_time else 0.0
 
     def _times(self, is_long: bool) -> str:
-        elapsed_time = clock_time(self._clock() - self._began)
+        elapsed_time = clock_time(self._clock() - self._start_time)
         remaining_time = clock_time((self._plan.total_steps - self._step) / self._speed) if self._speed else "-:--"
         return f"{elapsed_time}, {remaining_time} left" if is_long else f"{elapsed_time}<{remaining_time}"
 

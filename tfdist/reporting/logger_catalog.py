@@ -37,10 +37,12 @@ class MLflowLogger(Logger):
         self._id = self._resume(run.external_id(_MLFLOW)) or self._create(run, experiment)
         run.store_external_id(_MLFLOW, self._id)
         self._set_tags(run.tags)
-        known = self._client.get_run(self._id).data.params
+        existing_params = self._client.get_run(self._id).data.params
         # MLflow refuses to change existing params, which may differ in a resumed run.
         params = [
-            Param(k, str(v)[:_MAX_PARAM_LENGTH]) for k, v in run.flags.items() if k not in known and v not in ("", None)
+            Param(k, str(v)[:_MAX_PARAM_LENGTH])
+            for k, v in run.flags.items()
+            if k not in existing_params and v not in ("", None)
         ]
         for first in range(0, len(params), _MAX_PARAMS):
             self._client.log_batch(self._id, params=params[first : first + _MAX_PARAMS])
@@ -60,9 +62,9 @@ class MLflowLogger(Logger):
         return identifier
 
     def _create(self, run: LoggedRun, experiment: str) -> str:
-        known = self._client.get_experiment_by_name(experiment)
-        number = known.experiment_id if known else self._client.create_experiment(experiment)
-        return self._client.create_run(number, run_name=run.name).info.run_id
+        existing = self._client.get_experiment_by_name(experiment)
+        identifier = existing.experiment_id if existing else self._client.create_experiment(experiment)
+        return self._client.create_run(identifier, run_name=run.name).info.run_id
 
     def _set_tags(self, tags: Mapping[str, str]) -> None:
         self._client.log_batch(self._id, tags=[self._tag(f"tfdist.{key}", value) for key, value in tags.items()])
@@ -159,7 +161,7 @@ def check_installed(loggers: Sequence[Spec]) -> None:
             )
 
 
-def check_own(loggers: Sequence[Spec]) -> None:
+def check_user_defined(loggers: Sequence[Spec]) -> None:
     """Imports user-defined loggers, to report errors before a run starts."""
     for spec in loggers:
         if ":" in spec.name:

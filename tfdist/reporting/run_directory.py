@@ -160,7 +160,7 @@ class RunDirectory:
         self._storage.replace(self.end, (json.dumps(facts) + "\n").encode())
 
     @property
-    def finished(self) -> dict[str, Any]:
+    def end_facts(self) -> dict[str, Any]:
         """The facts passed to `finish`; empty if the run has not finished."""
         facts = _json(self._contents(self.end)) if self.is_done else None
         return facts if isinstance(facts, dict) and _is_count(facts.get("step")) else {}

@@ -156,7 +156,7 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
 def _status(directory: RunDirectory, outcome: str) -> str:
     if _is_locked(directory):
         return RUNNING
-    if outcome == "done" or directory.finished:
+    if outcome == "done" or directory.end_facts:
         return FINISHED
     return outcome or KILLED
 

@@ -1,4 +1,4 @@
-"""Labels that code declares for a tensor, instead of labels derived from its operations."""
+"""Labels that are declared for a tensor, instead of being derived from its operations."""
 
 import contextlib
 import contextvars
@@ -91,7 +91,7 @@ def row_wise(
 
 
 def register(*, rows_to: RowsTo) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declares what a function computes from rows if it cannot be derived, as for `tf.py_function` or a custom operation.
+    """Declares what a function computes from rows, for `tf.py_function` or a custom operation, where it cannot be derived.
 
     Keras's `fit` and `tfdist.Trainer` rely on the declaration. `tfdist verify` checks it on the first batch: it compares the
     result for all rows with the results for two parts of them.
@@ -127,7 +127,7 @@ def register(*, rows_to: RowsTo) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 @contextlib.contextmanager
-def checked(rows: int, tolerance: float) -> Iterator[None]:
+def check_declarations(rows: int, tolerance: float) -> Iterator[None]:
     """Context in which eager calls of registered functions raise `InputError` if their declaration is wrong."""
     token = _check_limits.set((rows, tolerance))
     try:
@@ -159,7 +159,7 @@ def _check(function: Any, inputs: Sequence[Any], y: Any, rows_to: str, rows: int
 
 
 def _rows_value(*values: Value) -> Value:
-    """Returns rows like those of the inputs, which must not be scaled by COUNT; rows of zeros may become other rows."""
+    """Returns rows like those of the inputs, which must not be scaled by COUNT; zeros may become nonzero."""
     label: Any = _rows_like(*values).label
     return Value(ALL_ROWS if getattr(label, "power", 1) else dataclasses.replace(label, power=0))
 
@@ -170,7 +170,7 @@ def _sum_value(power: int, *values: Value) -> Value:
 
 
 def _gradient_of_row(power: int, upstream: Value) -> Value:
-    """Returns the gradient with respect to the summand of each row, given that of the sum times COUNT^power."""
+    """Returns the gradient with respect to each row's summand, given the gradient of the sum times COUNT^power."""
     label = times_count(upstream.label, power)
     return Value(Rows(0, COUNT, label.power) if isinstance(label, Replicated) else ALL_ROWS)
 

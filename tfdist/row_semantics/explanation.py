@@ -42,7 +42,7 @@ _COMBINATIONS = {"mean": "averaged", "sum": "summed", "same": "the same", "rows"
 
 
 class LabelledValue(NamedTuple):
-    """A value of a step, its label, and how to combine the replicas' values; "" if they cannot be combined."""
+    """A value of a step, its label, and the combination `op` of the replicas' values; "" if they cannot be combined."""
 
     kind: Literal["loss", "gradient", "metric", "variable", "result", "output"]
     name: str
@@ -56,15 +56,15 @@ class LabelledValue(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """The communication of replicas in a step that needs all rows, besides its gradients.
+    """The communication of replicas, in addition to gradients, in a step that needs all rows.
 
     Attributes:
       calls: the collective calls.
-      refused: why the step cannot be partitioned and each replica computes the whole batch; empty if it can.
+      obstacle: the reason why the step cannot be partitioned and each replica computes the whole batch; empty if it can.
     """
 
     calls: Sequence[RecordedCall] = ()
-    refused: str = ""
+    obstacle: str = ""
 
     def count(self, operation: str) -> int:
         """Returns the number of tensors that an operation, "all_reduce" or "all_gather", communicates."""
@@ -80,12 +80,12 @@ class Communication(NamedTuple):
     @property
     def whole_batch(self) -> str:
         """The behavior of replicas in a step that cannot be partitioned."""
-        return f"computes the whole batch ({self.refused}), with the result and the speed of one device"
+        return f"computes the whole batch ({self.obstacle}), with the result and the speed of one device"
 
     @property
-    def otherwise(self) -> str:
+    def fallback(self) -> str:
         """The behavior of replicas if values cannot be combined."""
-        if self.refused:
+        if self.obstacle:
             return f"every replica gathers and {self.whole_batch}"
         return f"replicas compute their own rows, and besides gradients communicate {self} in each step"
 
@@ -97,8 +97,8 @@ class Explanation(NamedTuple):
       step: description of the step.
       values: its values.
       reason: why the replicas' values cannot be combined, if no single value is the cause; empty if they can.
-      otherwise: the behavior of replicas if the values cannot be combined.
-      trained: the variables that have gradients.
+      fallback: the behavior of replicas if the values cannot be combined.
+      trained_variables: the variables that have gradients.
       calls: collective calls in the code of the step.
       communication: the communication of replicas in Keras's `fit` if the values cannot be combined.
       without_rule: types of operations in the step that have no rule.
@@ -107,11 +107,11 @@ class Explanation(NamedTuple):
     step: str
     values: Sequence[LabelledValue]
     reason: str
-    otherwise: str
-    trained: Sequence[keras.Variable]
+    fallback: str
+    trained_variables: Sequence[keras.Variable]
     calls: Sequence[RecordedCall]
     communication: Communication | None = None
-    without_rule: Collection[str] = ()
+    types_without_rule: Collection[str] = ()
 
     def rows(self, *, all_values: bool) -> list[tuple[str, str, str]]:
         """Returns the rows of a table, with equal values in one row; `all_values` includes those that can be combined."""
@@ -134,9 +134,9 @@ class Explanation(NamedTuple):
         count, failures = count_of(len(self.values), "value"), sum(not value.op for value in self.values)
         if failures or self.reason:
             reason = f"{failures} of {count} cannot be combined from those of replicas" if failures else self.reason
-            return f"{reason}: {self.otherwise}."
+            return f"{reason}: {self.fallback}."
         verbs = {_COMBINATIONS[value.op] for value in self.values if value.kind == "gradient"} or {"averaged"}
-        size = sum(tensor_bytes(tf.TensorSpec(variable.shape, variable.dtype)) for variable in self.trained)
+        size = sum(tensor_bytes(tf.TensorSpec(variable.shape, variable.dtype)) for variable in self.trained_variables)
         calls = ", ".join(f"{call.name} ({_size(call)})" for call in self.calls)
         return (
             f"All {count} are means, sums or rows: gradients ({byte_size(size)}) are {' or '.join(sorted(verbs))}, metrics are "
@@ -158,7 +158,7 @@ listener = _listener.get
 
 @contextlib.contextmanager
 def using_listener(function: Callable[[Explanation], None]) -> Iterator[None]:
-    """Context in which `function`, as the `listener`, gets the explanation of each step before it runs."""
+    """Context in which the `listener` is `function`, which is called with the explanation of each step before it runs."""
     token = _listener.set(function)
     try:
         yield
@@ -167,7 +167,7 @@ def using_listener(function: Callable[[Explanation], None]) -> Iterator[None]:
 
 
 def describe_label(label: Label) -> str:
-    """Describes a label and, for a value that depends on all rows, the operation that caused it and its line."""
+    """Describes a label and, for a value that depends on all rows, the operation that causes this and its line of code."""
     match label:
         case Replicated(None) | Rows(_, _, None):
             return "zero"

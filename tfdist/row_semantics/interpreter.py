@@ -32,7 +32,7 @@ class Interpreter:
     def __init__(self, *, is_one_device: bool = False) -> None:
         self.is_one_device = is_one_device
         self.variables: ChainMap[object, Value] = ChainMap()
-        self.without_rule: set[str] = set()
+        self.types_without_rule: set[str] = set()
 
     def run(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
         """Returns the values of the outputs of a `FuncGraph`, given those of its inputs."""
@@ -59,8 +59,8 @@ class Interpreter:
     def with_static_shape(self, tensor: tf.Tensor, value: Value) -> Value:
         """Adds the dims that TensorFlow knows.
 
-        Other dims are equal on all replicas, unless the value depends on all rows. Items of a list that are not written yet
-        are zeros of any shape.
+        Other dims are equal on all replicas, unless the value depends on all rows. Unwritten items of a list are zeros of any
+        shape.
         """
         if tensor.dtype in (tf.variant, tf.resource) or tensor.shape.rank is None:
             return value
@@ -118,7 +118,7 @@ class Interpreter:
         if graph._is_function(kind):  # a function called by its name
             return self.run(_function(graph, kind), call.inputs)
         if call.operation.op_def.is_stateful or not call.is_replicated:
-            self.without_rule.add(kind)
+            self.types_without_rule.add(kind)
         return None
 
     def _forget_variables(self, call: Call) -> None:
@@ -140,7 +140,7 @@ class Interpreter:
     def _join_assignments(
         self, assignments: Sequence[dict[object, Value]], call: Call, *, is_known: bool
     ) -> dict[object, Value]:
-        """Returns the variables after one of several runs; `is_known` tells whether all replicas make the same one."""
+        """Returns the variables after one of several runs; `is_known` if all replicas execute the same run."""
         values = {}
         for key in set().union(*assignments):
             dims = next(assignment[key].dims for assignment in assignments if key in assignment)

@@ -41,7 +41,7 @@ def declare_row_wise(model: keras.Model, *, synchronized: bool = True) -> Iterat
     for layer in layers:
         layer.__dict__["call"] = _declare_call(layer.call)  # bypasses Keras's tracking
     try:
-        with keras_internals.functions_wrapped(wrappers):
+        with keras_internals.wrap_functions(wrappers):
             yield
     finally:
         for layer in layers:

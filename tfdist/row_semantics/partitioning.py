@@ -1,4 +1,4 @@
-"""Partitions a traced program by rows: replicas compute their local rows and communicate where an operation needs others.
+"""Partitions a traced program by rows: replicas compute local rows and communicate if an operation needs other rows.
 
 As in GSPMD (Xu et al., 2021), each operation is emitted again, and labels determine the conversions of operands: a partial sum
 is all-reduced before a nonlinear operation, and rows are gathered before an operation that compares them. A value has two
@@ -49,7 +49,7 @@ class _Tensor:
 
     Attributes:
       source: the tensor.
-      value: static knowledge of the local form, if there is one; else the dims and numbers of the full form.
+      value: static value of the local form, if there is one; otherwise the dims and numbers of the full form.
       has_local: whether it has a local form.
       local: the local form, after it is emitted.
       full: the full form, after it is emitted.
@@ -75,7 +75,7 @@ class _Tensor:
 
     @property
     def may_be_rows(self) -> bool:
-        """Whether it is computed from all rows and may have one element for each."""
+        """Whether it is computed from all rows and may have one element for each row."""
         first = (self.value.dims or (ONE,))[0]
         return (
             isinstance(self.value.label, Replicated) and self.full is not None and (first is None or not first.is_known)
@@ -192,7 +192,7 @@ class PartitionedProgram:
         return inputs
 
     def _emit(self, operation: tf.Operation) -> None:
-        """Emits an operation with local operands if their labels determine the label of the result, else with full operands."""
+        """Emits an operation with local operands if their labels determine the result's label, or else with full operands."""
         if operation.name in self._declarations:
             return self._emit_declared(operation)
         inputs = [self._tensors[tensor.ref()] for tensor in operation.inputs]
@@ -442,8 +442,8 @@ def _is_random(operation: tf.Operation, graph: Any) -> bool:
 def _all_operations(graph: Any) -> list[tf.Operation]:
     """Returns the operations of a graph and of the functions that it calls."""
     operations = graph.get_operations()
-    called = [function for operation in operations for function in _called_functions(operation, graph)]
-    graphs = {function.name: function.graph for function in called}.values()
+    called_functions = [function for operation in operations for function in _called_functions(operation, graph)]
+    graphs = {function.name: function.graph for function in called_functions}.values()
     return [*operations, *(operation for called_graph in graphs for operation in _all_operations(called_graph))]
 
 

@@ -110,7 +110,7 @@ def symbol(name: str, *, is_positive: bool = False) -> Size:
 
 
 def shorten(dim: Size, count: int) -> Size:
-    """Returns a dim without `count` of its elements; equal dims stay equal."""
+    """Returns a dim that is smaller by `count`; equal dims stay equal."""
     return Size(Fraction(1), ((f"({dim})-{count}", 1),)) if count else dim
 
 

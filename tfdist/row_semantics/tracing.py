@@ -20,7 +20,7 @@ FAILURES = (tf.errors.OpError, ValueError, TypeError, AttributeError)
 
 
 class LabelledCollectives(OneReplica):
-    """Collectives for tracing: they communicate nothing, declare the labels of their results, and record `calls`."""
+    """Collectives for tracing that do not communicate, declare the labels of their results, and record `calls`."""
 
     def __init__(self, weight: tf.Tensor | None, *, communicates: bool = True):
         """Initializes the collectives.
@@ -61,9 +61,9 @@ def _declare_all_rows(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class _Scope(keras.StatelessScope):
-    """Holds the values of variables, except of differentiated ones, which a tape identifies by their resources.
+    """Holds the values of variables, except for differentiated variables, which a tape identifies by their resources.
 
-    Values assigned to differentiated variables must be replicated, as is the value that is read instead.
+    Values assigned to differentiated variables must be replicated, like the old value that reads still return.
     """
 
     def __init__(self, state_values: Sequence[tuple[keras.Variable, tf.Tensor]]):
@@ -73,7 +73,7 @@ class _Scope(keras.StatelessScope):
         self._updated_ids: set[int] = set()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """See base class; a value read after an assignment has no gradient, as if it were read from the variable."""
+        """See base class. A value read after an assignment has no gradient, as if it were read from the variable."""
         value = super().get_current_value(variable)
         return tf.stop_gradient(value) if id(variable) in self._updated_ids else value
 
@@ -103,7 +103,7 @@ class Labels(NamedTuple):
         sum that was added to the variable's initial value.
       are_increments: for each variable, whether all assignments add something independent of it to its initial value.
       is_used: returns whether results depend on a variable's initial value.
-      others: labels of the values that were assigned to TensorFlow's variables.
+      tf_variables: labels of the values that were assigned to TensorFlow's variables.
       without_rule: types of operations without a rule.
     """
 
@@ -111,8 +111,8 @@ class Labels(NamedTuple):
     variables: list[Label | None]
     are_increments: list[bool]
     is_used: Callable[[keras.Variable], bool]
-    others: list[Label]
-    without_rule: set[str]
+    tf_variables: list[Label]
+    types_without_rule: set[str]
 
 
 def variables_of_state(*groups: Sequence[keras.Variable]) -> list[keras.Variable]:
@@ -127,7 +127,7 @@ class Trace(NamedTuple):
       graph: its graph.
       rows: structure of the batch's placeholders; None for missing parts.
       size: placeholder of the size of the global batch, a scalar int32.
-      unchanged: placeholders of the initial values of state, by the id of the variable.
+      initial_values: placeholders of the initial values of state, by the id of the variable.
       results: result of the function.
       values: for each variable, its final value; None if it has not been assigned.
       inputs: value of each placeholder, by reference.
@@ -137,16 +137,16 @@ class Trace(NamedTuple):
     graph: Any
     rows: Any
     size: tf.Tensor
-    unchanged: dict[int, tf.Tensor]
+    initial_values: dict[int, tf.Tensor]
     results: Any
     values: list[Any]
     inputs: dict[Any, Value]
     assigns_others: bool
 
-    def assigned(self, variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
+    def assignments(self, variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Returns the traced variables that have been assigned, with their final values."""
         pairs = zip(variables, self.values, strict=True)
-        return [(v, value) for v, value in pairs if value is not None and value is not self.unchanged.get(id(v))]
+        return [(v, value) for v, value in pairs if value is not None and value is not self.initial_values.get(id(v))]
 
 
 def trace_function(
@@ -167,8 +167,8 @@ def trace_function(
     inputs |= {placeholder.ref(): Value(REPLICATED, variable=id(variable)) for variable, placeholder in state_values}
     for outside, inside in graph.captures:
         inputs[inside.ref()] = Value(REPLICATED, variable=id(outside) if inside.dtype == tf.resource else None)
-    unchanged = {id(variable): placeholder for variable, placeholder in state_values}
-    return Trace(graph, rows, size, unchanged, results, values, inputs, assigns_others)
+    initial_values = {id(variable): placeholder for variable, placeholder in state_values}
+    return Trace(graph, rows, size, initial_values, results, values, inputs, assigns_others)
 
 
 def labels_of(
@@ -184,25 +184,25 @@ def labels_of(
     """
     trace = trace_function(function, batch, variables, state)
     interpreter = Interpreter()
-    labelled = interpreter.values(trace.graph, trace.inputs)
-    unchanged, results, values = trace.unchanged, trace.results, trace.values
+    tensor_values = interpreter.values(trace.graph, trace.inputs)
+    initial_values, results, values = trace.initial_values, trace.results, trace.values
 
     def assigned_label(variable: keras.Variable, value: Any) -> Label | None:
-        is_unchanged = value is None or value is unchanged.get(id(variable))
-        return None if is_unchanged else _assigned_label(variable, _value_of(labelled, value))
+        is_unchanged = value is None or value is initial_values.get(id(variable))
+        return None if is_unchanged else _assigned_label(variable, _value_of(tensor_values, value))
 
     def is_increment(variable: keras.Variable, value: Any) -> bool:
-        original = unchanged.get(id(variable))
+        original = initial_values.get(id(variable))
         return value is None or value is original or (original is not None and _adds_to(value, original))
 
-    flat = [x for x in tf.nest.flatten(results) if isinstance(x, tf.Tensor)]
+    result_tensors = [x for x in tf.nest.flatten(results) if isinstance(x, tf.Tensor)]
     return Labels(
-        tf.nest.map_structure(lambda x: _label(labelled, x) if isinstance(x, tf.Tensor) else None, results),
+        tf.nest.map_structure(lambda x: _label(tensor_values, x) if isinstance(x, tf.Tensor) else None, results),
         list(map(assigned_label, variables, values)),
         list(map(is_increment, variables, values)),
-        lambda variable: _depends(flat, unchanged.get(id(variable))),
+        lambda variable: _depends(result_tensors, initial_values.get(id(variable))),
         [value.known_label for value in interpreter.variables.values()],
-        interpreter.without_rule,
+        interpreter.types_without_rule,
     )
 
 
@@ -261,7 +261,7 @@ def _value_of(tensor_values: dict[Any, Value], tensor: tf.Tensor) -> Value:
 
 
 def _label(tensor_values: dict[Any, Value], tensor: tf.Tensor) -> Label:
-    """Returns the label of a result; the cause of a gradient's label is an operation of the loss, if there is one."""
+    """Returns the label of a result; the cause of a gradient's label is, if possible, an operation of the loss."""
     label = _value_of(tensor_values, tensor).known_label
     cause = label.cause if isinstance(label, AllRows) else None
     if cause is None or not cause.name.startswith(_GRADIENT_PREFIX):

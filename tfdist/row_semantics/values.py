@@ -1,4 +1,4 @@
-"""Static knowledge of a tensor: its label, dims, numbers if it is computed from shapes, and elements if it is a list."""
+"""Static values of tensors: label, dims, numbers of tensors computed from shapes, and elements of lists."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -74,7 +74,7 @@ class ReplicatedPlusSum:
 
 @dataclasses.dataclass(frozen=True)
 class AllRows:
-    """Depends on the rows of all replicas in another way, or in an unknown way.
+    """The value depends on the rows of all replicas in another way, or in an unknown way.
 
     Attributes:
       cause: operation of TensorFlow that caused the label; None if a value is only known symbolically.
@@ -102,7 +102,7 @@ def power_of(label: Label) -> int:
 
 
 def sum_power(label: Label) -> int | None:
-    """Returns the power of COUNT with which a value is a sum over replicas; None if it is not, or is zero.
+    """Returns the power of COUNT with which a value is a sum over replicas; None if it is not a sum, or is zero.
 
     A replicated value is its own mean: COUNT_r^p u is a sum with the power p - 1.
     """
@@ -113,14 +113,14 @@ def sum_power(label: Label) -> int | None:
 
 def times_count(label: Label, power: int) -> Label:
     """Returns the label of a value times COUNT^power, where COUNT is the number of all rows on one device."""
-    known = getattr(label, "power", None)
-    return label if known is None else dataclasses.replace(label, power=known + power)
+    old_power = getattr(label, "power", None)
+    return label if old_power is None else dataclasses.replace(label, power=old_power + power)
 
 
 def common_power(powers: Iterable[int | None]) -> tuple[bool, int | None]:
     """Returns whether all powers except those of zeros (None) are equal, and this power."""
-    distinct = {power for power in powers if power is not None}
-    return len(distinct) <= 1, next(iter(distinct), None)
+    distinct_powers = {power for power in powers if power is not None}
+    return len(distinct_powers) <= 1, next(iter(distinct_powers), None)
 
 
 def without_base(label: Label) -> Label:
@@ -135,19 +135,19 @@ def join(labels: Sequence[Label]) -> Label:
     for label in labels:
         if isinstance(label, AllRows):
             return label
-    distinct = [label for label in dict.fromkeys(map(without_base, labels)) if label != ZEROS] or [ZEROS]
-    if len(distinct) == 1:
-        return distinct[0]
-    rows = [label for label in distinct if isinstance(label, Rows)]
+    distinct_labels = [label for label in dict.fromkeys(map(without_base, labels)) if label != ZEROS] or [ZEROS]
+    if len(distinct_labels) == 1:
+        return distinct_labels[0]
+    rows = [label for label in distinct_labels if isinstance(label, Rows)]
     if rows:
         agrees, power = common_power(label.power for label in rows)
-        if len(rows) < len(distinct) or not agrees or len({(label.axis, label.size) for label in rows}) > 1:
+        if len(rows) < len(distinct_labels) or not agrees or len({(label.axis, label.size) for label in rows}) > 1:
             return ALL_ROWS
         return Rows(rows[0].axis, rows[0].size, power)
-    powers = {sum_power(label) for label in distinct}
+    powers = {sum_power(label) for label in distinct_labels}
     if None not in powers and len(powers) == 1:
         return Partial("sum", powers.pop())  # type: ignore[arg-type]
-    return _join_replicated(distinct)
+    return _join_replicated(distinct_labels)
 
 
 def _join_replicated(labels: Sequence[Label]) -> Label:
@@ -176,12 +176,12 @@ class NoRuleError(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:
-    """The static knowledge of a tensor.
+    """The static value of a tensor.
 
     Attributes:
       label: relation of the replicas' values to the value of all rows.
-      dims: its dims; None if the rank is unknown; an unknown dim is None.
-      numbers: array of its elements as sizes, with None for unknown elements; None if there are too many or none is known.
+      dims: its dims, with None for unknown dims; None if the rank is unknown.
+      numbers: array of its elements as sizes, with None for unknown elements; None if there are too many, or none are known.
         The label is `AllRows` if their powers of COUNT differ, as in a shape.
       element: for a list of tensors, the value of its elements.
       variable: for a resource, its variable; for the unchanged value of a variable, this variable.
@@ -207,13 +207,13 @@ class Value:
 
     @property
     def known_label(self) -> Label:
-        """The label if the shape is known, which it is not for unwritten elements of a list; else `ALL_ROWS`."""
+        """The label, or `ALL_ROWS` if the shape is unknown, as for unwritten elements of a list."""
         is_unknown = self.dims is not None and None in self.dims and self.label != ALL_ROWS
         return ALL_ROWS if is_unknown else self.label
 
     @property
     def base(self) -> object:
-        """The variable whose value it is, or to whose value a sum is added; else None."""
+        """The variable whose value this is, or to whose value this adds a sum; None if there is none."""
         return self.label.variable if isinstance(self.label, ReplicatedPlusSum) else self.variable
 
     @property
@@ -312,7 +312,7 @@ def broadcast_dims(values: Sequence[Value]) -> Dims | None:
 
 
 def broadcast_dim(sizes: set[Size | None]) -> Size | None:
-    """Returns the dim to which dims other than 1 are broadcast: a known one, as an unknown one may be 1."""
+    """Returns the dim to which dims other than 1 are broadcast: a known dim, because an unknown dim may be 1."""
     if len(sizes) < 2:
         return next(iter(sizes), ONE)
     return next((size for size in sizes if size is not None and size.is_known), None)

@@ -31,7 +31,7 @@ class FirstTrace:
 
     @contextlib.contextmanager
     def trace(self, part: str) -> Iterator[None]:
-        """Context of a trace. Raises in all processes if one of them raises; does nothing after the part's first trace."""
+        """Context in which a part is traced. The first trace raises in all processes if it raises in one of them."""
         with (
             contextlib.nullcontext()
             if part in self._traced_parts
@@ -45,24 +45,24 @@ class LoopResult(NamedTuple):
     """The result of one call of the loop.
 
     Attributes:
-      losses: [steps], the global loss of each step that was run.
-      counted: [steps] bool, whether each step was finite and therefore updated the weights.
+      losses: [steps]; the global loss of each step that was run.
+      is_finite: [steps] bool; whether each step was finite and therefore updated the weights.
       norm: scalar; global gradient norm of the last step.
       may_continue: scalar bool; False if the run must end here.
-      gradient_finite: [variables] bool, whether each variable's gradient was finite at the last step; empty if unknown.
+      gradient_finite: [variables] bool; whether each variable's gradient was finite at the last step; empty if unknown.
       wait_seconds: scalar float64; seconds that this process waited for data.
       compute_seconds: [local replicas] float64; seconds in which each replica computed its local gradients.
       numbers: [rows] int64; indices of the examples of this process's replicas, step by step; empty if the iterator
         does not provide them.
       skipped: [replicas] int32; number of steps that each replica skipped while others did not; empty if replicas
         always skip a step together.
-      sizes: [steps] int32, the number of indices in `numbers` for each step; empty if all steps have the same number.
-      stage_updates: [stages] int32, number of updates of each pipeline stage; empty if all are updated together.
-      sums: the result of `drain`, if the call drained the metrics.
+      sizes: [steps] int32; number of indices in `numbers` for each step; empty if it is the same for all steps.
+      stage_updates: [stages] int32; number of updates of each pipeline stage; empty if all are updated together.
+      sums: result of `drain` if the call drained the metrics, else empty.
     """
 
     losses: tf.Tensor
-    counted: tf.Tensor
+    is_finite: tf.Tensor
     norm: tf.Tensor
     may_continue: tf.Tensor
     gradient_finite: tf.Tensor | tuple[()]
@@ -89,7 +89,7 @@ class _StepResult(NamedTuple):
     """The result of one step; see `LoopResult`."""
 
     loss: tf.Tensor
-    counted: tf.Tensor
+    is_finite: tf.Tensor
     norm: tf.Tensor
     may_continue: tf.Tensor
     gradient_finite: tf.Tensor
@@ -126,7 +126,7 @@ def compile_loop(step: Step, strategy: Strategy) -> Loop:
 
 
 def compile_single_step(metrics: ModelMetrics, step: Step, strategy: Strategy) -> Loop:
-    """Returns the same as `compile_loop` for calls of one step that also drain the metrics: one function without a loop."""
+    """Returns a `Loop` for calls of one step that also drain the metrics: one function without a loop."""
     if not strategy.compiles_loops:
         return make_host_loop(step, strategy)
     first_trace = FirstTrace(strategy)
@@ -140,7 +140,7 @@ def compile_single_step(metrics: ModelMetrics, step: Step, strategy: Strategy) -
         sums = drain(metrics, strategy)
         return LoopResult(
             result.loss[None],
-            result.counted[None],
+            result.is_finite[None],
             *end_state,
             wait_seconds,
             result.compute_seconds,
@@ -151,7 +151,7 @@ def compile_single_step(metrics: ModelMetrics, step: Step, strategy: Strategy) -
     return lambda iterator, first_step, steps, with_norm: run_step(iterator, first_step, with_norm)
 
 
-def not_finite(
+def not_finite_error(
     step: int,
     loss: float,
     result: LoopResult,
@@ -163,8 +163,8 @@ def not_finite(
 
     Args:
       step: step that was not finite.
-      loss: its loss.
-      result: result of the call of the loop that ended with it.
+      loss: loss of that step.
+      result: result of the loop that ended with that step.
       variables: trainable variables.
       scale: loss scale; None without loss scaling.
       locations: descriptions of NaN and inf in the checked data.
@@ -220,21 +220,21 @@ def _compile(step: Step, strategy: Strategy) -> Loop:
             result = _run_step(step, strategy, first_trace, batch, first_step + tf.cast(index, tf.int64), needs_norm)
             wait_seconds = _arrival_time(result, batch, strategy) - start_time
             end_state = result.norm, result.may_continue, result.gradient_finite
-            return end_state, LoopReport([result.loss, result.counted], wait_seconds, result.compute_seconds, numbers)
+            return end_state, LoopReport([result.loss, result.is_finite], wait_seconds, result.compute_seconds, numbers)
 
         initial_state = tf.zeros([], dtype), tf.constant(True), tf.ones([len(step.variables)], tf.bool)
         specs = [tf.TensorSpec([], dtype), tf.TensorSpec([], tf.bool)]
         (norm, may_continue, finite), report = run_loop(
             run_step, initial_state, steps, specs, strategy, continues=lambda last: last[1]
         )
-        losses, counted = report.values
-        return LoopResult(losses, counted, norm, may_continue, finite, *report[1:])
+        losses, is_finite = report.values
+        return LoopResult(losses, is_finite, norm, may_continue, finite, *report[1:])
 
     return loop
 
 
 def make_host_loop(step: Step, strategy: Strategy) -> Loop:
-    """Returns the same as `compile_loop`, for engines that run one step at a time and for Python iterators.
+    """Returns a `Loop` for engines that run one step at a time, and for Python iterators.
 
     The host launches all steps of a call and waits at the end; each step receives from the previous one whether it may
     be applied.
@@ -262,15 +262,15 @@ def make_host_loop(step: Step, strategy: Strategy) -> Loop:
             may_apply = results[-1].may_continue
         is_end = [not local_value(result.may_continue) for result in results]
         results = results[: is_end.index(True) + 1] if True in is_end else results
-        last = results[-1]
+        last_result = results[-1]
         return LoopResult(
             tf.stack([local_value(result.loss) for result in results]),
-            tf.stack([local_value(result.counted) for result in results]),
-            local_value(last.norm),
-            local_value(last.may_continue),
-            local_value(last.gradient_finite),
+            tf.stack([local_value(result.is_finite) for result in results]),
+            local_value(last_result.norm),
+            local_value(last_result.may_continue),
+            local_value(last_result.gradient_finite),
             np.float64(wait_seconds),
-            local_value(last.compute_seconds),
+            local_value(last_result.compute_seconds),
             tf.concat(numbers[: len(results)], 0),
         )
 
@@ -299,12 +299,12 @@ def _run_step(
     )
     finite = strategy.local(replica_result.finite)[0]
     with first_trace.trace("plan"):
-        unused = step.unused_variables()
+        unused_indices = step.unused_variables()
 
-    updated_variables = [variable for i, variable in enumerate(step.variables) if i not in unused]
+    updated_variables = [variable for i, variable in enumerate(step.variables) if i not in unused_indices]
     gradient_finite = run_if(
         finite,
-        lambda: strategy.run(lambda result: step.apply(result, unused), replica_result),
+        lambda: strategy.run(lambda result: step.apply(result, unused_indices), replica_result),
         lambda: strategy.run(step.skip, replica_result),
         [strategy.local(gradient)[0] for gradient in replica_result.gradients],
     )
@@ -339,7 +339,7 @@ def run_loop(
       steps: maximum number of steps.
       specs: shapes and dtypes of the values that a step reports.
       strategy: strategy of the steps.
-      continues: returns whether another step follows a state; by default, always True.
+      continues: function state -> scalar bool, whether to run another step; always True by default.
     """
 
     def body(index: tf.Tensor, state: Any, reports: LoopReport) -> tuple[tf.Tensor, Any, LoopReport]:
@@ -370,14 +370,14 @@ def run_loop(
 
 
 def timed_batch(iterator: Iterator[Any], strategy: Strategy) -> tuple[tf.Tensor, Any, tf.Tensor]:
-    """Returns the time at which the next batch was requested, and the result of `split_numbers`; in a compiled function."""
+    """Returns the time of the request for the next batch, and the result of `split_numbers`. For compiled functions."""
     start_time = tf.timestamp()
     with tf.control_dependencies([start_time]):
         return start_time, *split_numbers(next(iterator), strategy)
 
 
 def _arrival_time(result: _StepResult, batch: Any, strategy: Strategy) -> tf.Tensor:
-    return time_after(_first_local(strategy, batch)) if strategy.compiles_replicas else result.arrival_time
+    return time_after(_first_local_leaves(strategy, batch)) if strategy.compiles_replicas else result.arrival_time
 
 
 def split_numbers(element: Any, strategy: Strategy) -> tuple[Any, tf.Tensor]:
@@ -387,5 +387,5 @@ def split_numbers(element: Any, strategy: Strategy) -> tuple[Any, tf.Tensor]:
     return element.batch, tf.concat(strategy.local(element.numbers), 0)
 
 
-def _first_local(strategy: Strategy, batch: Any) -> list[tf.Tensor]:
+def _first_local_leaves(strategy: Strategy, batch: Any) -> list[tf.Tensor]:
     return [strategy.local(part)[0] for part in tf.nest.flatten(batch)]

@@ -71,21 +71,21 @@ class Steps:
         batch_size: int | None,
         make: MakeLoop = compile_loop,
         rate: float = 1.0,
-        local: bool = False,
+        is_local: bool = False,
     ) -> Loop:
         """Returns the loop for a batch size and the current compression methods.
 
         Args:
           batch_size: see `Settings`.
-          make: `compile_loop`, or `loop_on_the_host` for batches that are already in memory.
+          make: `compile_loop`, or `make_host_loop` for batches that are already in memory.
           rate: factor of the optimizer's learning rate.
-          local: whether each replica updates its own weights; `make` is then ignored.
+          is_local: whether each replica updates its own weights; `make` is then ignored.
         """
-        key = (batch_size, make, rate, local, tuple(sorted(self.overrides.items())))
+        key = (batch_size, make, rate, is_local, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
             with self.strategy.raise_on_all_members("loop"):
                 step, loop = (
-                    self._create_local_loop(batch_size) if local else self._create_synchronous_loop(batch_size, make)
+                    self._create_local_loop(batch_size) if is_local else self._create_synchronous_loop(batch_size, make)
                 )
             optimizer = inner_optimizer(self.model.optimizer)
             context = functools.partial(_learning_rate_scope, optimizer, rate)
@@ -109,13 +109,13 @@ class Steps:
             check_without_flush(pipeline.schedule.name, find="learning_rate")
         step = self._step(batch_size)
         optimizer = inner_optimizer(self.model.optimizer)
-        context = functools.partial(keras_internals.replaced_learning_rate, optimizer, rate)
+        context = functools.partial(keras_internals.replace_learning_rate, optimizer, rate)
         return _run_in_context(context, compile_loop(step, self.strategy))
 
     def _create_synchronous_loop(self, batch_size: int | None, make: MakeLoop) -> tuple[Step, Loop]:
         if pipeline := pipeline_without_flush(self.strategy):
-            step_ = self._delayed_step(batch_size)
-            return step_, compile_delayed_loop(step_, pipeline, lambda: self.end)
+            delayed_step = self._delayed_step(batch_size)
+            return delayed_step, compile_delayed_loop(delayed_step, pipeline, lambda: self.end)
         step = self._step(batch_size)
         return step, make(step, self.strategy)
 
@@ -134,11 +134,11 @@ class Steps:
     def _source(
         self, batch_size: int | None, *collectives: Collectives, takes_rows: bool = True, **options: Any
     ) -> Any:
-        """Returns the gradient source; `takes_rows`: whether the reducer accepts rows."""
-        kind = GradientSource if self.strategy.trains_whole_model else PipelinedGradients
+        """Returns the gradient source; `takes_rows` tells whether the reducer accepts gradients as rows."""
+        source_class = GradientSource if self.strategy.trains_whole_model else PipelinedGradients
         sparse = self._settings.sparse if takes_rows else frozenset()
         settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
-        return kind(self.model, self.strategy, self._store, settings, self._metrics, *collectives, **options)
+        return source_class(self.model, self.strategy, self._store, settings, self._metrics, *collectives, **options)
 
     @property
     def sums_gradients(self) -> bool:
@@ -191,24 +191,24 @@ class Steps:
     @property
     def all_reduce_table(self) -> list[list[Any]]:
         """The measured table of algorithms as JSON; empty if there is none. Part of the state of a run."""
-        tuned = self.strategy.tuned
+        tuned = self.strategy.tuned_collectives
         return [list(band) for band in tuned.table.bands] if tuned and tuned.is_measured else []
 
     @property
     def needs_all_reduce_table(self) -> bool:
         """Whether a table of algorithms must be measured before the next step."""
-        tuned = self.strategy.tuned
+        tuned = self.strategy.tuned_collectives
         return bool(tuned and tuned.is_measured and not tuned.table.bands)
 
     def use_all_reduce_table(self, table: AlgorithmTable) -> None:
         """Switches to a measured table of algorithms; every process must make this call at the same step."""
-        assert self.strategy.tuned
-        self.strategy.tuned = self.strategy.tuned.with_table(table)
+        assert self.strategy.tuned_collectives
+        self.strategy.tuned_collectives = self.strategy.tuned_collectives.with_table(table)
         self._loops.clear()  # compiled with other algorithms
 
     def resume_all_reduce_table(self, bands: Sequence[Sequence[Any]], replicas: int) -> None:
         """Restores the table of a resumed run, unless it was measured with another number of replicas."""
-        tuned = self.strategy.tuned
+        tuned = self.strategy.tuned_collectives
         if bands and replicas == self.strategy.replicas and tuned and tuned.is_measured:
             self.use_all_reduce_table(AlgorithmTable(tuple(Band(*band) for band in bands)))
 
@@ -219,7 +219,7 @@ class Steps:
         return variable
 
     def use_exact_sums(self, names: Sequence[str]) -> None:
-        """Switches gradients to exact sums. The first sum includes the error stored by error feedback."""
+        """Switches gradients to exact sums. The first sum includes the error that error feedback has stored."""
         state_names = {state.name for state in self.reducer().state(self.specs)}
         self.overrides |= {name: f"none(feedback={f'{name}/error' in state_names})" for name in names}
 
@@ -274,8 +274,8 @@ class Steps:
           batch_size: rows of the global batch.
           reducer: replaces the current reducer.
           collectives: replaces the strategy's collectives.
-          read: returns further results, such as the observations of the reducer; called while the step is traced.
-          **options: further arguments of the source, such as the `clock` of `PipelinedGradients`.
+          read: returns additional results, such as observations of the reducer; called while the step is traced.
+          **options: additional arguments of the source, such as the `clock` of `PipelinedGradients`.
 
         Returns:
           A compiled function (batch, step number) -> per-replica (finite, norm, result of `read`).
@@ -321,7 +321,7 @@ class Steps:
 @contextlib.contextmanager
 def _learning_rate_scope(optimizer: keras.Optimizer, rate: float) -> Iterator[None]:
     """Context in which updates are traced with a scaled learning rate and with the momentum of its schedule."""
-    with keras_internals.scaled_learning_rate(optimizer, rate), keras_internals.scheduled_momentum(optimizer):
+    with keras_internals.scale_learning_rate(optimizer, rate), keras_internals.scheduled_momentum(optimizer):
         yield
 
 

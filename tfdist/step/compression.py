@@ -18,7 +18,7 @@ class Compression:
     """Options of the sum of gradients over replicas.
 
     Attributes:
-      methods: as in `--compression`, or a custom reducer.
+      methods: value of `--compression`, or a custom reducer.
       min_bytes: gradients smaller than this many bytes are summed exactly.
       bucket_bytes: small gradients are sent together in messages of at most this many bytes.
       bucket_order: order in which these messages and large gradients are sent: "backward" or "smallest".
@@ -51,7 +51,7 @@ class Compression:
     def reducer(
         self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
     ) -> Reducer:
-        """Returns the reducer of `tensors`; `overrides` has other methods by name. See `create_reducer`."""
+        """Returns the reducer of `tensors`; `overrides` maps names to other methods. See `create_reducer`."""
         if isinstance(self.methods, Reducer):
             return self.methods
         return create_reducer(
@@ -64,9 +64,9 @@ class Compression:
             bucket_order=self.bucket_order,
         )
 
-    def payload_bytes(self, sent: Recording) -> int:
+    def payload_bytes(self, recording: Recording) -> int:
         """Returns the number of bytes that a replica sends for gradients."""
-        return sent.payload_bytes
+        return recording.payload_bytes
 
 
 class EngineSum(Compression):
@@ -80,6 +80,6 @@ class EngineSum(Compression):
         """See base class."""
         return Sum()
 
-    def payload_bytes(self, sent: Recording) -> int:
-        """See base class; `tfdist layout` predicts the engine's messages."""
+    def payload_bytes(self, recording: Recording) -> int:
+        """Returns 0: the engine does not report its messages, which `tfdist layout` predicts."""
         return 0

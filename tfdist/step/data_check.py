@@ -158,8 +158,8 @@ class Labels(NamedTuple):
       name: name in messages.
       shape: shape of one example's labels; None for an unknown dim.
       dtype: name of their dtype.
-      values: [rows, ...], the labels of some examples; None if only their shape and dtype are known.
-      weights: [rows, ...], weights of these examples; None if all count equally.
+      values: [rows, ...]; labels of some examples; None if only shape and dtype are known.
+      weights: [rows, ...]; weights of these examples; None if all have the same weight.
       loss: name of the Keras loss; "" for any other loss.
       options: arguments of the loss.
       outputs: shape of the model's output for one example; None if unknown.
@@ -285,12 +285,12 @@ def _check_double_normalization(labels: Labels) -> Finding | None:
 
 
 def _check_missing_normalization(labels: Labels) -> Finding | None:
-    expected = _PROBABILITIES.get(labels.loss)
-    if expected is None or labels.options.get("from_logits") or labels.activation != "linear":
+    activation = _PROBABILITIES.get(labels.loss)
+    if activation is None or labels.options.get("from_logits") or labels.activation != "linear":
         return None
     return Finding(
         f"The model ends without an activation, but {labels.loss} has from_logits=False and expects probabilities: the "
-        f"loss is not that of a classifier. Give the loss from_logits=True, or the last layer activation='{expected}'."
+        f"loss is not that of a classifier. Give the loss from_logits=True, or the last layer activation='{activation}'."
     )
 
 
@@ -320,8 +320,8 @@ class Inputs(NamedTuple):
 
     Attributes:
       name: name in messages.
-      values: [rows, ...], those of some examples.
-      scales: whether the model may scale the array: it has such a layer or operation, or its code is unknown.
+      values: [rows, ...]; values of some examples.
+      scales: whether the model may scale the array: it has a layer or an operation that does, or its code is unknown.
     """
 
     name: str
@@ -356,7 +356,7 @@ def _check_inputs_finite(inputs: Inputs) -> Finding | None:
     )
 
 
-def _check_scaled(inputs: Inputs) -> Finding | None:
+def _check_scaling(inputs: Inputs) -> Finding | None:
     values = inputs.values
     is_image = values.ndim in (3, 4) and (values.dtype == np.uint8 or np.issubdtype(values.dtype, np.floating))
     if inputs.scales or not is_image or not np.isfinite(values).all():
@@ -369,7 +369,7 @@ def _check_scaled(inputs: Inputs) -> Finding | None:
     )
 
 
-INPUT_RULES: tuple[Callable[[Inputs], Finding | None], ...] = (_check_inputs_finite, _check_scaled)
+INPUT_RULES: tuple[Callable[[Inputs], Finding | None], ...] = (_check_inputs_finite, _check_scaling)
 
 
 T = TypeVar("T")
@@ -401,7 +401,7 @@ def spec_findings(model: keras.Model, element_spec: Any) -> list[Finding]:
     outputs = getattr(model, "outputs", None) or []
     if len(specs) == len(losses) == len(outputs) == 1:
         all_labels = [_labels(name, spec, loss, outputs[0]) for (name, spec), loss in zip(specs, losses, strict=True)]
-    else:  # which loss takes which labels is known once the losses are built
+    else:  # losses are matched to labels only after they are built
         all_labels = [_labels(name, spec, None, None) for name, spec in specs]
     return [finding for labels in all_labels for finding in _apply(LABEL_RULES, labels)]
 
@@ -420,7 +420,7 @@ def findings(model: keras.Model, examples: Any) -> list[Finding]:
     ]
     for name, array in _flatten(weights[0], "sample_weight") if weights else ():
         results += _apply(INPUT_RULES, Inputs(name, array, True))
-    for labels in _labels_of(model, y, weights[0] if weights else None):
+    for labels in _labels_by_output(model, y, weights[0] if weights else None):
         results += _apply(LABEL_RULES, labels)
     return results
 
@@ -433,18 +433,18 @@ def non_finite_locations(examples: Any) -> list[str]:
     return [location for location in locations if location]
 
 
-def _labels_of(model: keras.Model, y: Any, weights: Any) -> Iterator[Labels]:
+def _labels_by_output(model: keras.Model, y: Any, weights: Any) -> Iterator[Labels]:
     """Yields the labels of each output that has a loss."""
     names = keras.tree.pack_sequence_as(y, [name for name, _ in _flatten(y, "y")])
     losses = keras_internals.flat_losses(model)
     outputs = getattr(model, "outputs", None) or [None] * len(losses)
     if not losses or len(outputs) != len(losses) or len(keras.tree.flatten(y)) != len(losses):
         return  # no output has a loss, or some have none
-    by_path, outputs_by_path = keras_internals.match_structures(model, y, outputs)
+    labels_by_path, outputs_by_path = keras_internals.match_structures(model, y, outputs)
     names_by_path, _ = keras_internals.match_structures(model, names, outputs)
     shared_weights = None if keras.tree.is_nested(weights) else weights
     for path, loss, _ in losses:
-        values = value_at_path(by_path, path)
+        values = value_at_path(labels_by_path, path)
         yield _labels(value_at_path(names_by_path, path), values, loss, value_at_path(outputs_by_path, path))._replace(
             values=values, weights=shared_weights
         )

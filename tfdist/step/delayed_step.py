@@ -107,7 +107,7 @@ class DelayedStep(Step):
         self.delay = schedule.delays[self._number]
         self.read_ahead = -(-self._lead // self._count)
         variables = self._graph.variables
-        candidates = (*variables.non_trainable, *variables.others)
+        candidates = (*variables.non_trainable, *variables.external)
         self._state_variables = [variable for variable in candidates if not variable.trainable]
         self._seed_indices = {id(state): index for index, state in enumerate(source.seeds)}
         # The weights of 1, 2, ... updates ago. An assignment shares the memory of the assigned tensor.
@@ -142,7 +142,7 @@ class DelayedStep(Step):
         """Computes a step of the stage, and updates its weights unless its gradients are not finite. A replica function.
 
         Args:
-          pipeline_state: result of the step before.
+          pipeline_state: result of the previous step.
           batch: this replica's rows of batch `step + read_ahead`.
           step: scalar int64; number of updates done.
           with_norm: scalar bool; whether to compute the norm.
@@ -180,7 +180,7 @@ class DelayedStep(Step):
     @property
     def batch_size(self) -> int:
         """Rows of the global batch."""
-        assert self.settings.batch_size is not None  # a pipeline's batches are equally large
+        assert self.settings.batch_size is not None  # all batches of a pipeline have the same size
         return self.settings.batch_size
 
     def passes(self, arguments: Any) -> Passes:
@@ -235,14 +235,14 @@ class DelayedStep(Step):
         zero = tf.zeros([], value.dtype)
         squares = tf.cond(with_norm, lambda: tf.add_n([zero, *square_norms(batch_gradients)]), lambda: zero)
         no_time = tf.zeros([], tf.float64)
-        clipped_gradients = self.settings.clip(batch_gradients, zero)  # by value only: clipping by norm is refused
+        clipped_gradients = self.settings.clip(batch_gradients, zero)  # by value, never by norm
         result = ComputeResult(
             clipped_gradients, reduction.state, [], initial_values, value, finite, squares, no_time, no_time
         )
-        unused = self.unused_variables()
+        unused_indices = self.unused_variables()
 
         def apply() -> None:
-            self.apply(result, unused)
+            self.apply(result, unused_indices)
             for version, values in zip(self._old_versions, passes.versions, strict=False):
                 assign(version, values)
             assign(self._state_variables, passes.state)
@@ -254,7 +254,7 @@ FILL = "fill"
 
 
 class _TracedPasses:
-    """The traced passes of a step, or those before the first step.
+    """The traced passes of a step, or the forward passes before the first step.
 
     Attributes:
       versions: the weights of 0, 1, ... updates ago.
@@ -300,10 +300,10 @@ class _TracedPasses:
             specs = [crossing.spec for crossing in stage.input_specs]
             return Link(self._link, stage.number - 1).receive(specs, f"{stage.number - 1}{kind}{index}")
 
-    def forward(self, ahead: int, received: list[tf.Tensor], kind: str, index: int) -> None:
-        """Computes the forward pass of micro-batch `ahead`, counted from the step's first, and sends the result."""
+    def forward(self, offset: int, received: list[tf.Tensor], kind: str, index: int) -> None:
+        """Computes the forward pass of micro-batch `offset`, counted from the step's first, and sends the result."""
         step, stage = self._step, self._stage
-        batch, part = divmod(ahead, step._count)
+        batch, part = divmod(offset, step._count)
         number = self._number + batch
         state = self._latest_state if part else step.seed_state(self._latest_state, number)
         replica = step._strategy.collectives.rank
@@ -349,8 +349,10 @@ class _Stage:
 
     Attributes:
       number: index of the stage.
-      from_before: specs of the tensors from the previous stage.
-      to_next: specs of the tensors for the next stage.
+      input_specs: specs of the tensors from the previous stage.
+      output_specs: specs of the tensors for the next stage.
+      received: specs of all arguments: weights, other variables, and the tensors from the previous stage.
+      sent: specs of the results: the tensors for the next stage, and other variables.
     """
 
     variables: Sequence[tf.Variable] = ()
@@ -369,7 +371,7 @@ class _Stage:
         return Forward(*self._step.stateless_forward(arguments, received))
 
     def gradients(self, gradients: Sequence[Any]) -> list[Any]:
-        """See `tfdist.pipelining.passes.Stage`; only received tensors have gradients."""
+        """Returns no gradients, because only received tensors have gradients; see `tfdist.pipelining.passes.Stage`."""
         return []
 
 
@@ -415,7 +417,7 @@ class _CallState:
 
 
 def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[], int]) -> Loop:
-    """Returns the same as `compile_loop`; `end` returns the step at which the run ends, beyond which no batch is read."""
+    """Returns a `Loop`; `end` returns the step at which the run ends, beyond which no batch is read."""
     call_state, first_trace = _CallState(), FirstTrace(strategy)
 
     @tf.function(autograph=False, reduce_retracing=True)
@@ -518,7 +520,10 @@ def _with_shapes(tensors: Any, reference: Any) -> Any:
 
 
 def _merge_reports(last_state: _LoopState, report: LoopReport, strategy: HasStages) -> LoopResult:
-    """Merges the reports of all stages in one message; `report`: per step, [2] float64: loss share, is updated."""
+    """Merges the reports of all stages in one message.
+
+    `report` has, for each step, [2] float64: the stage's share of the loss, and whether the stage was updated.
+    """
     local_report = tf.concat([report.values[0], [[tf.cast(last_state.squares, tf.float64), 1.0]]], axis=0)
 
     def gather() -> tf.Tensor:
@@ -532,7 +537,7 @@ def _merge_reports(last_state: _LoopState, report: LoopReport, strategy: HasStag
     losses, floatx = tf.reduce_sum(shares[:, :-1], axis=0), keras.config.floatx()
     return LoopResult(
         losses=tf.cast(losses[:step_count], floatx),
-        counted=tf.logical_not(not_finite)[:step_count],
+        is_finite=tf.logical_not(not_finite)[:step_count],
         norm=tf.cast(tf.sqrt(tf.reduce_sum(shares[:, -1])), floatx),
         may_continue=tf.logical_not(has_failed),
         gradient_finite=last_state.gradient_finite,

@@ -64,28 +64,28 @@ class Evaluator:
         return results | dict(zip(names, loss.evaluation_losses(sums) if names else (), strict=True))
 
     def _sum_batches(self, iterator: Any, steps: int, is_short: bool) -> np.ndarray:
-        """Returns the sums over all batches; `is_short`: whether the last batch is smaller.
+        """Returns the sums over all batches.
 
-        A smaller last batch gets a separate call: a layer may gather rows, and TensorFlow's collectives between processes
-        need equal shapes within one call of a compiled function.
+        If `is_short`, the last batch is smaller and gets a separate call: a layer may gather rows, and TensorFlow's
+        collectives between processes need equal shapes within one call of a compiled function.
         """
         full_batches = steps - is_short
         sums = []
-        for first, end in ((0, full_batches), (full_batches, steps)):
-            if first < end:
-                arguments = iterator, tf.constant(first), tf.constant(end)
+        for start, end in ((0, full_batches), (full_batches, steps)):
+            if start < end:
+                arguments = iterator, tf.constant(start), tf.constant(end)
                 self._strategy.trace_together(self._run, *arguments)
                 sums.append(np.asarray(self._run(*arguments)))
         return np.sum(sums, axis=0)
 
-    def _loop_on_host(self, iterator: Any, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    def _loop_on_host(self, iterator: Any, start: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
         results = [
             self._evaluate_batch(next(iterator), tf.constant(number, tf.int64))
-            for number in range(int(first), int(end))
+            for number in range(int(start), int(end))
         ]
         return tf.add_n([self._strategy.local(sums)[0] for sums in results])
 
-    def _sum_on_device(self, iterator: Any, first: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    def _sum_on_device(self, iterator: Any, start: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
         length = 2 * (len(keras_internals.flat_losses(self._model)) + 1)
 
         def body(index: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -94,7 +94,7 @@ class Evaluator:
             )
             return index + 1, sums + tf.add_n(replica_sums)
 
-        initial = (first, tf.zeros([length], tf.float64))
+        initial = (start, tf.zeros([length], tf.float64))
         _, local_sums = tf.while_loop(lambda index, _: index < end, body, initial, parallel_iterations=1)
         totals = self._strategy.run(self._merge, local_sums / len(self._strategy.local_replicas))
         return self._strategy.local(totals)[0]
@@ -109,9 +109,9 @@ class Evaluator:
             self._seeds, self._seed, "evaluate", number, collectives.rank, collectives.size
         )
         # A scalar is weighted by this replica's rows, since each row of the whole batch has the same weight.
-        with using(collectives), weight_scalars(loss.floating(rows)):
-            with self._strategy.layouts.computing(self._model.trainable_variables), draws:
-                outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
+        with using(collectives), weight_scalars(loss.to_floatx(rows)):
+            with self._strategy.layouts.compute_layouts(self._model.trainable_variables), draws:
+                outputs = self._strategy.layouts.lay_out_rows(self._model(x, training=False))
                 parts = loss.terms(self._model, y, outputs, weight)
                 sums = loss.evaluation_sums(self._model, parts, rows, own_rows.batch_size)
             keras_internals.update_metrics(self._model, y, outputs, weight)
@@ -119,7 +119,7 @@ class Evaluator:
             [sums] = select(rows > 0, [sums], [tf.zeros_like(sums)])
             restore_unless(rows > 0, self._metrics.variables, previous_values)
         if not self._strategy.parts.computes_outputs:
-            sums = loss.without_outputs(sums)
+            sums = loss.layer_loss_sums(sums)
             assign(self._metrics.variables, previous_values)
         return sums
 

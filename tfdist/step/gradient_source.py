@@ -17,7 +17,7 @@ from tfdist.gradients import accumulate_gradients, unscale
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step import loss, randomness
 from tfdist.step.data_check import compilation_error
-from tfdist.step.layer_state import MEAN_DTYPE, assign, means_of, user_state, weighted_terms
+from tfdist.step.layer_state import MEAN_DTYPE, assign, user_state, weighted_means, weighted_terms
 from tfdist.step.metrics import LossShare, ModelMetrics, weight_scalars
 from tfdist.step.partitioned_step import communication, partition_step
 from tfdist.step.reduction import ComputeResult, global_norm
@@ -26,11 +26,11 @@ from tfdist.step.state_store import StateStore
 
 
 class MicroStepState:
-    """State that every micro-step starts with its value before the step, and that a step replaces by a row-weighted mean.
+    """State that each micro-step starts from its value before the step, and that the step replaces with a row-weighted mean.
 
     A step counter therefore counts a step once, and a moving mean moves once, for any number of micro-steps. Integers and
-    spectrally normalized weights, which do not depend on rows, are those of the last micro-step. The methods are called in
-    replica functions.
+    spectrally normalized weights, which do not depend on rows, keep the values of the last micro-step. The methods are called
+    in replica functions.
 
     Without loops, one graph would assign metrics and moving statistics in each micro-step, and DTensor may silently apply
     only one of these updates (tests/traps/dtensor_test.py): they are assigned once, at the end.
@@ -42,7 +42,7 @@ class MicroStepState:
         mean_ids = {id(variable) for variable in self._means}
         self._last_values += [v for v in keras_internals.spectral_norm_variables(model) if id(v) not in mean_ids]
         self._initial_values: list[tf.Tensor] = []
-        self._assignments: dict[int, tuple[keras.Variable, Any]] | None = None  # None if micro-steps assign themselves
+        self._assignments: dict[int, tuple[keras.Variable, Any]] | None = None  # None if micro-steps assign directly
 
     def specs(self) -> list[tf.TensorSpec]:
         """Returns the shapes and dtypes of the result of `end`."""
@@ -70,7 +70,7 @@ class MicroStepState:
             return
         with keras_internals.RecordedScope(self._assignments.values(), read=keras_internals.value_of) as scope:
             yield
-        self._assignments |= {id(variable): (variable, value) for variable, value in scope.assigned}
+        self._assignments |= {id(variable): (variable, value) for variable, value in scope.assignments}
 
     def end(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the terms for `set_means` at the end of a micro-step with this number of rows."""
@@ -79,7 +79,7 @@ class MicroStepState:
     def set_means(self, sums: Sequence[tf.Tensor]) -> None:
         """Assigns the means, and the values of unrolled micro-steps, after the last micro-step."""
         with self._deferred_assignments():
-            assign(self._means, means_of(sums, self._means) if self._means else [])
+            assign(self._means, weighted_means(sums, self._means) if self._means else [])
         for variable, value in (self._assignments or {}).values():
             variable.assign(value)
 
@@ -110,12 +110,12 @@ class GradientSource:
       scale: state of the loss scale; empty without loss scaling.
       is_local: whether each replica trains on its own rows and weights.
       unused_indices: for each trace, the indices of the variables for which this replica has no gradient.
-      has_own_time: whether the computation can be timed without time spent waiting for other replicas.
+      has_local_time: whether the time of the computation excludes waiting for other replicas.
       keeps_gradients: whether gradients are summed without communication.
       messages: the calls between pipeline stages in the latest trace; None if there are none.
     """
 
-    has_own_time = True
+    has_local_time = True
     keeps_gradients = False
     messages: Recording | None = None
 
@@ -141,7 +141,7 @@ class GradientSource:
         self._micro_step_state = MicroStepState(model, strategy)
 
     def draws(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
-        """Returns the step, the replica and the number of replicas from which random layers draw."""
+        """Returns the step, the replica and the number of replicas that seed random layers."""
         has_whole_batches = self.strategy.training_shares[1] == 1
         collectives = OneReplica() if has_whole_batches else self.strategy.collectives
         return step, collectives.rank, collectives.size
@@ -163,7 +163,7 @@ class GradientSource:
         return self.metrics.count_all_rows
 
     def communication(self, spec: Any) -> Communication:
-        """Returns the communication of a partitioned step; `spec` is a structure of `tf.TensorSpec`, that of a batch."""
+        """Returns the communication of a partitioned step; `spec` is the structure of `tf.TensorSpec` of a batch."""
         return communication(self.model, self.metrics.variables, self._one_device_step, spec)
 
     def unused_variables(self) -> frozenset[int]:
@@ -190,10 +190,10 @@ class GradientSource:
         # The denominators of the whole batch are computed first, so micro-steps need no communication. Only the masks of this
         # forward pass are used; the rest of its graph is never run.
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        with self.strategy.layouts.computing(self.variables):
+        with self.strategy.layouts.compute_layouts(self.variables):
             values = [(variable, variable.value) for variable in self.model.variables]
             with keras.StatelessScope(state_mapping=values):  # it must not update metrics of layers
-                outputs = self.strategy.layouts.by_rows(self.model(x, training=False))
+                outputs = self.strategy.layouts.lay_out_rows(self.model(x, training=False))
         parts = loss.terms(self.model, y, outputs, weight)
         totals = loss.totals(parts, batch_size, current())
         # Without loops, the graph contains all micro-steps.
@@ -203,7 +203,7 @@ class GradientSource:
 
         def micro_step(rows: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
             with state.micro_step():
-                part = self.strategy.layouts.by_rows(rows)
+                part = self.strategy.layouts.lay_out_rows(rows)
                 gradients, value = self._micro_step(differentiate, part, batch_size, totals)
                 return [*gradients, *state.end(count_rows(rows))], value
 
@@ -229,7 +229,7 @@ class GradientSource:
     def _scale_to_global_batch(self, share: LossShare) -> LossShare:
         """Scales a local loss so that the shares of all replicas add up to the mean over the global batch."""
         batch_size = self.settings.batch_size
-        weight = loss.floating(share.batch_size) / loss.floating(batch_size)
+        weight = loss.to_floatx(share.batch_size) / loss.to_floatx(batch_size)
         terms = [term * tf.cast(weight, term.dtype) for term in share.terms]
         return LossShare(share.value * tf.cast(weight, share.value.dtype), terms, share.rows, batch_size)
 
@@ -239,13 +239,13 @@ class GradientSource:
 
         compiled = tf.function(differentiate, jit_compile=True, autograph=False)
 
-        def without_communication(*args: Any) -> Any:
+        def call_compiled(*args: Any) -> Any:
             try:
                 return compiled(*args)
             except (RuntimeError, tf.errors.OpError) as error:
                 raise compilation_error(str(error).splitlines()[0]) from error
 
-        return compiled if isinstance(self.collectives, OneReplica) else without_communication
+        return compiled if isinstance(self.collectives, OneReplica) else call_compiled
 
     def _differentiate(
         self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None = None
@@ -274,8 +274,8 @@ class GradientSource:
     def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[Any, ...]:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
-        with weight_scalars(loss.floating(rows) / loss.floating(batch_size)):
-            outputs = self.strategy.layouts.by_rows(self.model(x, training=True))
+        with weight_scalars(loss.to_floatx(rows) / loss.to_floatx(batch_size)):
+            outputs = self.strategy.layouts.lay_out_rows(self.model(x, training=True))
         parts = loss.terms(self.model, y, outputs, weight)
         if totals is None:
             totals = loss.totals(parts, batch_size, current())
@@ -303,7 +303,7 @@ def to_dense(
     Args:
       gradient: the gradient of a variable.
       variable: the variable.
-      shape: see `Strategy.gradient_shape`; by default that of the variable.
+      shape: see `Strategy.gradient_shape`; the variable's shape by default.
     """
     shape = variable.shape if shape is None else shape
     if gradient is None:

@@ -17,7 +17,7 @@ from tfdist.step.validation import inner_optimizer, statistics_of_all_replicas
 
 
 # A Keras variable has a copy on each replica. A `tf.Variable` that is created outside of a strategy's scope has none: each
-# replica assigns it, so that a counter, for example, counts every step once per replica.
+# replica assigns it, and a counter, for example, counts every step once per replica.
 def refuse_shared_variables(model: keras.Model, strategy: Strategy, operations: int) -> None:
     """Raises `InputError` if a step assigns a shared `tf.Variable` of the model, its layers or its metrics.
 
@@ -25,9 +25,9 @@ def refuse_shared_variables(model: keras.Model, strategy: Strategy, operations: 
     """
     if len(strategy.local_replicas) < 2 or tf.executing_eagerly():
         return
-    shared = list(_shared_variables(model))
-    are_assigned = keras_internals.assigned_since(operations, [variable for _, variable in shared])
-    for (owner, variable), is_assigned in zip(shared, are_assigned, strict=True):
+    shared_variables = list(_shared_variables(model))
+    are_assigned = keras_internals.find_assigned(operations, [variable for _, variable in shared_variables])
+    for (owner, variable), is_assigned in zip(shared_variables, are_assigned, strict=True):
         if is_assigned:
             raise InputError(
                 "A variable that a step assigns must be a Keras variable, with a copy on each replica. Received: a tf.Variable "
@@ -74,9 +74,9 @@ class SideEffects:
 
     Moving statistics and metrics are always restored. Any other variable, such as a layer's counter or normalized weight,
     is restored only if the traced forward pass assigns it, because keeping the values of all weights would need the memory
-    of another copy. States of random layers are not restored, because each step sets them. Neither are tables of which a
-    step updates some rows, because TensorFlow copies such a table whenever it is read as a whole, nor variables of stages
-    that are spread over devices.
+    of another copy. States of random layers are not restored, because each step sets them. Neither are tables in which a
+    step updates only some rows, because TensorFlow copies such a table whenever it is read as a whole, nor variables of
+    stages that are spread over devices.
     """
 
     def __init__(
@@ -89,15 +89,16 @@ class SideEffects:
     ):
         """Collects the variables of a compiled and built model.
 
-        `sparse`: paths of tables of which a step updates some rows; `averaged_statistics`: statistics that later steps use.
+        `sparse` contains the paths of tables in which a step updates only some rows, and `averaged_statistics` the statistics
+        that later steps use.
         """
         self._model, self._strategy = model, strategy
         self._tracked = [*keras_internals.moving_statistics(model), *metrics]
         global_statistics = statistics_of_all_replicas(model)
         self._row_indices = [i for i, variable in enumerate(self._tracked) if id(variable) not in global_statistics]
-        excluded = {id(variable) for variable in (*self._tracked, *randomness.seed_states(model))}
+        excluded_ids = {id(variable) for variable in (*self._tracked, *randomness.seed_states(model))}
         candidates = model.variables if strategy.layouts.holds_variables else []
-        self._untracked = [v for v in candidates if id(v) not in excluded and v.path not in sparse]
+        self._untracked = [v for v in candidates if id(v) not in excluded_ids and v.path not in sparse]
         self._assigned_variables: list[keras.Variable] = []
         self._user_state, _ = user_state(model, strategy)
         self._averaged_statistics = list(averaged_statistics)
@@ -108,13 +109,13 @@ class SideEffects:
         return Values(tracked, untracked, keras_internals.count_operations())
 
     def end(self, initial: Values) -> list[tf.Tensor]:
-        """Returns the values to be restored by `undo`, after the forward pass is traced.
+        """Returns the values that `undo` restores. Call it after the forward pass is traced.
 
         Raises:
           InputError: the forward pass assigns a variable that replicas share.
         """
         refuse_shared_variables(self._model, self._strategy, initial.operations)
-        are_assigned = keras_internals.assigned_since(initial.operations, self._untracked)
+        are_assigned = keras_internals.find_assigned(initial.operations, self._untracked)
         self._assigned_variables = [
             variable for variable, is_assigned in zip(self._untracked, are_assigned, strict=True) if is_assigned
         ]
@@ -136,7 +137,7 @@ class SideEffects:
         with self._strategy.own_copies(self._assigned_variables):
             assign(self._assigned_variables, initial_values[count:])
 
-    def undo_unless(self, rows: tf.Tensor, initial: Values) -> None:
+    def undo_if_empty(self, rows: tf.Tensor, initial: Values) -> None:
         """Restores variables that depend on a replica's rows if it has none: means over no rows are NaN."""
         restore_unless(
             rows > 0, [self._tracked[i] for i in self._row_indices], [initial.tracked[i] for i in self._row_indices]
@@ -144,8 +145,8 @@ class SideEffects:
 
 
 def user_state(model: keras.Model, strategy: Strategy) -> tuple[list[keras.Variable], list[keras.Variable]]:
-    """Returns the state of a user's layers, floating-point and other; none if a process has only some stages."""
-    state = keras_internals.own_state(model) if strategy.trains_whole_model else []
+    """Returns the floating-point and the other state of user-defined layers; empty if a process has only some stages."""
+    state = keras_internals.user_layer_state(model) if strategy.trains_whole_model else []
     is_floating = [tf.as_dtype(variable.dtype).is_floating for variable in state]
     floating = [variable for variable, matches in zip(state, is_floating, strict=True) if matches]
     return floating, [variable for variable, matches in zip(state, is_floating, strict=True) if not matches]
@@ -156,7 +157,7 @@ def feedback_variables(variables: Sequence[keras.Variable], results: Any, operat
     if not variables:
         return []
     tensors = [leaf for leaf in tf.nest.flatten(results, expand_composites=True) if isinstance(leaf, tf.Tensor)]
-    is_fed_back = keras_internals.feeds_back(tensors, operations, variables)
+    is_fed_back = keras_internals.find_feedback(tensors, operations, variables)
     return [variable for variable, is_used in zip(variables, is_fed_back, strict=True) if is_used]
 
 
@@ -190,7 +191,7 @@ MEAN_DTYPE = tf.float64
 
 
 def weighted_terms(values: Sequence[tf.Tensor | keras.Variable], weight: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the terms of weighted means, in `MEAN_DTYPE`: each value times its weight, and the weight.
+    """Returns the terms of weighted means, in `MEAN_DTYPE`: each value times the weight, and the weight.
 
     Args:
       values: tensors or variables of floating dtypes.
@@ -200,7 +201,7 @@ def weighted_terms(values: Sequence[tf.Tensor | keras.Variable], weight: tf.Tens
     return [*(tf.math.multiply_no_nan(tf.cast(value, MEAN_DTYPE), weight) for value in values), weight]
 
 
-def means_of(sums: Sequence[tf.Tensor], values: Sequence[tf.Tensor | keras.Variable]) -> list[tf.Tensor]:
+def weighted_means(sums: Sequence[tf.Tensor], values: Sequence[tf.Tensor | keras.Variable]) -> list[tf.Tensor]:
     """Returns the means, in the dtypes of the values; the values themselves if all weights are zero.
 
     Args:
@@ -219,14 +220,14 @@ def means_of(sums: Sequence[tf.Tensor], values: Sequence[tf.Tensor | keras.Varia
 def replica_means(
     values: Sequence[tf.Tensor | keras.Variable], weight: tf.Tensor, collectives: Collectives, *, name: str
 ) -> list[tf.Tensor]:
-    """Returns the weighted means over replicas; see `means_of`. A replica function.
+    """Returns the weighted means over replicas; see `weighted_means`. A replica function.
 
     Cost: one all-reduce of the values and a scalar, in float64.
     """
     if not values:
         return []
     terms = weighted_terms(values, weight)
-    return means_of(Bucketed(Sum()).reduce(terms, [], collectives, name=name).totals, values)
+    return weighted_means(Bucketed(Sum()).reduce(terms, [], collectives, name=name).totals, values)
 
 
 class TemporaryValues:
@@ -239,24 +240,24 @@ class TemporaryValues:
         self,
         variables: Sequence[keras.Variable],
         strategy: Strategy,
-        values: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+        compute_values: Callable[[list[tf.Tensor]], list[tf.Tensor]],
         *,
         are_local: bool = True,
-        differ: Callable[[], bool] = lambda: True,
+        values_differ: Callable[[], bool] = lambda: True,
     ):
         """Initializes the context.
 
         Args:
           variables: variables of the model or the optimizer.
           strategy: strategy of the replicas.
-          values: replica function that maps this replica's values to the temporary ones.
+          compute_values: replica function that maps this replica's values to the temporary ones.
           are_local: whether each replica has its own values of the variables.
-          differ: returns whether the temporary values may differ from the original ones.
+          values_differ: returns whether the temporary values may differ from the original ones.
         """
-        self._variables, self._strategy, self._values = list(variables), strategy, values
-        self._are_local, self._differ = are_local, differ
-        self._compiled_swap = strategy.compiled_for_variables(self._swap)
-        self._compiled_restore = strategy.compiled_for_variables(self._assign)
+        self._variables, self._strategy, self._values = list(variables), strategy, compute_values
+        self._are_local, self._values_differ = are_local, values_differ
+        self._compiled_swap = strategy.compile_for_variables(self._swap)
+        self._compiled_restore = strategy.compile_for_variables(self._assign)
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -270,7 +271,7 @@ class TemporaryValues:
 
     def assign(self) -> Any:
         """Assigns the values permanently; returns the replicas' original values, or None if nothing changes."""
-        return self._compiled_swap() if self._variables and self._differ() else None
+        return self._compiled_swap() if self._variables and self._values_differ() else None
 
     def _swap(self) -> list[tf.Tensor]:
         """Assigns the values and returns this replica's original ones. A replica function."""
@@ -283,7 +284,7 @@ class TemporaryValues:
     def _assign(self, values: Any) -> None:
         with self._strategy.own_copies(self._variables) if self._are_local else contextlib.nullcontext():
             for variable, value in zip(self._variables, values, strict=True):
-                keras_internals.value_of(variable).assign(self._strategy.layouts.stored(variable, value))
+                keras_internals.value_of(variable).assign(self._strategy.layouts.to_stored_layout(variable, value))
 
 
 def averaged_statistics(model: keras.Model, strategy: Strategy) -> TemporaryValues:
@@ -296,7 +297,7 @@ def averaged_statistics(model: keras.Model, strategy: Strategy) -> TemporaryValu
         return replica_means(local_values, tf.ones([]), strategy.collectives, name="statistics")
 
     statistics = keras_internals.moving_statistics(model)
-    return TemporaryValues(statistics, strategy, means, differ=lambda: strategy.training_shares[1] > 1)
+    return TemporaryValues(statistics, strategy, means, values_differ=lambda: strategy.training_shares[1] > 1)
 
 
 def averaged_weights(model: keras.Model, strategy: Strategy) -> TemporaryValues:
@@ -321,4 +322,4 @@ def averaged_weights(model: keras.Model, strategy: Strategy) -> TemporaryValues:
     def is_updated() -> bool:
         return int(strategy.local(keras_internals.value_of(optimizer.iterations))[0]) > 0
 
-    return TemporaryValues(weights, strategy, averages, are_local=False, differ=is_updated)
+    return TemporaryValues(weights, strategy, averages, are_local=False, values_differ=is_updated)

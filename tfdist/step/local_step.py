@@ -45,9 +45,9 @@ def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loo
 
         def run_step(index: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, LoopReport]:
             start_time, batch, numbers = timed_batch(iterator, strategy)
-            last_with_norm = tf.logical_and(with_norm, tf.equal(index, steps - 1))
+            needs_norm = tf.logical_and(with_norm, tf.equal(index, steps - 1))
             number = first_step + tf.cast(index, tf.int64)
-            result, rows, may_continue = strategy.run(train, batch, number, last_with_norm)
+            result, rows, may_continue = strategy.run(train, batch, number, needs_norm)
             parts = result.loss, rows, result.finite, may_continue
             values = [tf.stack([tf.cast(strategy.local(x)[i], tf.float64) for x in parts]) for i in range(local_count)]
             wait_seconds, compute_seconds = (
@@ -91,7 +91,7 @@ def _merge_reports(norm: tf.Tensor, report: LoopReport, strategy: Strategy) -> L
     )
     return LoopResult(
         losses=tf.cast(mean, keras.config.floatx())[:step_count],
-        counted=tf.logical_not(has_stopped | tf.equal(applied_rows, 0))[:step_count],
+        is_finite=tf.logical_not(has_stopped | tf.equal(applied_rows, 0))[:step_count],
         norm=norm,
         may_continue=tf.logical_not(tf.reduce_any(has_stopped)),
         gradient_finite=(),

@@ -61,7 +61,7 @@ def replicas_and_micro_steps(replicas: int, micro_steps: int) -> str:
 
 
 def non_mean_error(losses: Sequence[str], replicas: int, micro_steps: int) -> InputError:
-    """Returns the error for losses of a batch that are not the means of its parts' losses; `losses` describes each."""
+    """Returns the error for losses of a batch that are not the means of its parts' losses; `losses` describes them."""
     return InputError(
         "A loss must be a mean over rows where its step cannot be partitioned, as with micro-steps, XLA, stages and local "
         f"training. Received: {'; '.join(losses)}; with {replicas_and_micro_steps(replicas, micro_steps)}. Leave these out, "
@@ -77,11 +77,11 @@ def totals(parts: list[Term], batch_size: int | tf.Tensor, collectives: Collecti
       batch_size: rows of the global batch.
       collectives: sums denominators that depend on the data, in one message.
     """
-    data_dependent = [i for i, part in enumerate(parts) if part.per_row is None]
+    indices = [i for i, part in enumerate(parts) if part.per_row is None]
     denominators = [(part.per_row or 0) * tf.cast(batch_size, part.numerator.dtype) for part in parts]
-    if data_dependent:
-        sums = collectives.all_reduce([parts[i].denominator[None] for i in data_dependent], name="loss/denominators")
-        for i, total in zip(data_dependent, sums, strict=True):
+    if indices:
+        sums = collectives.all_reduce([parts[i].denominator[None] for i in indices], name="loss/denominators")
+        for i, total in zip(indices, sums, strict=True):
             denominators[i] = total[0]
     return denominators
 
@@ -104,7 +104,7 @@ def training_loss(
       batch_size: rows of the global batch.
     """
     losses = keras_internals.data_losses(model), keras_internals.weight_losses(model)
-    return _total(shares_of_losses(*losses, parts, totals, floating(rows) / floating(batch_size)))
+    return _total(all_loss_shares(*losses, parts, totals, to_floatx(rows) / to_floatx(batch_size)))
 
 
 def _total(summands: list[tf.Tensor]) -> tf.Tensor:
@@ -144,13 +144,13 @@ def recorded_loss(
     `training_value` is the result of `training_loss` for the other arguments.
     """
     logged_parts, denominators = recorded_parts(parts, totals, batch_size)
-    shares = shares_of(logged_parts, denominators)
+    shares = loss_shares(logged_parts, denominators)
     if logged_parts is parts:
         return training_value, shares
     return training_loss(model, logged_parts, denominators, rows, batch_size=batch_size), shares
 
 
-def shares_of_losses(
+def all_loss_shares(
     data_losses: Sequence[tf.Tensor],
     weight_losses: Sequence[tf.Tensor],
     parts: list[Term],
@@ -164,13 +164,13 @@ def shares_of_losses(
       weight_losses: regularization losses.
       parts: result of `terms`.
       totals: result of `totals`.
-      row_share: scalar; rows of this share, divided by those of the global batch.
+      row_share: scalar; rows of this share, divided by the rows of the global batch.
     """
     regularization = [tf.reduce_sum(loss) * tf.cast(row_share, loss.dtype) for loss in weight_losses]
     return _data_loss_shares(data_losses, parts, totals, row_share) + regularization
 
 
-def shares_of(parts: list[Term], totals: list[tf.Tensor]) -> list[tf.Tensor]:
+def loss_shares(parts: list[Term], totals: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns one replica's share of each loss with which the model was compiled, before weighting."""
     return [
         part.numerator if part.per_row == 0 else tf.math.divide_no_nan(part.numerator, total)
@@ -183,9 +183,9 @@ def mean_over_rows(
 ) -> tf.Tensor:
     """Returns the loss as a mean over this replica's rows; the row-weighted mean over replicas is the global loss.
 
-    For single-device code that assumes that the loss of a batch is a mean over its rows.
+    Single-device code may assume that the loss of a batch is a mean over its rows.
     """
-    own_rows, all_rows = floating(rows), floating(batch_size)
+    own_rows, all_rows = to_floatx(rows), to_floatx(batch_size)
     summands = _data_loss_shares(
         keras_internals.data_losses(model), parts, totals, tf.math.divide_no_nan(own_rows, all_rows)
     )
@@ -214,8 +214,8 @@ def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor, batc
     )
 
 
-def without_outputs(sums: tf.Tensor) -> tf.Tensor:
-    """Returns `evaluation_sums` of a process that has layers but not the outputs: only losses that layers add."""
+def layer_loss_sums(sums: tf.Tensor) -> tf.Tensor:
+    """Keeps only the losses added by layers in `evaluation_sums`, for a process with layers but without the outputs."""
     return tf.concat([tf.zeros_like(sums[:-2]), sums[-2:-1], tf.zeros_like(sums[-1:])], axis=0)
 
 
@@ -271,12 +271,12 @@ def _data_loss_shares(
     losses = [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in layer_losses]
     weighted_shares = [
         share if part.weight == 1.0 else share * part.weight
-        for part, share in zip(parts, shares_of(parts, totals), strict=True)
+        for part, share in zip(parts, loss_shares(parts, totals), strict=True)
     ]
     return weighted_shares + [value * row_share for value in losses]
 
 
-def floating(number: int | tf.Tensor) -> tf.Tensor:
+def to_floatx(number: int | tf.Tensor) -> tf.Tensor:
     """Casts a number, such as a number of rows, to the dtype of losses."""
     return tf.cast(number, keras.config.floatx())
 

@@ -18,7 +18,7 @@ from tfdist import keras_internals
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
-from tfdist.step.loss import floating
+from tfdist.step.loss import to_floatx
 
 # The weight of scalars in Keras's means, such as the result of a metric function that returns the mean of its batch.
 # `keras.metrics.Mean` counts a scalar as 1. That is correct for a whole batch, but on a replica the scalar is a mean over the
@@ -74,7 +74,7 @@ class LossShare(NamedTuple):
 
     Attributes:
       value: scalar; the shares add up to the global batch's recorded loss.
-      terms: scalars; the same for each loss with which the model was compiled, before weighting.
+      terms: scalars; shares of each loss with which the model was compiled, before weighting.
       rows: scalar integer; rows of this share.
       batch_size: rows of the global batch.
     """
@@ -89,7 +89,7 @@ class ModelMetrics:
     """The metrics that a trainer records: compiled metrics, and metrics of the model and its layers.
 
     Attributes:
-      losses: Keras's means of the outputs' losses; none if there is a single loss.
+      losses: Keras's means of the outputs' losses; empty if there is a single loss.
       variables: variables of the metrics and of `losses`.
       count_all_rows: whether each replica's variables count all rows, as in partitioned steps, rather than its own.
     """
@@ -103,7 +103,7 @@ class ModelMetrics:
 
     def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
         """Updates the metrics with one replica's rows; inside a replica function."""
-        with weight_scalars(floating(share.rows) / floating(share.batch_size)):
+        with weight_scalars(to_floatx(share.rows) / to_floatx(share.batch_size)):
             keras_internals.update_metrics(self._model, y, outputs, weight)
         track_outputs(self.losses, share.terms, share.rows, share.batch_size)
 
@@ -143,7 +143,7 @@ class KerasMetrics(ModelMetrics):
         return logs
 
     def by_metric(self, values: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Returns each metric's results; a key is the metric's index in the model, a slash and its name in logs."""
+        """Returns the results of each metric; keys are "index of the metric in the model/name in logs"."""
         logs: dict[str, Any] = {}
         sums = dict(zip(map(id, self.variables), values, strict=True))
         means = {mean: _quotient(mean, sums[id(mean.total)], sums[id(mean.count)]) for mean in self._means}

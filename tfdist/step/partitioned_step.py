@@ -66,7 +66,7 @@ def partition_step(
     variables = [*state, *weights]
 
     def one_device_step(batch: Any, _: tf.Tensor) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        with using(OneReplica()), keras_internals.functions_inlined():
+        with using(OneReplica()), keras_internals.inline_functions():
             with keras_parts.declare_row_wise(model, synchronized=False):
                 gradients, values = step(batch)
         return list(gradients), {key: tf.convert_to_tensor(value) for key, value in values.items()}
@@ -77,7 +77,7 @@ def partition_step(
         variables,
         state,
     )
-    assignments = trace.assigned(variables)
+    assignments = trace.assignments(variables)
     weight_ids = {id(variable) for variable in weights}
     if trace.assigns_others or any(id(variable) in weight_ids for variable, _ in assignments):
         raise NotPartitionedError("it assigns variables that are trained, or are not the model's")
@@ -117,12 +117,12 @@ def communication(
             with record_static_row_reads() as static_reads:
                 partition_step(model, metrics, step, ReplicaRows(batch, (rows,), rows), recording)
         except NotPartitionedError as error:
-            return Communication(refused=str(error))
+            return Communication(obstacle=str(error))
         except FAILURES as error:
             _log.debug("A step of %s is not partitioned: %s", model.name, error_summary(error))
-            return Communication(refused="it cannot be traced for any number of rows")
+            return Communication(obstacle="it cannot be traced for any number of rows")
     if static_reads and has_static_rows(spec):
-        return Communication(refused="it may do something else for this number of rows than for others")
+        return Communication(obstacle="it may do something else for this number of rows than for others")
     return Communication(recording.calls)
 
 
@@ -144,7 +144,7 @@ def _emit(
     tensors = {trace.size.ref(): own_rows.batch_size}
     rows = zip(tf.nest.flatten(trace.rows), tf.nest.flatten(own_rows.batch), strict=True)
     tensors |= {placeholder.ref(): leaf for placeholder, leaf in rows if leaf is not None}
-    tensors |= {trace.unchanged[id(variable)].ref(): tf.convert_to_tensor(variable) for variable in state}
+    tensors |= {trace.initial_values[id(variable)].ref(): tf.convert_to_tensor(variable) for variable in state}
     tensors |= {inside.ref(): outside for outside, inside in trace.graph.captures}
     feeds = {reference: (trace.inputs[reference], tensor) for reference, tensor in tensors.items()}
     counts = count_rows(own_rows.batch), own_rows.rows, own_rows.batch_size

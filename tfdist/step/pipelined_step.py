@@ -50,7 +50,7 @@ class MicroBatch(NamedTuple):
 
 
 class PipelinedGradients(GradientSource):
-    """The gradients of this process's stages, computed in micro-batches; loss, norm and finiteness are those of all stages.
+    """Computes the gradients of this process's stages in micro-batches. Loss, norm and finiteness cover all stages.
 
     Attributes:
       clock: records when actions begin and end, if set.
@@ -59,7 +59,7 @@ class PipelinedGradients(GradientSource):
     model: StagedModel
     strategy: HasStages
     messages: Recording
-    has_own_time = False
+    has_local_time = False
 
     def __init__(self, *args: Any, clock: ActionClock | None = None):
         super().__init__(*args)
@@ -67,7 +67,7 @@ class PipelinedGradients(GradientSource):
         self.messages = Recording(self.strategy.pipeline_collectives)
         full_model = self.model.full_model
         self.seeds = randomness.seed_states(full_model)  # layers of different stages must draw different numbers
-        state = [*keras_internals.own_state(full_model), *keras_internals.spectral_norm_variables(full_model)]
+        state = [*keras_internals.user_layer_state(full_model), *keras_internals.spectral_norm_variables(full_model)]
         self._layer_state = {id(variable) for variable in state}
         first_stages = {id(variable): min(stages) for variable, stages in self.model.cut.shared}
         local_stages = self.model.stages
@@ -83,7 +83,7 @@ class PipelinedGradients(GradientSource):
     def _row_gradients(
         self, batch: Any, batch_size: int | tf.Tensor, step: tf.Tensor, collectives: Collectives
     ) -> LocalGradients:
-        """See base class; the loss is the share of these stages."""
+        """See base class. The loss is the share of this process's stages."""
         self.begin()
         strategy = self.strategy
         totals = self.totals(batch, batch_size) if strategy.is_last else []
@@ -140,7 +140,7 @@ class PipelinedGradients(GradientSource):
         return loss.totals(terms, batch_size, current())
 
     def agree(self, result: ComputeResult, with_norm: tf.Tensor) -> ComputeResult:
-        """See base class; one message of all stages. The first stage of a shared variable adds its gradient to the norm.
+        """See base class. Sends one message; the first stage of a shared variable adds its gradient to the norm.
 
         Gradients of shared variables are summed over their stages here, after the reduction over replicas: the messages of
         two stages contain different tensors, and an engine's sums may depend on them.
@@ -171,7 +171,7 @@ class PipelinedGradients(GradientSource):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(micro_batch.rows)
         totals, batch_size = micro_batch.totals, micro_batch.batch_size
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
-        share = loss.floating(rows) / loss.floating(batch_size)
+        share = loss.to_floatx(rows) / loss.to_floatx(batch_size)
         operations = keras_internals.count_operations()
         with values or contextlib.nullcontext(), weight_scalars(share), self._draws(micro_batch):
             outputs, sent = graph.call(self.model.cut.named_inputs(x), received, training=True)
@@ -180,18 +180,18 @@ class PipelinedGradients(GradientSource):
         terms = loss.terms(self.model, y, outputs, weight) if graph.is_last else []
         totals = totals if terms else []
         recorded_terms = loss.recorded_parts(terms, totals, batch_size)
-        value = _sum(loss.shares_of_losses(*layer_losses, terms, totals, share))
+        value = _sum(loss.all_loss_shares(*layer_losses, terms, totals, share))
         recorded_value = (
-            value if recorded_terms[0] is terms else _sum(loss.shares_of_losses(*layer_losses, *recorded_terms, share))
+            value if recorded_terms[0] is terms else _sum(loss.all_loss_shares(*layer_losses, *recorded_terms, share))
         )
         if graph.is_last:
             self.metrics.update(
-                y, outputs, weight, LossShare(recorded_value, loss.shares_of(*recorded_terms), rows, batch_size)
+                y, outputs, weight, LossShare(recorded_value, loss.loss_shares(*recorded_terms), rows, batch_size)
             )
         return sent, value, recorded_value
 
     def _check_state(self, graph: StageGraph | SpreadStage, results: Any, operations: int) -> None:
-        """Raises `InputError` for assigned state that later micro-batches would read; `results` are the forward pass's."""
+        """Raises `InputError` if the forward pass, which returned `results`, assigns state that later micro-batches read."""
         parts = self.strategy.replicas * self.strategy.micro_batches
         variables = [] if parts == 1 or isinstance(graph, SpreadStage) else graph.variables.all
         state = [variable for variable in variables if id(variable) in self._layer_state]
@@ -213,7 +213,7 @@ class PipelinedGradients(GradientSource):
 
     @property
     def devices(self) -> StageDevices | None:
-        """Devices over which the stages of this process are spread; None if it has one."""
+        """The devices over which the stages of this process are spread; None for a single device."""
         return self.strategy.stage_devices
 
     @property
@@ -259,7 +259,7 @@ class _Stage:
 
 
 def _sum(shares: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the sum of shares of losses, 0 without any."""
+    """Sums shares of losses in floatx; returns 0 if there are none."""
     floatx = keras.config.floatx()
     return tf.add_n([tf.zeros([], floatx), *(tf.cast(share, floatx) for share in shares)])
 
@@ -270,8 +270,8 @@ def _unscale(gradients: list[Gradient], scale: tf.Tensor | None) -> list[Gradien
 
 def split_rows(batch: Any, micro_batches: int) -> list[Any]:
     """Returns the micro-batches of a replica's rows."""
-    first = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None)
-    rows = first.shape[0]
+    first_leaf = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None)
+    rows = first_leaf.shape[0]
     if rows is None or rows % micro_batches:
         raise InputError(
             f"The rows of each replica must divide into micro-batches of equal size. Received: {rows} rows and "

@@ -33,7 +33,7 @@ class BatchPrediction:
         compute_outputs: Callable[[Any], Any],
         metrics: Sequence[keras.Variable] = (),
     ):
-        """Initializes the functions; `metrics`: variables of metrics that `compute_outputs` may update."""
+        """Initializes the functions; `metrics` are variables of metrics that `compute_outputs` may update."""
         self._model, self._strategy, self._compute_outputs, self._metrics = model, strategy, compute_outputs, metrics
         self._seed, self._seeds = seed, randomness.seed_states(model)
 
@@ -50,8 +50,8 @@ class BatchPrediction:
         """Computes the outputs for this replica's rows, and gathers those of all replicas."""
         layouts, collectives = self._strategy.layouts, mask_if_empty(self._strategy.collectives, own_rows.rows)
         random_numbers = self.random_numbers(number, collectives.rank)
-        with layouts.computing(self._model.trainable_variables), random_numbers, using(collectives):
-            outputs = layouts.by_rows(self.outputs(own_rows.batch))
+        with layouts.compute_layouts(self._model.trainable_variables), random_numbers, using(collectives):
+            outputs = layouts.lay_out_rows(self.outputs(own_rows.batch))
         return gather_structure(self._strategy.parts.outputs(outputs), collectives)
 
     def predict_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
@@ -64,7 +64,7 @@ class BatchPrediction:
             return (), {str(n): output for n, output in enumerate(tf.nest.flatten(structure[0]))}
 
         numbers = self.random_numbers(number, collectives.rank)
-        with self._strategy.layouts.computing(self._model.trainable_variables), numbers:
+        with self._strategy.layouts.compute_layouts(self._model.trainable_variables), numbers:
             result = partition_step(self._model, self._metrics, step, own_rows, collectives)
         result.assign()
         return tf.nest.pack_sequence_as(structure[0], list(result.values.values()))
@@ -100,7 +100,7 @@ class Predictor:
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, seed: int, *, is_partitioned: bool = False):
-        """Initializes the predictor; `is_partitioned`: whether outputs for a row may depend on other rows."""
+        """Initializes the predictor; set `is_partitioned` if outputs for a row may depend on other rows."""
         self._strategy = strategy
         prediction = BatchPrediction(
             model, strategy, seed, lambda batch: model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False)
@@ -143,11 +143,11 @@ class Predictor:
                 self._strategy.trace_together(self._predict, *arguments)
                 outputs = self._predict(*arguments)
                 arrays = [
-                    self._on_host(value, min(padded_size - start, batch_size)) for value in tf.nest.flatten(outputs)
+                    self._to_host(value, min(padded_size - start, batch_size)) for value in tf.nest.flatten(outputs)
                 ]
                 yield tf.nest.pack_sequence_as(outputs, [array[: size - start] for array in arrays])
 
-    def _on_host(self, value: Any, rows: int) -> np.ndarray:
+    def _to_host(self, value: Any, rows: int) -> np.ndarray:
         array = keras.ops.convert_to_numpy(self._strategy.local(value)[0])
         if array.shape[0] != rows:
             raise InputError(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 
-_DRAWS = 1 << 16  # maximum draws of a generator per step and replica; replicas must not draw the same numbers
+_MAX_DRAWS = 1 << 16  # maximum draws of a generator per step and replica; replicas must not draw the same numbers
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
@@ -52,7 +52,7 @@ def replica_draws(
         yield
         return
     key = _key(seed, len(states), step, replica)
-    with keras_internals.keyed(key, frozenset(id(state) for state in states)):
+    with keras_internals.random_key_scope(key, frozenset(id(state) for state in states)):
         yield
 
 
@@ -60,9 +60,9 @@ def replica_draws(
 def micro_batch_draws(
     states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int, micro_batch: tf.Tensor
 ) -> Iterator[None]:
-    """Context in which these operations depend only on (seed, step, replica, micro-batch), for code that is traced once."""
+    """Like `replica_draws`, with draws that also depend on the micro-batch, for code that is traced once."""
     key = tf.random.experimental.stateless_fold_in(_key(seed, len(states), step, replica), micro_batch)
-    with keras_internals.keyed(key, frozenset(id(state) for state in states)):
+    with keras_internals.random_key_scope(key, frozenset(id(state) for state in states)):
         yield
 
 
@@ -91,6 +91,6 @@ def inference_draws(
 def _key(seed: int, number: int, step: tf.Tensor, replica: tf.Tensor | int) -> tf.Tensor:
     key = tf.constant([seed & 0x7FFFFFFF, number], tf.int32)
     # Each draw of Keras's generators adds 1 to the second number of the key, which is the number folded in.
-    for part in (tf.cast(step, tf.int32), tf.cast(replica, tf.int32) * _DRAWS):
+    for part in (tf.cast(step, tf.int32), tf.cast(replica, tf.int32) * _MAX_DRAWS):
         key = tf.random.experimental.stateless_fold_in(key, part)
     return key

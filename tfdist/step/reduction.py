@@ -17,7 +17,7 @@ class ComputeResult(NamedTuple):
     """The result of `Step.compute` on each replica.
 
     Attributes:
-      gradients: reduced and clipped, equal on every replica.
+      gradients: gradients after reduction and clipping, equal on every replica.
       state: the reducer's new state, to be stored if the step is applied.
       scale: new state of the loss scale, also if the step is not applied; empty without loss scaling.
       previous_values: values before the step of all variables that the forward pass assigns, to be restored if the step
@@ -26,7 +26,8 @@ class ComputeResult(NamedTuple):
       finite: scalar bool; whether the loss and every gradient are finite, the same on every replica.
       norm: scalar; global gradient norm before clipping, if requested or needed, else 0.
       arrival_time: scalar float64; time at which the batch was available, in seconds since the epoch; 0 if there is no clock.
-      compute_seconds: scalar float64; seconds from then to this replica's own gradients; 0 if there is no clock.
+      compute_seconds: scalar float64; seconds from the arrival of the batch to this replica's gradients; 0 if there is no
+        clock.
     """
 
     gradients: list[tf.Tensor]

@@ -1,7 +1,7 @@
 """Finds the parts of a model that depend on several rows of a batch, from the operations of its code.
 
-Replicas and micro-steps each compute some rows. The result is that of one device if losses are means over rows, outputs
-depend on single rows, and metrics add up; see `tfdist.row_semantics`.
+Replicas and micro-steps each compute some rows. The result is the same as on one device if losses are means over rows,
+outputs depend on single rows, and metrics add up; see `tfdist.row_semantics`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
 from tfdist.row_semantics.values import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power, times_count
 from tfdist.step import loss
-from tfdist.step.loss import floating
+from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import weight_scalars
 
 Coupling = Literal["batches", "rows"]
@@ -32,7 +32,7 @@ Coupling = Literal["batches", "rows"]
 @contextlib.contextmanager
 def in_replica(model: keras.Model, collectives: LabelledCollectives) -> Iterator[None]:
     """Context in which a model's code is traced as on one replica."""
-    with using(collectives), keras_internals.functions_inlined(), keras_parts.declare_row_wise(model):
+    with using(collectives), keras_internals.inline_functions(), keras_parts.declare_row_wise(model):
         yield
 
 
@@ -42,20 +42,20 @@ class RowDependence(NamedTuple):
     Attributes:
       values: outputs, losses, metrics and the state that layers assign in training, with their labels.
       metrics: names of metrics that do not add up over batches or over rows.
-      error: why the code could not be traced for an unknown number of rows; empty if it could.
+      error: reason why the code could not be traced for an unknown number of rows; empty if it could.
       calls: calls of collectives in the model's code.
-      communication: communication of a partitioned step, or why steps are not partitioned.
+      communication: communication of a partitioned step, or the reason why steps are not partitioned.
     """
 
     values: Sequence[LabelledValue] = ()
     metrics: Mapping[str, Coupling] = types.MappingProxyType({})
     error: str = ""
     calls: Sequence[RecordedCall] = ()
-    communication: Communication = Communication(refused="it needs no rows of others")
+    communication: Communication = Communication(obstacle="it needs no rows of other replicas")
 
     @property
     def reasons(self) -> list[str]:
-        """Why the parts of a batch do not add up to the whole, except for metrics that do not add up over batches."""
+        """Reasons why the parts of a batch do not add up to the whole, except metrics that do not add up over batches."""
         violations = [value.sentence for value in self.values if not value.op and value.kind != "metric"]
         return violations + [
             f"the metric {name} does not add up over rows" for name, kind in self.metrics.items() if kind == "rows"
@@ -64,11 +64,11 @@ class RowDependence(NamedTuple):
     @property
     def is_partitioned(self) -> bool:
         """Whether steps are partitioned."""
-        return not self.communication.refused
+        return not self.communication.obstacle
 
     @property
     def description(self) -> str:
-        """Why a step needs all rows, and what replicas communicate, as text."""
+        """A sentence that explains why a step needs all rows, and what replicas communicate."""
         reason = self.reasons[0].rstrip(".")
         return f"needs all rows: {reason}. Besides gradients, replicas communicate {self.communication} in each step."
 
@@ -109,12 +109,12 @@ class _ForwardPass:
         compiled_metrics = [(metric.name, metric) for metric in keras_internals.compiled_metrics(model)]
         call_metrics = keras_internals.metrics_updated_by_calls(model) if is_callable else []
         self._metrics = [*compiled_metrics, *call_metrics]
-        user_metrics = {id(metric) for metric in keras_internals.own_compiled_metrics(model)}
+        user_metrics = {id(metric) for metric in keras_internals.custom_compiled_metrics(model)}
         user_metrics |= {id(metric) for _, metric in call_metrics if keras_internals.is_user_defined(metric)}
         self.user_metrics = user_metrics
 
     def dependence(self, spec: Any, is_divided: bool) -> RowDependence:
-        """See `row_dependence`."""
+        """Returns the result of `row_dependence`."""
         variables = [variable for _, metric in self._metrics for variable in metric.variables]
         model_state = self._model.non_trainable_variables if self._is_callable else []
         state = variables_of_state(variables, model_state)
@@ -139,7 +139,7 @@ class _ForwardPass:
     def _evaluate(self, batch: Any, size: tf.Tensor) -> Any:
         ((x, y, *weights), outputs) = batch
         model, rows = self._model, count_rows(batch)
-        with in_replica(model, self._collectives), weight_scalars(floating(rows) / floating(size)):
+        with in_replica(model, self._collectives), weight_scalars(to_floatx(rows) / to_floatx(size)):
             outputs = model(x, training=False) if self._is_callable else outputs
             layer_losses = keras_internals.losses_by_layer(model) if self._is_callable else {}
             weight = weights[0] if weights else None
@@ -181,7 +181,7 @@ class _ForwardPass:
         This is an integer that depends on the rows, a sum over rows, or a value other than a mean that later steps use. A
         variance, such as that of batch normalization, only describes a replica's rows.
         """
-        variables = keras_internals.own_state(self._model)
+        variables = keras_internals.user_layer_state(self._model)
         if not variables:
             return []
 
@@ -200,7 +200,7 @@ class _ForwardPass:
 
 
 def labelled_state(variable: keras.Variable, label: Label, is_average: bool) -> LabelledValue:
-    """Labels state after a step; `is_average`: whether replicas may average it if it is floating-point."""
+    """Labels state after a step; with `is_average`, replicas may average it if it is floating-point."""
     is_averaged = is_average and tf.as_dtype(variable.dtype).is_floating and not variable.trainable
     op: Combination = "same" if label in (REPLICATED, ZEROS) else "mean" if is_averaged else ""
     return LabelledValue("variable", variable.path, label, op)
@@ -214,7 +214,7 @@ def adds_up(label: Label | None) -> bool:
 def _losses(
     loss_labels: Mapping[str, list[Label]], layer_loss_labels: Mapping[str, list[Label]]
 ) -> list[LabelledValue]:
-    """Returns the losses; a loss that is not a mean over rows has no `op`: numerator and denominator must add up."""
+    """Returns the losses. A loss has no `op` unless its numerator and denominator add up over rows."""
     named_labels = [(key.partition("/")[2], labels, 0) for key, labels in loss_labels.items()]
     named_labels += [(f"the loss added by {layer}", labels, -1) for layer, labels in layer_loss_labels.items()]
     losses = []

@@ -7,9 +7,9 @@ import numpy as np
 
 from tfdist.step.metrics import ModelMetrics, Totals
 
-FACTOR = 5.0  # times the initial loss
-STEPS = 10  # consecutive
-EXAMPLES = 32  # in the mean that is the initial loss
+FACTOR = 5.0  # a loss above this multiple of the initial loss diverges
+STEPS = 10  # consecutive steps with such a loss
+EXAMPLES = 32  # examples over which the initial loss is averaged
 
 
 class Divergence:
@@ -78,18 +78,18 @@ class RunningMetrics:
         """Returns whether any step was added."""
         return bool(self._finite_steps or self.skipped)
 
-    def add(self, losses: np.ndarray, counted: np.ndarray, sums: Sequence[np.ndarray]) -> None:
+    def add(self, losses: np.ndarray, is_finite: np.ndarray, sums: Sequence[np.ndarray]) -> None:
         """Adds the steps of a call.
 
         Args:
-          losses: [steps], their losses.
-          counted: [steps] bool, whether each step was finite.
+          losses: [steps]; loss of each step.
+          is_finite: [steps] bool; whether each step was finite.
           sums: sums of the metrics' variables, merged over replicas.
         """
-        for loss in losses[counted]:
+        for loss in losses[is_finite]:
             self._loss += float(loss)
-        self._finite_steps += int(counted.sum())
-        self.skipped += int((~counted).sum())
+        self._finite_steps += int(is_finite.sum())
+        self.skipped += int((~is_finite).sum())
         self._totals.add(sums)
 
     def results(self, metrics: ModelMetrics) -> dict[str, float]:
@@ -112,8 +112,8 @@ class Progress:
     """Running metrics since the last record and since the start of the epoch.
 
     Attributes:
-      window: since the last record.
-      epoch: since the start of the epoch.
+      window: metrics since the last record.
+      epoch: metrics since the start of the epoch.
       divergence: detects a diverging loss.
     """
 
@@ -129,10 +129,10 @@ class Progress:
         progress.divergence = self.divergence
         return progress
 
-    def add(self, losses: np.ndarray, counted: np.ndarray, sums: Sequence[np.ndarray]) -> None:
+    def add(self, losses: np.ndarray, is_finite: np.ndarray, sums: Sequence[np.ndarray]) -> None:
         """Adds the steps of a call; see `RunningMetrics.add`."""
         for running_metrics in (self.window, self.epoch):
-            running_metrics.add(losses, counted, sums)
+            running_metrics.add(losses, is_finite, sums)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as JSON, for checkpoints."""

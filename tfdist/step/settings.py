@@ -24,7 +24,7 @@ class Settings:
       seed: seed of random layers.
       jit_compile: whether to compile the forward and backward pass with XLA.
       micro_steps: number of parts into which a replica's rows are divided.
-      clip: applied to the reduced gradients.
+      clip: clipping of the reduced gradients.
       loss_scale: for float16; None for no scaling, in which case a step that is not finite ends the run.
       max_skipped_steps: with loss scaling, number of consecutive skipped steps that ends the run.
       sparse: names of the gradients that the reducer accepts as rows; see `named_specs`.

@@ -67,7 +67,7 @@ class Step:
         has_clock, no_time = not self._strategy.compiles_replicas, tf.zeros([], tf.float64)  # XLA's programs have none
         arrival_time = clock.time_after(batch) if has_clock else no_time
         batch = clock.available_after(arrival_time, batch) if has_clock else batch
-        is_whole = self.source.collectives.size == 1 or self.source.is_partitioned  # its values are those of all rows
+        is_whole = self.source.collectives.size == 1 or self.source.is_partitioned  # values are computed from all rows
         may_be_empty = isinstance(batch, ReplicaRows) and not is_whole
         rows = (
             batch
@@ -87,12 +87,12 @@ class Step:
         self.sends_rows = self._recording.has_unknown_shapes
         statistics = [] if is_whole else self._side_effects.statistics_to_average((gradients, value), values)
         if may_be_empty:
-            self._side_effects.undo_unless(rows.rows, values)
+            self._side_effects.undo_if_empty(rows.rows, values)
             *gradients, value = [_zero_if_empty(tensor, rows.rows) for tensor in (*gradients, value)]
         if statistics:
             average_over_rows(statistics, rows.rows, self._recording)
         compute_seconds = (
-            clock.time_after(gradients) - arrival_time if has_clock and self.source.has_own_time else no_time
+            clock.time_after(gradients) - arrival_time if has_clock and self.source.has_local_time else no_time
         )
         reduction = self._reduce([*gradients, value])
         *gradients, value = reduction.totals
@@ -106,14 +106,14 @@ class Step:
         clipped_gradients = self.settings.clip(result.gradients, result.norm)
         return result._replace(gradients=clipped_gradients, scale=self._next_scale(result.finite))
 
-    def apply(self, result: ComputeResult, unused: frozenset[int]) -> None:
+    def apply(self, result: ComputeResult, unused_indices: frozenset[int]) -> None:
         """Applies the step: updates weights, optimizer state and all other state. A replica function.
 
         Args:
           result: result of `compute`.
-          unused: indices of the variables for which no replica has a gradient; they are not updated.
+          unused_indices: indices of the variables for which no replica has a gradient; they are not updated.
         """
-        indices = [i for i in range(len(self.variables)) if i not in unused]
+        indices = [i for i in range(len(self.variables)) if i not in unused_indices]
         gradients, variables = [result.gradients[i] for i in indices], [self.variables[i] for i in indices]
         update = self._strategy.apply_locally if self.source.is_local else self._strategy.optimizer_shards.apply
         update(self.optimizer, gradients, variables)
@@ -122,10 +122,10 @@ class Step:
 
     def apply_if(self, condition: tf.Tensor, result: ComputeResult, count: Callable[[], Any]) -> None:
         """Applies and counts a step of a local source, or skips it. A replica function, without communication."""
-        unused = self.unused_variables()
+        unused_indices = self.unused_variables()
 
         def apply() -> None:
-            self.apply(result, unused)
+            self.apply(result, unused_indices)
             count()
 
         run_if(condition, apply, lambda: self.skip(result))
@@ -140,7 +140,7 @@ class Step:
         self._side_effects.undo(result.previous_values)
 
     def with_condition(self, result: ComputeResult, condition: tf.Tensor) -> ComputeResult:
-        """Marks a result as not to be applied if `condition`, a scalar bool, is False. A replica function."""
+        """Returns a result that is applied only if `condition`, a scalar bool, is True. A replica function."""
         scale = [
             tf.where(condition, new, tf.convert_to_tensor(old))
             for new, old in zip(result.scale, self._scale, strict=True)
@@ -174,10 +174,10 @@ class Step:
 
     def _reduce(self, tensors: list[tf.Tensor | tf.IndexedSlices]) -> ReductionResult:
         """Sums gradients and shares of the loss over replicas."""
-        sent = Recording(self._recording)
-        reduction = self._reduction.reduce(tensors, sent, name="gradients")
+        gradient_recording = Recording(self._recording)
+        reduction = self._reduction.reduce(tensors, gradient_recording, name="gradients")
         self.gradient_calls = (
-            Recording(self._recording) if self.source.keeps_gradients else sent
+            Recording(self._recording) if self.source.keeps_gradients else gradient_recording
         )  # the calls that send gradients
         return reduction
 

@@ -38,14 +38,14 @@ def check_own_gradients(optimizer: keras.Optimizer) -> None:
         raise InputError(f"{rule}{type(optimizer).__name__}, which overrides apply. {remedy}")
 
 
-def check_trains(model: keras.Model) -> None:
+def check_trainable(model: keras.Model) -> None:
     """Raises `InputError` for a built model without trainable variables."""
     if not full_model(model).trainable_variables:  # a stage may have none
         raise InputError("A model needs variables to be trained. Received: no trainable variable.")
 
 
-def without_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, LossScale | None]:
-    """Unwraps Keras's loss scaling. It checks only local gradients, so replicas would skip different steps."""
+def unwrap_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, LossScale | None]:
+    """Unwraps Keras's loss scaling, which checks only local gradients: replicas would skip different steps."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer, None
     loss_scale = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
@@ -78,7 +78,7 @@ def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
     if names:
         raise InputError(f"{_UNSUPPORTED_OPTIONS[names[0]]} Received: {names[0]}={values[names[0]]}.")
     if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
-        raise InputError("One optimizer must update all variables. Received: MultiOptimizer. Pass one of those in it.")
+        raise InputError("One optimizer must update all variables. Received: MultiOptimizer. Pass a single optimizer.")
     clip_options = {name: getattr(optimizer, name) for name in ("clipnorm", "global_clipnorm", "clipvalue")}
     clipping = [f"{name}={value}" for name, value in clip_options.items() if value]
     if clipping and (clip.norm or clip.value):
@@ -110,10 +110,10 @@ def check_micro_steps(model: keras.Model, strategy: Strategy, micro_steps: int) 
     """Raises `InputError` if there are micro-steps and a layer that needs all rows of a step at once."""
     if micro_steps == 1:
         return
-    if synchronized := synchronized_layers(model):
+    if layers := synchronized_layers(model):
         raise InputError(
             "Synchronized BatchNorm takes the moments of all rows of a step, but accumulation computes the step in "
-            f"parts. Received: accumulate_steps={micro_steps} and {synchronized[0].path}. Use --batch_norm=local or "
+            f"parts. Received: accumulate_steps={micro_steps} and {layers[0].path}. Use --batch_norm=local or "
             "--accumulate_steps=1."
         )
     # Without loops, micro-steps read assigned values as tensors, through which no gradient reaches the variables.
@@ -136,8 +136,8 @@ _UNSUPPORTED_OPTIONS = {
 }
 
 
-def trained_ids(model: keras.Model) -> list[int]:
-    """Returns the ids of the currently trainable variables, of all stages on each process of a pipeline."""
+def trainable_variable_ids(model: keras.Model) -> list[int]:
+    """Returns the ids of the currently trainable variables; in a pipeline, those of all stages."""
     return [id(variable) for variable in full_model(model).trainable_variables]
 
 
@@ -146,7 +146,7 @@ def check_unchanged(model: keras.Model, expected_ids: Sequence[int], optimizer: 
 
     `expected_ids` are the ids of the variables that were trainable when the trainer was built; empty if it is not built.
     """
-    if expected_ids and trained_ids(model) != list(expected_ids):
+    if expected_ids and trainable_variable_ids(model) != list(expected_ids):
         raise InputError(
             "A trainer trains the variables that were trainable when it was built. Received: different ones now. Make "
             "a new Trainer after a change of `trainable`."

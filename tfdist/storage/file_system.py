@@ -114,13 +114,13 @@ class FileSystem(Storage):
     def check_writable(self, directory: StoragePath) -> None:
         """See base class."""
         path = _local_path(directory).absolute()
-        nearest = next(parent for parent in (path, *path.parents) if self.exists(parent))
-        if not nearest.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a directory", str(directory))
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, f"no permission to write in {nearest}", str(directory))
+        nearest_parent = next(parent for parent in (path, *path.parents) if self.exists(parent))
+        if not nearest_parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{nearest_parent} is not a directory", str(directory))
+        if not os.access(nearest_parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"no permission to write in {nearest_parent}", str(directory))
 
-    def resolved(self, path: StoragePath) -> Path:
+    def resolve(self, path: StoragePath) -> Path:
         """See base class."""
         return Path(os.path.realpath(_local_path(path)))  # `Path.resolve` fails for a cycle of links
 
@@ -159,7 +159,7 @@ class _NewFile(NewFile):
     def write(self, data: bytes | memoryview, position: int) -> None:
         _write(self._descriptor, data, position)
 
-    def is_complete(self, position: int, size: int) -> None:
+    def on_range_written(self, position: int, size: int) -> None:
         # Starts the writeback of the range now rather than at the end of the file.
         os.posix_fadvise(self._descriptor, position, size, os.POSIX_FADV_DONTNEED)
 
@@ -226,8 +226,8 @@ def _open_regular_file(path: StoragePath, flags: int, *, for_writing: bool = Fal
 
 def _sync(path: Path) -> None:
     """Flushes a file, or a directory with all of its contents, to disk."""
-    for inner in path.iterdir() if path.is_dir() else ():
-        _sync(inner)
+    for child in path.iterdir() if path.is_dir() else ():
+        _sync(child)
     _fsync(path)
 
 

@@ -89,12 +89,12 @@ class Info(NamedTuple):
     Attributes:
       is_directory: whether it is a directory.
       size: size in bytes of a file.
-      modified: time of the last change, in seconds since 1970 (UTC).
+      modified_time: time of the last change, in seconds since 1970 (UTC).
     """
 
     is_directory: bool
     size: int
-    modified: float
+    modified_time: float
 
 
 class Entry(NamedTuple):
@@ -140,7 +140,7 @@ class NewFile(abc.ABC):
     def write(self, data: bytes | memoryview, position: int) -> None:
         """Writes all bytes at a position. Large arrays are passed without a copy."""
 
-    def is_complete(self, position: int, size: int) -> None:
+    def on_range_written(self, position: int, size: int) -> None:
         """Called after a range has been written; the storage may begin to make it durable."""
 
 
@@ -187,7 +187,8 @@ class Storage(abc.ABC):
         """Opens a file for reading.
 
         Raises:
-          NotRegularFile: the path is not a regular file. A link to a file is refused with `errno.ELOOP`.
+          NotRegularFile: the path is not a regular file.
+          OSError: with `errno.ELOOP`, if the path is a link.
         """
 
     @abc.abstractmethod
@@ -269,9 +270,9 @@ class Storage(abc.ABC):
                 raise OSError(errno.EFBIG, problem, str(path))
             return file.read(file.size)
 
-    def copy_to(self, path: StoragePath, local: Path) -> None:
+    def copy_to(self, path: StoragePath, local_path: Path) -> None:
         """Copies a file of any size to a new local file."""
-        with self.open(path) as file, local.open("xb") as copy:
+        with self.open(path) as file, local_path.open("xb") as copy:
             for position in range(0, file.size, _COPY_BYTES):
                 copy.write(file.read(_COPY_BYTES, position))
 
@@ -282,7 +283,7 @@ class Storage(abc.ABC):
     def check_writable(self, directory: StoragePath) -> None:
         """Raises `OSError` if a directory, which need not exist, is known not to be writable."""
 
-    def resolved(self, path: StoragePath) -> StoragePath:
+    def resolve(self, path: StoragePath) -> StoragePath:
         """Returns the canonical path of a file, with links resolved."""
         return path
 
@@ -323,15 +324,15 @@ class Storage(abc.ABC):
     def _remove_any(self, path: StoragePath, is_directory: bool) -> None:
         (self.remove_directory if is_directory else self.remove)(path)
 
-    def _upload(self, local: Path, path: StoragePath) -> None:
-        if local.is_dir():
+    def _upload(self, local_path: Path, path: StoragePath) -> None:
+        if local_path.is_dir():
             self.make_directory(path, is_new=True)
-            for inner in local.iterdir():
-                self._upload(inner, path / inner.name)
+            for child in local_path.iterdir():
+                self._upload(child, path / child.name)
             self.sync_directory(path)
             return
-        with local.open("rb") as source, self.create(path) as file:
-            for position in range(0, local.stat().st_size, _COPY_BYTES):
+        with local_path.open("rb") as source, self.create(path) as file:
+            for position in range(0, local_path.stat().st_size, _COPY_BYTES):
                 file.write(source.read(_COPY_BYTES), position)
 
 

@@ -20,7 +20,7 @@ from tfdist.synchronization.periodic import HierarchicalSynchronizer, PeriodicSy
 from tfdist.synchronization.server_updates import ServerSynchronizer
 from tfdist.synchronization.streaming import StreamingSynchronizer
 
-_KINDS: Mapping[type[Sync], Callable[..., WeightSynchronizer]] = {
+_SYNCHRONIZERS: Mapping[type[Sync], Callable[..., WeightSynchronizer]] = {
     LocalSGD: PeriodicSynchronizer,
     PostLocalSGD: PeriodicSynchronizer,
     HierarchicalLocalSGD: HierarchicalSynchronizer,
@@ -61,4 +61,4 @@ def make_synchronizer(
     if isinstance(sync, LocalSGD) and not sync.is_blocking:
         return StreamingSynchronizer(sync, model, strategy, lambda specs: compression.reducer(specs, {}, ()), store)
     reducer = compression.reducer(tensor_specs(weights), {}, ())
-    return _KINDS[type(sync)](sync, model, strategy, reducer, store)
+    return _SYNCHRONIZERS[type(sync)](sync, model, strategy, reducer, store)

@@ -37,14 +37,14 @@ _INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by size of a floating-poi
 
 
 class ElasticExchange(Exchange):
-    """Moves center and replicas towards each other. `divergence` is not weighted by rows either."""
+    """Moves center and replicas towards each other. Neither differences nor `divergence` are weighted by rows."""
 
     def __init__(self, *args: Any, alpha: float):
         super().__init__(*args)
         self._alpha = alpha
 
     def _message(self, weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """See base class; differences have equal weights."""
+        """See base class. Differences have equal weights."""
         changes = [x - w for x, w in zip(self._global_weights.values(), weights, strict=True)]
         return [*changes, rows, square_norm(changes)]
 
@@ -86,15 +86,15 @@ class ElasticSynchronizer(PeriodicSynchronizer):
     def begin(self, step: int, batch_size: int) -> None:
         """See base class."""
         self._sync.check_alpha(self._strategy.replicas)
-        if self._last is None:
+        if self._last_exchange is None:
             super().begin(step, batch_size)
             return
         self._batch_size = batch_size
         self._compiled_assign_center()
 
-    def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
-        """See base class; before the first step, all replicas have the center."""
-        return contextlib.nullcontext() if self._last is None else self._center()
+    def with_global_weights(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """See base class. Before the first step, all replicas have the center."""
+        return contextlib.nullcontext() if self._last_exchange is None else self._center()
 
     def _center_of(self, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the center, or the replicas' weights if they are all equal. A replica function."""
@@ -107,11 +107,11 @@ class ElasticSynchronizer(PeriodicSynchronizer):
         return tf.constant(True)
 
     def to_json(self) -> dict[str, Any]:
-        """See base class; `center`: whether the global weights are evaluated instead of the mean over replicas."""
+        """See base class. `center` tells that the global weights are evaluated, not the mean over replicas."""
         return {**super().to_json(), "center": True}
 
     def _can_resume(self, saved: Mapping[str, Any]) -> bool:
-        """See base class; replicas need not have the global weights."""
+        """See base class. Replicas need not have the global weights."""
         return not saved.get("since")
 
 

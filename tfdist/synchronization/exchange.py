@@ -8,7 +8,7 @@ A reducer sums d, which may be compressed, with error feedback. Without an outer
 replicas' weights.
 
 Cost of an exchange: one all-reduce of P + 2 numbers for P trainable parameters. Over a ring, each of N replicas sends
-2 P b (N - 1) / N bytes, with b bytes per number, and 1 / period of that per step on average. Averages of the optimizer's state
+2 P b (N - 1) / N bytes, with b bytes per number: 1 / period of that per step on average. Averages of the optimizer's state
 and of moving statistics take one more all-reduce each. Memory: the global weights and the outer optimizer's state.
 """
 
@@ -103,7 +103,7 @@ def read_variables(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
 
 
 def outer_optimizer(text: str) -> keras.Optimizer | None:
-    """Creates an outer optimizer; None if there is none.
+    """Creates the outer optimizer that `text` describes, or returns None for an empty text.
 
     Raises:
       InputError: the optimizer or an argument is unknown, or it accumulates gradients, or its state is initialized with a
@@ -130,7 +130,7 @@ class ExchangeResult(NamedTuple):
 
     Attributes:
       divergence: scalar; root mean square over replicas of the distance to their mean, over the norm of the mean.
-      rows: scalar; rows on which all replicas have trained, as a multiple of those of equal shares.
+      rows: scalar; rows on which all replicas have trained, as a multiple of an equal share.
     """
 
     divergence: tf.Tensor
@@ -208,7 +208,7 @@ class Exchange:
         return read_variables(self._weights)
 
     def new_state(self, rows: tf.Tensor, all_rows: tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
-        """Returns the optimizer's new state, unless it stays local, and averaged statistics. In a replica function."""
+        """Returns the optimizer's new state, unless it stays local, and the averaged statistics. A replica function."""
         means = replica_means(read_variables(self._statistics), rows, collectives, name="exchange/statistics")
         return [*self._new_slots(rows, all_rows, collectives), *means]
 
@@ -229,7 +229,7 @@ class Exchange:
 
 
 def message_of(global_weights: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-    """Returns a replica's message: its changes, weighted by `rows`, and two scalars; see `specs_of`.
+    """Returns a replica's message: its changes, weighted by `rows`, and two scalars; see `tensor_specs`.
 
     `rows` is a scalar of dtype floatx: the replica's rows since the last exchange as a multiple of an equal share.
     """
@@ -263,7 +263,7 @@ def weighted_mean(
 def replica_mean(
     variables: Sequence[keras.Variable], strategy: Strategy, rows: Callable[[], tf.Tensor]
 ) -> TemporaryValues:
-    """Returns a context in which variables have their mean over the replicas; cost: one all-reduce of them.
+    """Returns a context in which variables have their mean over the replicas. Cost: one all-reduce of the variables.
 
     Args:
       variables: variables with a separate value on each replica.
@@ -277,7 +277,7 @@ def replica_mean(
         weight = tf.where(total > 0, own_rows / tf.maximum(total, 1), 1 / strategy.replicas)
         return weighted_mean(values, weight, tf.ones_like(weight), strategy.collectives)
 
-    return TemporaryValues(variables, strategy, means, differ=lambda: strategy.replicas > 1)
+    return TemporaryValues(variables, strategy, means, values_differ=lambda: strategy.replicas > 1)
 
 
 class InitialState:

@@ -33,7 +33,7 @@ from tfdist.synchronization.interface import WeightSynchronizer
 
 
 class Counts(NamedTuple):
-    """Counts of a replica in a round, scalar float64.
+    """The counts of a replica in a round, scalars of dtype float64.
 
     Attributes:
       examples: number of examples of its clients.
@@ -80,9 +80,9 @@ class RoundState:
       changes: for each weight, the sum over a replica's clients of n_k (x - w_k).
       statistics: moving statistics of the model, such as those of BatchNormalization, and integer and bool variables of
         its layers, such as counters.
-      statistics_sums: for each of them, the sum over a replica's clients of n_k times its value, or, of an integer, times
-        its change, which is exact.
-      counts: scalars.
+      statistics_sums: for each of them, the sum over a replica's clients of n_k times its value, or for integers, of n_k
+        times its change, which is exact.
+      counts: counts of the current round.
       recording: the calls of the latest trace that send changes.
     """
 
@@ -165,7 +165,7 @@ class RoundState:
         self._assign_statistics(self._initial_statistics)
 
     def take_weights(self) -> None:
-        """Assigns the model's weights, which are equal on all replicas, to the global ones."""
+        """Assigns the model's weights, which are equal on all replicas, to the global weights."""
         self.global_weights.take_weights(self.weights)
 
     def _assign_statistics(self, values: Sequence[tf.Tensor | tf.Variable]) -> None:
@@ -190,7 +190,7 @@ def _add_change(initial: tf.Variable, change: tf.Tensor) -> tf.Tensor:
 
 
 def _states(name: str, variables: Sequence[keras.Variable], integers: tf.DType | None = None) -> list[State]:
-    """Returns a state like each variable; `integers` replaces the dtype of those that are not floating-point."""
+    """Returns a state for each variable; `integers` replaces the dtype of variables that are not floating-point."""
     dtypes = [tf.as_dtype(variable.dtype) for variable in variables]
     dtypes = [dtype if dtype.is_floating or integers is None else integers for dtype in dtypes]
     pairs = zip(variables, dtypes, strict=True)
@@ -200,7 +200,7 @@ def _states(name: str, variables: Sequence[keras.Variable], integers: tf.DType |
 class ClientGradients(GradientSource):
     """The gradients of a client.
 
-    With the proximal term, the loss is that of FedProx, F_k(w) + mu / 2 |w - x|^2, which adds mu (w - x) to the gradient.
+    The proximal term of FedProx makes the loss F_k(w) + mu / 2 |w - x|^2, which adds mu (w - x) to the gradient.
     Recorded losses do not include this term.
     """
 
@@ -210,7 +210,7 @@ class ClientGradients(GradientSource):
         self.sync, self._global_weights = sync, global_weights
 
     def draws(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | int, int]:
-        """See base class: the round, and a number of client and batch instead of a replica."""
+        """See base class. Returns the round, and an index of client and batch instead of the replica."""
         return step[0], tf.cast(step[1], tf.int32), self.sync.clients + 1
 
     def _row_gradients(self, *args: Any) -> LocalGradients:
@@ -260,8 +260,8 @@ class RoundLoop:
         (norm, may_continue), report = run_loop(
             run_round, initial_state, steps, specs, self._strategy, continues=lambda state: state[1]
         )
-        losses, counted, sizes = report.values
-        return LoopResult(losses, counted, norm, may_continue, (), *report[1:], sizes=sizes)
+        losses, is_finite, sizes = report.values
+        return LoopResult(losses, is_finite, norm, may_continue, (), *report[1:], sizes=sizes)
 
     def _round(self, iterator: Iterator[Any], number: tf.Tensor) -> tuple[LoopReport, list[tf.Tensor]]:
         """Runs a round; returns the report of the local steps, and loss, finite and norm."""
@@ -331,7 +331,7 @@ def _schedule_scope(optimizer: keras.Optimizer, number: tf.Tensor) -> Iterator[N
     The optimizer itself counts the client's steps, as Adam's bias correction requires.
     """
     schedule = keras_internals.scheduled_learning_rate(optimizer)
-    rate = keras_internals.replaced_learning_rate(optimizer, lambda _: schedule(number)) if schedule else None
+    rate = keras_internals.replace_learning_rate(optimizer, lambda _: schedule(number)) if schedule else None
     with rate or contextlib.nullcontext(), keras_internals.scheduled_momentum(optimizer, number):
         yield
 
@@ -346,7 +346,7 @@ class FederatedSynchronizer(WeightSynchronizer):
 
     def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
         """See base class."""
-        assert batch_size  # that of a client
+        assert batch_size  # the batch size of a client
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
             settings = dataclasses.replace(settings, batch_size=batch_size)
@@ -360,7 +360,7 @@ class FederatedSynchronizer(WeightSynchronizer):
 
     @property
     def payload_per_step(self) -> float:
-        """See base class; the payload of a round."""
+        """See base class. A step is a round."""
         return self._state.recording.payload_bytes if self._state.recording else 0
 
 

@@ -36,30 +36,30 @@ class WeightSynchronizer:
 
         Args:
           steps: steps of the trainer.
-          batch_size: examples that count as one step; None if each batch has a number of its own.
+          batch_size: number of examples of a step; None if it varies from batch to batch.
           rate: factor of the learning rate.
           step: the next step.
-          make: creates the loop if this synchronizer has none of its own.
+          make: creates the loop, unless the synchronizer has a special loop.
         """
-        return steps.loop(batch_size, make, rate=rate, local=self.is_local_step(step))
+        return steps.loop(batch_size, make, rate=rate, is_local=self.is_local_step(step))
 
     def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
         """Returns the iterator of the batches of this process's replicas, for `loop`."""
         return strategy.distribute(lambda *_: pipeline.indexed_dataset(*strategy.training_shares))
 
     def next(self, step: int) -> int | None:
-        """Returns the next step after `step` at which `at` must be called; None if there is none."""
+        """Returns the next step after `step` at which `run_exchanges` must be called, or None."""
         return None
 
     def begin(self, step: int, batch_size: int) -> None:
-        """Prepares for training from this step on.
+        """Prepares for training that starts at `step`.
 
         Args:
           step: number of updates done.
           batch_size: size of global batches.
         """
 
-    def at(self, step: int) -> Mapping[str, float]:
+    def run_exchanges(self, step: int) -> Mapping[str, float]:
         """Runs the exchanges that are due after `step` updates; returns fields for training records."""
         return {}
 
@@ -67,10 +67,10 @@ class WeightSynchronizer:
         """Waits for an exchange in the background, after which variables may be read and collectives called."""
 
     def training(self) -> contextlib.AbstractContextManager[None]:
-        """Context of a run of steps. No exchange is running after it, except after an error."""
+        """Context of a run of steps. On exit, no exchange is running, except after an error."""
         return contextlib.nullcontext()
 
-    def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
+    def with_global_weights(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Context in which all replicas have the global weights, for evaluation; local weights are restored on exit."""
         return contextlib.nullcontext()
 
@@ -80,8 +80,8 @@ class WeightSynchronizer:
         return 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the state besides variables as JSON, for a checkpoint."""
+        """Returns the state, except variables, as JSON for a checkpoint."""
         return {}
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
-        """Restores a result of `to_json`, empty for an unknown run, after the variables were restored."""
+        """Restores a result of `to_json`, or {} for an unknown run. Call it after the variables are restored."""

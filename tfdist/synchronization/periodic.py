@@ -29,7 +29,7 @@ from tfdist.synchronization.interface import WeightSynchronizer
 
 
 def check_resumable(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_compatible: bool) -> None:
-    """Checks that replicas which have trained locally can continue with a synchronization method.
+    """Checks that replicas that have trained locally can continue with a synchronization method.
 
     Their weights differ from each other and from the global weights in a way that depends on the method: another method
     would assume that they are equal, or lose the result of a pending exchange.
@@ -48,7 +48,7 @@ def check_resumable(sync: Periodic, saved: Mapping[str, Any], step: int, *, is_c
         return
     raise InputError(
         f"A run must resume with the same method of exchanging weights. Received: sync={sync} at step {step} of a run whose "
-        "replicas train locally in another way. Use the `sync` of its run."
+        "replicas train locally in another way. Use the `sync` of that run."
     )
 
 
@@ -69,7 +69,7 @@ class PeriodicSynchronizer(WeightSynchronizer):
         self._averages_mean = replica_mean(averages, strategy, self._rows)
         self._compiled_exchange: Any = None
         self._batch_size = 0
-        self._last: int | None = None  # step of the last exchange; None before local training begins
+        self._last_exchange: int | None = None  # step of the last exchange; None before local training begins
 
     def _make_exchange(self, *args: Any) -> Exchange:
         """Creates the exchange from the positional arguments of `Exchange`."""
@@ -86,29 +86,29 @@ class PeriodicSynchronizer(WeightSynchronizer):
         return first if step < first else first + ((step - first) // period + 1) * period
 
     def begin(self, step: int, batch_size: int) -> None:
-        """See base class; after an exchange, the replicas' weights are global, even if the program has changed them."""
+        """See base class. After an exchange, the replicas' weights are global, even if the program has changed them."""
         self._batch_size = batch_size
-        if self.is_local_step(step) and self._last in (None, step):
-            self._last = step
+        if self.is_local_step(step) and self._last_exchange in (None, step):
+            self._last_exchange = step
             tf.function(self._take_over_global_weights, autograph=False).get_concrete_function()()
 
-    def at(self, step: int) -> Mapping[str, float]:
-        """See base class; returns `replica_divergence`."""
-        if self.is_local_step(step) and self._last is None:
+    def run_exchanges(self, step: int) -> Mapping[str, float]:
+        """See base class. Returns `replica_divergence`."""
+        if self.is_local_step(step) and self._last_exchange is None:
             self.begin(step, self._batch_size)
             return {}
-        if not self.is_local_step(step) or self.next(step - 1) != step or self._last == step:
+        if not self.is_local_step(step) or self.next(step - 1) != step or self._last_exchange == step:
             return {}
-        assert self._last is not None
-        share = self._batch_size * (step - self._last) / self._strategy.replicas
+        assert self._last_exchange is not None
+        share = self._batch_size * (step - self._last_exchange) / self._strategy.replicas
         result = self._run_exchange(tf.constant(share, keras.config.floatx()))
-        self._last = step
+        self._last_exchange = step
         return {"replica_divergence": float(result.divergence)}
 
-    def averaged(self, step: int) -> contextlib.AbstractContextManager[None]:
-        """See base class; right after an exchange, only averages of weights may differ between replicas."""
-        agree = self._last is None or self._last == step
-        return self._averages_mean() if agree else self._mean()
+    def with_global_weights(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """See base class. Right after an exchange, only averages of weights may differ between replicas."""
+        weights_agree = self._last_exchange is None or self._last_exchange == step
+        return self._averages_mean() if weights_agree else self._mean()
 
     def _rows(self) -> tf.Tensor:
         """Returns the number of rows since the last exchange."""
@@ -124,13 +124,13 @@ class PeriodicSynchronizer(WeightSynchronizer):
 
     @property
     def payload_per_step(self) -> float:
-        """See base class; the payload of an exchange divided by the period."""
+        """See base class. This is the payload of an exchange divided by the period."""
         recording = self._exchange.recording
         return recording.payload_bytes / self._sync.period if recording else 0
 
     def to_json(self) -> dict[str, Any]:
         """See base class."""
-        return {"last_exchange": self._last}
+        return {"last_exchange": self._last_exchange}
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
         """See base class.
@@ -139,7 +139,7 @@ class PeriodicSynchronizer(WeightSynchronizer):
           InputError: the run exchanged fragments, used a delay or a center, or trained locally during the warmup.
         """
         check_resumable(self._sync, saved, step, is_compatible=self._can_resume(saved))
-        self._last = saved.get("last_exchange")
+        self._last_exchange = saved.get("last_exchange")
 
     def _can_resume(self, saved: Mapping[str, Any]) -> bool:
         """Returns whether an exchange left the replicas of a run with the global weights; see `to_json`."""
@@ -197,23 +197,23 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
         [(period, _), *_] = self._levels
         return (step // period + 1) * period
 
-    def at(self, step: int) -> Mapping[str, float]:
+    def run_exchanges(self, step: int) -> Mapping[str, float]:
         """See base class."""
         has_replicas = self._strategy.replicas > 1
         due_levels = [level for level, (period, _) in enumerate(self._levels) if has_replicas and step % period == 0]
-        if step % self._sync.period and due_levels and self._last is not None:
+        if step % self._sync.period and due_levels and self._last_exchange is not None:
             period, _ = self._levels[due_levels[-1]]
             share = self._batch_size * period / self._strategy.replicas
             self._exchange_of_level(due_levels[-1])(tf.constant(share, keras.config.floatx()))
             return {}
-        fields = super().at(step)
-        if self._last == step:
+        fields = super().run_exchanges(step)
+        if self._last_exchange == step:
             self._exchange_of_level(None)(tf.constant(0, keras.config.floatx()))
         return fields
 
     @property
     def payload_per_step(self) -> float:
-        """See base class; the payload of an exchange of any level, divided by the shortest period."""
+        """See base class. This is the payload of an exchange of any level, divided by the shortest period."""
         [(period, _), *_] = self._levels
         return super().payload_per_step * self._sync.period / period
 

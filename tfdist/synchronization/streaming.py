@@ -53,8 +53,8 @@ class BackgroundCall(Generic[_T]):
         """Calls the function.
 
         Args:
-          function: takes no arguments.
-          started: set by the function when it may run concurrently with other calls.
+          function: function without arguments.
+          started: event that the function sets when it may run concurrently with other calls.
           in_background: whether to call the function in a thread, and to return after `started` is set.
         """
         self._function, self._started = function, started
@@ -102,7 +102,7 @@ class Fragment:
     Attributes:
       weights: trainable variables of the fragment.
       global_weights: the global weights.
-      own_variables: the weights that each replica sent, if it keeps its local progress.
+      own_variables: the weights that each replica sent, if replicas keep their local progress; else empty.
       recording: the calls of the exchange's latest trace.
     """
 
@@ -163,7 +163,7 @@ class Fragment:
         self._reduction.assign(reduction.state)
         return result
 
-    def use(self) -> None:
+    def use_result(self) -> None:
         """Updates the replica's weights with the result of the exchange."""
         global_weights = self.global_weights.values()
         local_weights = read_variables(self.weights)
@@ -208,7 +208,7 @@ _ENDING_SECONDS = 5.0  # time for a pending exchange to complete after an error
 
 
 @dataclasses.dataclass
-class _InFlight:
+class _PendingExchange:
     """A fragment whose exchange has begun and whose result has not been used yet.
 
     Attributes:
@@ -269,8 +269,8 @@ class StreamingSynchronizer(WeightSynchronizer):
         self._compiled_functions: dict[Callable[..., Any], Any] = {}
         self._started = threading.Event()
         self._batch_size = 0
-        self._since: list[int] = []  # step at which each fragment was last sent; empty before local training
-        self._in_flight: _InFlight | None = None
+        self._send_steps: list[int] = []  # step at which each fragment was last sent; empty before local training
+        self._pending_exchange: _PendingExchange | None = None
 
     def is_local_step(self, step: int) -> bool:
         """See base class."""
@@ -280,12 +280,12 @@ class StreamingSynchronizer(WeightSynchronizer):
         """See base class."""
         if step < self._sync.first_local_step:
             return self._sync.first_local_step
-        send_steps = [self._next_send_step(p, step) for p in self._values]
+        send_steps = [self._next_send_step(p, step) for p in self._fragment_indices]
         use_steps = [self._next_send_step(p, step - delay) + delay for p, delay in enumerate(self._delays)]
         return min(*send_steps, *use_steps)
 
     @property
-    def _values(self) -> range:
+    def _fragment_indices(self) -> range:
         return range(self._sync.fragment_count)
 
     def _next_send_step(self, fragment: int, step: int) -> int:
@@ -297,30 +297,30 @@ class StreamingSynchronizer(WeightSynchronizer):
     def begin(self, step: int, batch_size: int) -> None:
         """See base class."""
         self._batch_size = batch_size
-        if self.is_local_step(step) and not self._since:
-            self._since = [step] * self._sync.fragment_count
+        if self.is_local_step(step) and not self._send_steps:
+            self._send_steps = [step] * self._sync.fragment_count
             for fragment in self._fragments:
                 self._on_replicas(fragment.take_weights)
 
-    def at(self, step: int) -> Mapping[str, float]:
-        """See base class; returns `replica_divergence` when the result of an exchange is used."""
-        if not self.is_local_step(step) or not self._since:
+    def run_exchanges(self, step: int) -> Mapping[str, float]:
+        """See base class. Returns `replica_divergence` when the result of an exchange is used."""
+        if not self.is_local_step(step) or not self._send_steps:
             self.begin(step, self._batch_size)
             return {}
         fields: dict[str, float] = {}
         fields |= self._use_if_due(step)
-        for number in self._values:
+        for number in self._fragment_indices:
             if self._next_send_step(number, step - 1) == step:
                 self._send(number, step)
                 fields |= self._use_if_due(step)
         return fields
 
     def settle(self) -> None:
-        """See base class; updates the global weights."""
-        if self._in_flight and self._in_flight.call:
-            result = self._in_flight.call.result()
-            self._in_flight.divergence = float(self._strategy.local(result.divergence)[0])
-            self._in_flight.call = None
+        """See base class. Also updates the global weights."""
+        if self._pending_exchange and self._pending_exchange.call:
+            result = self._pending_exchange.call.result()
+            self._pending_exchange.divergence = float(self._strategy.local(result.divergence)[0])
+            self._pending_exchange.call = None
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -328,23 +328,23 @@ class StreamingSynchronizer(WeightSynchronizer):
         try:
             yield
         except BaseException:
-            if self._in_flight and self._in_flight.call:
-                self._in_flight.call.wait(_ENDING_SECONDS)
+            if self._pending_exchange and self._pending_exchange.call:
+                self._pending_exchange.call.wait(_ENDING_SECONDS)
             raise
         self.settle()
 
     @contextlib.contextmanager
-    def averaged(self, step: int) -> Iterator[None]:
+    def with_global_weights(self, step: int) -> Iterator[None]:
         """See base class."""
         self.settle()
         with contextlib.ExitStack() as stack:
-            for mean in self._means if self._since else []:
+            for mean in self._means if self._send_steps else []:
                 stack.enter_context(mean())
             yield
 
     @property
     def payload_per_step(self) -> float:
-        """See base class; the payload of one exchange of each fragment divided by the period."""
+        """See base class. This is the payload of one exchange of all fragments, divided by the period."""
         recordings = [fragment.recording for fragment in self._fragments if fragment.recording]
         if len(recordings) < len(self._fragments):
             return 0
@@ -353,11 +353,11 @@ class StreamingSynchronizer(WeightSynchronizer):
     def to_json(self) -> dict[str, Any]:
         """See base class."""
         self.settle()
-        pending = self._in_flight
+        pending = self._pending_exchange
         entry = (
             [pending.fragment, pending.step, repr(pending.divergence)] if pending else []
-        )  # as a text, since JSON has no NaN
-        return {"since": list(self._since), "sent": entry}
+        )  # a string, because JSON has no NaN
+        return {"since": list(self._send_steps), "sent": entry}
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
         """See base class.
@@ -368,16 +368,16 @@ class StreamingSynchronizer(WeightSynchronizer):
         since = list(saved.get("since", []))
         is_compatible = saved.get("last_exchange") is None and len(since) in (0, self._sync.fragment_count)
         check_resumable(self._sync, saved, step, is_compatible=is_compatible)
-        self._since = since
-        self._in_flight = None
+        self._send_steps = since
+        self._pending_exchange = None
         if saved.get("sent"):
             fragment, send_step, divergence = saved["sent"]
-            self._in_flight = _InFlight(fragment, send_step, divergence=float(divergence))
+            self._pending_exchange = _PendingExchange(fragment, send_step, divergence=float(divergence))
 
     def _send(self, number: int, step: int) -> None:
         """Sends a fragment. Processes compare their calls the first time."""
         fragment = self._fragments[number]
-        share = self._batch_size * (step - self._since[number]) / self._strategy.replicas
+        share = self._batch_size * (step - self._send_steps[number]) / self._strategy.replicas
         message = self._on_replicas(fragment.prepare, tf.constant(share, keras.config.floatx()))
         is_first = fragment.recording is None
         exchange = self._compiled_for(fragment.exchange, message, prologue=self._signal)
@@ -385,17 +385,20 @@ class StreamingSynchronizer(WeightSynchronizer):
             assert fragment.recording is not None
             agree_on_plan(self._strategy.peers, fragment.recording.calls)
         call = BackgroundCall(lambda: exchange(message), self._started, in_background=self._sync.overlap)
-        self._in_flight = _InFlight(number, step, call)
-        self._since[number] = step
+        self._pending_exchange = _PendingExchange(number, step, call)
+        self._send_steps[number] = step
 
     def _use_if_due(self, step: int) -> dict[str, float]:
-        """Waits for the pending exchange and uses its result, if that is due at this step."""
-        if self._in_flight is None or step < self._in_flight.step + self._delays[self._in_flight.fragment]:
+        """If the result of the pending exchange is due at this step, waits for it and uses it."""
+        if (
+            self._pending_exchange is None
+            or step < self._pending_exchange.step + self._delays[self._pending_exchange.fragment]
+        ):
             return {}
         self.settle()
-        fragment, self._in_flight = self._in_flight, None
-        self._on_replicas(self._fragments[fragment.fragment].use)
-        return {"replica_divergence": fragment.divergence}
+        exchange, self._pending_exchange = self._pending_exchange, None
+        self._on_replicas(self._fragments[exchange.fragment].use_result)
+        return {"replica_divergence": exchange.divergence}
 
     def _on_replicas(self, function: Callable[..., Any], *args: Any) -> Any:
         return self._compiled_for(function, *args)(*args)
@@ -403,9 +406,9 @@ class StreamingSynchronizer(WeightSynchronizer):
     def _compiled_for(
         self, function: Callable[..., Any], *args: Any, prologue: Callable[[], object] = lambda: None
     ) -> Any:
-        """Returns a replica function compiled for arguments of these shapes; once, in the main thread.
+        """Returns a replica function compiled for arguments of these shapes. Compiles it once, in the main thread.
 
-        `prologue` is called first while the function is traced, outside of replicas.
+        `prologue` is called at the start of the trace, outside of replicas.
         """
 
         def run(*run_args: Any) -> Any:

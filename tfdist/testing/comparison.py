@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals, models
-from tfdist.cli.run import Session, make_trainer, warn_of_flags
+from tfdist.cli.run import Session, make_trainer, warn_about_flags
 from tfdist.cluster.environment import Cluster
 from tfdist.config.staleness import LAZY
 from tfdist.config.strategy_registry import REFERENCE
@@ -36,7 +36,7 @@ from tfdist.gradients import Sum
 from tfdist.parameter_server.servers import BY_ROWS
 from tfdist.parameter_server.update_order import Update
 from tfdist.reporting.warn_once import warn_once
-from tfdist.row_semantics.declarations import checked
+from tfdist.row_semantics.declarations import check_declarations
 from tfdist.row_semantics.explanation import Explanation, using_listener
 from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, split_numbers
 from tfdist.step.compiled_steps import Steps
@@ -112,7 +112,7 @@ class ReplayLoop:
             losses[update.ticket - first] = float(step_result.loss)
         return LoopResult(
             losses=tf.constant(losses, keras.config.floatx()),
-            counted=tf.ones([count], tf.bool),
+            is_finite=tf.ones([count], tf.bool),
             norm=tf.zeros([], keras.config.floatx()),
             may_continue=tf.constant(True),
             gradient_finite=(),
@@ -199,19 +199,19 @@ class Comparison(NamedTuple):
 
     Attributes:
       tolerance: the largest difference that passes.
-      unit: of differences: "relative", or "roundings" of 16 bits.
+      unit: unit of differences: "relative", or "roundings" of 16 bits.
       steps: the comparison of each step.
       replicas_equal: whether the replicas are equal bit for bit.
-      not_compared: paths of variables whose true gradient is zero.
-      different_by_design: paths of layers that draw numbers or take statistics for each replica.
+      skipped_variables: paths of variables whose true gradient is zero, which are not compared.
+      differing_layers: paths of layers that differ by design: they draw numbers or take statistics for each replica.
     """
 
     tolerance: float
     unit: str
     steps: list[StepComparison]
     replicas_equal: bool
-    not_compared: list[str]
-    different_by_design: list[str]
+    skipped_variables: list[str]
+    differing_layers: list[str]
 
     @property
     def largest(self) -> float:
@@ -254,7 +254,7 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
             "nothing about several. Add --devices=2, or start several processes by `tfdist launch`.",
             situation=ONE_DEVICE,
         )
-    warn_of_flags(session.config, session.strategy, strategy_trainer.model)
+    warn_about_flags(session.config, session.strategy, strategy_trainer.model)
     trace: list[dict[str, np.ndarray]] = []
     with (
         using_listener(lambda explanation: _print_values(explanation, print_line))
@@ -299,15 +299,21 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
     differing_layers = _different_by_design(session, reference.model)
     limit = tolerance(session.config, reference.model.optimizer)
     if is_replayed:
-        stalest = max(update.version - min(update.versions) for update in updates)
-        print_line(f"One device makes the same updates from the same weights, which were up to {stalest} updates old.")
+        max_staleness = max(update.version - min(update.versions) for update in updates)
+        print_line(
+            f"One device makes the same updates from the same weights, which were up to {max_staleness} updates old."
+        )
     _print_header(session, reference.model, differing_layers, limit, print_line)
     lines: list[tuple[float, float, str]] = []
 
     def compare() -> None:
-        values, expected = trace.pop(0), _values(single, reference.model)
-        sizes = rounding.next(expected) if rounding else {path: _norm(value) or 1.0 for path, value in expected.items()}
-        deltas = {path: values[path] - value for path, value in expected.items()}
+        values, reference_values = trace.pop(0), _values(single, reference.model)
+        sizes = (
+            rounding.next(reference_values)
+            if rounding
+            else {path: _norm(value) or 1.0 for path, value in reference_values.items()}
+        )
+        deltas = {path: values[path] - value for path, value in reference_values.items()}
         norms = {path: rounding.norm(path, value) if rounding else _norm(value) for path, value in deltas.items()}
         differences = {
             path: (norms[path] / sizes[path], float(np.max(np.abs(value), initial=0.0)))
@@ -317,8 +323,10 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
         path = max(candidates, key=lambda p: candidates[p][0])
         lines.append((*candidates[path], path))
 
-    expected = _run(session, reference, compare, steps_per_call)
-    steps = [StepComparison(a.step, a.loss, b.loss, *line) for a, b, line in zip(calls, expected, lines, strict=True)]
+    reference_calls = _run(session, reference, compare, steps_per_call)
+    steps = [
+        StepComparison(a.step, a.loss, b.loss, *line) for a, b, line in zip(calls, reference_calls, lines, strict=True)
+    ]
     result = Comparison(
         limit, "roundings" if rounding else "relative", steps, replicas_equal, sorted(noise), differing_layers
     )
@@ -335,8 +343,8 @@ def _print_result(result: Comparison, print_line: Callable[[str], None]) -> None
     for number, a, b, difference, absolute, path in result.steps:
         mark = "" if difference <= result.tolerance else "  <- exceeds the tolerance"
         print_line(f"{number:5d}  {a:<14.8g} {b:<14.8g} {difference:9.2e} {absolute:9.2e}  {path}{mark}")
-    for path in result.not_compared:
-        print_line(f"Not compared: {path}, whose true gradient is zero, so that its differences are rounding errors.")
+    for path in result.skipped_variables:
+        print_line(f"Not compared: {path}, whose true gradient is zero: its differences are rounding errors.")
     equal = result.replicas_equal
     print_line(
         "Replicas are equal bit for bit." if equal else "REPLICAS DIFFER: their weights are not equal bit for bit."
@@ -353,13 +361,13 @@ class _Rounding:
     def __init__(self, session: Session, single: Strategy):
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy("float32")
-        exact = dataclasses.replace(session, config=dataclasses.replace(session.config, precision="float32"))
-        trainer = make_trainer(exact, single)
+        exact_session = dataclasses.replace(session, config=dataclasses.replace(session.config, precision="float32"))
+        trainer = make_trainer(exact_session, single)
         trainer.build(session.data.train)
         self._first = _values(single, trainer.model)
         self._steps: list[dict[str, np.ndarray]] = []
         self._changed_mask: dict[str, np.ndarray] = {}
-        _run(exact, trainer, lambda: self._steps.append(_values(single, trainer.model)))
+        _run(exact_session, trainer, lambda: self._steps.append(_values(single, trainer.model)))
         keras.config.set_dtype_policy(policy)
 
     def next(self, values: dict[str, np.ndarray]) -> dict[str, float]:
@@ -367,14 +375,14 @@ class _Rounding:
 
         The difference relative to the change since the first step is at least its median over all variables.
         """
-        exact = self._steps.pop(0)
-        self._changed_mask = {path: exact[path] != self._first[path] for path in exact}
-        roundings = {path: self.norm(path, values[path] - exact[path]) for path in exact}
-        changes = {path: self.norm(path, exact[path] - self._first[path]) for path in exact}
+        exact_values = self._steps.pop(0)
+        self._changed_mask = {path: exact_values[path] != self._first[path] for path in exact_values}
+        roundings = {path: self.norm(path, values[path] - exact_values[path]) for path in exact_values}
+        changes = {path: self.norm(path, exact_values[path] - self._first[path]) for path in exact_values}
         typical_ratio = float(
             np.median([roundings[path] / change for path, change in changes.items() if change] or [0.0])
         )
-        return {path: max(roundings[path], typical_ratio * changes[path], _MIN_NORM) for path in exact}
+        return {path: max(roundings[path], typical_ratio * changes[path], _MIN_NORM) for path in exact_values}
 
     def norm(self, path: str, difference: np.ndarray) -> float:
         """Returns the norm of a variable's difference at this step, without the largest 5% of its changed elements.
@@ -431,7 +439,7 @@ def _run(session: Session, trainer: Trainer, observe: Callable[[], None], steps_
 
 
 def _values(strategy: Strategy, model: keras.Model) -> dict[str, np.ndarray]:
-    """Returns the weights of the whole model on the chief, and those of this process elsewhere."""
+    """Returns the weights of the whole model on the chief, or of this process's part on other ranks."""
     with strategy.parts.full_model(model) as full_model:
         return {
             v.path: np.asarray(tf.convert_to_tensor(strategy.local(v.value)[0]), np.float64)
@@ -448,8 +456,8 @@ def _replicas_equal(strategy: Strategy, model: keras.Model) -> bool:
     trainable = [strategy.local(v.value) for v in model.trainable_variables]
     digests = [digest([values[i] for values in trainable]) for i in range(len(strategy.local_replicas))]
     digests_by_rank = strategy.peers.gather("verify/digests", digests, deadline=REFERENCE_SECONDS)
-    equal = len({value for digests in digests_by_rank if digests for value in digests}) == 1  # without lost workers
-    return False not in strategy.group.gather("verify/equal", equal, deadline=REFERENCE_SECONDS)
+    are_equal = len({value for digests in digests_by_rank if digests for value in digests}) == 1  # without lost workers
+    return False not in strategy.group.gather("verify/equal", are_equal, deadline=REFERENCE_SECONDS)
 
 
 def _noise(session: Session, reference: Trainer) -> set[str]:
@@ -459,7 +467,7 @@ def _noise(session: Session, reference: Trainer) -> set[str]:
     x, y, weight = keras.utils.unpack_x_y_sample_weight(_first_batch(session))
     state = [(variable, tf.identity(variable.value)) for variable in model.non_trainable_variables]
     limit = TOLERANCES[keras.config.floatx(), "adaptive"]
-    with tf.GradientTape() as tape, checked(int(count_rows(x)), limit):
+    with tf.GradientTape() as tape, check_declarations(int(count_rows(x)), limit):
         loss = model.compute_loss(x, y, model(x, training=True), sample_weight=weight, training=True)
     for variable, value in state:  # restores moving averages and random states
         variable.assign(value)

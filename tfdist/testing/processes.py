@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO
 
-_PORTS = range(10000, 19000)  # below those of outgoing connections and launchers, also with 1000 added for the group
+_PORTS = range(
+    10000, 19000
+)  # below the ports of outgoing connections and launchers, even with the group's offset of 1000
 _port_offsets = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class EndedProcess:
     """The end of a process.
 
     Attributes:
@@ -53,18 +55,18 @@ class Job:
         """Waits until a rank has printed a text; raises `AssertionError` with every rank's output on timeout."""
         self._wait_until(lambda: text in self.output(rank), seconds, f"rank {rank} did not print {text!r}")
 
-    def wait(self, seconds: float) -> list[Ended]:
+    def wait(self, seconds: float) -> list[EndedProcess]:
         """Waits until all processes have ended; raises `AssertionError` with every rank's output on timeout."""
-        ends: dict[int, float] = {}
+        end_seconds: dict[int, float] = {}
 
         def all_ended() -> bool:
             for rank, process in enumerate(self.processes):
-                if rank not in ends and process.poll() is not None:
-                    ends[rank] = time.monotonic() - self._start_time
-            return len(ends) == len(self.processes)
+                if rank not in end_seconds and process.poll() is not None:
+                    end_seconds[rank] = time.monotonic() - self._start_time
+            return len(end_seconds) == len(self.processes)
 
         self._wait_until(all_ended, seconds, "not every rank has ended")
-        return [Ended(p.wait(), self.output(rank), ends[rank]) for rank, p in enumerate(self.processes)]
+        return [EndedProcess(p.wait(), self.output(rank), end_seconds[rank]) for rank, p in enumerate(self.processes)]
 
     def kill(self) -> None:
         """Kills every process and its descendants."""
@@ -77,8 +79,8 @@ class Job:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                everything = "\n".join(f"--- rank {r}\n{self.output(r)}" for r in range(len(self.processes)))
-                raise AssertionError(f"After {seconds} s {problem}.\n{everything}")
+                all_outputs = "\n".join(f"--- rank {r}\n{self.output(r)}" for r in range(len(self.processes)))
+                raise AssertionError(f"After {seconds} s {problem}.\n{all_outputs}")
             time.sleep(0.05)
 
 

@@ -20,19 +20,19 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors.formatting import byte_size
 from tfdist.trainer.inspections import Inspection, RunView, TimingRounds, medians_of_slowest
 
-MAX_TIME_RATIO = 0.95  # of an algorithm that replaces the engine's, to the engine's time
+MAX_TIME_RATIO = 0.95  # an algorithm must take less than this fraction of the engine's time to replace it
 SMALLEST, GROWTH = 1024, 4
 MAX_MEASURED_BYTES = 64 * 1024 * 1024
 # (rounds, limit): after these rounds, algorithms that take longer than `limit` times the fastest one are dropped.
 ROUNDS = ((2, 2.0), (7, 1.3), (21, math.inf))
-_SECONDS = 10.0  # after this time, a size gets no further rounds
+_MAX_SECONDS = 10.0  # after this time, a size gets no further rounds
 
 Times = Mapping[int, Mapping[str, float]]  # seconds, by size and algorithm
 _log = logging.getLogger(__name__)
 
 
 class AutoAllReduce(Inspection):
-    """Measures once, before the first step without a table of algorithms, and creates the table."""
+    """Measures the algorithms before the first step, if there is no table of algorithms, and creates the table."""
 
     def __init__(self, run_view: RunView, record: Callable[[str], None]):
         """Initializes the inspection; `record` is called with the table as CSV on the chief."""
@@ -49,7 +49,9 @@ class AutoAllReduce(Inspection):
         sizes = list(map(tensor_bytes, specs))
         bucket_bytes = min(self._steps.compression.bucket_bytes, sum(sizes))
         times = measure(strategy, sizes_up_to(max(bucket_bytes, *sizes)))
-        rows = strategy.peers.broadcast("all_reduce", [list(band) for band in fastest(times).bands], LONG_SECONDS)
+        rows = strategy.peers.broadcast(
+            "all_reduce", [list(band) for band in fastest_algorithms(times).bands], LONG_SECONDS
+        )
         table = AlgorithmTable(tuple(Band(*row) for row in rows))
         self._steps.use_all_reduce_table(table)
         if strategy.is_chief:
@@ -68,10 +70,10 @@ def sizes_up_to(largest: int) -> list[int]:
 
 
 def measure(strategy: Strategy, sizes: Sequence[int]) -> dict[int, dict[str, float]]:
-    """Times the engine and all algorithms; every process must call it, and gets the same times.
+    """Times the engine and all algorithms. Every process must call it; the results are the same on all processes.
 
     Args:
-      strategy: strategy whose `tuned` is not None.
+      strategy: strategy whose `tuned_collectives` is not None.
       sizes: sizes in bytes.
 
     Returns:
@@ -81,7 +83,7 @@ def measure(strategy: Strategy, sizes: Sequence[int]) -> dict[int, dict[str, flo
 
 
 def _measure_size(strategy: Strategy, size: int) -> dict[str, float]:
-    collectives = strategy.tuned
+    collectives = strategy.tuned_collectives
     assert collectives
     calls = {
         name: compiled_call(strategy, collectives, name, size) for name in possible_algorithms(collectives.topology)
@@ -97,14 +99,14 @@ def _measure_size(strategy: Strategy, size: int) -> dict[str, float]:
         all_times = strategy.peers.gather(f"all_reduce/{size}/{rounds}", local_times, LONG_SECONDS)
         medians = medians_of_slowest([times for _, times in all_times])
         timing.drop(medians, limit)
-        if all_times[0][0] > _SECONDS:
+        if all_times[0][0] > _MAX_SECONDS:
             break
     return timing.correct(medians)
 
 
 def compiled_call(strategy: Strategy, collectives: TunedCollectives, name: str, size: int) -> Callable[[], object]:
     """Returns a compiled call of one all-reduce of `size` bytes."""
-    collectives = collectives.with_table(AlgorithmTable.of(name))
+    collectives = collectives.with_table(AlgorithmTable.uniform(name))
 
     def replica_function(value: tf.Tensor) -> tf.Tensor:
         [total] = collectives.all_reduce([tf.fill([size // 4], value)], name=f"all_reduce/{name}/{size}")
@@ -118,8 +120,8 @@ def compiled_call(strategy: Strategy, collectives: TunedCollectives, name: str, 
     return lambda: [float(value) for value in strategy.local(function(scalar))]
 
 
-def fastest(times: Times) -> AlgorithmTable:
-    """Returns the table of the fastest algorithms; the engine's is kept unless another one is faster by more than noise.
+def fastest_algorithms(times: Times) -> AlgorithmTable:
+    """Returns the table of the fastest algorithms, which keeps the engine's unless another is faster by more than noise.
 
     The limit between two measured sizes is their geometric mean.
     """
@@ -151,8 +153,10 @@ def explain(table: AlgorithmTable, times: Times) -> list[str]:
     lines = []
     for band in table.bands:
         band_sizes = [size for size in times if band.min_bytes <= size <= band.max_bytes]
-        sums = f"sums up to {byte_size(band.max_bytes)}" if band.max_bytes < MAX_MESSAGE_BYTES else "larger sums"
-        sums = "all sums" if len(table.bands) == 1 else sums
+        size_text = f"sums up to {byte_size(band.max_bytes)}" if band.max_bytes < MAX_MESSAGE_BYTES else "larger sums"
+        size_text = "all sums" if len(table.bands) == 1 else size_text
         listed_sizes = dict.fromkeys((band_sizes[0], band_sizes[-1]))
-        lines.append(f"{sums} use {band.algorithm}. Measured: {'; '.join(notes({s: times[s] for s in listed_sizes}))}.")
+        lines.append(
+            f"{size_text} use {band.algorithm}. Measured: {'; '.join(notes({s: times[s] for s in listed_sizes}))}."
+        )
     return lines

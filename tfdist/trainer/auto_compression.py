@@ -42,8 +42,8 @@ class Link:
     def _call_bytes(self, call: RecordedCall) -> float:
         ranks = len(call.ranks) if call.ranks else self.replicas
         ring_share, peers = (ranks - 1) / ranks, ranks - 1
-        message_counts = {"all_reduce": 2 * ring_share, "all_to_all": ring_share, "reduce_scatter": ring_share}
-        return call.payload_bytes * (message_counts | {"send": 1}).get(call.operation, peers)
+        payload_factors = {"all_reduce": 2 * ring_share, "all_to_all": ring_share, "reduce_scatter": ring_share}
+        return call.payload_bytes * (payload_factors | {"send": 1}).get(call.operation, peers)
 
 
 def measure(strategy: Strategy) -> Link:
@@ -62,7 +62,7 @@ def _message_seconds(strategy: Strategy, size: int) -> float:
     return median_seconds(strategy, replica_function)
 
 
-MAX_TIME_RATIO = 0.9  # of a method that replaces the exact sum, to the time of the exact sum
+MAX_TIME_RATIO = 0.9  # a method must take less than this fraction of the exact sum's time to replace it
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Cost(NamedTuple):
 
 
 class AutoCompression(Inspection):
-    """Measures once and chooses a method for each gradient."""
+    """Measures the link and the codecs once, and chooses a method for each gradient."""
 
     def __init__(self, run_view: RunView, choice: Choice):
         self._run_view = run_view
@@ -96,7 +96,7 @@ class AutoCompression(Inspection):
         steps = self._run_view.steps
         link = measure(steps.strategy)
         costs = {spec.name: self._measure_costs(spec) for spec in steps.compressible()}
-        choice = {name: fastest(link, candidates) for name, candidates in costs.items()}
+        choice = {name: fastest_method(link, candidates) for name, candidates in costs.items()}
         choice = steps.strategy.peers.broadcast("auto", choice, LONG_SECONDS)
         steps.choose_methods(choice, self._candidates)
         if steps.strategy.is_chief:
@@ -127,8 +127,8 @@ def _seconds(link: Link, cost: Cost, bandwidth: float | None = None) -> float:
     return cost.codec_seconds + link.seconds(cost.calls, bandwidth)
 
 
-def fastest(link: Link, costs: Mapping[str, Cost]) -> str:
-    """Returns the fastest method; the exact sum unless another method is faster by more than noise."""
+def fastest_method(link: Link, costs: Mapping[str, Cost]) -> str:
+    """Returns the fastest method, or the exact sum if no other method is faster by more than noise."""
     best = min(costs, key=lambda method: _seconds(link, costs[method]))
     return best if _seconds(link, costs[best]) < MAX_TIME_RATIO * _seconds(link, costs[EXACT]) else EXACT
 

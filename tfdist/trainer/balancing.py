@@ -62,7 +62,7 @@ class MeasuredBalancing(Balancing):
         )
         self._step_seconds: list[np.ndarray] = []  # seconds per step of each local replica, by call
         self._steps = 0
-        self._is_first = True  # the first call has additional costs, such as memory allocation
+        self._is_first_call = True  # the first call has additional costs, such as memory allocation
         super().__init__(self._allocation)
 
     def allocation_at(self, step: int) -> RowAllocation:
@@ -77,8 +77,8 @@ class MeasuredBalancing(Balancing):
 
     def observe_call(self, step: int, steps: int, busy_seconds: np.ndarray) -> None:
         """See base class."""
-        if self._is_first or step <= self._speeds.allocations[-1].step:
-            self._is_first = step <= self._speeds.allocations[-1].step  # the next call has another allocation
+        if self._is_first_call or step <= self._speeds.allocations[-1].step:
+            self._is_first_call = step <= self._speeds.allocations[-1].step  # the next call has another allocation
             return
         self._step_seconds.append(busy_seconds / steps)
         self._steps += steps
@@ -105,7 +105,7 @@ class MeasuredBalancing(Balancing):
                 _log.info("%s", _describe_change(speeds, counts, start))
             self._allocation.change(start, counts)
         speeds.change(start, counts)
-        self._is_first = True
+        self._is_first_call = True
 
 
 def _describe_change(speeds: ReplicaSpeeds, counts: list[int], step: int) -> str:
@@ -118,8 +118,8 @@ def _describe_change(speeds: ReplicaSpeeds, counts: list[int], step: int) -> str
     )
 
 
-def balancing(balance: Balance, strategy: Strategy, state: TrainState, batch_size: int) -> Balancing:
-    """Returns the allocation of rows in a run."""
+def make_balancing(balance: Balance, strategy: Strategy, state: TrainState, batch_size: int) -> Balancing:
+    """Returns the `Balancing` of a run, as configured by `balance`."""
     if balance.kind == MEASURED and strategy.replicas > 1:
         return MeasuredBalancing(strategy, state, batch_size)
     state.speeds = None

@@ -85,20 +85,20 @@ class Callbacks:
 
 
 def callbacks_of_process(
-    callbacks: Sequence[keras.callbacks.Callback], strategy: Strategy, restores: bool = False
+    callbacks: Sequence[keras.callbacks.Callback], strategy: Strategy, broadcasts_weights: bool = False
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that run on this process: those that write files run on the chief only.
 
     Args:
       callbacks: callbacks as passed on every process.
       strategy: strategy of the model.
-      restores: whether weights that the chief restores are broadcast to the other processes.
+      broadcasts_weights: whether weights that the chief restores are broadcast to the other processes.
 
     Raises:
       InputError: a callback does not work with several processes.
     """
     backs_up = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks)
-    if strategy.cluster.size > 1 and backs_up and not restores:
+    if strategy.cluster.size > 1 and backs_up and not broadcasts_weights:
         raise InputError(
             "Only one of several processes would restore its weights. Received: BackupAndRestore in a job of "
             f"{strategy.cluster.size} processes. Leave it out."
@@ -195,7 +195,7 @@ def check_no_swap(callbacks: Sequence[keras.callbacks.Callback], program: Progra
 
 
 def _averaging_options(program: Program) -> str:
-    """Returns the options that make evaluations use averages of weights; empty for none."""
+    """Returns the options that make evaluations use averages of weights; "" if there are none."""
     sync = [f"sync={program.settings.sync}"] if _is_local(program) else []
     return " and ".join(["ema"] * _has_moving_average(program) + sync)
 

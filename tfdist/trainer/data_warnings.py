@@ -24,9 +24,9 @@ from tfdist.step.settings import Settings
 
 # Keras's warning for one of the rules, raised inside a step.
 _KERAS_WARNING = r".*received `from_logits=True`, but the `output` argument was produced by"
-_ROWS = 64  # examples to check; more for arrays in memory
-_REFUSAL = "a Trainer refuses it on several replicas and with micro-steps"
-_EVALUATION = "evaluation is not finite"  # a situation detected in the data or the loss
+_SAMPLE_ROWS = 64  # examples to check; more for arrays in memory
+_TRAINER_CONSEQUENCE = "a Trainer rejects it on several replicas and with micro-steps"
+_EVALUATION_SITUATION = "evaluation is not finite"  # a situation detected in the data or the loss
 
 
 def check_form(model: keras.Model, element_spec: Any) -> None:
@@ -44,15 +44,16 @@ def _check_text(model: keras.Model, x: Any) -> None:
     if not inputs or any(tensor.dtype == "string" for tensor in inputs):
         return
     parts = {tensor.name: x.get(tensor.name) for tensor in inputs} if isinstance(x, dict) else {"x": x}
-    texts = [
+    text_inputs = [
         name
         for name, part in parts.items()
         if any(s.dtype == tf.string for s in tf.nest.flatten(part) if s is not None)
     ]
-    if texts:
+    if text_inputs:
         raise InputError(
-            f"A model whose inputs are numbers takes no text. Received: {texts[0]} of strings. Convert it, for example by "
-            "keras.layers.TextVectorization or StringLookup in Dataset.map, or give the model a keras.Input of dtype string."
+            f"A model whose inputs are numbers takes no text. Received: {text_inputs[0]} of strings. Convert it, for example "
+            "with keras.layers.TextVectorization or StringLookup in Dataset.map, or give the model a keras.Input of dtype "
+            "string."
         )
 
 
@@ -60,25 +61,25 @@ def dependence_of(
     strategy: Strategy, model: keras.Model, element_spec: Any, settings: Settings, steps: Steps
 ) -> RowDependence:
     """Returns the dependence of a model on several rows of a batch, and the communication of partitioned steps."""
-    parts, is_explained = strategy.micro_batches or settings.micro_steps, listener() is not None
+    parts, has_listener = strategy.micro_batches or settings.micro_steps, listener() is not None
     spec = tf.nest.map_structure(add_batch_dim, tuple(element_spec))
-    may_be_called = strategy.trains_whole_model and not strategy.layouts.shards_tensors
+    is_callable = strategy.trains_whole_model and not strategy.layouts.shards_tensors
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_KERAS_WARNING)  # repeated for the examples or the first step
         dependence = row_dependence(
             model,
             spec,
-            is_divided=strategy.replicas * parts > 1 or is_explained,
-            is_callable=may_be_called,
+            is_divided=strategy.replicas * parts > 1 or has_listener,
+            is_callable=is_callable,
             may_communicate=parts == 1,
         )
     uses_xla = settings.jit_compile or strategy.compiles_replicas or not strategy.compiles_loops
-    is_excluded = not may_be_called or strategy.sums_gradients or settings.sync.exchanges_weights or parts > 1
+    is_excluded = not is_callable or strategy.sums_gradients or settings.sync.exchanges_weights or parts > 1
     if dependence.reasons and not (uses_xla or is_excluded):
         dependence = dependence._replace(communication=steps.communication(spec))
     if explain := listener():
-        consequence = "a Trainer cannot check this, and warns" if dependence.error else _REFUSAL
-        consequence = dependence.communication.otherwise if dependence.is_partitioned else consequence
+        consequence = "a Trainer cannot check this, and warns" if dependence.error else _TRAINER_CONSEQUENCE
+        consequence = dependence.communication.fallback if dependence.is_partitioned else consequence
         step, variables = f"A step of {model.name}", model.trainable_variables
         explain(Explanation(step, dependence.values, dependence.error, consequence, variables, dependence.calls))
     return dependence
@@ -115,14 +116,16 @@ def check_examples(
     if settings.sync.exchanges_weights and parts == 1:
         # Replicas that train locally have their own state, which exchanges average.
         dependence = _without_state(dependence)
-    errors += _refusals(dependence, model, strategy.replicas, parts)
+    errors += _division_errors(dependence, model, strategy.replicas, parts)
     if test is not None and strategy.is_chief:
         test_findings = data_check.findings(model, test)
         errors += [f"Evaluation data: {finding.text}" for finding in test_findings if finding.is_error]
-    _refuse(strategy, "data/refusal", errors)
+    _raise_first(strategy, "data/refusal", errors)
     locations = data_check.non_finite_locations(test) if test is not None and strategy.is_chief else []
     evaluation_warnings = (
-        [(_message(locations, "what an evaluation finds is NaN, or wrong"), _EVALUATION)] if locations else []
+        [(_non_finite_message(locations, "the results of evaluations are NaN or wrong"), _EVALUATION_SITUATION)]
+        if locations
+        else []
     )
     dependence_warnings = _warnings(dependence, strategy.replicas, parts) if strategy.is_chief else []
     return [
@@ -141,10 +144,10 @@ def check_standalone_evaluation(strategy: Strategy, model: keras.Model, dependen
     if strategy.replicas * parts == 1:
         return
     stateless = _without_state(dependence)  # only training assigns state
-    _refuse(strategy, "evaluation/refusal", _refusals(stateless, model, strategy.replicas, parts))
+    _raise_first(strategy, "evaluation/refusal", _division_errors(stateless, model, strategy.replicas, parts))
 
 
-def _refuse(strategy: Strategy, name: str, errors: list[str]) -> None:
+def _raise_first(strategy: Strategy, name: str, errors: list[str]) -> None:
     """Raises `InputError` on every process with the first of the chief's errors, if there is one."""
     with long_timeout("its data") as deadline:
         if refusal := strategy.group.broadcast(name, errors[:1], deadline):
@@ -160,7 +163,7 @@ def add_batch_dim(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
     return None if spec is None else tf.TensorSpec([None, *spec.shape], spec.dtype)
 
 
-def _refusals(dependence: RowDependence, model: keras.Model, replicas: int, parts: int) -> list[str]:
+def _division_errors(dependence: RowDependence, model: keras.Model, replicas: int, parts: int) -> list[str]:
     division = replicas_and_micro_steps(replicas, parts)
     if dependence.is_partitioned:
         batches = [name for name, coupling in dependence.metrics.items() if coupling == "batches"]
@@ -187,8 +190,8 @@ def _metric_error(name: str, coupling: Coupling, replicas: int, parts: int) -> s
     if coupling == "batches":
         return (
             "The variables of a metric must be sums over batches. Received: "
-            f"{name}, whose variables after two batches are not the sums of those after each, as of a maximum. Compute it in "
-            "a callback, or use Keras's own fit under tfdist run."
+            f"{name}, whose variables after two batches are not the sums of its variables after each batch, as for a "
+            "maximum. Compute it in a callback, or use Keras's own fit under tfdist run."
         )
     option = ", or one from tfdist.gather_rows(rows)" if parts == 1 else ""
     micro_step_option = "" if parts == 1 else " train without micro-steps;"
@@ -207,7 +210,7 @@ def _warnings(dependence: RowDependence, replicas: int, parts: int) -> list[str]
     return [
         f"Whether rows of a batch depend on each other could not be checked: {dependence.error}. Training with "
         f"{replicas_and_micro_steps(replicas, parts)} has the result of one device only if losses, metrics, outputs and the "
-        "state of layers are those of single rows, or means over rows."
+        "state of layers depend on single rows, or are means over rows."
     ]
 
 
@@ -225,28 +228,29 @@ def warn_about_evaluation(strategy: Strategy, data: Examples, loss: float) -> No
     """Logs a warning, on the chief, about a loss that is not finite, unless a warning about the data explains it."""
     if math.isfinite(loss):
         return
-    locations = data_check.non_finite_locations(_sample(data))  # every process reads, as above
+    # Every process reads, because reading may advance a random generator.
+    locations = data_check.non_finite_locations(_sample(data))
     if not strategy.is_chief:
         return
     cause = f"the evaluation loss is {loss:g}, so the evaluation is meaningless"
     if locations:
-        text = _message(locations, cause)
+        text = _non_finite_message(locations, cause)
     else:
         text = f"{cause[0].upper()}{cause[1:]}. Check the evaluation data for NaN, inf and very large values."
-    warn_once(text, situation=_EVALUATION)
+    warn_once(text, situation=_EVALUATION_SITUATION)
 
 
-def locate_nonfinite(data: Examples, batch_size: int, seed: int, first: int) -> list[str]:
-    """Returns the locations of NaN or inf in the batch after `first` examples; without random access, in some examples."""
+def locate_nonfinite(data: Examples, batch_size: int, seed: int, first_example: int) -> list[str]:
+    """Returns the locations of NaN or inf in the batch after `first_example` examples, or in a sample without random access."""
     source = data.sample
     if not isinstance(source, Source):
         return data_check.non_finite_locations(_sample(data))
-    batches = Pipeline(source, batch_size, seed, first).dataset([0], 1)
+    batches = Pipeline(source, batch_size, seed, first_example).dataset([0], 1)
     with explain_reading_errors(source):
         return data_check.non_finite_locations(data_check.as_arrays(next(iter(batches))))
 
 
-def _message(locations: list[str], result: str) -> str:
+def _non_finite_message(locations: list[str], result: str) -> str:
     return (
         f"The evaluation data has NaN or inf in {' and in '.join(locations)}: {result}. Remove or replace these values."
     )
@@ -254,4 +258,4 @@ def _message(locations: list[str], result: str) -> str:
 
 def _sample(data: Examples) -> Any:
     with explain_reading_errors(data):
-        return data_check.as_arrays(data.sample.preview(_ROWS))
+        return data_check.as_arrays(data.sample.preview(_SAMPLE_ROWS))

@@ -125,7 +125,7 @@ class EarlyStopping(EvaluationMonitor, keras.callbacks.EarlyStopping):
 
     @property
     def reason(self) -> str:
-        """The reason for a stop, such as `early stopping at step 90: val_loss has not ...`; empty without one."""
+        """The reason for a stop, such as `early stopping at step 90: val_loss has not ...`; "" without a stop."""
         if not self.stopped_step:
             return ""
         return (
@@ -225,7 +225,7 @@ class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
             )
 
     def _check(self, logs: Mapping[str, float]) -> None:
-        """See base class; logs a reduction."""
+        """See base class. Also logs a reduction of the rate."""
         keras_logs: dict[str, Any] = dict(logs)
         keras.callbacks.ReduceLROnPlateau.on_epoch_end(self, self._step, keras_logs)  # adds the current rate
         old_rate = keras_logs.get("learning_rate", 0.0)  # missing with several optimizers
@@ -244,7 +244,7 @@ class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
 def check_monitored_metrics(
     callbacks: Sequence[keras.callbacks.Callback], best: str, program: Program, evaluates: bool
 ) -> tuple[str, str]:
-    """Checks the metrics that a run monitors: those of this library's callbacks, and that of the best checkpoint.
+    """Checks the metrics that this library's callbacks monitor, and the metric of the best checkpoint.
 
     Args:
       callbacks: callbacks of the run.
@@ -253,7 +253,7 @@ def check_monitored_metrics(
       evaluates: whether the run evaluates.
 
     Returns:
-      The metric of the best checkpoint, and its direction, "min" or "max"; empty without one.
+      The metric of the best checkpoint and its direction, "min" or "max"; two empty strings if `best` is empty.
 
     Raises:
       InputError: the run does not measure a metric, or its direction is unknown.
@@ -272,12 +272,12 @@ def _direction(metric: str, mode: str, program: Program, evaluates: bool) -> str
     if metric.startswith("val_") and not evaluates:
         raise InputError(
             "A metric of an evaluation needs data to evaluate. Received: "
-            f"{metric}, without any. Give validation data, or watch {metric.removeprefix('val_')}."
+            f"{metric}, without any. Give validation data, or monitor {metric.removeprefix('val_')}."
         )
     valid_names = [f"val_{name}" for name in metric_names if evaluates] + metric_names
     if metric not in valid_names:
         raise InputError(
-            f"A metric to watch must be one that the run measures. Received: {metric}.{nearest(metric, valid_names)}"
+            f"A monitored metric must be one that the run computes. Received: {metric}.{nearest(metric, valid_names)}"
         )
     callback = keras.callbacks.EarlyStopping(metric, mode=mode)
     callback.set_model(program.model)

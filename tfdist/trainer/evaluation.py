@@ -32,12 +32,7 @@ _AUTO = "auto"
 
 
 class EvaluationMixin:
-    """`evaluate` and `predict` of a trainer, also for an untrained model.
-
-    Attributes:
-      model: the model.
-      strategy: its strategy.
-    """
+    """`evaluate` and `predict` of a trainer, also for an untrained model."""
 
     model: keras.Model
     strategy: Strategy
@@ -74,12 +69,13 @@ class EvaluationMixin:
         Args:
           x: data to evaluate on, in any of the forms of `fit`.
           y: targets, as arrays.
-          batch_size: examples per batch, over all replicas; affects only the result of a loss with `reduction="sum"`. By
-            default that of the first batch of `x`, or 32.
+          batch_size: examples per batch, over all replicas; affects only the result of a loss with `reduction="sum"`.
+            Defaults to the size of the first batch of `x`, or 32.
           verbose: 0 (silent), or "auto", 1 or 2: the chief writes a line with the results to stdout.
           sample_weight: weight of each example, as an array, with `y`.
           steps: number of batches to evaluate; by default all.
-          callbacks: Keras callbacks, or one, which see all batches as one; those that write files run on the chief only.
+          callbacks: a Keras callback or a list of them. They see all batches as a single batch; callbacks that write files
+            run on the chief only.
           return_dict: must be True, which is not Keras's default.
 
         Raises:
@@ -120,8 +116,8 @@ class EvaluationMixin:
         Args:
           x: an array, or a list or dict of arrays for a model with several inputs; a `tf.data.Dataset`, with or without
             targets; or other data in a form of `fit`, whose targets are ignored. The test examples of a `DataSet` are used.
-          batch_size: examples per batch, over all replicas; does not affect the result. By default that of the first batch
-            of `x`, or 32.
+          batch_size: examples per batch, over all replicas; does not affect the result. Defaults to the size of the
+            first batch of `x`, or 32.
           verbose: "auto", 0 (silent), 1 (a progress bar) or 2 (one line); as for Keras's `predict`.
           steps: maximum number of batches; required if `x` is infinite.
 
@@ -140,14 +136,16 @@ class EvaluationMixin:
         if self._predictor is None:
             if self._program is None:
                 self._build_model(examples)
-            partitions = self._program is not None and self._program.partitions_outputs
-            self._predictor = Predictor(self.model, self.strategy, self._settings.seed, is_partitioned=partitions)
+            is_partitioned = self._program is not None and self._program.partitions_outputs
+            self._predictor = Predictor(self.model, self.strategy, self._settings.seed, is_partitioned=is_partitioned)
         weights_context = self._program.evaluated_weights(self.step) if self._program else contextlib.nullcontext()
-        count, shown = -(-limit // rows), verbose if self.strategy.is_chief else 0
+        count, chief_verbosity = -(-limit // rows), verbose if self.strategy.is_chief else 0
         predictor = self._predictor
         with weights_context, explain_reading_errors(examples):
             return self.strategy.with_all_replicas(
-                lambda: concatenate_rows(_show_progress(predictor.predict(examples, rows, limit), count, shown))
+                lambda: concatenate_rows(
+                    _show_progress(predictor.predict(examples, rows, limit), count, chief_verbosity)
+                )
             )
 
     def _build_model(self, examples: Examples) -> None:

@@ -22,19 +22,10 @@ from tfdist.gradients.bucket import BUCKET_ORDERS
 from tfdist.gradients.compression import check as check_compression
 from tfdist.trainer.options import Checks, Reporting, Schedule
 
-_STEPS = (
-    "train_step",
-    "test_step",
-    "predict_step",
-    "compute_loss",
-    "compute_metrics",
-)  # methods that Keras's fit calls
-_LABEL_DEPENDENT_NAMES = (
-    "accuracy",
-    "acc",
-    "crossentropy",
-    "ce",
-)  # names that Keras resolves by the shape of the labels
+# Methods that Keras's fit calls.
+_STEP_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
+# Names that Keras resolves by the shape of the labels.
+_LABEL_DEPENDENT_NAMES = ("accuracy", "acc", "crossentropy", "ce")
 
 
 def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any], options: Mapping[str, Any]) -> None:
@@ -48,12 +39,12 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
     _check_optimizer(optimizer)
     for item in tf.nest.flatten(loss):
         if isinstance(item, str):
-            _check_known("loss", item, keras.losses.get, _LABEL_DEPENDENT_NAMES)
+            _check_name("loss", item, keras.losses.get, _LABEL_DEPENDENT_NAMES)
     for names in metrics:
         _check_type("metrics", names, list | tuple | dict | None, "a list or a dict", '["accuracy"]')
         for item in tf.nest.flatten(names):
             if isinstance(item, str):
-                _check_known("metrics", item, keras.metrics.get, _LABEL_DEPENDENT_NAMES)
+                _check_name("metrics", item, keras.metrics.get, _LABEL_DEPENDENT_NAMES)
     for name, minimum in {"seed": 0, "accumulate_steps": 1, "max_skipped_steps": 1}.items():
         _check_integer(name, options[name], minimum)
     _check_type("ema", options["ema"], numbers.Real, "a number", "0.999")
@@ -77,7 +68,7 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
 
 
 def _check_steps(model: keras.Model) -> None:
-    names = [name for name in _STEPS if keras_internals.is_overridden(model, name)]
+    names = [name for name in _STEP_METHODS if keras_internals.is_overridden(model, name)]
     if names:
         raise InputError(
             f"A Trainer computes its model's steps itself. Received: a {type(model).__name__} with its own {', '.join(names)}. "
@@ -158,12 +149,12 @@ def _check_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, str):
         kinds = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
         names = [kind.__name__.lower() for kind in kinds if issubclass(kind, keras.Optimizer)]
-        _check_known("optimizer", optimizer, keras.optimizers.get, [name for name in names if "optimizer" not in name])
+        _check_name("optimizer", optimizer, keras.optimizers.get, [name for name in names if "optimizer" not in name])
     elif not isinstance(optimizer, keras.Optimizer | dict):
         _check_type("optimizer", optimizer, keras.Optimizer, "a keras.Optimizer or a name", '"adam"')
 
 
-def _check_known(argument: str, name: str, get: Callable[[str], Any], valid_names: Sequence[str]) -> None:
+def _check_name(argument: str, name: str, get: Callable[[str], Any], valid_names: Sequence[str]) -> None:
     """Checks a name of Keras; `valid_names` has further names, or those to suggest."""
     if name.lower() in valid_names:
         return
@@ -247,7 +238,7 @@ def fit_arguments(
     validation_steps = validate_count("validation_steps", validation_steps)
     validation_batch_size = validate_count("validation_batch_size", validation_batch_size)
     validation_freq = _validate_freq(validation_freq)
-    steps, epochs = _length(steps, epochs, initial_epoch)
+    steps, epochs = _parse_length(steps, epochs, initial_epoch)
     with evaluation_errors():
         if isinstance(validation_data, Iterator):
             validation_data = _read_batches(validation_data, validation_steps)
@@ -299,7 +290,7 @@ def _limit(examples: Examples, steps: int | None, batch_size: int) -> Examples:
     return examples if count == examples.size else PartialEpochs(examples, count)
 
 
-def _length(steps: int | None, epochs: int | None, initial_epoch: int) -> tuple[int, int]:
+def _parse_length(steps: int | None, epochs: int | None, initial_epoch: int) -> tuple[int, int]:
     """Returns the length of a run in steps and in epochs, one of which is 0; by default one epoch."""
     if steps is None and epochs is None:
         epochs = initial_epoch + 1

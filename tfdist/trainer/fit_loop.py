@@ -27,7 +27,7 @@ from tfdist.reporting import RunPlan
 from tfdist.reporting.timing import StepTimer
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import running_metrics
-from tfdist.step.compiled_loop import LoopResult, not_finite
+from tfdist.step.compiled_loop import LoopResult, not_finite_error
 from tfdist.step.data_check import explain_mismatch
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.step.settings import Settings
@@ -62,17 +62,21 @@ def describe(
         "optimizer": describe_optimizer(program.model, program.strategy),
         "chosen": strategy_reason,
         "batch": data.train.batch_text
-        or _batch(program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name, allocation),
+        or _describe_batch(
+            program.strategy, program.settings, plan.batch_size, program.model.dtype_policy.name, allocation
+        ),
         "sync": str(program.settings.sync) if program.settings.sync.exchanges_weights else "",
-        "length": _length(plan),
+        "length": _describe_length(plan),
     }
 
 
 def describe_model(model: keras.Model) -> str:
     """Returns a description such as `mlp, 55,050 parameters (215.0 KiB)`."""
     model = full_model(model)
-    count, trainable_count = _count(model.weights), _count(model.trainable_weights)
-    size = sum(_count([v]) * tf.as_dtype(keras.backend.standardize_dtype(v.dtype)).size for v in model.weights)
+    count, trainable_count = _parameter_count(model.weights), _parameter_count(model.trainable_weights)
+    size = sum(
+        _parameter_count([v]) * tf.as_dtype(keras.backend.standardize_dtype(v.dtype)).size for v in model.weights
+    )
     frozen = "" if trainable_count == count else f", {trainable_count:,} of them trainable"
     return f"{model.name}, {count:,} parameters ({byte_size(size)}){frozen}"
 
@@ -81,16 +85,19 @@ def describe_data(data: DataSet) -> str:
     """Returns a description such as `digits, 1,437 examples of 8x8x1, 10 classes; 360 to evaluate`."""
     name = "" if data.name == "data" else f"{data.name}, "  # arrays have no name
     classes = f", {data.classes} classes" if data.classes else ""
-    test = f"; {_size(data.test):,} to evaluate" if data.test is not None else "; nothing to evaluate"
-    return f"{name}{_size(data.train):,} examples of {_shape(data.train.element_spec)}{classes}{test}"
+    test = f"; {_example_count(data.test):,} to evaluate" if data.test is not None else "; nothing to evaluate"
+    return f"{name}{_example_count(data.train):,} examples of {_describe_shape(data.train.element_spec)}{classes}{test}"
 
 
 def describe_strategy(strategy: Strategy) -> str:
     """Returns a description such as `horovod, 2 replicas on 2 GPU devices in 2 processes`."""
-    kinds = {device.device_type for device in tf.config.list_logical_devices()}
-    kind = next((kind for kind in ("TPU", "GPU") if kind in kinds), "CPU")
+    device_types = {device.device_type for device in tf.config.list_logical_devices()}
+    device_type = next((device_type for device_type in ("TPU", "GPU") if device_type in device_types), "CPU")
     processes = f" in {strategy.cluster.size} processes" if strategy.cluster.size > 1 else ""
-    replicas, devices = count_of(strategy.replicas, "replica"), count_of(strategy.total_devices, f"{kind} device")
+    replicas, devices = (
+        count_of(strategy.replicas, "replica"),
+        count_of(strategy.total_devices, f"{device_type} device"),
+    )
     return f"{strategy.name}, {replicas} on {devices}{processes}"
 
 
@@ -102,7 +109,7 @@ def describe_optimizer(model: keras.Model, strategy: Strategy) -> str:
     return f"state sharded over {len(parts)} replicas, {describe_parts(parts)}"
 
 
-def _batch(
+def _describe_batch(
     strategy: Strategy, settings: Settings, batch_size: int, precision: str, allocation: RowAllocation = EVEN
 ) -> str:
     """Returns a description such as `64 examples = 2 replicas x 2 micro-steps x 16, computed in float32`."""
@@ -124,7 +131,7 @@ def _batch(
     return f"{count_of(batch_size, 'example')}{split}, computed in {precision}"
 
 
-def _length(plan: RunPlan) -> str:
+def _describe_length(plan: RunPlan) -> str:
     """Returns a description such as `450 steps, 20 epochs`, or `100 steps, 4.45 epochs; 50 steps done before`."""
     epochs = (plan.epoch(plan.total_steps) or 0.0) - plan.first_epoch
     number = int(plan.epoch_text(plan.total_steps).rpartition("/")[2] or 0)
@@ -133,45 +140,47 @@ def _length(plan: RunPlan) -> str:
     return f"{count_of(plan.total_steps, 'step')}, {epochs_text}{previous_text}"
 
 
-def _size(examples: Examples) -> int:
+def _example_count(examples: Examples) -> int:
     return min(examples.size, examples.rows or examples.size)
 
 
-def _shape(spec: Any) -> str:
+def _describe_shape(spec: Any) -> str:
     inputs = spec[0] if isinstance(spec, tuple | list) else spec
     shapes = ["x".join("?" if n is None else str(n) for n in leaf.shape) or "1" for leaf in tf.nest.flatten(inputs)]
     return ", ".join(shapes[:3]) + (", ..." if len(shapes) > 3 else "")
 
 
-def _count(variables: Any) -> int:
+def _parameter_count(variables: Any) -> int:
     return sum(int(np.prod(variable.shape)) for variable in variables)
 
 
 def inspections(
-    options: FitOptions, run_view: RunView, replicated: Callable[[], Mapping[str, tf.Variable]]
+    options: FitOptions, run_view: RunView, replicated_variables: Callable[[], Mapping[str, tf.Variable]]
 ) -> list[Inspection]:
-    """Returns the inspections of a run, the same on every process; `replicated` returns the replicated variables by name."""
+    """Returns the inspections of a run, the same on every process."""
     checks, reporting = options.checks, options.reporting
     choice, sums_gradients = run_view.steps.compression.choice, run_view.steps.sums_gradients
-    enabled: list[Inspection] = []
+    enabled_inspections: list[Inspection] = []
     if run_view.steps.needs_all_reduce_table:
-        enabled.append(AutoAllReduce(run_view, reporting.record_all_reduce_table))
+        enabled_inspections.append(AutoAllReduce(run_view, reporting.record_all_reduce_table))
     if choice and sums_gradients:
-        enabled.append(AutoCompression(run_view, choice))
+        enabled_inspections.append(AutoCompression(run_view, choice))
     if checks.compression_check_every and sums_gradients:
-        enabled.append(CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error))
+        enabled_inspections.append(
+            CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error)
+        )
     # Its probe steps flush the pipeline.
     if checks.measure_every and sums_gradients and not pipeline_without_flush(run_view.steps.strategy):
-        enabled.append(Exposure(run_view, checks.measure_every))
+        enabled_inspections.append(Exposure(run_view, checks.measure_every))
     if checks.check_sync_every and checks.check_sync == "gradients":
-        enabled.append(GradientNorms(run_view, checks.check_sync_every))
+        enabled_inspections.append(GradientNorms(run_view, checks.check_sync_every))
     elif checks.check_sync_every:
-        enabled.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated))
+        enabled_inspections.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated_variables))
     if reporting.profile.boundaries and (pipeline := pipeline_of(run_view.steps.strategy)):
-        enabled.append(
+        enabled_inspections.append(
             PipelineTimeline(run_view, pipeline, min(reporting.profile.boundaries), reporting.record_timelines)
         )
-    return enabled
+    return enabled_inspections
 
 
 _log = logging.getLogger(__name__)
@@ -189,7 +198,7 @@ class FitLoop:
         *,
         callbacks: Sequence[keras.callbacks.Callback],
         options: FitOptions,
-        saving: Saver,
+        saver: Saver,
         balancing: Balancing,
         watchdog: Watchdog,
     ):
@@ -203,7 +212,7 @@ class FitLoop:
         self._end = end = batches.end(arguments.steps, arguments.epochs, self._source.size)
         self._schedule, self._epochs, reporting = options.schedule, arguments.epoch_numbers, options.reporting
         self._first_epoch = batches.epochs_from // self._source.size
-        self._reporting, self._saving, self._watchdog = reporting, saving, watchdog
+        self._reporting, self._saver, self._watchdog = reporting, saver, watchdog
         self._balancing = balancing
         self._progress_file = ProgressFile()
         self._callbacks = Callbacks(
@@ -217,7 +226,9 @@ class FitLoop:
         self._timer = StepTimer(batch_size=batch_size)
         self._recorder = Recorder(program, state, batches, self._source.size, self._timer, reporting.reporter)
         run_view = RunView(program.steps, batch_size, self._batch)
-        self._inspections = inspections(options, run_view, lambda: program.run_variables(state.callbacks).replicated())
+        self._inspections = inspections(
+            options, run_view, lambda: program.run_variables(state.callbacks).replicated_variables()
+        )
         self._inspection_fields: dict[str, float] = {}
         self._epoch_logs: dict[str, float] = {}
         self._facts = RunFacts(program, data, batches, state.step, end, options)
@@ -236,7 +247,7 @@ class FitLoop:
             _log.info("A step %s", program.dependence.description)
         warn_about_run(self._facts, data_warnings)
         first = self._position.examples_before(state.step)
-        skip_count = first if self._source.can_be_read_again else first - state.examples_read
+        skip_count = first if self._source.is_reiterable else first - state.examples_read
         pipeline = Pipeline(
             self._source, self._batch_size, self._program.settings.seed, skip_count, self._balancing.allocation
         )
@@ -318,9 +329,9 @@ class FitLoop:
             should_stop = self._run_call(end)
             # The end of an epoch is saved after its callbacks, below, so that a resumed run does not repeat them.
             if state.step < epoch_end:
-                self._saving.save_if_due(state.step, is_last=should_stop or state.step == self._end)
+                self._saver.save_if_due(state.step, is_last=should_stop or state.step == self._end)
         logs, state.progress.epoch = state.progress.epoch.results(self._program.metrics), RunningMetrics()
-        self._saving.observe(state.step, logs)
+        self._saver.observe(state.step, logs)
         if self._test is not None and not self._schedule.eval_every and self._epochs.validates(epoch):
             logs |= self._evaluate()
         self._program.average_statistics(self._state.step)
@@ -328,7 +339,7 @@ class FitLoop:
         self._recorder.history.end_epoch(epoch, self._callbacks.on_epoch_end(epoch, logs))
         should_stop = self._should_stop()
         if state.step == epoch_end:
-            self._saving.save_if_due(state.step, is_last=should_stop or state.step == self._end)
+            self._saver.save_if_due(state.step, is_last=should_stop or state.step == self._end)
         return should_stop
 
     def _epoch_number(self, stream_epoch: int) -> int:
@@ -336,25 +347,25 @@ class FitLoop:
         return stream_epoch - self._first_epoch + self._epochs.initial
 
     def _run_call(self, epoch_end: int) -> bool:
-        state, begin = self._state, self._state.step
+        state, first_step = self._state, self._state.step
         self._inspect()
         count = self._next_call_steps(epoch_end)
-        log = (begin + count) % self._schedule.log_every == 0 or begin + count == self._end
-        self._reporting.profile.on_step(begin)
-        self._callbacks.on_train_batch_begin(begin)
-        self._saving.begin(begin + count)
-        self._watchdog.begin(begin, begin + count)
-        result = self._train(count, log)
+        should_log = (first_step + count) % self._schedule.log_every == 0 or first_step + count == self._end
+        self._reporting.profile.on_step(first_step)
+        self._callbacks.on_train_batch_begin(first_step)
+        self._saver.begin(first_step + count)
+        self._watchdog.begin(first_step, first_step + count)
+        result = self._train(count, should_log)
         self._progress_file.note(state.step)
         logs = state.progress.epoch.results(self._program.metrics)
         self._reporting.reporter.progress(
             state.step, logs | self._timer.fields() | self._program.cost | self._inspection_fields
         )
-        if log:
+        if should_log:
             self._recorder.train(float(result.norm), self._inspection_fields)
         self._balancing.observe_call(state.step, count, result.compute_seconds.numpy())
         # After the record and the allocation of rows, for which ranks wait for each other.
-        self._watchdog.reached(state.step)
+        self._watchdog.end_call(state.step)
         self._callbacks.on_train_batch_end(state.step - 1, logs)
         # Before the evaluation, in which the watchdog does not detect a missing rank.
         should_stop = self._should_stop()
@@ -366,7 +377,7 @@ class FitLoop:
     def _next_call_steps(self, epoch_end: int) -> int:
         step = self._state.step
         next_steps = [inspection.next(step + 1) for inspection in self._inspections]
-        next_steps += [self._saving.next(step), self._program.synchronizer.next(step), self._balancing.next(step)]
+        next_steps += [self._saver.next(step), self._program.synchronizer.next(step), self._balancing.next(step)]
         boundaries = [next_step for next_step in next_steps if next_step is not None]
         return self._schedule.call_steps(step, self._end, [epoch_end, *self._reporting.profile.boundaries, *boundaries])
 
@@ -386,7 +397,7 @@ class FitLoop:
             result = loop(
                 self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(needs_norm)
             )
-            losses, is_counted = result.losses.numpy(), result.counted.numpy()
+            losses, is_counted = result.losses.numpy(), result.is_finite.numpy()
             if bool(result.may_continue):
                 self._inspection_fields |= self._program.exchange(state.step + count)
         self._timer.add_inner_times(float(result.wait_seconds), float(result.compute_seconds.numpy().max()))
@@ -409,8 +420,8 @@ class FitLoop:
         text = ", ".join(f"replica {i} skipped {number}" for i, number in enumerate(skipped_counts) if number)
         warn_once(
             f"Because of overflow, {text} of the {count} steps from step {self._state.step} on, and others did not. Each "
-            "replica lowers a loss scale of its own.",
-            "replicas skip by themselves",
+            "replica has its own loss scale.",
+            "replicas skip different steps",
         )
 
     def _raise_not_finite(self, result: LoopResult, losses: np.ndarray, is_counted: np.ndarray) -> NoReturn:
@@ -419,14 +430,14 @@ class FitLoop:
         state.progress.add(losses[:-1], is_counted[:-1], program.drain())
         first, variables = self._position.examples_before(state.step), self._model.trainable_variables
         locations = locate_nonfinite(self._source, self._batch_size, program.settings.seed, first)
-        raise not_finite(state.step, losses[-1], result, variables, program.loss_scale, locations)
+        raise not_finite_error(state.step, losses[-1], result, variables, program.loss_scale, locations)
 
     def _should_stop(self) -> bool:
         """Returns whether a callback of any rank requests a stop; the watchdog covers the wait for other ranks."""
         step = self._state.step
         self._watchdog.begin(step, step)
         should_stop = self._callbacks.should_stop(step)
-        self._watchdog.reached(step)
+        self._watchdog.end_call(step)
         return should_stop
 
     def _log_reasons(self) -> None:
@@ -457,7 +468,7 @@ class FitLoop:
         self._recorder.evaluation(results)
         logs = validation_logs(results)
         self._callbacks.on_evaluation(step, logs)
-        self._saving.observe(step, logs)
+        self._saver.observe(step, logs)
         return logs
 
 
@@ -474,5 +485,5 @@ def _annotate_errors(step: int, examples: int) -> Iterator[None]:
             "Give smaller `epochs` or `steps_per_epoch`, or data that repeats."
         ) from error
     except Exception as error:
-        error.add_note(f"This was in a call of the compiled loop that began with step {step}.")
+        error.add_note(f"The error occurred in a call of the compiled loop that began with step {step}.")
         raise

@@ -1,4 +1,4 @@
-"""Inspections: measurements between training steps that change no weight. Their interface, and the timing that they share."""
+"""The interface of inspections, which measure a run between training steps without changing weights, and timing functions."""
 
 import abc
 import statistics
@@ -56,21 +56,21 @@ class Inspection(abc.ABC):
 
 
 class Periodic(Inspection):
-    """Inspects a run every `every` steps."""
+    """Inspects a run periodically."""
 
-    def __init__(self, every: int, first: int | None = None):
+    def __init__(self, period: int, first: int | None = None):
         """Initializes the inspection.
 
         Args:
-          every: steps between inspections.
-          first: step of the first inspection, at most `every`, which is also the default.
+          period: steps between inspections.
+          first: step of the first inspection, at most `period`, which is also the default.
         """
-        self._every = every
-        self._first = every if first is None else first
+        self._period = period
+        self._first = period if first is None else first
 
     def next(self, step: int) -> int | None:
         """See base class."""
-        return self._first if step <= self._first else -(-step // self._every) * self._every
+        return self._first if step <= self._first else -(-step // self._period) * self._period
 
 
 REPEATS = 5
@@ -104,29 +104,33 @@ class TimingRounds:
           reference: name of a function that is never dropped.
         """
         self._calls, self._barrier, self._reference = calls, barrier, reference
-        self._running = list(calls)
+        self._active_names = list(calls)
         self._min_ratios: dict[str, float] = {}  # of dropped calls: multiples of the fastest time
         self.times: dict[str, list[float]] = {name: [] for name in calls}
 
     def run(self, rounds: int) -> None:
         """Runs rounds up to this total number."""
         for number in range(len(self.times[self._reference]), rounds):
-            for name in self._running[:: -1 if number % 2 else 1]:  # no call always follows the same one
+            for name in self._active_names[:: -1 if number % 2 else 1]:  # alternates the order
                 # Without a barrier, a process that finished the previous call early would also time the delay of the others.
                 self._barrier()
                 self.times[name].append(seconds_of(self._calls[name]))
 
     def drop(self, medians: Mapping[str, float], limit: float) -> None:
         """Drops calls that take longer than `limit` times the fastest; `medians` is a result of `medians_of_slowest`."""
-        fastest = min(medians[name] for name in self._running)
-        slow_names = [name for name in self._running if name != self._reference and medians[name] > limit * fastest]
+        fastest_seconds = min(medians[name] for name in self._active_names)
+        slow_names = [
+            name for name in self._active_names if name != self._reference and medians[name] > limit * fastest_seconds
+        ]
         self._min_ratios |= dict.fromkeys(slow_names, limit)
-        self._running = [name for name in self._running if name not in slow_names]
+        self._active_names = [name for name in self._active_names if name not in slow_names]
 
     def correct(self, medians: Mapping[str, float]) -> dict[str, float]:
         """Returns the medians, with dropped calls at least as slow relative to the fastest as when they were dropped."""
-        fastest = min(medians[name] for name in self._running)
-        return {name: max(median, self._min_ratios.get(name, 0.0) * fastest) for name, median in medians.items()}
+        fastest_seconds = min(medians[name] for name in self._active_names)
+        return {
+            name: max(median, self._min_ratios.get(name, 0.0) * fastest_seconds) for name, median in medians.items()
+        }
 
 
 def seconds_of(call: Callable[[], object]) -> float:

@@ -34,9 +34,9 @@ class Schedule(_FromConfig):
       eval_every: steps between evaluations, with another at the end of the run; 0 to evaluate at the end of each epoch.
         A run with fewer steps is not evaluated.
       steps_per_call: maximum number of steps per call of the compiled loop, at least 1; affects speed, never the result.
-      elastic_batch: the batch size that stays constant when a run resumes with another number of replicas: "global", as
-        does the result; or "replica": on N replicas instead of N0, batches have batch_size / N0 * N examples, and the
-        learning rate is multiplied by N / N0.
+      elastic_batch: the batch size that stays constant when a run resumes with another number of replicas: "global",
+        which also keeps the result; or "replica": on N replicas instead of N0, batches have batch_size / N0 * N examples, and
+        the learning rate is multiplied by N / N0.
 
     Raises:
       InputError: a number is too small.
@@ -64,8 +64,8 @@ class Schedule(_FromConfig):
           end: step at which the run ends.
           begun_at: step at which the run began.
         """
-        every = self.eval_every
-        return bool(every) and step == end and end % every != 0 and end // every > begun_at // every
+        period = self.eval_every
+        return bool(period) and step == end and end % period != 0 and end // period > begun_at // period
 
     def call_steps(self, step: int, end: int, boundaries: Sequence[int]) -> int:
         """Returns the number of steps of the next call of the compiled loop.
@@ -90,15 +90,15 @@ class Checks(_FromConfig):
     """Measurements and checks during a run.
 
     Attributes:
-      measure_every: steps between measurements of exposed communication, the first by step 100; 0: never.
-      compression_check_every: steps between comparisons of compressed sums with exact sums; 0: never.
-      compression_max_error: relative error above which a gradient is subsequently summed exactly; 0: no limit.
-      check_sync_every: steps between checks that all replicas hold the same values; 0: never.
+      measure_every: steps between measurements of exposed communication, the first by step 100; 0 disables them.
+      compression_check_every: steps between comparisons of compressed sums with exact sums; 0 disables them.
+      compression_max_error: relative error above which a gradient is subsequently summed exactly; 0 for no limit.
+      check_sync_every: steps between checks that all replicas hold the same values; 0 disables them.
       check_sync: "variables", whose difference ends the run, or "gradients", whose norms are logged by replica.
       stall_warning_seconds: seconds beyond twice the usual duration after which a call of the compiled loop is reported;
-        0: never.
-      stall_shutdown_seconds: seconds beyond twice the usual duration after which all processes end with exit code 4; 0:
-        never.
+        0 disables this.
+      stall_shutdown_seconds: seconds beyond twice the usual duration after which all processes end with exit code 4; 0
+        disables this.
     """
 
     measure_every: int = 1000
@@ -138,7 +138,7 @@ class Reporting:
       record_timelines: called on the chief with a pipeline's predicted and measured timelines, by title, at the first step
         of `profile`.
       strategy_reason: reason for the choice of the strategy, for the description at the start; "" for none.
-      description: further rows of that description, as texts by name.
+      description: additional lines of that description, by name.
       findings: result of `check_examples` for the data; None to check it.
     """
 
@@ -159,7 +159,7 @@ class FitOptions(NamedTuple):
       schedule: steps of records, evaluations and calls.
       checks: measurements and checks.
       reporting: destinations of records.
-      checkpoints: options for saving the run; None for never.
+      checkpoints: options for saving the run; None if it is not saved.
     """
 
     schedule: Schedule

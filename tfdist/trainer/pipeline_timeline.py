@@ -42,27 +42,25 @@ class PipelineTimeline(Inspection):
         strategy = self._pipeline
         if strategy.schedule.has_flush:
             measured_timeline = measure_timeline(self._run_view, strategy, step)
-            expected = expected_timeline(strategy.schedule, measured_timeline)
+            prediction = expected_timeline(strategy.schedule, measured_timeline)
         else:
-            measured_timeline, expected = measure_steady_state(self._run_view, strategy, step)
+            measured_timeline, prediction = measure_steady_state(self._run_view, strategy, step)
         name = strategy.schedule.name
         if strategy.is_chief:
             self._record(
                 {
-                    f"{name}, predicted from median durations": expected,
+                    f"{name}, predicted from median durations": prediction,
                     f"{name}, measured at step {step}": measured_timeline,
                 }
             )
             _log.info(
                 "Timeline of %s at step %d: %.4g s, %.0f%% idle; without messages and delays %.4g s, %.0f%% idle.",
-                *(
-                    name,
-                    step,
-                    measured_timeline.makespan,
-                    100 * measured_timeline.bubble,
-                    expected.makespan,
-                    100 * expected.bubble,
-                ),
+                name,
+                step,
+                measured_timeline.makespan,
+                100 * measured_timeline.bubble,
+                prediction.makespan,
+                100 * prediction.bubble,
             )
         return {}
 
@@ -96,9 +94,9 @@ def measure_steady_state(run_view: RunView, strategy: HasStages, step: int) -> t
     order = endless_order(strategy.schedule, count)
     rows = [row[len(row) - len(process_times) :] for row, process_times in zip(order.actions, times, strict=True)]
     measured_timeline = _timeline(dataclasses.replace(order, actions=tuple(rows)), times)
-    expected = expected_timeline(order, measured_timeline)
+    prediction = expected_timeline(order, measured_timeline)
     micro_batches = strategy.micro_batches
-    return steady_state(measured_timeline, micro_batches), steady_state(expected, micro_batches)
+    return steady_state(measured_timeline, micro_batches), steady_state(prediction, micro_batches)
 
 
 def _measure_last_trial(compute: Callable[[], tf.Tensor], strategy: HasStages) -> list[list[list[float]]]:
@@ -124,11 +122,12 @@ def expected_timeline(schedule: Schedule, measured_timeline: Timeline) -> Timeli
 
 
 def _timeline(schedule: Schedule, times: Sequence[Sequence[Sequence[float]]]) -> Timeline:
-    first = min(start for row in times for start, _ in row)
+    start_time = min(start for row in times for start, _ in row)
 
     def spans(actions: Sequence[Action], row: Sequence[Sequence[float]]) -> tuple[Span, ...]:
         return tuple(
-            Span(action, start - first, end - first) for action, (start, end) in zip(actions, row, strict=True)
+            Span(action, start - start_time, end - start_time)
+            for action, (start, end) in zip(actions, row, strict=True)
         )
 
     rows = tuple(spans(actions, row) for actions, row in zip(schedule.actions, times, strict=True))
@@ -146,14 +145,14 @@ _FIRST_STEP = 100  # of the first measurement, if the period is longer
 class Exposure(Periodic):
     """Measures exposed communication periodically, the first time early in the run."""
 
-    def __init__(self, run_view: RunView, every: int):
-        """Initializes the inspection; the first one is before step min(every, 100)."""
-        super().__init__(every, first=min(every, _FIRST_STEP))
+    def __init__(self, run_view: RunView, period: int):
+        """Initializes the inspection; the first one is before step min(period, 100)."""
+        super().__init__(period, first=min(period, _FIRST_STEP))
         self._run_view = run_view
         self._probes = CompiledProbe(run_view.steps, self._create_probes)
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class; `exposed_communication_seconds` and `codec_seconds`."""
+        """See base class. Returns `exposed_communication_seconds` and, with compression, `codec_seconds`."""
         times = self._time(self._run_view.batch(step), tf.constant(step, tf.int64))
         fields = {"exposed_communication_seconds": max(0.0, times["real"] - times["unsent"])}
         if "plain" in times:
@@ -165,19 +164,19 @@ class Exposure(Periodic):
         group = self._run_view.steps.strategy.group
         probes = self._probes.get()
         for probe in probes.values():
-            _wait(probe, batch, number)  # compiles
+            _run_and_wait(probe, batch, number)  # compiles
         seconds: dict[str, list[float]] = {name: [] for name in probes}
         for _ in range(REPEATS):
             for name, probe in probes.items():
                 group.barrier("exposure", LONG_SECONDS)
-                seconds[name].append(seconds_of(functools.partial(_wait, probe, batch, number)))
+                seconds[name].append(seconds_of(functools.partial(_run_and_wait, probe, batch, number)))
         return {name: statistics.median(values) for name, values in seconds.items()}
 
     def _create_probes(self) -> dict[str, Callable[[Any, tf.Tensor], Any]]:
         steps, size = self._run_view.steps, self._run_view.batch_size
-        unsent = NoCommunication(steps.strategy.collectives)
-        probes = {"real": steps.probe(size), "unsent": steps.probe(size, collectives=unsent)}
-        return probes | ({"plain": steps.probe(size, Bucketed(Sum()), unsent)} if steps.compresses else {})
+        no_communication = NoCommunication(steps.strategy.collectives)
+        probes = {"real": steps.probe(size), "unsent": steps.probe(size, collectives=no_communication)}
+        return probes | ({"plain": steps.probe(size, Bucketed(Sum()), no_communication)} if steps.compresses else {})
 
 
 def advice(record: Mapping[str, float], compresses: bool, is_small: bool = False) -> str | None:
@@ -199,6 +198,6 @@ def advice(record: Mapping[str, float], compresses: bool, is_small: bool = False
     )
 
 
-def _wait(function: Callable[..., Any], *args: Any) -> None:
+def _run_and_wait(function: Callable[..., Any], *args: Any) -> None:
     for tensor in tf.nest.flatten(function(*args), expand_composites=True):
         tensor.numpy()

@@ -35,7 +35,7 @@ from tfdist.step.layer_state import TemporaryValues, averaged_statistics, averag
 from tfdist.step.row_dependence import RowDependence
 from tfdist.step.settings import Settings, cost_of
 from tfdist.step.state_store import StateStore
-from tfdist.step.validation import check_micro_steps, check_trains, trained_ids
+from tfdist.step.validation import check_micro_steps, check_trainable, trainable_variable_ids
 from tfdist.synchronization import WeightSynchronizer
 from tfdist.synchronization.catalog import make_synchronizer
 from tfdist.trainer.data_warnings import (
@@ -50,7 +50,7 @@ from tfdist.trainer.data_warnings import (
 # not correspond. The checks before training exchange only hashes unless there is a difference.
 
 _MAX_CHARACTERS = 500  # number of compared characters of a value
-_PRIVATE = ("name", "seed", "input_layers", "output_layers")  # layer settings that Keras numbers or randomizes
+_IGNORED_SETTINGS = ("name", "seed", "input_layers", "output_layers")  # layer settings that Keras numbers or randomizes
 
 
 def check_equal(group: Group, model: keras.Model) -> None:
@@ -106,15 +106,15 @@ def code_hashes() -> dict[str, str]:
 def model_description(model: keras.Model) -> dict[str, str]:
     """Describes a model and its optimizer: the dtype and shape of each variable, and the plain settings of each layer.
 
-    Names are without the counters that Keras appends, which depend on the objects created before.
+    Names omit the counters that Keras appends, which depend on previously created objects.
     """
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
-    forms = [(f"variable {strip_counters(v.path)}", f"{v.dtype}{list(v.shape)}") for v in variables]
+    variable_specs = [(f"variable {strip_counters(v.path)}", f"{v.dtype}{list(v.shape)}") for v in variables]
     layers = keras_internals.layers_of(model)
     settings = [entry for layer in layers for entry in _settings(f"layer {strip_counters(layer.name)}", layer)]
     settings += _optimizer_settings(optimizer) if optimizer is not None else []
-    return unique_names([*forms, *settings], mark=" #")
+    return unique_names([*variable_specs, *settings], mark=" #")
 
 
 def _optimizer_settings(optimizer: keras.Optimizer) -> Iterator[tuple[str, str]]:
@@ -126,7 +126,7 @@ def _settings(title: str, part: Any) -> Iterator[tuple[str, str]]:
     config: Any = {}
     with contextlib.suppress(Exception):  # a custom layer may not implement get_config
         config = part.get_config()
-    yield from _flatten(f"{title}: ", {key: value for key, value in config.items() if key not in _PRIVATE})
+    yield from _flatten(f"{title}: ", {key: value for key, value in config.items() if key not in _IGNORED_SETTINGS})
 
 
 def _flatten(title: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -218,7 +218,7 @@ class Program(NamedTuple):
         """Context in which all replicas have the weights for evaluations at a step; every process must enter it."""
         self.average_statistics(step)
         statistics = self.statistics() if self._is_local(step) else contextlib.nullcontext()
-        with self.synchronizer.averaged(step), statistics, self.averaged_weights():
+        with self.synchronizer.with_global_weights(step), statistics, self.averaged_weights():
             yield
 
     def average_statistics(self, step: int) -> None:
@@ -228,9 +228,9 @@ class Program(NamedTuple):
 
     def exchange(self, step: int) -> Mapping[str, float]:
         """Runs the exchanges that are due after `step` updates; returns fields for training records."""
-        fields = self.synchronizer.at(step)
+        fields = self.synchronizer.run_exchanges(step)
         if self.synchronizer.is_local_step(step):
-            self.average_statistics(step)  # at the begin of local training, statistics are averaged, too
+            self.average_statistics(step)  # statistics are also averaged at the beginning of local training
         return fields
 
     def _is_local(self, step: int) -> bool:
@@ -273,14 +273,14 @@ def build(
         with strategy.scope():
             with explain_mismatch(element_spec), strategy.optimizer_shards.deferred_build(model):
                 keras_internals.build(model, tf.nest.map_structure(add_batch_dim, element_spec))
-            check_trains(model)
+            check_trainable(model)
         strategy.optimizer_shards.build(model)
     with strategy.scope():
         if not strategy.trains_whole_model:
             check_equal_stages(strategy.group, model)
         with strategy.raise_on_all_members("models"):
             check_equal(strategy.peers, model)
-        replicated_state = [v for v in model.optimizer.variables if strategy.optimizer_shards.is_of_all(v)]
+        replicated_state = [v for v in model.optimizer.variables if strategy.optimizer_shards.is_on_all_replicas(v)]
         strategy.synchronize([*model.variables, *replicated_state])
     metrics.check_names(model)
     metrics.check_sums(keras_internals.metrics_of(model))
@@ -296,7 +296,7 @@ def build(
         synchronize_layers(keras_internals.layers_of(model))
     check_micro_steps(model, strategy, settings.micro_steps)
     steps = Steps(model, strategy, settings, compression, store, model_metrics)
-    trainable_ids = trained_ids(model)
+    trainable_ids = trainable_variable_ids(model)
     weight_average = averaged_weights(model, strategy)
     synchronizer = make_synchronizer(settings.sync, model, strategy, compression, store, settings.clip)
     dependence = dependence_of(strategy, model, element_spec, settings, steps)

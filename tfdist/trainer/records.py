@@ -23,11 +23,11 @@ from tfdist.trainer.train_state import TrainState
 
 # A rank is slow if, in this many records, steps and seconds, its time exceeds that of the others by a ratio and by a fraction
 # of a step. On a busy machine, a process may be slow for a second or two.
-_RATIO, _COST = 1.25, 0.1
-_RECORDS, _STEPS, _SECONDS = 5, 50, 10.0
+_MIN_RATIO, _MIN_COST = 1.25, 0.1
+_MIN_RECORDS, _MIN_STEPS, _MIN_SECONDS = 5, 50, 10.0
 
 
-class _Slow(NamedTuple):
+class _SlowRecord(NamedTuple):
     step: int
     step_seconds: float
     rank: int
@@ -40,17 +40,17 @@ class SlowRank:
 
     def __init__(self) -> None:
         """Initializes without records."""
-        self._records: list[_Slow] = []
+        self._records: list[_SlowRecord] = []
 
-    def observe(self, own_seconds: Sequence[float | None], step_seconds: float, step: int) -> str | None:
+    def observe(self, seconds_by_rank: Sequence[float | None], step_seconds: float, step: int) -> str | None:
         """Returns a warning if the same rank has been the slowest in several records, otherwise None.
 
         Args:
-          own_seconds: seconds per step of each rank for its input and gradients; None for ranks without a clock.
+          seconds_by_rank: seconds per step of each rank for its input and gradients; None for ranks without a clock.
           step_seconds: wall time of a step.
           step: number of completed updates.
         """
-        slowest = _slowest(own_seconds, step_seconds, step)
+        slowest = _slow_record(seconds_by_rank, step_seconds, step)
         if slowest is None:
             self._records = []
             return None
@@ -66,17 +66,17 @@ class SlowRank:
     def _is_persistent(self) -> bool:
         steps = self._records[-1].step - self._records[0].step
         seconds = steps * median(record.step_seconds for record in self._records)
-        return len(self._records) >= _RECORDS and steps >= _STEPS and seconds >= _SECONDS
+        return len(self._records) >= _MIN_RECORDS and steps >= _MIN_STEPS and seconds >= _MIN_SECONDS
 
 
-def _slowest(own_seconds: Sequence[float | None], step_seconds: float, step: int) -> _Slow | None:
-    cost = cost_of_slowest(own_seconds, step_seconds)
-    if cost is None or cost < _COST:
+def _slow_record(seconds_by_rank: Sequence[float | None], step_seconds: float, step: int) -> _SlowRecord | None:
+    cost = cost_of_slowest(seconds_by_rank, step_seconds)
+    if cost is None or cost < _MIN_COST:
         return None
-    seconds = [rank_seconds or 0.0 for rank_seconds in own_seconds]
+    seconds = [rank_seconds or 0.0 for rank_seconds in seconds_by_rank]
     rank = seconds.index(max(seconds))
     ratio = seconds[rank] / max(median(seconds[:rank] + seconds[rank + 1 :]), 1e-9)
-    return _Slow(step, step_seconds, rank, ratio, cost) if ratio >= _RATIO else None
+    return _SlowRecord(step, step_seconds, rank, ratio, cost) if ratio >= _MIN_RATIO else None
 
 
 class History:
@@ -97,7 +97,7 @@ class History:
 
     def __repr__(self) -> str:
         """Returns the epochs and the last values."""
-        last = "".join(f", {name} {_short(values[-1])}" for name, values in self.history.items())
+        last = "".join(f", {name} {_format_value(values[-1])}" for name, values in self.history.items())
         return f"<History of epochs {self.epoch[0]} to {self.epoch[-1]}{last}>" if self.epoch else "<History: empty>"
 
     def end_epoch(self, epoch: int, results: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ class History:
         raise KeyError(f"No record of kind {kind!r}. Received kinds: {sorted({r['kind'] for r in self.records})}.")
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, numbers.Real) else f"{value!s:.20}"  # a callback may add anything
 
 
@@ -181,8 +181,8 @@ class Recorder:
         if self._state.speeds is None:  # otherwise, rows are allocated by speed
             self._warn_about_slow_rank(seconds_by_rank, timings.get("step_seconds", 0.0))
 
-    def _warn_about_slow_rank(self, own_seconds: Sequence[Any], step_seconds: float) -> None:
-        warning = self._slow_rank.observe(own_seconds, step_seconds, self._state.step)
+    def _warn_about_slow_rank(self, seconds_by_rank: Sequence[Any], step_seconds: float) -> None:
+        warning = self._slow_rank.observe(seconds_by_rank, step_seconds, self._state.step)
         if warning and self._program.strategy.is_chief:
             warn_once(with_argument_names(warning), situation="slow rank")
 

@@ -28,13 +28,13 @@ class ObservingReducer(Reducer):
     """Wraps a reducer and observes its calls.
 
     Attributes:
-      observed: tensors, or tuples of tensors, observed in the last call.
+      observations: tensors, or tuples of tensors, observed in the last call.
     """
 
     def __init__(self, inner: Reducer, observe: Observe):
         self._inner, self._observe = inner, observe
         self.keeps_shapes = True
-        self.observed: list[Any] = []
+        self.observations: list[Any] = []
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         """See base class."""
@@ -43,7 +43,7 @@ class ObservingReducer(Reducer):
     def reduce(self, tensors: Any, state: Any, collectives: Collectives, *, name: str) -> ReductionResult:
         """See base class."""
         result = self._inner.reduce(tensors, state, collectives, name=name)
-        self.observed = self._observe(tensors, state, result, collectives, name)
+        self.observations = self._observe(tensors, state, result, collectives, name)
         return result
 
 
@@ -59,12 +59,12 @@ class ObservingProbe:
         steps = self._run_view.steps
         inner = steps.reducer()
         reducer = ObservingReducer(inner, self._create(inner))
-        return steps.probe(self._run_view.batch_size, reducer, read=lambda: reducer.observed)
+        return steps.probe(self._run_view.batch_size, reducer, read=lambda: reducer.observations)
 
     def __call__(self, step: int) -> list[Any]:
-        """Runs the probe step; returns a per-replica value for each entry of `observed`."""
-        _, _, observed = self._probe.get()(self._run_view.batch(step), tf.constant(step, tf.int64))
-        return observed
+        """Runs the probe step; returns a per-replica value for each entry of `observations`."""
+        _, _, observations = self._probe.get()(self._run_view.batch(step), tf.constant(step, tf.int64))
+        return observations
 
 
 _log = logging.getLogger(__name__)
@@ -75,24 +75,24 @@ Copies = dict[str, dict[str, str]]  # {variable and block: {device or replica: h
 class ReplicaDivergence(Periodic):
     """Periodically compares all variables that must be equal on all replicas; ends the run if they differ."""
 
-    def __init__(self, run_view: RunView, every: int, variables: Callable[[], Mapping[str, tf.Variable]]):
+    def __init__(self, run_view: RunView, period: int, variables: Callable[[], Mapping[str, tf.Variable]]):
         """Initializes the inspection; `variables` returns the variables by name, in the order in which to compare them."""
-        super().__init__(every)
+        super().__init__(period)
         self._strategy = run_view.steps.strategy
         self._variables = variables
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class; returns no fields.
+        """See base class. Returns no fields.
 
         Raises:
-          DesyncError: on every process, naming the first variable that differs, and where.
+          DesyncError: variables differ; raised on every process. The message names the first variable and its copies.
         """
         variables = self._variables()
         local_copies = self._hashes(variables)
-        distinct = [sorted(set(copies.values())) for copies in local_copies.values()]
+        distinct_hashes = [sorted(set(copies.values())) for copies in local_copies.values()]
         # One message per process suffices if nothing differs, unless processes have different blocks.
-        equal = self._strategy.peers.all_equal("divergence/digest", distinct, LONG_SECONDS)
-        if self._strategy.blocks.spans_processes or not equal or any(len(hashes) > 1 for hashes in distinct):
+        are_equal = self._strategy.peers.all_equal("divergence/digest", distinct_hashes, LONG_SECONDS)
+        if self._strategy.blocks.spans_processes or not are_equal or any(len(hashes) > 1 for hashes in distinct_hashes):
             compare(step, local_copies, list(variables), self._strategy.peers)
         return {}
 
@@ -133,10 +133,10 @@ def compare(step: int, hashes: Copies, names: list[str], group: Group) -> None:
             if len(owners) > 1:
                 # A launcher would restart from a checkpoint in which all copies may be equal, but wrong.
                 progress_file.forbid_restart()
-                raise DesyncError(_message(step, name + block, sorted(owners.values(), key=len, reverse=True)))
+                raise DesyncError(_desync_message(step, name + block, sorted(owners.values(), key=len, reverse=True)))
 
 
-def _message(step: int, block: str, owners: list[list[str]]) -> str:
+def _desync_message(step: int, block: str, owners: list[list[str]]) -> str:
     majority, *other_owners = owners
     minorities = "; ".join(", ".join(names) for names in other_owners)
     return (
@@ -149,13 +149,13 @@ def _message(step: int, block: str, owners: list[list[str]]) -> str:
 class GradientNorms(Periodic):
     """Periodically logs the norm of each reduced gradient by rank; different norms mean that the reduction is wrong."""
 
-    def __init__(self, run_view: RunView, every: int):
-        super().__init__(every)
+    def __init__(self, run_view: RunView, period: int):
+        super().__init__(period)
         self._steps = run_view.steps
         self._probe = ObservingProbe(run_view, lambda reducer: _norms)
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class; returns no fields."""
+        """See base class. Returns no fields."""
         strategy = self._steps.strategy
         local_norms = [[float(value) for value in strategy.local(norm)] for norm in self._probe(step)]
         norms_by_rank = strategy.peers.gather("divergence/norms", local_norms, LONG_SECONDS)
@@ -179,9 +179,9 @@ class CompressionErrorMonitor(Periodic):
     step on; the accumulated error is added to the first exact sum.
     """
 
-    def __init__(self, run_view: RunView, every: int, max_error: float):
+    def __init__(self, run_view: RunView, period: int, max_error: float):
         """Initializes the inspection; `max_error` is the largest relative error allowed, or 0 for no limit."""
-        super().__init__(every)
+        super().__init__(period)
         self._steps = run_view.steps
         self._max_error = max_error
         self._probe = ObservingProbe(
@@ -189,7 +189,7 @@ class CompressionErrorMonitor(Periodic):
         )
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class; returns `compression_error` and `compression_cosine`, the worst over all gradients."""
+        """See base class. Returns `compression_error` and `compression_cosine`, the worst values over all gradients."""
         compressed_names, strategy = self._steps.compressed_names(), self._steps.strategy
         if not compressed_names:
             return {}
@@ -201,13 +201,13 @@ class CompressionErrorMonitor(Periodic):
 
     def _limit(self, step: int, errors: dict[str, float]) -> None:
         """Disables compression of gradients beyond the limit; all processes have the same errors."""
-        too_large = {name: e for name, e in errors.items() if not e <= self._max_error} if self._max_error else {}
-        for name, error in too_large.items():
+        large_errors = {name: e for name, e in errors.items() if not e <= self._max_error} if self._max_error else {}
+        for name, error in large_errors.items():
             _log.warning(
                 "From step %d on, the gradient of %s is reduced without compression: the compression error was %.3g of "
                 "its norm, more than --compression_max_error=%g.", step, name, error, self._max_error
             )  # fmt: skip
-        self._steps.use_exact_sums(list(too_large))
+        self._steps.use_exact_sums(list(large_errors))
 
 
 def error_observer(reducer: Reducer, specs: Sequence[tf.TensorSpec], compressed_names: Sequence[str]) -> Observe:
@@ -217,14 +217,14 @@ def error_observer(reducer: Reducer, specs: Sequence[tf.TensorSpec], compressed_
 
     def errors(tensors: Any, state: Any, result: ReductionResult, collectives: Collectives, name: str) -> list[Any]:
         states = dict(zip(state_names, state, strict=True))
-        compensated = [tensors[i] + states.get(f"{specs[i].name}/error", 0) for i in indices]
-        exact = Bucketed(Sum()).reduce(compensated, [], collectives, name=f"{name}/exact").totals
-        return [_distance(result.totals[i], total) for i, total in zip(indices, exact, strict=True)]
+        compensated_gradients = [tensors[i] + states.get(f"{specs[i].name}/error", 0) for i in indices]
+        exact_totals = Bucketed(Sum()).reduce(compensated_gradients, [], collectives, name=f"{name}/exact").totals
+        return [_distance(result.totals[i], total) for i, total in zip(indices, exact_totals, strict=True)]
 
     return errors
 
 
-def _distance(total: tf.Tensor, exact: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    norm = tf.norm(exact)
-    error = tf.math.divide_no_nan(tf.norm(total - exact), norm)
-    return error, tf.math.divide_no_nan(tf.reduce_sum(total * exact), norm * tf.norm(total))
+def _distance(total: tf.Tensor, exact_total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    norm = tf.norm(exact_total)
+    error = tf.math.divide_no_nan(tf.norm(total - exact_total), norm)
+    return error, tf.math.divide_no_nan(tf.reduce_sum(total * exact_total), norm * tf.norm(total))

@@ -18,7 +18,7 @@ from tfdist.reporting.warn_once import warn_once
 from tfdist.trainer.options import FitOptions, Schedule
 from tfdist.trainer.program import Program
 
-ONE_DEVICE = "one device"  # a situation for which `tfdist verify` has another text
+ONE_DEVICE = "one device"  # a situation for which `tfdist verify` has a different message
 
 
 class RunFacts(NamedTuple):
@@ -47,17 +47,17 @@ class RunFacts(NamedTuple):
         return schedule if isinstance(schedule, WarmupAndDecay) else None
 
 
-def _one_device(strategy: Strategy) -> str | None:
+def _one_device_warning(strategy: Strategy) -> str | None:
     # A launcher may start a single process, for example in an elastic job that has lost all others.
     remedy = next(
-        (declaration.with_one_device for declaration in DECLARATIONS if declaration.name == strategy.name), ""
+        (declaration.single_device_advice for declaration in DECLARATIONS if declaration.name == strategy.name), ""
     )
     if not remedy or strategy.total_devices > 1 or strategy.cluster.source != Cluster().source:
         return None
     return f"Strategy {strategy.name} has one device here, so nothing is distributed. {remedy}"
 
 
-def _batch_exceeds_data(run: RunFacts) -> str | None:
+def _batch_size_warning(run: RunFacts) -> str | None:
     batch_size, examples = run.batches.position.batch_size, run.data.train.size
     if batch_size <= examples or run.data.train.batch_text:
         return None
@@ -68,17 +68,17 @@ def _batch_exceeds_data(run: RunFacts) -> str | None:
     )
 
 
-def _nothing_left(run: RunFacts) -> str | None:
+def _completed_run_warning(run: RunFacts) -> str | None:
     if run.step < run.end or run.step == run.batches.begun_at:
         return None
     position = "has reached its end" if run.step == run.end else f"is beyond its end, step {run.end}"
     return (
-        f"The run resumes at step {run.step} and {position}: nothing is left to train. To train on, give more than "
+        f"The run resumes at step {run.step} and {position}: nothing is left to train. To continue, give more than "
         f"{run.step - run.batches.begun_at} steps, or more epochs."
     )
 
 
-def _warmup_exceeds_run(run: RunFacts) -> str | None:
+def _warmup_warning(run: RunFacts) -> str | None:
     rate = run.rate
     if rate is None or not rate.warmup_steps or rate.warmup_steps < run.end:
         return None
@@ -88,7 +88,7 @@ def _warmup_exceeds_run(run: RunFacts) -> str | None:
     )
 
 
-def _never_decays(run: RunFacts) -> str | None:
+def _decay_warning(run: RunFacts) -> str | None:
     decay = parse_decay(run.rate.decay) if run.rate else None
     if not isinstance(decay, Step) or decay.every < run.end:
         return None
@@ -98,13 +98,13 @@ def _never_decays(run: RunFacts) -> str | None:
     )
 
 
-def _never_exchanges(run: RunFacts) -> str | None:
+def _exchange_warning(run: RunFacts) -> str | None:
     sync, replicas = run.program.settings.sync, run.program.strategy.replicas
     if not isinstance(sync, Periodic) or (replicas == 1 and not sync.acts_on_one_replica):
         return None
     if (exchange := sync.first_local_step + sync.period) <= run.end:
         return None
-    effect = "what is evaluated and saved is the mean of weights that have never been exchanged"
+    effect = "evaluations and saved models use the mean of weights that have never been exchanged"
     if sync.has_center:
         effect = "the center, which is evaluated and saved, keeps its initial weights"
     elif sync.first_local_step >= run.end:
@@ -115,19 +115,19 @@ def _never_exchanges(run: RunFacts) -> str | None:
     )
 
 
-def _nothing_to_evaluate(run: RunFacts) -> str | None:
-    every = run.options.schedule.eval_every
-    if not every or run.data.test is not None:
+def _evaluation_warning(run: RunFacts) -> str | None:
+    period = run.options.schedule.eval_every
+    if not period or run.data.test is not None:
         return None
-    return f"--eval_every={every} has no effect, because there is no data to evaluate. Give evaluation data, or leave it out."
+    return f"--eval_every={period} has no effect, because there is no data to evaluate. Give evaluation data, or leave it out."
 
 
-def _never_profiles(run: RunFacts) -> str | None:
-    first = min(run.options.reporting.profile.boundaries, default=0)
-    if not first or first < run.end:
+def _profile_warning(run: RunFacts) -> str | None:
+    first_step = min(run.options.reporting.profile.boundaries, default=0)
+    if not first_step or first_step < run.end:
         return None
     return (
-        f"The profile begins at step {first} and the run ends at step {run.end}, so there is no profile. "
+        f"The profile begins at step {first_step} and the run ends at step {run.end}, so there is no profile. "
         "Lower --profile_steps, or train longer."
     )
 
@@ -164,33 +164,33 @@ _PERIODS: tuple[tuple[str, Callable[[RunFacts], int], str], ...] = (
 )
 
 
-def _exceeds_run(name: str, steps: Callable[[RunFacts], int], effect: str, run: RunFacts) -> str | None:
-    every = steps(run)
+def _period_warning(name: str, steps: Callable[[RunFacts], int], effect: str, run: RunFacts) -> str | None:
+    period = steps(run)
     # Counted from the beginning of the run, so that a resumed run has no warning about earlier steps.
-    if not every or run.end // every > run.batches.begun_at // every:
+    if not period or run.end // period > run.batches.begun_at // period:
         return None
-    return f"--{name}={every} is longer than the run, which ends at step {run.end}: {effect}. Lower --{name}, or train longer."
+    return f"--{name}={period} is longer than the run, which ends at step {run.end}: {effect}. Lower --{name}, or train longer."
 
 
 RULES: tuple[Callable[[RunFacts], str | None], ...] = (
-    _batch_exceeds_data,
-    _nothing_left,
-    _warmup_exceeds_run,
-    _never_decays,
-    _never_exchanges,
-    _nothing_to_evaluate,
-    *(functools.partial(_exceeds_run, *row) for row in _PERIODS),
-    _never_profiles,
+    _batch_size_warning,
+    _completed_run_warning,
+    _warmup_warning,
+    _decay_warning,
+    _exchange_warning,
+    _evaluation_warning,
+    *(functools.partial(_period_warning, *row) for row in _PERIODS),
+    _profile_warning,
     lambda run: run.program.steps.idle_compression,
 )
 
 
 def warn_about_run(run: RunFacts, data_warnings: Sequence[tuple[str, str]]) -> None:
-    """Logs a warning for each suspicious situation, and the texts and situations of `data_warnings`, on the chief."""
+    """Logs a warning on the chief for each suspicious situation, and `data_warnings`, pairs (text, situation)."""
     strategy = run.program.strategy
     if not strategy.is_chief:
         return
-    if text := _one_device(strategy):
+    if text := _one_device_warning(strategy):
         warn_once(with_argument_names(text), situation=ONE_DEVICE)
     for rule in RULES:
         if text := rule(run):

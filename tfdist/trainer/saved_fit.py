@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import keras
 
-from tfdist.checkpoint.best import BestValue
-from tfdist.checkpoint.manager import saver
+from tfdist.checkpoint.best import BestTracker
+from tfdist.checkpoint.manager import open_saver
 from tfdist.checkpoint.replication import RunSnapshot
 from tfdist.config.balance import Balance
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.reporting.reporter import synchronizer
 from tfdist.synchronization.federated import divide_among_clients
-from tfdist.trainer.balancing import balancing
+from tfdist.trainer.balancing import make_balancing
 from tfdist.trainer.callbacks import check_callback_weights, check_no_swap
 from tfdist.trainer.early_stopping import check_monitored_metrics
 from tfdist.trainer.fit_arguments import FitArguments
@@ -41,7 +41,7 @@ def run_snapshot(program: Program, state: TrainState, batches: BatchSchedule, co
         "exchanges": program.synchronizer.to_json(),
         "callbacks": callbacks,
     }
-    best_steps = [state.best.best.step] if state.best and state.best.best else []
+    best_steps = [state.best_tracker.best.step] if state.best_tracker and state.best_tracker.best else []
     return RunSnapshot(
         state.step, program.settings.seed, [*variables.parts(copied), *arrays], values, variables, keep_steps=best_steps
     )
@@ -67,19 +67,21 @@ def fit(
     best_metric = check_monitored_metrics(
         callbacks, checkpoints.best if checkpoints else "", program, data.test is not None
     )
-    state.best = (
-        BestValue(checkpoints.directory, *best_metric, state.initial_best) if checkpoints and checkpoints.best else None
+    state.best_tracker = (
+        BestTracker(checkpoints.directory, *best_metric, state.initial_best)
+        if checkpoints and checkpoints.best
+        else None
     )
     with (
         options.checks.watchdog(strategy.group) as watchdog,
-        saver(
+        open_saver(
             checkpoints,
             strategy,
             state.step,
             lambda: run_snapshot(program, state, batches, copied),
             synchronizer(options.reporting.ledger, options.reporting.reporter),
-            state.best,
-        ) as saving,
+            state.best_tracker,
+        ) as run_saver,
     ):
         loop = FitLoop(
             program,
@@ -88,8 +90,8 @@ def fit(
             batches,
             callbacks=callbacks,
             options=options,
-            saving=saving,
-            balancing=balancing(balance, strategy, state, batches.position.batch_size),
+            saver=run_saver,
+            balancing=make_balancing(balance, strategy, state, batches.position.batch_size),
             watchdog=watchdog,
         )
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple, Self
 
-from tfdist.checkpoint.best import Best, BestValue, best_of
+from tfdist.checkpoint.best import BestTracker, BestValue, best_of
 from tfdist.checkpoint.callback_state import CallbackStates
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.data.batch_schedule import BatchSchedule
@@ -95,7 +95,8 @@ class ReplicaSpeeds:
     def resume(self, step: int, batch_size: int, replicas: int) -> Self:
         """Returns the speeds with which a run continues at a step.
 
-        Another number of replicas begins evenly. Another batch size is allocated in the proportions of the last one.
+        With a different number of replicas, rows are allocated evenly again. A different batch size is allocated in the
+        proportions of the last allocation.
         """
         counts = self.allocations[-1].counts
         if len(counts) != replicas:
@@ -116,23 +117,23 @@ class ReplicaSpeeds:
 
     def observe(self, seconds: Sequence[float]) -> None:
         """Adds the seconds per step of each replica with the last allocation."""
-        current = self.allocations[-1]
-        current.seconds = [*current.seconds[-_MAX_OBSERVATIONS + 1 :], list(seconds)]
-        if len(current.seconds) >= 2 * _OBSERVATIONS and self._has_new_speed(current.seconds):
-            current.seconds = current.seconds[-_OBSERVATIONS:]
-            self.allocations = [current]
+        allocation = self.allocations[-1]
+        allocation.seconds = [*allocation.seconds[-_MAX_OBSERVATIONS + 1 :], list(seconds)]
+        if len(allocation.seconds) >= 2 * _OBSERVATIONS and self._has_new_speed(allocation.seconds):
+            allocation.seconds = allocation.seconds[-_OBSERVATIONS:]
+            self.allocations = [allocation]
 
     def propose(self) -> list[int] | None:
         """Returns the rows of each replica that minimize the time of the slowest; None to keep the allocation.
 
         The allocation is kept unless another is expected to save `MIN_GAIN` of the time, to ignore noise.
         """
-        current = self.allocations[-1]
-        if len(current.seconds) < _OBSERVATIONS:
+        allocation = self.allocations[-1]
+        if len(allocation.seconds) < _OBSERVATIONS:
             return None
         lines = self.lines()
-        counts = fastest_allocation(sum(current.counts), lines)
-        if self.expected_seconds(counts) > (1 - MIN_GAIN) * max(current.medians()):
+        counts = fastest_allocation(sum(allocation.counts), lines)
+        if self.expected_seconds(counts) > (1 - MIN_GAIN) * max(allocation.medians()):
             return None
         return counts
 
@@ -154,26 +155,26 @@ class ReplicaSpeeds:
 
     def lines(self) -> list[Line]:
         """Returns the line of each replica; there must be an observation of the last allocation."""
-        *earlier, current = self.allocations
-        observed = [(past.counts, past.medians()) for past in earlier if len(past.seconds) >= _OBSERVATIONS]
+        *earlier_allocations, last_allocation = self.allocations
+        observations = [(a.counts, a.medians()) for a in earlier_allocations if len(a.seconds) >= _OBSERVATIONS]
         return [
-            _line((count, seconds), [(counts[i], medians[i]) for counts, medians in observed])
-            for i, (count, seconds) in enumerate(zip(current.counts, current.medians(), strict=True))
+            _line((count, seconds), [(counts[i], medians[i]) for counts, medians in observations])
+            for i, (count, seconds) in enumerate(zip(last_allocation.counts, last_allocation.medians(), strict=True))
         ]
 
     @staticmethod
     def _has_new_speed(seconds: list[list[float]]) -> bool:
-        first, last = seconds[:_OBSERVATIONS], seconds[-_OBSERVATIONS:]
-        replica_times = zip(zip(*first, strict=True), zip(*last, strict=True), strict=True)
+        first_observations, last_observations = seconds[:_OBSERVATIONS], seconds[-_OBSERVATIONS:]
+        replica_times = zip(zip(*first_observations, strict=True), zip(*last_observations, strict=True), strict=True)
         ratios = [median(last_times) / max(median(first_times), 1e-9) for first_times, last_times in replica_times]
         return any(not 1 / _NEW_SPEED < ratio < _NEW_SPEED for ratio in ratios)
 
 
-def _line(current: tuple[int, float], earlier_points: Sequence[tuple[int, float]]) -> Line:
+def _line(current_point: tuple[int, float], earlier_points: Sequence[tuple[int, float]]) -> Line:
     """Returns the line through the current point and the one farthest from it, or through the origin."""
-    count, seconds = current
+    count, seconds = current_point
     proportional = Line(0.0, max(seconds, 1e-9) / count)
-    other_count, other_seconds = max(earlier_points, key=lambda point: abs(point[0] - count), default=current)
+    other_count, other_seconds = max(earlier_points, key=lambda point: abs(point[0] - count), default=current_point)
     if abs(other_count - count) < max(1, 0.1 * count):  # the slope would be noise
         return proportional
     # A slope near 0 would move all rows at once.
@@ -192,12 +193,12 @@ def fastest_allocation(batch_size: int, lines: Sequence[Line]) -> list[int]:
       lines: line of each replica.
     """
     counts = [1] * len(lines)
-    ends = [(line(2), i) for i, line in enumerate(lines)]
-    heapq.heapify(ends)
+    end_times = [(line(2), i) for i, line in enumerate(lines)]
+    heapq.heapify(end_times)
     for _ in range(batch_size - len(lines)):
-        _, i = ends[0]
+        _, i = end_times[0]
         counts[i] += 1
-        heapq.heapreplace(ends, (lines[i](counts[i] + 1), i))
+        heapq.heapreplace(end_times, (lines[i](counts[i] + 1), i))
     return counts
 
 
@@ -208,7 +209,7 @@ class TrainState:
       step: number of completed updates.
       progress: running metrics since the last record and in the current epoch.
       callbacks: state of the Keras callbacks.
-      best: tracker of the best value of a metric; None if the last run had none.
+      best_tracker: tracker of the best value of a metric; None if the last run had none.
       initial_best: the best value at the start of the next run.
       speeds: measured speeds of the replicas, and the allocations of rows; None unless they are measured.
       resumed_from: path of the checkpoint from which the state was restored; "" for none.
@@ -216,13 +217,13 @@ class TrainState:
     """
 
     def __init__(self, is_chief: bool) -> None:
-        """Initializes the state of step 0; `is_chief`: whether this process saves the callbacks' state."""
+        """Initializes the state of step 0; only the chief saves the callbacks' state."""
         self.step = 0
         self.progress = Progress()
         self.callbacks = CallbackStates(is_chief)
-        self.best: BestValue | None = None
+        self.best_tracker: BestTracker | None = None
         self.resumed_from = ""
-        self.initial_best: Best | None = None
+        self.initial_best: BestValue | None = None
         self.speeds: ReplicaSpeeds | None = None
         self._begun_at: int | None = None  # initial step of an unfinished run
         self._batches: BatchSchedule | None = None  # schedule of an unfinished run
@@ -259,7 +260,7 @@ class TrainState:
 
     def values(self, batches: BatchSchedule) -> Mapping[str, Any]:
         """Returns the state as JSON, for a checkpoint; `batches` is the schedule of the run in progress."""
-        best = {"best": list(self.best.best)} if self.best and self.best.best else {}
+        best = {"best": list(self.best_tracker.best)} if self.best_tracker and self.best_tracker.best else {}
         speeds = {"speeds": self.speeds.to_json()} if self.speeds else {}
         progress = self.progress.to_json()
         return {"batch_schedule": batches.to_json(), "progress": progress, **best, **speeds}
@@ -267,6 +268,6 @@ class TrainState:
     def end_run(self, batches: BatchSchedule, size: int) -> None:
         """Records the end or failure of a run; the next one continues at its position in data of the same size."""
         self.progress, self._begun_at = self.progress.next_run(), None
-        self.initial_best = self.best.best if self.best else None
+        self.initial_best = self.best_tracker.best if self.best_tracker else None
         self._batches, self._position, self._size = None, batches.position, size
         self.examples_read = batches.position.examples_before(self.step)

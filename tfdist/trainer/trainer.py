@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tfdist import keras_internals
-from tfdist.checkpoint.best import Best, best_checkpoint
+from tfdist.checkpoint.best import BestValue, best_checkpoint
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.restore import restore, resume_candidates
 from tfdist.config.conflicts import check_arguments
@@ -44,7 +44,7 @@ from tfdist.step.validation import (
     check_unchanged,
     default_loss_scale,
     synchronized_layers,
-    without_loss_scale,
+    unwrap_loss_scale,
 )
 from tfdist.storage import AnyPath, path_of, storage_of
 from tfdist.synchronization.federated import check_loss_scale, examples_per_step
@@ -77,7 +77,7 @@ def compile_model(
     check_created_in_scope(strategy, "model", model.variables)
     if isinstance(optimizer, keras.Optimizer):
         check_created_in_scope(strategy, "optimizer", optimizer.variables)
-    optimizer, optimizer_scale = without_loss_scale(keras.optimizers.get(optimizer))
+    optimizer, optimizer_scale = unwrap_loss_scale(keras.optimizers.get(optimizer))
     check_not_wrapped(optimizer)
     check_optimizer(optimizer, settings.clip)
     average_weights(optimizer, ema)
@@ -101,8 +101,8 @@ def compile_model(
 
 def takes_one_hot(model: keras.Model) -> bool | None:
     """Returns whether a compiled model's loss takes one-hot vectors rather than class numbers; None if unknown."""
-    forms = [keras_internals.loss_form(loss)[0] for loss in keras_internals.user_losses(model)]
-    names = {form.replace("_", "").lower() for form in forms}  # names of functions or classes
+    loss_names = [keras_internals.loss_form(loss)[0] for loss in keras_internals.user_losses(model)]
+    names = {name.replace("_", "").lower() for name in loss_names}  # names of functions or classes
     if len(names) != 1 or "" in names:
         return None
     return names != {"sparsecategoricalcrossentropy"}
@@ -110,19 +110,19 @@ def takes_one_hot(model: keras.Model) -> bool | None:
 
 def save_model(model: keras.Model, path: AnyPath) -> None:
     """Writes a model that Keras can load, atomically; see `Trainer.save`."""
-    with storage_of(path).staged(path_of(path)) as local, keras_internals.weights_in_file():
+    with storage_of(path).staged(path_of(path)) as local_path, keras_internals.weights_in_file():
         if synchronized_layers(model):
             model = with_batch_norm(model, "local")  # compiled with an equal optimizer
         if "tfdist" in str(keras.saving.serialize_keras_object(getattr(model, "optimizer", None))):
-            with keras_internals.not_compiled(model):
-                model.save(str(local))
+            with keras_internals.without_compilation(model):
+                model.save(str(local_path))
         else:
-            model.save(str(local))
+            model.save(str(local_path))
 
 
 @contextlib.contextmanager
 def reporting_context(reporting: Reporting, verbose: int | str, is_chief: bool) -> Iterator[Reporting]:
-    """Context with the reporter for `verbose`, see `Trainer.fit`, unless `reporting` has one.
+    """Returns a context with the reporter that `verbose` selects (see `Trainer.fit`), unless `reporting` has one.
 
     Raises:
       InputError: `verbose` is invalid.
@@ -280,11 +280,11 @@ class Trainer(EvaluationMixin):
             or a pair of these for training and validation. tf.data's autotuning is disabled, because its thread delays the
             end of a run by up to a minute: `AUTOTUNE` then means one parallel call per core.
           y: targets, as arrays.
-          batch_size: global batch size, over all replicas; by default that of the first batch of `x`, or 32.
+          batch_size: global batch size, over all replicas; defaults to the size of the first batch of `x`, or 32.
           epochs: number of passes over the data, including those before `initial_epoch`; by default 1 without `steps`.
           verbose: output of the chief to stderr: "auto" or 1, a progress bar in a terminal and lines elsewhere; 2, lines;
             0, nothing. Has no effect with `reporting.reporter`.
-          callbacks: Keras callbacks, or one, the same on every process. Checkpoints contain their `state_dict`.
+          callbacks: a Keras callback or a list of them, the same on every process. Checkpoints contain their `state_dict`.
           validation_split: fraction of the arrays, in [0, 1), to use as validation data: their last rows.
           validation_data: data to evaluate as scheduled, in any of the forms of `x`.
           shuffle: whether to shuffle arrays, sources and unbatched examples in each epoch, by the trainer's seed.
@@ -363,7 +363,7 @@ class Trainer(EvaluationMixin):
     def resume(self, path: AnyPath, commits: str | os.PathLike[str] = "") -> int:
         """Resumes from a checkpoint: restores weights, optimizer state, the step and all other state of the run.
 
-        Call it on every process, with the model built. Uses the newest intact checkpoint, and sets damaged ones aside.
+        Call it on every process, with the model built. Uses the newest intact checkpoint, and renames damaged ones.
 
         Args:
           path: path or URL of a checkpoint, or of a directory of checkpoints, which may be empty or missing.
@@ -373,15 +373,15 @@ class Trainer(EvaluationMixin):
           The step, that is, the number of completed updates; 0 if there is no checkpoint.
 
         Raises:
-          InputError: the checkpoint is of another model or optimizer, or of a newer version.
+          InputError: the checkpoint has another model or optimizer, or was written by a newer version.
           CheckpointError: there are checkpoints, but none is intact.
         """
         return self.resume_from(resume_candidates(self.strategy, path, commits))
 
-    def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
-        """Same as `resume`, from the first intact checkpoint; `sets_aside`: whether to rename damaged ones."""
+    def resume_from(self, checkpoints: Sequence[str], *, rename_damaged: bool = True) -> int:
+        """Same as `resume`, from the first intact checkpoint; with `rename_damaged`, damaged ones are renamed."""
         variables = self.program.run_variables(self.train_state.callbacks)
-        checkpoint = restore(variables, checkpoints, self.strategy.group, sets_aside)
+        checkpoint = restore(variables, checkpoints, self.strategy.group, rename_damaged)
         if checkpoint is not None:
             self.train_state.resume(checkpoint)
             self.program.resume(checkpoint.values, self.step)
@@ -446,11 +446,11 @@ class Trainer(EvaluationMixin):
         return self._store.arrays()
 
     @property
-    def best(self) -> Best | None:
+    def best(self) -> BestValue | None:
         """The best value of the metric in `Checkpoints.best` so far, and its step; None without one."""
-        return self.train_state.best.best if self.train_state.best else None
+        return self.train_state.best_tracker.best if self.train_state.best_tracker else None
 
-    def load_best(self) -> Best | None:
+    def load_best(self) -> BestValue | None:
         """Restores the best step of the last `fit` from its checkpoint; call it on every process.
 
         Returns:
@@ -459,9 +459,9 @@ class Trainer(EvaluationMixin):
         Raises:
           InputError: the last `fit` had no `Checkpoints.best`, or did not measure it.
         """
-        best, path = best_checkpoint(self.train_state.best, self.step, self.strategy.group)
+        best, path = best_checkpoint(self.train_state.best_tracker, self.step, self.strategy.group)
         if path:
-            self.resume_from([path], sets_aside=False)
+            self.resume_from([path], rename_damaged=False)
         return best
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.checkpoint.format import clean_partial, newest, set_aside
-from tfdist.checkpoint.format.directory import name, prune, publish
+from tfdist.checkpoint.format.directory import checkpoint_name, prune, publish
 
 
 def make(directory, *names: str, text: str = "as it was"):
@@ -17,16 +17,16 @@ def names(directory) -> list[str]:
 
 
 def test_names_sort_as_their_steps_do():
-    assert name(120) == "step-000000120"
-    assert name(2_000_000_000) == "step-2000000000"
+    assert checkpoint_name(120) == "step-000000120"
+    assert checkpoint_name(2_000_000_000) == "step-2000000000"
 
 
 def test_the_newest_comes_first_and_others_do_not_come(tmp_path):
-    whole = [name(step) for step in (9, 120, 2_000_000_000)]
+    whole = [checkpoint_name(step) for step in (9, 120, 2_000_000_000)]
     make(tmp_path, *whole, ".step-000000130.partial", ".step-000000120.replaced", "step-000000140.damaged", "step-7")
     make(tmp_path, "step-00000015x", "step-٠٠٠٠٠٠٠٠٠", "other")
-    (tmp_path / name(500)).write_text("a file")
-    (tmp_path / name(501)).symlink_to(tmp_path / name(120))
+    (tmp_path / checkpoint_name(500)).write_text("a file")
+    (tmp_path / checkpoint_name(501)).symlink_to(tmp_path / checkpoint_name(120))
     assert [path.name for path in newest(tmp_path)] == whole[::-1]
     assert newest(tmp_path / "nowhere") == []
 
@@ -34,15 +34,15 @@ def test_the_newest_comes_first_and_others_do_not_come(tmp_path):
 def test_what_is_set_aside_is_not_found_and_never_lost(tmp_path):
     moved = []
     for _ in range(3):
-        make(tmp_path, name(120))
-        moved.append(set_aside(tmp_path / name(120)).name)
+        make(tmp_path, checkpoint_name(120))
+        moved.append(set_aside(tmp_path / checkpoint_name(120)).name)
         assert newest(tmp_path) == []
     assert moved == [f"step-000000120.damaged{more}" for more in ("", "-2", "-3")]
     assert names(tmp_path) == moved
 
 
 def test_what_killed_processes_left_is_removed(tmp_path):
-    stays = [name(120), "step-000000100.damaged", "other", ".other.partial"]
+    stays = [checkpoint_name(120), "step-000000100.damaged", "other", ".other.partial"]
     make(tmp_path, *stays, ".step-000000120.replaced", ".step-000000130.partial", ".step-000000110.pruned")
     clean_partial(tmp_path)
     assert names(tmp_path) == sorted(stays)
@@ -53,21 +53,21 @@ def test_the_former_one_comes_back_if_the_new_one_did_not_get_its_name(tmp_path)
     make(tmp_path, ".step-000000120.replaced", text="former")
     make(tmp_path, ".step-000000120.partial", text="new")
     clean_partial(tmp_path)
-    assert names(tmp_path) == [name(120)]
-    assert (tmp_path / name(120) / "file").read_text() == "former"
+    assert names(tmp_path) == [checkpoint_name(120)]
+    assert (tmp_path / checkpoint_name(120) / "file").read_text() == "former"
 
 
-@pytest.mark.parametrize("former", [(), (name(120),)], ids=["new", "of the same step"])
+@pytest.mark.parametrize("former", [(), (checkpoint_name(120),)], ids=["new", "of the same step"])
 def test_a_checkpoint_gets_its_name(former, tmp_path):
     make(tmp_path, *former, text="former")
     make(tmp_path, ".step-000000120.partial", text="new")
-    publish(tmp_path / ".step-000000120.partial", tmp_path / name(120))
-    assert names(tmp_path) == [name(120)]
-    assert (tmp_path / name(120) / "file").read_text() == "new"
+    publish(tmp_path / ".step-000000120.partial", tmp_path / checkpoint_name(120))
+    assert names(tmp_path) == [checkpoint_name(120)]
+    assert (tmp_path / checkpoint_name(120) / "file").read_text() == "new"
 
 
 def test_one_of_the_same_step_stays_if_the_new_one_cannot_have_its_name(tmp_path, monkeypatch):
-    make(tmp_path, name(120), ".step-000000120.partial")
+    make(tmp_path, checkpoint_name(120), ".step-000000120.partial")
     rename = Path.rename
 
     def refuse(path: Path, target: Path) -> Path:
@@ -77,8 +77,8 @@ def test_one_of_the_same_step_stays_if_the_new_one_cannot_have_its_name(tmp_path
 
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(OSError, match="Input/output error"):
-        publish(tmp_path / ".step-000000120.partial", tmp_path / name(120))
-    assert names(tmp_path) == [".step-000000120.partial", name(120)]
+        publish(tmp_path / ".step-000000120.partial", tmp_path / checkpoint_name(120))
+    assert names(tmp_path) == [".step-000000120.partial", checkpoint_name(120)]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,6 @@ def test_one_of_the_same_step_stays_if_the_new_one_cannot_have_its_name(tmp_path
     [(5, 2, [4, 5]), (5, 1, [5]), (5, 9, [1, 2, 3, 4, 5]), (2, 2, [2, 4, 5]), (2, 1, [2, 5])],
 )
 def test_the_newest_stay_and_the_one_just_written(written, keep, stay, tmp_path):
-    make(tmp_path, *map(name, range(1, 6)), "step-000000001.damaged")
-    prune(tmp_path, keep, tmp_path / name(written))
-    assert names(tmp_path) == sorted([*map(name, stay), "step-000000001.damaged"])
+    make(tmp_path, *map(checkpoint_name, range(1, 6)), "step-000000001.damaged")
+    prune(tmp_path, keep, tmp_path / checkpoint_name(written))
+    assert names(tmp_path) == sorted([*map(checkpoint_name, stay), "step-000000001.damaged"])

@@ -44,7 +44,7 @@ FILE = "shard-00000.safetensors"
 
 
 def part(offset: tuple[int, ...], shape: tuple[int, ...], file: str = FILE, key: str = "") -> PartEntry:
-    hashes = files.count(math.prod(shape))  # elements of one byte
+    hashes = files.piece_count(math.prod(shape))  # elements of one byte
     return PartEntry(file, key or f"{offset}{shape}", offset, shape, ("0" * 64,) * hashes)
 
 

@@ -45,7 +45,7 @@ def test_bytes_go_to_a_file_and_back_with_their_hashes(size, threads, write, rea
     values = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
     cut = [values[at : at + files.PIECE] for at in range(0, size, files.PIECE)]
     expected = [hashlib.sha256(one.data).hexdigest() for one in cut]
-    assert files.count(size) == len(expected)
+    assert files.piece_count(size) == len(expected)
     assert write(files.pieces(100, size, values), threads) == expected
     assert (tmp_path / "file").stat().st_size == (100 + size if size else 0)
     found = np.zeros_like(values)

@@ -26,7 +26,7 @@ def own(rank: int) -> list[Part]:
     return [row, Part.full("seed", np.arange(2, dtype=np.uint32))] if rank == 0 else [row]
 
 
-def host_of(rank: int) -> int:
+def host_by_rank(rank: int) -> int:
     return next(number for number, host in enumerate(HOSTS) if rank in host)
 
 
@@ -46,7 +46,7 @@ def written(tmp_path, write, on_ranks, replicated=lambda rank: [Part.full("w", W
 
 
 def place(tmp_path: Path, rank: int) -> Path:
-    return tmp_path / f"host{host_of(rank)}"
+    return tmp_path / f"host{host_by_rank(rank)}"
 
 
 def whole(paths: list[Path], target: Path) -> Checkpoint:
@@ -88,13 +88,13 @@ def test_what_a_host_has_is_told_by_every_byte(tmp_path, write, on_ranks):
     names = [f"shard-{number:05d}.safetensors" for number in range(SIZE + 1)]
     assert list(held.sizes) == sorted(held.sizes, key=[*names, "manifest.json"].index)
     assert sorted(held.sizes) == sorted([*names, "manifest.json"])
-    assert sorted(held.intact) == sorted([names[0], names[1], names[4], names[5], "manifest.json"])
-    assert all((path / name).stat().st_size == held.sizes[name] for name in held.intact)
+    assert sorted(held.intact_names) == sorted([names[0], names[1], names[4], names[5], "manifest.json"])
+    assert all((path / name).stat().st_size == held.sizes[name] for name in held.intact_names)
     with pytest.raises(CorruptCheckpointError, match=r"shard-0000[23].*missing"):
         Checkpoint.open(path)
     for name in (names[1], names[5]):
         flip_last(path / name)
-        assert set(held.intact) - set(Checkpoint.local_files(path).intact) == {name}
+        assert set(held.intact_names) - set(Checkpoint.local_files(path).intact_names) == {name}
         held = Checkpoint.local_files(path)
 
 

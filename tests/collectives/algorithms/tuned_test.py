@@ -34,7 +34,7 @@ def tuned_on(strategy, table, engine=None):
     indirect=["strategy"],
 )
 def test_sums_and_means_equal_the_engine_s(strategy, compiled, name):
-    collectives, n = tuned_on(strategy, AlgorithmTable.of(name)), strategy.replicas
+    collectives, n = tuned_on(strategy, AlgorithmTable.uniform(name)), strategy.replicas
 
     def sums(engine):
         x = tf.gather(tf.constant(VALUES), collectives.rank)
@@ -73,7 +73,7 @@ def test_what_takes_no_algorithm_is_one_call_of_the_engine(strategy):
         c.all_reduce([tf.cast(x, tf.int32), tf.ensure_shape(unknown, [None, 3])], name="other")
         c.all_reduce([x], "max", name="max")
 
-    found = calls_of(strategy, mixed, AlgorithmTable.of("ring"))
+    found = calls_of(strategy, mixed, AlgorithmTable.uniform("ring"))
     assert found == [("all_reduce", "other"), ("all_reduce", "max")]
 
 
@@ -82,7 +82,7 @@ def test_one_message_for_each_dtype(strategy):
         x = tf.gather(tf.constant(VALUES), c.rank)
         c.all_reduce([x, tf.cast(x, tf.float32), x[0], tf.cast(x, tf.int64)], name="s")
 
-    found = calls_of(strategy, two, AlgorithmTable.of("ring"))
+    found = calls_of(strategy, two, AlgorithmTable.uniform("ring"))
     assert {name.split("/")[2].partition("_")[0] for operation, name in found if operation == "send"} == {
         "float64",
         "float32",
@@ -104,7 +104,7 @@ def test_the_size_decides(strategy):
 
 
 def test_eagerly_it_is_the_engine_s(strategy):
-    collectives = tuned_on(strategy, AlgorithmTable.of("ring"))
+    collectives = tuned_on(strategy, AlgorithmTable.uniform("ring"))
     results = strategy.run(lambda: collectives.all_reduce([tf.ones([3])], name="eager")[0])
     assert [value.numpy().tolist() for value in strategy.local(results)] == [
         [strategy.replicas] * 3

@@ -236,5 +236,5 @@ def test_data_that_has_no_images_is_an_error():
         augmented(ArraySource((np.zeros(3), np.zeros(3))), "flip")
     with pytest.raises(InputError, match="Received: x of dict"):
         augmented(ArraySource(({"a": np.zeros(3)}, np.zeros(3))), "flip")
-    with pytest.raises(InputError, match="keep shape and dtype.*by number 1"):
+    with pytest.raises(InputError, match="keep shape and dtype.*in augmentation 1"):
         augmented(images(), [lambda x, random: x[:, 1:]])

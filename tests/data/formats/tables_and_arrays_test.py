@@ -9,7 +9,7 @@ import pytest
 
 from tests.data.reading import everything
 from tfdist.data import load
-from tfdist.data.csv_table import _table
+from tfdist.data.csv_table import _make_table
 from tfdist.errors import InputError
 
 FLOWERS = """
@@ -111,7 +111,7 @@ def test_rows_without_values(tmp_path):
         ("a,b\n", '(label="a")', "a line of names only"),
         ("a,b\n1,2\ninf,3\n", '(label="b")', "'inf' in column 'a', line 3"),
         ("a,b\n" + "".join(f"id{i},0\n" for i in range(101)), '(label="b")', r"101 in column 'a'.*drop=\('a',\)"),
-        ("a,b\n,\n", '(label="b", drop_missing=True)', "none that has"),
+        ("a,b\n,\n", '(label="b", drop_missing=True)', "no complete row"),
     ],
 )
 def test_what_is_no_such_table_is_an_error(tmp_path, text, arguments, says):
@@ -129,7 +129,7 @@ def test_reading_is_linear_in_the_columns(tmp_path):
             return str.__eq__(self, other)
 
     names = [Name(number) for number in range(1000)]
-    table = _table("wide.csv", iter([(1, names), (2, ["0"] * 1000)]), header=True)
+    table = _make_table("wide.csv", iter([(1, names), (2, ["0"] * 1000)]), header=True)
     assert [table.column(name, "label") for name in names] == names
     assert Name.compared < 10_000
 
@@ -149,7 +149,7 @@ def test_labels_of_the_test_part_must_be_known(tmp_path):
     written(tmp_path, FLOWERS.replace("iris", "lily"), "test.csv")
     name = written(tmp_path, FLOWERS)
     with pytest.raises(
-        InputError, match="one of the training data. Received: 'lily' in column 'species' of .*test.csv"
+        InputError, match="occur in the training data. Received: 'lily' in column 'species' of .*test.csv"
     ):
         load(f'{name}(label="species", test="{tmp_path}/test.csv")')
 

@@ -233,7 +233,7 @@ def test_all_ranks_hear_that_a_directory_is_refused(reason, single, tmp_path):
         options = tfdist.Checkpoints(directory=str(tmp_path))
         with (
             pytest.raises(InputError) as caught,
-            manager.saver(options, Strategy(group), 0, lambda: None, lambda: None),
+            manager.open_saver(options, Strategy(group), 0, lambda: None, lambda: None),
         ):
             pass
         return str(caught.value)

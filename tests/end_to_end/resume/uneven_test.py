@@ -75,5 +75,5 @@ def test_a_run_that_was_equal_can_be_measured_and_the_reverse(once, mirrored2, t
 
 
 def test_a_mesh_needs_equal_rows(mesh2x2):
-    with pytest.raises(InputError, match="needs equally many rows on a mesh .* Received: balance=measured"):
+    with pytest.raises(InputError, match="needs the same number of rows on a mesh .* Received: balance=measured"):
         make_trainer(mesh2x2, balance="measured")

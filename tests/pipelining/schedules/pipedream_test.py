@@ -105,7 +105,7 @@ def test_the_slowest_stage_is_never_idle():
     schedule = make_schedule("2bw", 3, 4)
     order = endless_order(schedule, steps_until_steady(schedule))
     found = steady_state(simulate(order, forward=[1.0, 2.0, 1.0], backward=[2.0, 4.0, 2.0]), 4)
-    assert found.busy == pytest.approx([12, 24, 12])
+    assert found.busy_seconds == pytest.approx([12, 24, 12])
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
@@ -121,5 +121,5 @@ def test_the_order_without_an_end(processes, micro_batches, steps):
 def test_actions_at_the_borders_are_cut():
     [row] = make_schedule("1f1b", 1, 2).actions
     spans = tuple(Span(action, float(i), i + 1.0) for i, action in enumerate(row))
-    [found] = Timeline((spans,)).between(0.5, 2.0).spans
+    [found] = Timeline((spans,)).clip(0.5, 2.0).spans
     assert [(span.start, span.end) for span in found] == [(0.5, 1.0), (1.0, 2.0)]

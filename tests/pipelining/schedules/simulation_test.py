@@ -19,7 +19,7 @@ def test_the_ideals_of_four_stages_of_100_and_200_ms(spec, seconds):
     chunks = schedule.stages // 4
     timeline = simulate(schedule, forward=0.1 / chunks, backward=0.2 / chunks)
     assert timeline.makespan == pytest.approx(seconds)
-    assert timeline.busy == pytest.approx([8 * 0.3] * 4)
+    assert timeline.busy_seconds == pytest.approx([8 * 0.3] * 4)
 
 
 @given(any_schedules(), st.data())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from tfdist.checkpoint.format import directory as places
+from tfdist.checkpoint.format import directory as checkpoint_directory
 from tfdist.checkpoint.format import files, json_validation, manifest
 from tfdist.checkpoint.format.entries import Index, merge_indices
 from tfdist.checkpoint.format.shard import Part, shard_name, write_shard
@@ -35,13 +35,13 @@ class HostPlacement:
     """The placement of a checkpoint's files on hosts without a shared directory.
 
     Attributes:
-      hosts: for each directory, the ranks that share it, in order; that of rank 0 is first.
-      replicated: on the first rank of a host, the replicated parts.
+      hosts: for each directory, the ranks that share it, in order; the directory of rank 0 is first.
+      replicated_parts: on the first rank of a host, the replicated parts.
       copies: contents of the files of ranks on other hosts that this rank writes, by rank; see `shard_bytes`.
     """
 
     hosts: Sequence[Sequence[int]]
-    replicated: Sequence[Part] = ()
+    replicated_parts: Sequence[Part] = ()
     copies: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
@@ -59,7 +59,7 @@ class MultiHost:
         self._group = group
         self._metadata = {"flags": flags, "values": values} if group.rank == 0 else {}
         self._placement = placement
-        self._firsts = [host[0] for host in placement.hosts]
+        self._first_ranks = [host[0] for host in placement.hosts]
         self._text = ""  # indices of this rank's files, and rank 0's flags and values
         self._texts: list[str] = []  # of all ranks
         self._messages: list[Json] = []
@@ -67,7 +67,7 @@ class MultiHost:
     @property
     def is_first(self) -> bool:
         """Whether this rank does the work that is done once per directory."""
-        return self._group.rank in self._firsts
+        return self._group.rank in self._first_ranks
 
     def write(self, partial: StoragePath, parts: Sequence[Part]) -> None:
         """Writes this rank's files; the file of replicated parts has the number after those of the ranks.
@@ -77,7 +77,7 @@ class MultiHost:
         """
         for rank, data in self._placement.copies.items():
             files.write(partial / shard_name(rank), data.data)
-        numbered_parts = ((self._group.rank, parts), (self._group.size, self._placement.replicated))
+        numbered_parts = ((self._group.rank, parts), (self._group.size, self._placement.replicated_parts))
         index, replicated_index = (
             manifest.dump_index(write_shard(partial, number, shard_parts)) for number, shard_parts in numbered_parts
         )
@@ -87,7 +87,7 @@ class MultiHost:
     def exchange(self, name: str, deadline: float) -> None:
         """Exchanges the indices of all ranks, and rank 0's flags and values; every process must call it.
 
-        Not a stage: it fails on all ranks or on none, whereas a rank that fails in a stage reports by another gather.
+        Not a stage: it fails on all ranks or on none, whereas a rank that fails in a stage reports it in another gather.
         """
         self._texts = _gather_text(self._group, name, self._text, deadline)
 
@@ -99,10 +99,10 @@ class MultiHost:
         """
         self._messages = list(map(_unpack, self._texts))
         if self._group.rank == 0:
-            for rank in self._firsts[1:]:
-                self._check(rank)
+            for rank in self._first_ranks[1:]:
+                self._check_replicated_parts(rank)
 
-    def _check(self, rank: int) -> None:
+    def _check_replicated_parts(self, rank: int) -> None:
         expected, received = (self._messages[index]["replicated"]["tensors"] for index in (0, rank))
         mismatches = [name for name in {**expected, **received} if expected.get(name) != received.get(name)]
         if mismatches:
@@ -178,32 +178,35 @@ def commit(
     if keep < 1:
         raise ValueError(f"keep must be at least 1. Received: keep={keep}.")
     home = path_of(directory)
-    partial, final = places.partial(home, step), home / places.name(step)
+    partial_path, final_path = (
+        checkpoint_directory.partial_path(home, step),
+        home / checkpoint_directory.checkpoint_name(step),
+    )
     multi_host = MultiHost(group, placement, flags, values) if placement else None
-    writer = multi_host or _SharedDirectory(group, partial, flags, values)
-    stages = _Stages(group, noun, places.name(step), deadline)
+    writer = multi_host or _SharedDirectory(group, partial_path, flags, values)
+    stages = _Stages(group, noun, checkpoint_directory.checkpoint_name(step), deadline)
 
     def publish() -> None:
         index, shared_flags, shared_values = writer.content()
         content = manifest.Manifest(step, seed, shared_flags, shared_values, index)
-        files.write(partial / manifest.NAME, manifest.dump(content))
-        places.publish(partial, final)
+        files.write(partial_path / manifest.NAME, manifest.dump(content))
+        checkpoint_directory.publish(partial_path, final_path)
 
     try:
-        stages.run("begin", lambda: places.make_partial(home, step), writer.is_first)
-        stages.run("shards", lambda: writer.write(partial, parts))
+        stages.run("begin", lambda: checkpoint_directory.make_partial(home, step), writer.is_first)
+        stages.run("shards", lambda: writer.write(partial_path, parts))
         if multi_host:
-            multi_host.exchange(f"{noun} {final.name} index", deadline)
+            multi_host.exchange(f"{noun} {final_path.name} index", deadline)
             stages.run("indices", multi_host.decode)
         stages.run("manifest", publish, writer.is_first)
         # After the publication in all directories.
-        stages.run("prune", lambda: places.prune(home, keep, final, keep_steps), writer.is_first)
+        stages.run("prune", lambda: checkpoint_directory.prune(home, keep, final_path, keep_steps), writer.is_first)
     except BaseException:
         if writer.is_first:  # files that cannot be removed now are removed by the next write
             with contextlib.suppress(OSError):
-                storage_of(partial).remove_directory(partial)
+                storage_of(partial_path).remove_directory(partial_path)
         raise
-    return final
+    return final_path
 
 
 class _Stages:
@@ -255,7 +258,7 @@ def _merge_index_files(partial: StoragePath, group: Group) -> Index:
         file = _index_file(partial, rank)
         if storage.exists(file):
             index_files.append(file)
-        elif rank not in group.departed:
+        elif rank not in group.departed_members:
             raise FileNotFoundError(f"the part of rank {rank} is missing: there is no {file}")
     index = merge_indices(json_validation.index(manifest.unseal(files.read(file))) for file in index_files)
     for name, expected_size in index.shards.items():

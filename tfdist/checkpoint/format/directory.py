@@ -22,22 +22,22 @@ from collections.abc import Collection, Iterable, Iterator
 from tfdist.errors import InputError
 from tfdist.storage import AnyPath, LockFile, StoragePath, path_of, storage_of
 
-_COMPLETE = re.compile(r"step-([0-9]{9,18})")
-_DAMAGED = re.compile(r"step-.*\.damaged.*")
+_COMPLETE_NAME = re.compile(r"step-([0-9]{9,18})")
+_DAMAGED_NAME = re.compile(r"step-.*\.damaged.*")
 NAME = "lock"
-_REMAINS = re.compile(r"\.(step-[0-9]{9,18})\.(partial|replaced|pruned(?:-[0-9]+)?)")
+_REMNANT_NAME = re.compile(r"\.(step-[0-9]{9,18})\.(partial|replaced|pruned(?:-[0-9]+)?)")
 
 _log = logging.getLogger(__name__)
 
 
-def name(step: int) -> str:
+def checkpoint_name(step: int) -> str:
     """Returns the directory name of a step's checkpoint."""
     return f"step-{step:09d}"
 
 
-def is_name(text: str) -> bool:
-    """Returns whether a text is the directory name of a checkpoint."""
-    return _COMPLETE.fullmatch(text) is not None
+def is_checkpoint_name(text: str) -> bool:
+    """Returns whether a string is the directory name of a checkpoint."""
+    return _COMPLETE_NAME.fullmatch(text) is not None
 
 
 def step_of(path: StoragePath) -> int:
@@ -45,9 +45,9 @@ def step_of(path: StoragePath) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def partial(directory: StoragePath, step: int) -> StoragePath:
+def partial_path(directory: StoragePath, step: int) -> StoragePath:
     """Returns the directory in which a step's checkpoint is written."""
-    return directory / f".{name(step)}.partial"
+    return directory / f".{checkpoint_name(step)}.partial"
 
 
 def newest(directory: AnyPath) -> list[StoragePath]:
@@ -55,7 +55,7 @@ def newest(directory: AnyPath) -> list[StoragePath]:
 
     They may be corrupted, which `Checkpoint.open` and reading detect.
     """
-    checkpoints = [(int(match[1]), path) for path, match in _matching(path_of(directory), _COMPLETE)]
+    checkpoints = [(int(match[1]), path) for path, match in _matching_directories(path_of(directory), _COMPLETE_NAME)]
     return [path for _, path in sorted(checkpoints, key=lambda item: (item[0], item[1].name), reverse=True)]
 
 
@@ -67,10 +67,10 @@ def newest_first(durable: Iterable[StoragePath], commits: Iterable[StoragePath])
 def checkpoints_at(path: AnyPath) -> list[StoragePath]:
     """Returns the checkpoints at a path, newest first: the path itself, or those in it or in its run."""
     directory = path_of(path)
-    inner = directory / "checkpoints"
-    if is_name(directory.name) and not storage_of(inner).exists(inner):
+    run_checkpoints = directory / "checkpoints"
+    if is_checkpoint_name(directory.name) and not storage_of(run_checkpoints).exists(run_checkpoints):
         return [directory]
-    return newest(directory) or newest(inner)
+    return newest(directory) or newest(run_checkpoints)
 
 
 def set_aside(path: AnyPath) -> StoragePath:
@@ -94,7 +94,7 @@ def _rename(path: StoragePath, name: str) -> StoragePath:
 
 def damaged_checkpoints(*directories: StoragePath) -> list[StoragePath]:
     """Returns the checkpoints that `set_aside` has renamed in the directories."""
-    return sorted(path for home in directories for path, _ in _matching(home, _DAMAGED))
+    return sorted(path for home in directories for path, _ in _matching_directories(home, _DAMAGED_NAME))
 
 
 def clean_partial(directory: AnyPath) -> None:
@@ -105,11 +105,11 @@ def clean_partial(directory: AnyPath) -> None:
     Raises:
       OSError: the directory cannot be read, or the last checkpoint cannot be renamed back.
     """
-    for path, match in _matching(path_of(directory), _REMAINS):
-        complete = path.with_name(match[1])
+    for path, match in _matching_directories(path_of(directory), _REMNANT_NAME):
+        complete_path = path.with_name(match[1])
         storage = storage_of(path)
-        if match[2] == "replaced" and not storage.exists(complete):
-            storage.rename(path, complete)  # the process was killed between two renames, so this is the only copy
+        if match[2] == "replaced" and not storage.exists(complete_path):
+            storage.rename(path, complete_path)  # the process was killed between two renames, so this is the only copy
         else:
             _discard(path)
 
@@ -137,9 +137,9 @@ def make_partial(directory: StoragePath, step: int) -> StoragePath:
     storage = storage_of(directory)
     storage.make_directory(directory)
     clean_partial(directory)
-    path = partial(directory, step)
+    path = partial_path(directory, step)
     if storage.is_directory(path):  # could not be removed
-        _rename(path, _pruned_name(directory / name(step)))
+        _rename(path, _pruned_name(directory / checkpoint_name(step)))
     storage.make_directory(path, is_new=True)
     return path
 
@@ -158,21 +158,21 @@ def publish(source: StoragePath, final: StoragePath) -> None:
     """
     storage = storage_of(final)
     storage.sync_directory(source)
-    previous = final.with_name(f".{final.name}.replaced")
+    previous_path = final.with_name(f".{final.name}.replaced")
     has_previous = storage.exists(final)
     if has_previous:
-        if storage.exists(previous):  # could not be removed
-            _rename(previous, _pruned_name(final))
-        storage.rename(final, previous)
+        if storage.exists(previous_path):  # could not be removed
+            _rename(previous_path, _pruned_name(final))
+        storage.rename(final, previous_path)
     try:
         storage.rename(source, final)
     except OSError:
         if has_previous:
-            storage.rename(previous, final)
+            storage.rename(previous_path, final)
         raise
     storage.sync_directory(final.parent)
     if has_previous:
-        _discard(previous)
+        _discard(previous_path)
 
 
 def prune(directory: StoragePath, keep: int, latest: StoragePath, keep_steps: Collection[int] = ()) -> None:
@@ -211,7 +211,9 @@ def _discard(path: StoragePath) -> None:
         storage_of(path).remove_directory(path)
 
 
-def _matching(directory: StoragePath, pattern: re.Pattern[str]) -> Iterator[tuple[StoragePath, re.Match[str]]]:
+def _matching_directories(
+    directory: StoragePath, pattern: re.Pattern[str]
+) -> Iterator[tuple[StoragePath, re.Match[str]]]:
     storage = storage_of(directory)
     if storage.is_directory(directory):
         for entry in storage.entries(directory):

@@ -47,13 +47,13 @@ class TensorEntry:
     parts: tuple[PartEntry, ...]
 
     @property
-    def element(self) -> np.dtype:
+    def numpy_dtype(self) -> np.dtype:
         """The NumPy dtype."""
         return files.DTYPES[self.dtype]
 
     def size_of(self, part: PartEntry) -> int:
         """Returns the size of a block in bytes."""
-        return math.prod(part.shape) * self.element.itemsize
+        return math.prod(part.shape) * self.numpy_dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +108,11 @@ def check(index: Index) -> None:
         _check_tiling(name, tensor)
         for part in tensor.parts:
             if part.file not in index.shards:
-                raise ValueError(f"a block of {name} is in {part.file}, which is no shard of it")
+                raise ValueError(f"a block of {name} is in {part.file}, which is not one of its shards")
             if (part.file, part.key) in used_keys or part.key == "__metadata__":
                 raise ValueError(f"a key in a shard is one block's; {part.key} of {part.file} is not")
             used_keys.add((part.file, part.key))
-            if len(part.sha256) != (expected := files.count(tensor.size_of(part))):
+            if len(part.sha256) != (expected := files.piece_count(tensor.size_of(part))):
                 raise ValueError(f"{part.key} of {part.file} has {len(part.sha256)} hashes and needs {expected}")
     if unused_shards := index.shards.keys() - {file for file, _ in used_keys}:
         raise ValueError(f"no tensor is in {min(unused_shards)}")
@@ -120,7 +120,7 @@ def check(index: Index) -> None:
 
 def _check_size(name: str, tensor: TensorEntry) -> None:
     shape = tensor.shape
-    if len(shape) > _MAX_AXES or math.prod(max(1, n) for n in shape) * tensor.element.itemsize > _MAX_BYTES:
+    if len(shape) > _MAX_AXES or math.prod(max(1, n) for n in shape) * tensor.numpy_dtype.itemsize > _MAX_BYTES:
         raise ValueError(f"{name} cannot have the shape {shape}")
 
 
@@ -137,6 +137,6 @@ def _check_tiling(name: str, tensor: TensorEntry) -> None:
     begins = np.array([offset for offset, _ in blocks], np.int64).reshape(len(blocks), axes)
     ends = begins + np.array([shape for _, shape in blocks], np.int64).reshape(len(blocks), axes)
     for i in range(len(blocks) - 1):
-        disjoint = (begins[i + 1 :] >= ends[i]) | (ends[i + 1 :] <= begins[i])
-        if not disjoint.any(axis=1).all():
+        is_disjoint = (begins[i + 1 :] >= ends[i]) | (ends[i + 1 :] <= begins[i])
+        if not is_disjoint.any(axis=1).all():
             raise ValueError(f"two blocks of {name} overlap at {blocks[i][0]}")

@@ -61,7 +61,7 @@ def write(path: StoragePath, data: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def open_file(path: StoragePath) -> Iterator[StoredFile]:
-    """Yields a regular file for reading; refuses links, devices and pipes.
+    """Yields a regular file for reading; rejects links, devices and pipes.
 
     Raises:
       CorruptCheckpointError: the file is missing or not a regular one, or cannot be read from the disk.
@@ -101,7 +101,7 @@ def is_known(dtype: np.dtype) -> bool:
     return DTYPES.get(dtype.name) == dtype
 
 
-def code(name: str) -> str:
+def safetensors_dtype(name: str) -> str:
     """Returns the safetensors name of a dtype in `DTYPES`."""
     return _CODES[name]
 
@@ -135,7 +135,7 @@ def pieces(position: int, size: int, values: np.ndarray | None = None) -> list[P
     ]
 
 
-def count(size: int) -> int:
+def piece_count(size: int) -> int:
     """Returns the number of pieces of a block of `size` bytes."""
     return -(-size // PIECE)
 
@@ -175,7 +175,7 @@ def _write(file: NewFile, piece: Piece) -> str:
         file.write(chunk, piece.position + begin)
     if piece.size == PIECE:
         # Starts the writeback while the next piece is hashed.
-        file.is_complete(piece.position, piece.size)
+        file.on_range_written(piece.position, piece.size)
     return digest.hexdigest()
 
 

@@ -36,14 +36,14 @@ class LocalFiles(NamedTuple):
     """The files of a checkpoint in one directory.
 
     Attributes:
-      manifest: SHA-256 of the manifest's bytes, in hexadecimal.
+      manifest_hash: SHA-256 of the manifest's bytes, in hexadecimal.
       sizes: size in bytes of all files of the checkpoint, by name; the manifest is the last.
-      intact: names of the files that exist and are intact.
+      intact_names: names of the files that exist and are intact.
     """
 
-    manifest: str
+    manifest_hash: str
     sizes: dict[str, int]
-    intact: list[str]
+    intact_names: list[str]
 
 
 class Checkpoint:
@@ -146,7 +146,7 @@ class Checkpoint:
         )
         if not len(offset) == len(shape) == len(tensor_shape) or not all(fits):
             raise ValueError(f"A block of {name} must be inside it. Received: {shape} at {offset} of {tensor_shape}.")
-        values = np.empty(tuple(shape), tensor.element)
+        values = np.empty(tuple(shape), tensor.numpy_dtype)
         blocks: list[_Block] = []
         copies: list[tuple[np.ndarray, np.ndarray]] = []
         for part in tensor.parts:
@@ -155,7 +155,7 @@ class Checkpoint:
                 continue
             target = destination = values[_slices(overlap, offset)]
             if target.shape != part.shape or not target.flags.c_contiguous:
-                destination = np.empty(part.shape, tensor.element)
+                destination = np.empty(part.shape, tensor.numpy_dtype)
                 copies.append((target, destination[_slices(overlap, part.offset)]))
             blocks.append(_Block(part, tensor.size_of(part), destination))
         self._check_blocks(blocks)

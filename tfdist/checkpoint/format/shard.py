@@ -105,12 +105,12 @@ def _plan(blocks: Mapping[str, _Block]) -> ShardPlan:
     for key in sorted(blocks, key=lambda key: (-files.DTYPES[blocks[key].dtype].itemsize, key)):
         dtype, shape, size = blocks[key]
         starts[key], end = end, end + size
-        header[key] = {"dtype": files.code(dtype), "shape": shape, "data_offsets": (starts[key], end)}
+        header[key] = {"dtype": files.safetensors_dtype(dtype), "shape": shape, "data_offsets": (starts[key], end)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    first = 8 + len(text)
-    positions = {key: first + start for key, start in starts.items()}
-    return ShardPlan(len(text).to_bytes(8, "little") + text, positions, first + end)
+    data_start = 8 + len(text)
+    positions = {key: data_start + start for key, start in starts.items()}
+    return ShardPlan(len(text).to_bytes(8, "little") + text, positions, data_start + end)
 
 
 def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Index:
@@ -173,4 +173,4 @@ def _write(path: StoragePath, plan: ShardPlan, parts: Sequence[Part]) -> dict[st
             for piece in files.pieces(plan.positions[part.key], part.values.nbytes, part.values)
         ]
         hashes = iter(files.write_hashed(file, pieces, THREADS))
-    return {part.key: tuple(islice(hashes, files.count(part.values.nbytes))) for part in sorted_parts}
+    return {part.key: tuple(islice(hashes, files.piece_count(part.values.nbytes))) for part in sorted_parts}

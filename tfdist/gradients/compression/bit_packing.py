@@ -43,10 +43,10 @@ def unpack_bits(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
     if bits == 8:
         return [packed]
     multiple = size // 8 * 8
-    split = packed_length(multiple, bits)
-    pieces = _unpack(packed[:split], multiple, bits) if multiple else []
+    split_index = packed_length(multiple, bits)
+    pieces = _unpack(packed[:split_index], multiple, bits) if multiple else []
     if multiple < size:
-        pieces.append(tf.concat(_unpack(packed[split:], 8, bits), axis=0)[: size - multiple])
+        pieces.append(tf.concat(_unpack(packed[split_index:], 8, bits), axis=0)[: size - multiple])
     return pieces
 
 

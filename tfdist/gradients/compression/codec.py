@@ -22,8 +22,7 @@ class Codec(abc.ABC):
     Attributes:
       biased: whether the expected value of decode(encode(x)) differs from x; error feedback is then on by default.
       randomized: whether `encode` uses its seed.
-      recodes: whether a sum may be encoded again, so that it can be computed by reduce-scatter (two small errors
-        instead of one).
+      recodes: whether a sum may be encoded again, as a reduce-scatter does (two small errors instead of one).
       compiles: whether XLA makes `encode` and `decode` faster.
       experimental: whether it has not yet been shown both to train well and to save time on any link.
     """
@@ -107,12 +106,12 @@ class Blockwise(Codec):
         """Decodes numbers [j] uint8, elements of any blocks, given vectors [j] of the scales of their blocks."""
 
     def block_shapes(self, size: int) -> list[tuple[int, int]]:
-        """Returns the shape of the full blocks, as rows, then that of the remaining elements, as one row."""
+        """Returns the shape of the full blocks, as rows, and of the remaining elements, as one row."""
         full_blocks, remainder = divmod(size, self._block)
         return [shape for shape in ((full_blocks, self._block), (1, remainder)) if math.prod(shape)]
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
-        """See base class: scales and packed numbers of the full blocks, then those of the remaining elements."""
+        """See base class. Returns scales and packed numbers of the full blocks, then of the remaining elements."""
         code: list[tf.Tensor] = []
         start = 0
         for count, length in self.block_shapes(x.shape[0]):
@@ -127,7 +126,7 @@ class Blockwise(Codec):
         return tf.concat(self._pieces(code, size), axis=0)
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        """See base class: sums piece by piece; XLA compiles each piece to one loop."""
+        """See base class. Sums piece by piece, because XLA compiles each piece to one loop."""
         totals = self._pieces([part[0] for part in codes], size)
         for rank in range(1, codes[0].shape[0]):
             pieces = self._pieces([part[rank] for part in codes], size)
@@ -135,7 +134,7 @@ class Blockwise(Codec):
         return tf.concat(totals, axis=0)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See base class: a block's scales are finite if and only if the block is."""
+        """See base class. The scales of a block are finite if and only if the block is."""
         scale_parts = [part for i, part in enumerate(code) if (i + 1) % (self.scales + 1)]
         return tf.add_n([tf.reduce_sum(scales * 2.0**-40) for scales in scale_parts])
 

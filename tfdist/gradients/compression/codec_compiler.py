@@ -21,7 +21,7 @@ class Packing:
 
     Parts are ordered by element size, the largest first, and zeros pad the vector to a multiple of the largest. Each part
     is therefore aligned in a view of all bytes as its dtype. `join` and `take` copy, and should be compiled together with
-    the code that produces and consumes the parts; `on_wire` and `views` only reinterpret bytes as another dtype.
+    the code that produces and consumes the parts; `to_wire` and `views` only reinterpret bytes as another dtype.
 
     Attributes:
       specs: shapes and dtypes of the parts.

@@ -27,7 +27,7 @@ def seed_of(name: str, draws: Any, rank: Any) -> tf.Tensor:
 
 
 def finiteness_flag(x: tf.Tensor) -> tf.Tensor:
-    """Returns a scalar float32 for a witness: 0 if x is finite, else NaN, so that sums of flags never overflow."""
+    """Returns a scalar float32 for a witness: 0 if x is finite, else NaN, so sums of flags never overflow."""
     return tf.where(tf.reduce_all(tf.math.is_finite(x)), 0.0, float("nan"))
 
 
@@ -108,7 +108,7 @@ class AllGatherReducer(Vectorwise):
         self.experimental = codec.experimental
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        """See base class: for a randomized codec, the number of calls, so each call draws different numbers."""
+        """See base class. A randomized codec has a counter of calls, so each call draws different numbers."""
         return [_draw_counter(spec)] if self._codec.randomized else []
 
     def reduce_vector(
@@ -155,7 +155,7 @@ class ReduceScatterReducer(AllGatherReducer):
         packed = [coder.encode(shares[rank], fold_in(seed, rank), wire) for rank in range(replicas)]
         [rank_codes] = collectives.all_to_all([tf.concat(packed, axis=0)], name=f"{name}/shares")
         total, checks = coder.sum(rank_codes, replicas, share, wire)
-        # NaN if a replica's vector is not finite, so that the check of the second encoding fails as well.
+        # NaN if a replica's vector is not finite, so the check of the second encoding fails as well.
         total *= tf.where(tf.reduce_all(tf.math.is_finite(checks)), 1.0, float("nan"))
         total_code = coder.encode(total, fold_in(seed, replicas), wire)
         [total_codes] = collectives.all_gather([total_code], name=f"{name}/sums")

@@ -172,11 +172,11 @@ def to_dense(indices: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
     """
     vectors, k = indices.shape
     if vectors * k <= _MAX_UNCOMPILED:
-        return _dense(size, vectors, k, indices, values)
-    return compile_with_xla(_dense, size, vectors, k)(indices, values)
+        return _sum_dense(size, vectors, k, indices, values)
+    return compile_with_xla(_sum_dense, size, vectors, k)(indices, values)
 
 
-def _dense(size: int, vectors: int, _: int, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+def _sum_dense(size: int, vectors: int, _: int, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     total = tf.zeros([size])
     for vector in range(vectors):
         total = _add_sparse(total, indices[vector], values[vector])
@@ -184,8 +184,8 @@ def _dense(size: int, vectors: int, _: int, indices: tf.Tensor, values: tf.Tenso
 
 
 def _add_sparse(total: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    unused = indices < 0
-    positions, summands = tf.where(unused, 0, indices), tf.where(unused, 0.0, values)
+    is_unused = indices < 0
+    positions, summands = tf.where(is_unused, 0, indices), tf.where(is_unused, 0.0, values)
     return tf.tensor_scatter_nd_add(total, positions[:, None], summands)
 
 

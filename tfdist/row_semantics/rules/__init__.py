@@ -6,7 +6,6 @@ from tfdist.row_semantics.rules.registry import RULES, Call
 __all__ = [
     "RULES",
     "Call",
-    "control",
     "elementwise",
     "indexing",
     "linear_algebra",

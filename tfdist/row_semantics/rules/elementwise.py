@@ -41,12 +41,12 @@ _Arithmetic = Callable[[Size, Size], Size | None]
 def _compute_numbers(call: Call, arithmetic: _Arithmetic) -> Value | None:
     """Returns the value of a result that is computed from known numbers; None if there are none."""
     arrays = [value.numbers for value in call.inputs]
-    if len(arrays) != 2 or any(each is None for each in arrays):
+    if len(arrays) != 2 or any(array is None for array in arrays):
         return None
     left, right = np.broadcast_arrays(*arrays)  # type: ignore[arg-type]
     pairs = zip(left.flat, right.flat, strict=True)
     results = [None if a is None or b is None else arithmetic(a, b) for a, b in pairs]
-    if all(each is None for each in results):
+    if all(result is None for result in results):
         return None
     return numeric_value(sizes.array(results, left.shape), broadcast_dims(call.inputs))
 
@@ -165,7 +165,9 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     (value,) = call.inputs
     if value.numbers is not None:
-        return numeric_value(sizes.array([each and each * each for each in value.numbers.flat], value.numbers.shape))
+        return numeric_value(
+            sizes.array([number and number * number for number in value.numbers.flat], value.numbers.shape)
+        )
     return Value(product_of([value, value], (1, 1)), value.dims)
 
 
@@ -180,7 +182,9 @@ def _(call: Call) -> Value:
     (value,) = call.inputs
     numbers = None
     if value.numbers is not None:
-        numbers = sizes.array([None if each is None else -each for each in value.numbers.flat], value.numbers.shape)
+        numbers = sizes.array(
+            [None if number is None else -number for number in value.numbers.flat], value.numbers.shape
+        )
     return Value(linear(value), value.dims, numbers)
 
 
@@ -204,7 +208,7 @@ def _(call: Call) -> Value:
     is_narrow = target.is_integer and target.size < 4  # values wrap modulo 2^8 or 2^16
     becomes_integer = target.is_integer and not source.is_bool and (not source.is_integer or is_narrow)
     if value.numbers is not None and not target.is_bool and not is_narrow:
-        if not becomes_integer or all(each is not None and each.is_integer for each in value.numbers.flat):
+        if not becomes_integer or all(number is not None and number.is_integer for number in value.numbers.flat):
             return dataclasses.replace(value, variable=None)
     if target.is_bool or target.is_complex != source.is_complex:
         return Value(pointwise(call.inputs), value.dims)
@@ -268,7 +272,7 @@ def _remainder(a: Size, b: Size) -> Size | None:
 def _maximum_if_ordered(a: Size, b: Size) -> Size | None:
     ratio = a.divided_by(b) if b.coefficient > 0 else None
     if a.is_known and b.is_known:
-        return max(a, b, key=lambda each: each.coefficient)
+        return max(a, b, key=lambda size: size.coefficient)
     if b.is_known and a.is_positive and a.is_integer and a.coefficient >= b.coefficient:
         return a
     return a if ratio is not None and ratio.is_positive and ratio.is_integer else None
@@ -310,7 +314,7 @@ def _(call: Call) -> Value:
     compared = _homogeneous_rule(call)
     if call.kind.endswith("Equal") and call.kind[0] in "EN" and not call.attribute("incompatible_shape_error"):
         # The result for tensors that cannot be broadcast is one boolean.
-        if any(len(each) > 1 or None in each for each in broadcast_sizes(call.inputs)):
+        if any(len(dims) > 1 or None in dims for dims in broadcast_sizes(call.inputs)):
             raise NoRuleError("the shapes cannot be compared")
     if isinstance(compared.label, Rows | Replicated):
         return Value(dataclasses.replace(compared.label, power=0), compared.dims)

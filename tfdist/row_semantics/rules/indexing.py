@@ -26,7 +26,7 @@ from tfdist.row_semantics.values import (
 
 
 class _Axis(NamedTuple):
-    """The effect of a slice on one axis: "all" or "part" of it is selected, it is "new", or it is removed ("index")."""
+    """The effect of a slice on one axis: it selects "all" or "part" of the axis, adds it ("new") or removes it ("index")."""
 
     action: str
     source: int

@@ -79,12 +79,15 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     inputs, output = call.attribute("equation").decode().split("->")
     counts = [
-        value.rank - len(each.replace("...", "")) for value, each in zip(call.inputs, inputs.split(","), strict=True)
+        value.rank - len(labels.replace("...", ""))
+        for value, labels in zip(call.inputs, inputs.split(","), strict=True)
     ]
-    others = "0123456789"[: max(counts)]  # the dims of an ellipsis
-    names = [each.replace("...", others[len(others) - n :]) for n, each in zip(counts, inputs.split(","), strict=True)]
-    output = output.replace("...", others)
-    if any(len(set(each)) < len(each) for each in (*names, output)):
+    digits = "0123456789"[: max(counts)]  # the dims of an ellipsis
+    names = [
+        labels.replace("...", digits[len(digits) - n :]) for n, labels in zip(counts, inputs.split(","), strict=True)
+    ]
+    output = output.replace("...", digits)
+    if any(len(set(labels)) < len(labels) for labels in (*names, output)):
         raise NoRuleError("a repeated letter in an equation")
     return Value(contraction(call.inputs, names, output), _dims(call.inputs, names, output))
 
@@ -93,7 +96,7 @@ def _(call: Call) -> Value:
 def _(call: Call) -> Value:
     """Sums the products of an input and a gradient over rows and positions."""
     value, shape, gradient = call.inputs
-    if any(isinstance(each.label, Rows) and each.label.axis for each in (value, gradient)) or not shape.is_replicated:
+    if any(isinstance(x.label, Rows) and x.label.axis for x in (value, gradient)) or not shape.is_replicated:
         raise NoRuleError("the rows are not the first axis")
     names = "a" + _LETTERS[1 : value.rank]
     return Value(contraction([value, gradient], [names, names], ""))
@@ -117,7 +120,7 @@ def _(call: Call) -> Value:
     inner = 1 if call.kind.endswith("FFT") else 2
     if not isinstance(value.label, Rows) or value.label.power or value.label.axis >= value.rank - inner:
         raise NoRuleError("the matrix depends on several rows")
-    if not all(each.is_replicated for each in lengths):
+    if not all(length.is_replicated for length in lengths):
         raise NoRuleError("the length depends on rows")
     return Value(value.label)
 
@@ -152,7 +155,7 @@ def row_rule(
 
     def apply(call: Call) -> list[Value]:
         labels = [call.inputs[number].label for number in rows]
-        if not all(isinstance(each, Rows) and not each.axis and each.size == labels[0].size for each in labels):  # type: ignore[union-attr]
+        if not all(isinstance(label, Rows) and not label.axis and label.size == labels[0].size for label in labels):  # type: ignore[union-attr]
             raise NoRuleError("an input does not have the rows along its first axis")
         if not all(value.is_replicated for number, value in enumerate(call.inputs) if number not in (*rows, shape)):
             raise NoRuleError("an input that should be replicated is not")
@@ -161,7 +164,7 @@ def row_rule(
         if call.inputs[rows[0]].rank <= inner:
             raise NoRuleError("the rows are rows of one matrix")
         label = Rows(0, labels[0].size, 0 if linear is None else call.inputs[linear].label.power)  # type: ignore[union-attr]
-        return [Value(label, (label.size, *[None] * (each.shape.rank - 1))) for each in call.operation.outputs]
+        return [Value(label, (label.size, *[None] * (tensor.shape.rank - 1))) for tensor in call.operation.outputs]
 
     return apply
 
@@ -214,8 +217,8 @@ def _(call: Call) -> list[Value]:
     *("StatelessTruncatedNormal", "StatelessTruncatedNormalV2", "StatelessRandomGammaV3"),
 )
 def _(call: Call) -> Value:
-    shape, *others = call.inputs
-    if not all(value.is_replicated for value in others):
+    shape, *parameters = call.inputs
+    if not all(value.is_replicated for value in parameters):
         raise NoRuleError("the seed or the bounds of random numbers depend on rows")
     if shape.numbers is not None:
         return broadcast(Value(REPLICATED, ()), tuple(shape.numbers))
@@ -226,8 +229,8 @@ def _(call: Call) -> Value:
 
 @rule("StatelessMultinomial", "Multinomial")
 def _(call: Call) -> Value:
-    logits, *others = call.inputs
-    if not all(value.is_replicated for value in others):
+    logits, *parameters = call.inputs
+    if not all(value.is_replicated for value in parameters):
         raise NoRuleError("the seed or the number of samples depends on rows")
     label = pointwise([logits])
     if isinstance(label, Rows) and label.axis:

@@ -120,7 +120,7 @@ def _(call: Call) -> Value:
 @rule("ReverseV2", "Roll")
 def _(call: Call) -> Value:
     value, *distances, axes = call.inputs
-    if not all(each.is_replicated for each in distances):
+    if not all(distance.is_replicated for distance in distances):
         raise NoRuleError("the distance depends on rows")
     return Value(axis_label(value, axes_of(axes, value.rank), keeps_power=True), value.dims)
 
@@ -156,11 +156,11 @@ def _(call: Call) -> list[Value]:
 
 @rule("InTopKV2", "InTopK")
 def _(call: Call) -> Value:
-    predictions, targets, *others = call.inputs
+    predictions, targets, *parameters = call.inputs
     label = pointwise([predictions])
     if not isinstance(label, Rows) or label.axis or pointwise([targets]) != label:
         raise NoRuleError("the predictions and the classes are not those of the same rows")
-    if not all(each.is_replicated for each in others):
+    if not all(parameter.is_replicated for parameter in parameters):
         raise NoRuleError("the number of classes depends on rows")
     return Value(label, targets.dims)
 

@@ -36,12 +36,12 @@ class Call(NamedTuple):
         return self.operation.get_attr(name)
 
     def variable(self, number: int) -> Value:
-        """Returns the value of the variable whose resource is an input."""
+        """Returns the value of the variable whose resource is the input `number`."""
         key = self._key(number)
         return self.variables.get(key) or Value(REPLICATED, variable=key)
 
     def assign(self, number: int, value: Value) -> None:
-        """Assigns a value to the variable whose resource is an input."""
+        """Assigns a value to the variable whose resource is the input `number`."""
         self.variables[self._key(number)] = value
 
     def _key(self, number: int) -> object:

@@ -84,9 +84,9 @@ def _resolve_shape(value: Value, shape: list[Size | None]) -> Dims:
     """Returns the dims of a reshaped tensor, and replaces -1."""
     free = [number for number, dim in enumerate(shape) if dim is not None and dim.coefficient == -1]
     if free:
-        others = sizes.product(dim for number, dim in enumerate(shape) if number != free[0])
+        known_size = sizes.product(dim for number, dim in enumerate(shape) if number != free[0])
         total = sizes.product(value.dims) if value.dims is not None else None
-        shape[free[0]] = total.divided_by(others) if total is not None and others is not None else None
+        shape[free[0]] = total.divided_by(known_size) if total is not None and known_size is not None else None
     return tuple(shape)
 
 
@@ -238,7 +238,7 @@ def _padded_dims(value: Value, padding: Value) -> Dims:
     """Returns the dims of padded rows; the padding must not add rows."""
     assert isinstance(value.label, Rows)
     numbers = padding.numbers
-    if numbers is None or any(each is None or each.coefficient for each in numbers[value.label.axis]):
+    if numbers is None or any(number is None or number.coefficient for number in numbers[value.label.axis]):
         raise NoRuleError("rows are padded")
     return tuple(dim if axis == value.label.axis else None for axis, dim in enumerate(value.known_dims))
 

@@ -25,7 +25,7 @@ class _Cast(Codec):
         return tf.cast(code[0], tf.float32)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See base class: a value that the cast turns into inf counts as not finite."""
+        """See base class. A value that the cast turns into inf counts as not finite."""
         return tf.cast(tf.cast(peaks(x[None])[0], self.dtype), tf.float32)
 
     def payload_bytes(self, size: int) -> int:

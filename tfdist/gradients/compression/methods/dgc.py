@@ -70,7 +70,7 @@ class DGC(Vectorwise):
         self._clip_norm = None if clip_norm is None else float(clip_norm)
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        """See base class: u, v and the number of steps so far."""
+        """See base class. Returns the states of u, v and the number of steps so far."""
         return [
             State(f"{spec.name}/velocity", tuple(spec.shape), tf.float32, per_replica=True),
             State(f"{spec.name}/residual", tuple(spec.shape), tf.float32, per_replica=True),
@@ -80,7 +80,7 @@ class DGC(Vectorwise):
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReducedVector:
-        """See base class. One message."""
+        """See base class. Sends one message."""
         velocity, residual, steps = state
         velocity, candidate = self._accumulate(x, velocity, residual, collectives.size)
         selection = self._select_largest(candidate, seed_of(name, steps, collectives.rank), steps)

@@ -59,7 +59,7 @@ class Int8(Blockwise):
         return [low, high], round_to_uint8(divide_or_zero(offsets, width) * levels, 0, levels, rounding_noise)
 
     def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
-        """See base class. The bounds are reproduced exactly."""
+        """See base class. Decodes the bounds exactly."""
         integers = tf.cast(numbers, tf.float32)
         if self._symmetric:
             levels = 2 ** (self.bits - 1) - 1

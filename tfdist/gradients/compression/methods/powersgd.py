@@ -26,7 +26,7 @@ class PowerSGD(Reducer):
         P = orthonormal(sum over replicas of X Q),   Q' = sum over replicas of X^T P,   total = P Q'^T
 
     X [m, n] is a tensor whose dims except the last are flattened to rows. Q' becomes the next step's Q (warm start), so P
-    approaches the strongest directions over the steps. Without warm start, Q is drawn anew in each step, from a seed that
+    approaches the strongest directions over the steps. Without warm start, Q is redrawn in each step, from a seed that
     all replicas share. A column that the matrices do not need, because they are zero or of lower rank, is zero in P and
     is redrawn at random in Q.
 
@@ -53,7 +53,7 @@ class PowerSGD(Reducer):
 
         Args:
           rank: number of columns of the factors, at least 1.
-          warm_start: whether a step starts from the previous one's Q'.
+          warm_start: whether a step starts from the Q' of the previous step.
         """
         if not is_integer(rank) or rank < 1:
             raise InputError(f"powersgd needs an integer rank of at least 1. Received: {rank!r}. Write, say, rank=4.")
@@ -81,7 +81,7 @@ class PowerSGD(Reducer):
         return sum(map(tensor_bytes, parts))
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class: for each matrix Q as rows, or the number of draws; then the state of the two messages."""
+        """See base class. Returns the states of each matrix, Q as rows or a number of draws, then of the two messages."""
         factor_states = [self._memory(spec) for spec in specs if not self.is_exact(spec)]
         return factor_states + [state for message in self._messages(specs) for state in self._factors.state(message)]
 
@@ -99,23 +99,23 @@ class PowerSGD(Reducer):
 
         xs = [_matrix(tensors[i]) for i in lossy_indices]
         starts = [self._start(x, memory, label) for x, memory, label in zip(xs, memories, names, strict=True)]
-        products = [_times_transposed(x, q) for x, q in zip(xs, starts, strict=True)]
+        products = [_multiply_transposed(x, q) for x, q in zip(xs, starts, strict=True)]
         first_message = [*products, *(tensors[i] for i in exact_indices)]
         first = self._factors.reduce(first_message, first_state, collectives, name=f"{name}/p")
-        ps = [_orthonormal_columns(product) for product in first.totals[: len(lossy_indices)]]
-        second_message = [_times(p, x) for p, x in zip(ps, xs, strict=True)]
+        ps = [_orthonormalize_columns(product) for product in first.totals[: len(lossy_indices)]]
+        second_message = [_multiply(p, x) for p, x in zip(ps, xs, strict=True)]
         second = self._factors.reduce(second_message, second_state, collectives, name=f"{name}/q")
 
         new_memories = [
             self._next(q, memory, label) for q, memory, label in zip(second.totals, memories, names, strict=True)
         ]
         results: list[list[tf.Tensor]] = []
-        for firsts, qs in ((first.totals, second.totals), (first.sent, second.sent)):
+        for p_results, qs in ((first.totals, second.totals), (first.sent, second.sent)):
             lossy = [
-                reshape_like(_times(tf.transpose(p), q), tensors[i])
+                reshape_like(_multiply(tf.transpose(p), q), tensors[i])
                 for i, p, q in zip(lossy_indices, ps, qs, strict=True)
             ]
-            by_index = dict(zip(lossy_indices + exact_indices, lossy + firsts[len(lossy_indices) :], strict=True))
+            by_index = dict(zip(lossy_indices + exact_indices, lossy + p_results[len(lossy_indices) :], strict=True))
             results.append([by_index[i] for i in range(len(tensors))])
         return ReductionResult(
             results[0], results[1], new_memories + first.state + second.state, first.witnesses + second.witnesses
@@ -123,16 +123,16 @@ class PowerSGD(Reducer):
 
     def _messages(self, specs: Sequence[tf.TensorSpec]) -> tuple[list[tf.TensorSpec], list[tf.TensorSpec]]:
         """Returns the specs of the two messages: the Ps and the exact tensors, then the Qs, stored as rows."""
-        ps, exact, qs = [], [], []
+        ps, exact_specs, qs = [], [], []
         for spec in specs:
             if self.is_exact(spec):
-                exact.append(spec)
+                exact_specs.append(spec)
                 continue
             columns, dtype = spec.shape[-1], _compute_dtype(spec.dtype)
             rows = spec.shape.num_elements() // columns
             ps.append(tf.TensorSpec([rows, self._rank], dtype, f"{spec.name}/p"))
             qs.append(tf.TensorSpec([self._rank, columns], dtype, f"{spec.name}/q"))
-        return ps + exact, qs
+        return ps + exact_specs, qs
 
     def _memory(self, spec: tf.TensorSpec) -> State:
         if not self._warm_start:
@@ -151,35 +151,35 @@ class PowerSGD(Reducer):
         is_used = tf.reduce_any(tf.not_equal(q, 0), axis=1, keepdims=True)
         return tf.where(is_used, normalize_rows(q), self._draw(q, 0, name))
 
-    def _draw(self, like_columns: tf.Tensor, draws: tf.Tensor | int, name: str) -> tf.Tensor:
-        shape = [self._rank, like_columns.shape[-1]]
-        return tf.random.stateless_normal(shape, seed_of(name, draws, 0), dtype=like_columns.dtype)
+    def _draw(self, reference: tf.Tensor, draws: tf.Tensor | int, name: str) -> tf.Tensor:
+        shape = [self._rank, reference.shape[-1]]
+        return tf.random.stateless_normal(shape, seed_of(name, draws, 0), dtype=reference.dtype)
 
 
-def _orthonormal_columns(columns: tf.Tensor) -> tf.Tensor:
+def _orthonormalize_columns(columns: tf.Tensor) -> tf.Tensor:
     """Orthonormalizes columns and returns them as rows. XLA merges about sixty small operations into one call."""
-    return compile_with_xla(_transposed_orthonormal, *columns.shape)(columns)
+    return compile_with_xla(_orthonormalize_transpose, *columns.shape)(columns)
 
 
-def _transposed_orthonormal(m: int, rank: int, columns: tf.Tensor) -> tf.Tensor:
+def _orthonormalize_transpose(m: int, rank: int, columns: tf.Tensor) -> tf.Tensor:
     return orthonormalize(tf.transpose(columns))
 
 
-def _times(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+def _multiply(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Multiplies a matrix and a thin factor; on CPUs XLA is up to twice as fast as the engine."""
     return compile_with_xla(_matmul, *a.shape, *b.shape)(a, b)
 
 
-def _times_transposed(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+def _multiply_transposed(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Multiplies by the transposed second matrix; other products with a transposed matrix are slower."""
     return compile_with_xla(_matmul_transposed, *a.shape, *b.shape)(a, b)
 
 
-def _matmul(m: int, k: int, k_too: int, n: int, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+def _matmul(m: int, k: int, b_rows: int, n: int, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.matmul(a, b)
 
 
-def _matmul_transposed(m: int, k: int, n: int, k_too: int, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+def _matmul_transposed(m: int, k: int, n: int, b_columns: int, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.matmul(a, b, transpose_b=True)
 
 

@@ -20,8 +20,8 @@ class Projection(Stochastic):
     E C(x) = x, so no feedback is needed, but E |x - C(x)|^2 = (n/k - 1) |x|^2. The signs are derived from the message's
     name and the number of draws.
 
-    Cost: 4 (k + 1) bytes, all-reduced (the 1 shows whether the tensor was finite). Experimental: its error is that of
-    randomk at the same cost.
+    Cost: 4 (k + 1) bytes, all-reduced (the 1 shows whether the tensor was finite). Experimental: it has the same
+    error as randomk at the same cost.
 
     Charikar et al., Finding Frequent Items in Data Streams, 2002; Achlioptas, Database-friendly Random Projections,
     2003.
@@ -43,7 +43,7 @@ class Projection(Stochastic):
     def reduce_with_seed(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See base class. One message."""
+        """See base class. Sends one message."""
         size = x.shape[0]
         k = selection_size(self._ratio, size)
         bits = sign_bits(-(-size // k), k, seed)
@@ -65,6 +65,6 @@ def _project(size: int, k: int, x: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
 def _back_project(size: int, k: int, unbiased: int, y: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
     """Returns S^T y, [size], divided by the number of elements in each sum unless `unbiased`."""
     rows = -(-size // k)
-    full = size - (rows - 1) * k  # number of sums with an element in the last row
-    y = y if unbiased else y / tf.cast(tf.where(tf.range(k) < full, rows, rows - 1), tf.float32)
+    full_sums = size - (rows - 1) * k  # number of sums with an element in the last row
+    y = y if unbiased else y / tf.cast(tf.where(tf.range(k) < full_sums, rows, rows - 1), tf.float32)
     return tf.reshape(flip_signs(tf.broadcast_to(y, [rows, k]), bits), [-1])[:size]

@@ -40,7 +40,7 @@ class QSGD(Blockwise):
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
         """See base class."""
         peak = peaks(rows)
-        # Relative to the largest, so that squares neither overflow nor underflow.
+        # Relative to the largest element, so squares neither overflow nor underflow.
         norm = peak * tf.sqrt(sums(tf.square(divide_or_zero(rows, peak[:, None]))))
         y = divide_or_zero(rows, norm[:, None]) * self._levels
         return [norm], round_to_uint8(y, -self._levels, self._levels, noise(rows.shape))

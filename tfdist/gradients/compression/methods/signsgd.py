@@ -20,7 +20,7 @@ class SignSGD(AllGatherReducer):
     `sgd` with a learning rate as for Adam, 1e-4 to 1e-3, as in the paper. Totals do not scale with the loss, and clipping
     by norm only rescales the learning rate. Tensors that are summed exactly keep their size.
 
-    One bit cannot represent zero: all zeros of a replica vote for the same sign, which is drawn anew for each step and
+    One bit cannot represent zero: all zeros of a replica vote for the same sign, which is redrawn for each step and
     tensor, so elements without a gradient do not drift.
 
     The difference between `sent` and the tensors is not an error that could be sent later, so error feedback is useless,
@@ -38,7 +38,7 @@ class SignSGD(AllGatherReducer):
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """See base class; each replica's contribution to a majority is an equal part of it."""
+        """See base class. All replicas contribute equal parts of the total."""
         reduction = super().reduce(tensors, state, collectives, name=name)
         return reduction._replace(sent=[total / collectives.size for total in reduction.totals])
 

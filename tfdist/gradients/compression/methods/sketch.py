@@ -17,7 +17,7 @@ class Sketch(Stochastic):
 
     A sketch is linear, so the sum of sketches is the sketch of the sum: unlike topk, it finds an element that is large
     only in the sum, and the bytes sent do not grow with N. Each estimate has an error of about |x| / sqrt(columns).
-    Signs and hashes are drawn anew at each step, the same on all replicas, from the message's name and a number of
+    Signs and hashes are redrawn at each step, the same on all replicas, from the message's name and a number of
     draws. h_r splits the vector into blocks of `columns` elements and rotates each by a random offset, so two elements
     collide with a probability of at most 1 / columns.
 
@@ -48,7 +48,7 @@ class Sketch(Stochastic):
     def reduce_with_seed(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See base class. Two messages; one if the vector is short."""
+        """See base class. Sends two messages, or one if the vector is short."""
         size = x.shape[0]
         if size <= self._rows * self._columns:
             [total] = collectives.all_reduce([x], name=name)
@@ -89,7 +89,7 @@ def _sketch(size: int, rows: int, columns: int, x: tf.Tensor, bits: tf.Tensor, o
 
 
 def _estimates(size: int, rows: int, columns: int, tables: tf.Tensor, bits: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-    """Returns the median of the rows' estimates of each element, [size]; bitwise equal on any hardware: no rounding."""
+    """Returns the median of the rows' estimates of each element, [size]; not rounded, so equal on any hardware."""
     estimates = []
     for row in range(rows):
         column_indices = (tf.range(columns)[None] - offsets[row][:, None]) % columns

@@ -56,5 +56,5 @@ class TernGrad(Blockwise):
         return (tf.cast(numbers, tf.float32) - 1.0) * scales[0]
 
     def block_shapes(self, size: int) -> list[tuple[int, int]]:
-        """See base class: the vector is one block."""
+        """See base class. The whole vector is one block."""
         return [(1, size)]

@@ -30,7 +30,7 @@ class TopK(Codec):
     (`sampled`: ten times faster, with the same result except for a few vectors in a thousand, where some entries stay
     unused). n is below 2^31.
 
-    `rescale` multiplies the values sent so that their norm is that of x. It replaces error feedback, which is then off
+    `rescale` scales the values sent to the norm of x. It replaces error feedback, which is then off
     by default: values that are too large would come back as an error of the opposite sign.
 
     Aji and Heafield, Sparse Communication for Distributed Gradient Descent, 2017 (arXiv:1704.05021); Stich et al.,
@@ -57,7 +57,7 @@ class TopK(Codec):
         self.randomized = method == "sampled"
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
-        """See base class: indices, of which negative ones mark unused entries, and values."""
+        """See base class. Returns indices, where negative ones mark unused entries, and values."""
         k = selection_size(self._ratio, x.shape[0])
         if self.randomized:
             indices, values = pad_entries(sampled_top_k(x, k, seed, sample_size(self._ratio)), k)
@@ -71,12 +71,12 @@ class TopK(Codec):
         return to_dense(indices[None], values[None], size)
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        """See base class: scattered into one vector, in the order of ranks."""
+        """See base class. Scatters all values into one vector, in the order of ranks."""
         indices, values = codes
         return to_dense(indices, values, size)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See base class: inf and NaN are among the largest."""
+        """See base class. Inf and NaN are among the largest values."""
         return _peak(code[1])
 
     def payload_bytes(self, size: int) -> int:
@@ -84,7 +84,7 @@ class TopK(Codec):
         return 8 * selection_size(self._ratio, size)
 
     def then(self, codec: Codec) -> Codec:
-        """Returns a codec that encodes the values with another one; 4 k bytes of indices plus its code of k values."""
+        """Returns a codec that encodes the values with `codec`. Cost: 4 k bytes of indices, and the code of k values."""
         return _EncodedTopK(self, self._ratio, codec)
 
 
