@@ -140,6 +140,9 @@ class TicketLoop:
         """Computes tickets until the range is complete, and returns the results of all workers."""
         first, end = int(first_step), int(first_step) + int(steps)
         call = _Call(end)
+        previous_metrics = [variable.numpy() for variable in self._metrics]
+        for variable in self._metrics:  # a commit has the values of this call
+            variable.assign(tf.zeros_like(variable))
         batches = self._iterate_batches(iterator, call)
         if not self._is_traced:
             batches = self._trace(batches, getattr(iterator, "element_spec", None), with_norm)
@@ -161,7 +164,7 @@ class TicketLoop:
             next(batches)
         result = self._servers.result()
         for i, variable in enumerate(self._metrics):
-            variable.assign(result.metrics[i] if result.metrics else tf.zeros_like(variable))
+            variable.assign(previous_metrics[i] + (result.metrics[i] if result.metrics else 0))
         updates = len(result.losses) - (not result.is_finite)
         norm = self._remote.pull_all(end if result.is_finite else 0)
         self._synchronizer.store_result(result)
