@@ -4,9 +4,8 @@ A reducer sums tensors over replicas and does not know that they are gradients. 
 `compression/`.
 """
 
-from tfdist.gradients.accumulation import accumulate_gradients
+from tfdist.gradients.accumulation import Clip, accumulate_gradients
 from tfdist.gradients.bucket import Bucketed, plan
-from tfdist.gradients.clipping import Clip
 from tfdist.gradients.loss_scale import LossScale, LossScaler, parse_loss_scale, unscale
 from tfdist.gradients.reducer import ErrorFeedback, PartitionedReducer, Reducer, ReductionResult, Sum
 

@@ -1,11 +1,13 @@
-"""Gradient accumulation: splits a replica's rows into micro-steps and sums their gradients before reduction."""
+"""Gradients of micro-batches added up, and clipped, before an update."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import InputError
+from tfdist.errors.formatting import is_number
 
 # (rows of a micro-step) -> (gradients, loss)
 Differentiate = Callable[[Any], tuple[list[tf.Tensor], tf.Tensor]]
@@ -97,3 +99,39 @@ def _shard_slicer(batch: Any, micro_steps: int, shards: int) -> Callable[[int], 
 
     shares = tf.nest.map_structure(split, batch)
     return lambda number: tf.nest.map_structure(lambda x: merge_shards(x, number), shares)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clip:
+    """The limits of gradient clipping.
+
+    Attributes:
+      norm: maximum global norm: all gradients are scaled by min(1, norm / global norm) (Pascanu et al., 2013,
+        arXiv:1211.5063); 0 for no limit.
+      value: maximum absolute value of an element; 0 for no limit.
+    """
+
+    norm: float = 0.0
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Validates the values; raises `InputError`."""
+        for name in ("norm", "value"):
+            value = getattr(self, name)
+            if not is_number(value) or not value >= 0:
+                raise InputError(f"Clip: {name} must be a number of at least 0. Received: {value!r}.")
+
+    def __call__(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
+        """Returns clipped gradients.
+
+        Args:
+          gradients: reduced gradients.
+          norm: scalar; their global norm.
+        """
+        results = list(gradients)
+        if self.norm:
+            factor = self.norm / tf.maximum(norm, tf.cast(self.norm, norm.dtype))
+            results = [gradient * tf.cast(factor, gradient.dtype) for gradient in results]
+        if self.value:
+            results = [tf.clip_by_value(gradient, -self.value, self.value) for gradient in results]
+        return results

@@ -41,7 +41,7 @@ class ReduceOps(NamedTuple):
       is_partitioned: whether a step that needs all rows is partitioned; otherwise each replica computes the whole batch.
       values: the values with their labels.
       calls: collective calls of the step's code, such as those of `tfdist.gather_rows`.
-      without_rule: types of operations without a rule.
+      types_without_rule: types of operations without a rule.
     """
 
     gradients: Sequence[ReduceOp] = ()

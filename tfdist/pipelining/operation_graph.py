@@ -228,7 +228,7 @@ class AbstractRun:
       sizes: bytes per row of each tensor.
       differentiable: tensors that depend on trainable variables and can have gradients.
       adds_losses: whether layers add losses, such as activity regularization.
-      sendable: tensors that can be sent to another stage: dense tensors of numbers.
+      sendable_tensors: tensors that can be sent to another stage: dense tensors of numbers.
     """
 
     usage: list[Usage]

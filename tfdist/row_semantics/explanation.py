@@ -101,7 +101,7 @@ class Explanation(NamedTuple):
       trained_variables: the variables that have gradients.
       calls: collective calls in the code of the step.
       communication: the communication of replicas in Keras's `fit` if the values cannot be combined.
-      without_rule: types of operations in the step that have no rule.
+      types_without_rule: types of operations in the step that have no rule.
     """
 
     step: str

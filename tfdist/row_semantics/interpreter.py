@@ -25,7 +25,7 @@ class Interpreter:
 
     Attributes:
       variables: static value of each assigned variable, by the key of its resource.
-      without_rule: types of operations without a rule.
+      types_without_rule: types of operations without a rule.
       is_one_device: whether the values are those of one device, whose dims may depend on the number of rows.
     """
 

@@ -104,7 +104,7 @@ class Labels(NamedTuple):
       are_increments: for each variable, whether all assignments add something independent of it to its initial value.
       is_used: returns whether results depend on a variable's initial value.
       tf_variables: labels of the values that were assigned to TensorFlow's variables.
-      without_rule: types of operations without a rule.
+      types_without_rule: types of operations without a rule.
     """
 
     results: Any
