@@ -34,7 +34,7 @@ def test_a_link_to_a_directory_is_none_itself(tmp_path):
     assert FILES.is_directory(tmp_path / "link")
     assert FILES.info(tmp_path / "nowhere") is None
     assert FILES.is_link(tmp_path / "nowhere") and not FILES.is_link(tmp_path / "a")
-    assert FILES.resolve(tmp_path / "link" / "c") == (tmp_path / "a" / "c").resolve()
+    assert FILES.real_path(tmp_path / "link" / "c") == (tmp_path / "a" / "c").resolve()
 
 
 def lock(path):

@@ -84,7 +84,7 @@ def test_what_is_at_a_path(storage, home):
     assert storage.info(home / "a")[:2] == (False, 4)
     assert storage.info(home / "a" / "b") is None
     assert storage.is_directory(home) and not storage.is_directory(home / "a")
-    assert storage.resolve(home / "a") == home / "a"
+    assert storage.real_path(home / "a") == home / "a"
     storage.check_writable(home / "b" / "c")
     storage.make_directory(home / "c")
     assert sorted(storage.entries(home)) == [Entry("a", False), Entry("c", True)]

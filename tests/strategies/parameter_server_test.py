@@ -82,7 +82,7 @@ def test_training_goes_on_when_a_worker_is_killed_and_counts_each_step_once(tmp_
         os.kill(child_of_rank(job.processes[0].pid, 1), signal.SIGKILL)
         [end] = job.wait(120)
     assert end.code == 0, end.output
-    assert "Worker rank 1 is lost" in end.output and "goes on with 1 of 2 workers" in end.output
+    assert "Worker rank 1 is lost" in end.output and "continues with 1 of 2 workers" in end.output
     processes.finish([*train, "--servers=0", f"--output_dir={tmp_path}/alone"], environment=processes.ONE_THREAD)
     found, expected = (ending(tmp_path / name, 300) for name in ("served", "alone"))
     # Bit for bit, and each example once in each epoch; what has a value for each replica differs in their number.

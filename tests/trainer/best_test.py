@@ -101,7 +101,7 @@ def test_a_damaged_one_is_a_warning(single, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("best", "message"),
     [
-        ("val_acuracy", 'one that the run measures. Received: val_acuracy. Did you mean "val_accuracy"'),
+        ("val_acuracy", 'one that the run computes. Received: val_acuracy. Did you mean "val_accuracy"'),
         ("val_mine", "Add mode=max or mode=min, as in val_mine"),
     ],
 )

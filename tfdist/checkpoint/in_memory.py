@@ -116,4 +116,4 @@ def belongs_to(folder: StoragePath, run: StoragePath) -> bool:
 
 
 def _run_hash(run: StoragePath) -> str:
-    return hashlib.sha256(os.fsencode(str(storage_of(run).resolve(run)))).hexdigest()[:16]
+    return hashlib.sha256(os.fsencode(str(storage_of(run).real_path(run)))).hexdigest()[:16]

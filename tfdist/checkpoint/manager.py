@@ -92,7 +92,7 @@ class Checkpoints:
 
 
 def _are_same(*paths: str) -> bool:
-    return len({storage_of(path).resolve(path_of(path)) for path in paths}) == 1
+    return len({storage_of(path).real_path(path_of(path)) for path in paths}) == 1
 
 
 class Saver:

@@ -120,7 +120,7 @@ class FileSystem(Storage):
         if not os.access(nearest_parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, f"no permission to write in {nearest_parent}", str(directory))
 
-    def resolve(self, path: StoragePath) -> Path:
+    def real_path(self, path: StoragePath) -> Path:
         """See base class."""
         return Path(os.path.realpath(_local_path(path)))  # `Path.resolve` fails for a cycle of links
 

@@ -283,7 +283,7 @@ class Storage(abc.ABC):
     def check_writable(self, directory: StoragePath) -> None:
         """Raises `OSError` if a directory, which need not exist, is known not to be writable."""
 
-    def resolve(self, path: StoragePath) -> StoragePath:
+    def real_path(self, path: StoragePath) -> StoragePath:
         """Returns the canonical path of a file, with links resolved."""
         return path
 

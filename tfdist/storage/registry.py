@@ -98,7 +98,7 @@ def text_of(file: AnyPath) -> str:
     """
     path = path_of(file)
     storage = storage_of(path)
-    return storage.read(storage.resolve(path)).decode()
+    return storage.read(storage.real_path(path)).decode()
 
 
 def read_text(file: AnyPath, rule: str, remedy: str = "") -> str:

@@ -141,7 +141,7 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
     class Carrier:
         """Replaces the transfer over collectives."""
 
-        piece = 1 << 18
+        max_bytes = 1 << 18
 
         def __init__(self, strategy):
             self.group = strategy.group
