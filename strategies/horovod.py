@@ -13,10 +13,10 @@ from tfdist.errors import InputError
 
 try:
     import horovod.tensorflow as hvd
-except ImportError as missing:
+except ImportError as error:
     raise InputError(
-        f"--strategy=horovod needs Horovod built for this TensorFlow. Received: {missing}. Run `tfdist install_horovod`."
-    ) from missing
+        f"--strategy=horovod needs Horovod built for this TensorFlow. Received: {error}. Run `tfdist install_horovod`."
+    ) from error
 
 from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.collectives.interface import broadcast_from_first

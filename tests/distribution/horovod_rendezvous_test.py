@@ -112,7 +112,7 @@ class Started:
         monkeypatch.setattr(horovod_rendezvous, "_init", self.init)
         monkeypatch.setattr(horovod_rendezvous, "initialize", lambda *_: self.steps.append("MPI"))
         monkeypatch.setattr(horovod_rendezvous, "serve_and_describe", lambda *_: self.steps.append("rendezvous") or {})
-        monkeypatch.setattr(horovod_rendezvous, "_with_coordinator", lambda cluster: cluster)
+        monkeypatch.setattr(horovod_rendezvous, "_broadcast_coordinator", lambda cluster: cluster)
         monkeypatch.setattr(horovod_rendezvous, "_check_size", lambda *_: None)
 
     def join(self, cluster):
@@ -163,7 +163,7 @@ def test_who_exchanges_the_addresses_depends_on_the_library_and_the_launcher(
 def test_the_coordinator_is_sent_where_eager_execution_is_disabled(monkeypatch):
     monkeypatch.setattr(horovod_rendezvous.hvd, "broadcast", lambda tensor, root, name: tensor)
     with tf.Graph().as_default():
-        found = horovod_rendezvous._with_coordinator(Cluster(0, 2, 0, 2, source="Horovod"))
+        found = horovod_rendezvous._broadcast_coordinator(Cluster(0, 2, 0, 2, source="Horovod"))
     assert found.coordinator.startswith("127.0.0.1:")
 
 

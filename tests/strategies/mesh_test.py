@@ -178,7 +178,9 @@ def test_a_step_is_compiled_once(mesh2x2):
 
 def compiled_programs():
     """Returns the programs of functions that a strategy has compiled."""
-    return {name for name in _dtensor_device()._get_stats() if "__inference_record_graph_" in name and "__func_" in name}
+    return {
+        name for name in _dtensor_device()._get_stats() if "__inference_record_graph_" in name and "__func_" in name
+    }
 
 
 @pytest.mark.full  # tests/conformance/conformance_test.py: sharded gradients are accumulated

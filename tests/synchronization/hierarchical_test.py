@@ -116,9 +116,9 @@ def test_groups():
     ("arguments", "message"),
     [
         ("periods=(4, 6)", "each a multiple of the one before"),
-        ("periods=(4,)", "one number more than group_sizes"),
+        ("periods=(4,)", "one more number than group_sizes"),
         ("periods=4", "must be numbers of at least 1"),
-        ("group_sizes=()", "one number more than group_sizes"),
+        ("group_sizes=()", "one more number than group_sizes"),
         ("periods=(1, 2, 4), group_sizes=(2, 3)", "each a multiple of the one before"),
         ("period=4", "period"),
     ],

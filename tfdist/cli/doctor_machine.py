@@ -179,7 +179,7 @@ _PROCESS_LIMIT = pathlib.Path("/sys/fs/cgroup/pids.max")
 _INFINIBAND = pathlib.Path("/dev/infiniband")
 _MIN_FILES = 1024
 _MIN_PROCESSES = 1024  # including threads; a process with TensorFlow has dozens
-_KINDS = {
+_LIMIT_RESOURCES = {
     "open_files": resource.RLIMIT_NOFILE,
     "processes": resource.RLIMIT_NPROC,
     "locked_memory_bytes": resource.RLIMIT_MEMLOCK,
@@ -190,7 +190,7 @@ def limits_section() -> Section:
     """Returns the limits, with warnings about low ones."""
     facts = {
         name: dict(zip(("soft", "hard"), map(_none_if_unlimited, resource.getrlimit(kind)), strict=True))
-        for name, kind in _KINDS.items()
+        for name, kind in _LIMIT_RESOURCES.items()
     }
     files, processes, locked_memory = (limits["soft"] for limits in facts.values())
     container = container_limit(_PROCESS_LIMIT)
@@ -244,7 +244,7 @@ _RELEVANT_VARIABLES = re.compile(
 )
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|JWT|(^|_)KEY(S|$|_)|(^|_)AUTH")
 _DEFAULTS = {"TF_CPP_MIN_LOG_LEVEL": "2", "UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": ""}  # set by `import tfdist`
-_PATHS = ("_FILE", "_DIR")  # the path of a secret is not secret
+_PATH_SUFFIXES = ("_FILE", "_DIR")  # the path of a secret is not secret
 _MAX_LENGTH = 100  # characters of a value in the text
 
 
@@ -264,7 +264,7 @@ def environment_section(environment: Mapping[str, str]) -> Section:
 
 def is_secret(name: str) -> bool:
     """Returns whether a variable may contain a secret, judging by its name."""
-    return bool(_SECRET.search(name.upper())) and not name.endswith(_PATHS)
+    return bool(_SECRET.search(name.upper())) and not name.endswith(_PATH_SUFFIXES)
 
 
 def _launcher(environment: Mapping[str, str]) -> Finding:
@@ -281,8 +281,8 @@ def _value_text(value: str | None) -> str:
     return value if len(value) <= _MAX_LENGTH else f"{value[:_MAX_LENGTH]}..."
 
 
-_SECONDS = 5.0  # for a message over the loopback
-_INTERFACE = "HOROVOD_GLOO_IFACE"
+_LOOPBACK_TIMEOUT_SECONDS = 5.0  # for a message over the loopback
+_INTERFACE_VARIABLE = "HOROVOD_GLOO_IFACE"
 
 
 def network_section(environment: Mapping[str, str]) -> Section:
@@ -310,10 +310,10 @@ def network_section(environment: Mapping[str, str]) -> Section:
         *(Finding(Status.OK, _describe_interface(interface)) for interface in interfaces),
         token,
     ]
-    gloo_interface = environment.get(_INTERFACE)
+    gloo_interface = environment.get(_INTERFACE_VARIABLE)
     if gloo_interface and gloo_interface not in [interface["name"] for interface in interfaces]:
-        text = f"{_INTERFACE} names {gloo_interface}, an interface which this host does not have"
-        findings.append(Finding(Status.WARNING, text, f"unset {_INTERFACE}"))
+        text = f"{_INTERFACE_VARIABLE} names {gloo_interface}, an interface which this host does not have"
+        findings.append(Finding(Status.WARNING, text, f"unset {_INTERFACE_VARIABLE}"))
     return Section("network", facts, findings)
 
 
@@ -321,11 +321,11 @@ def loopback_problem() -> str:
     """Returns why a message cannot be sent over the loopback; empty if it can."""
     try:
         with socket.create_server((LOOPBACK, 0)) as server:
-            server.settimeout(_SECONDS)
-            with socket.create_connection(server.getsockname(), _SECONDS) as client_end:
+            server.settimeout(_LOOPBACK_TIMEOUT_SECONDS)
+            with socket.create_connection(server.getsockname(), _LOOPBACK_TIMEOUT_SECONDS) as client_end:
                 server_end, _ = server.accept()
                 with server_end:
-                    server_end.settimeout(_SECONDS)
+                    server_end.settimeout(_LOOPBACK_TIMEOUT_SECONDS)
                     client_end.sendall(b"?")
                     return "" if server_end.recv(1) == b"?" else "a message was lost"
     except OSError as error:

@@ -385,51 +385,53 @@ def print_server_layout(config: LayoutConfig, output: Output) -> int:
     from tfdist.parameter_server.embedding_tables import is_table
     from tfdist.parameter_server.servers import placement_of
 
-    is_whole = parse_staleness(config.staleness).kind != SYNC  # a worker computes the whole batch of a step
-    workers, servers = 1 if is_whole else config.processes, max(config.servers, 1)
+    computes_whole_batch = parse_staleness(config.staleness).kind != SYNC  # a worker computes the whole batch of a step
+    workers, servers = 1 if computes_whole_batch else config.processes, max(config.servers, 1)
     rows = -(-config.batch_size // (workers * config.accumulate_steps))
-    abstract = planned_model(config)
-    plan = abstract.plan(Mesh({_AXIS: workers}), {"batch": _AXIS}, Shard(axis=_AXIS), rows * workers)
-    plans = {id(variable): planned for variable, planned in zip(abstract.variables, plan.variables, strict=True)}
-    states = keras_internals.moving_statistics(abstract.model) if is_whole else []
-    held = [*abstract.model.trainable_variables, *states]
-    layers = [v for v in keras_internals.layers_of(abstract.model) if is_table(v, config.min_table_bytes, servers)]
+    abstract_model = planned_model(config)
+    plan = abstract_model.plan(Mesh({_AXIS: workers}), {"batch": _AXIS}, Shard(axis=_AXIS), rows * workers)
+    plans = {id(variable): planned for variable, planned in zip(abstract_model.variables, plan.variables, strict=True)}
+    states = keras_internals.moving_statistics(abstract_model.model) if computes_whole_batch else []
+    server_variables = [*abstract_model.model.trainable_variables, *states]
+    layers = [
+        v for v in keras_internals.layers_of(abstract_model.model) if is_table(v, config.min_table_bytes, servers)
+    ]
     tables = {id(keras_internals.kernel_of(layer)) for layer in layers}
-    numbers = [number for number, variable in enumerate(held) if id(variable) in tables]
-    placement = placement_of([plans[id(variable)].bytes for variable in held], numbers, servers)
-    placed = [(plans[id(variable)], server) for variable, server in zip(held, placement, strict=True)]
-    split = sum(variable.bytes for variable, server in placed if server < 0)
+    numbers = [number for number, variable in enumerate(server_variables) if id(variable) in tables]
+    placement = placement_of([plans[id(variable)].bytes for variable in server_variables], numbers, servers)
+    placements = [(plans[id(variable)], server) for variable, server in zip(server_variables, placement, strict=True)]
+    table_bytes = sum(variable.bytes for variable, server in placements if server < 0)
     totals = plan.totals()
     facts = {
         "strategy": config.strategy,
         "workers": config.processes,
-        "servers": [_server_load(placed, server, servers) for server in range(servers)],
+        "servers": [_server_load(placements, server, servers) for server in range(servers)],
         "worker_bytes": {
-            "parameters": totals["parameters"] - split,
-            "gradients": totals["gradients"] - split,
+            "parameters": totals["parameters"] - table_bytes,
+            "gradients": totals["gradients"] - table_bytes,
             "activations": totals["activations"],
         },
         "variables": [
             {"path": v.path, "shape": list(v.shape), "bytes": v.bytes, "server": None if server < 0 else server}
-            for v, server in placed
+            for v, server in placements
         ],
         "step_examples": rows,
     }
-    for line in _server_lines(placed, facts):
+    for line in _server_lines(placements, facts):
         output.line(line)
     output.result(facts)
     return 0
 
 
-def _server_load(placed: "list[tuple[VariablePlan, int]]", server: int, servers: int) -> dict[str, int]:
+def _server_load(placements: "list[tuple[VariablePlan, int]]", server: int, servers: int) -> dict[str, int]:
     """Returns the bytes of the variables and table rows on a server, and of their optimizer state."""
     from tfdist.parameter_server.table_rows import count_rows
 
-    own = [(variable.bytes, variable.slots) for variable, number in placed if number == server]
-    tables = [variable for variable, number in placed if number < 0]
-    own += [(v.bytes // v.shape[0] * count_rows(v.shape[0], server, servers), v.slots) for v in tables]
-    state = sum(size * slots for size, slots in own)
-    return {"variable_bytes": sum(size for size, _ in own), "optimizer_state_bytes": state}
+    server_entries = [(variable.bytes, variable.slots) for variable, number in placements if number == server]
+    tables = [variable for variable, number in placements if number < 0]
+    server_entries += [(v.bytes // v.shape[0] * count_rows(v.shape[0], server, servers), v.slots) for v in tables]
+    state = sum(size * slots for size, slots in server_entries)
+    return {"variable_bytes": sum(size for size, _ in server_entries), "optimizer_state_bytes": state}
 
 
 def _server_row(variable: "VariablePlan", server: int) -> tuple[str, ...]:
@@ -437,19 +439,21 @@ def _server_row(variable: "VariablePlan", server: int) -> tuple[str, ...]:
     return (variable.path, shape, *map(byte_size, sizes), "by rows" if server < 0 else str(server))
 
 
-def _server_lines(placed: "list[tuple[VariablePlan, int]]", facts: Mapping[str, Any]) -> Iterator[str]:
+def _server_lines(placements: "list[tuple[VariablePlan, int]]", facts: Mapping[str, Any]) -> Iterator[str]:
     workers, servers = count_of(facts["workers"], "worker"), count_of(len(facts["servers"]), "server")
     yield f"{facts['strategy']} with {workers} and {servers}, at most {facts['step_examples']} examples of a step per worker"
     yield from text_table(
-        [("variable", "shape", "bytes", "optimizer", "server"), *itertools.starmap(_server_row, placed)]
+        [("variable", "shape", "bytes", "optimizer", "server"), *itertools.starmap(_server_row, placements)]
     )
     for number, server in enumerate(facts["servers"]):
         variables, state = map(byte_size, server.values())
         yield f"On server {number}: variables {variables}, optimizer state {state}"
     sizes = {kind: byte_size(size) for kind, size in facts["worker_bytes"].items()}
-    used = ", and the rows of tables that a step uses" if any(server < 0 for _, server in placed) else ""
+    table_suffix = ", and the rows of tables that a step uses" if any(server < 0 for _, server in placements) else ""
     yield (
-        "On each worker: " + ", ".join(f"{kind} {size}" for kind, size in sizes.items()) + f", no optimizer state{used}"
+        "On each worker: "
+        + ", ".join(f"{kind} {size}" for kind, size in sizes.items())
+        + f", no optimizer state{table_suffix}"
     )
-    pulled = byte_size(sum(variable.bytes for variable, server in placed if server >= 0))
-    yield f"For a step, a worker pulls {pulled} and pushes gradients of {sizes['gradients']}{used}."
+    pulled_size = byte_size(sum(variable.bytes for variable, server in placements if server >= 0))
+    yield f"For a step, a worker pulls {pulled_size} and pushes gradients of {sizes['gradients']}{table_suffix}."

@@ -15,7 +15,7 @@ def load_tensorflow() -> float:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     start_time = time.monotonic()
     with show_temporarily("Loading TensorFlow ..."), quiet_tensorflow.filter_stderr():
-        import keras  # noqa: F401 - imported here for its cost
+        import keras  # noqa: F401 - imported here so that its import time is included
         import tensorflow as tf
 
         tf.config.list_physical_devices()

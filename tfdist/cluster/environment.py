@@ -34,7 +34,7 @@ def expand_hosts(text: str) -> list[str]:
     for name in _split_names(text):
         parts = [_expand_ranges(text, match[1]) if match[2] is None else [match[2]] for match in _PART.finditer(name)]
         if _PART.sub("", name) or not parts:
-            raise _host_list_error(text, f"{name!r} is not a name with brackets closed")
+            raise _host_list_error(text, f"{name!r} has unbalanced brackets")
         hosts += itertools.islice(map("".join, itertools.product(*parts)), _MAX_HOSTS + 1)
         if len(hosts) > _MAX_HOSTS:
             raise _host_list_error(text, f"it names more than {_MAX_HOSTS} hosts")

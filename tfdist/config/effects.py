@@ -121,7 +121,7 @@ EFFECTS = (
     Effect(
         "check_sync_every",
         lambda c, job: job.replicas > 1 or job.sums_gradients or c.check_sync == "gradients",
-        "one replica has no other to be compared with. Leave it out, or use several replicas",
+        "with one replica, there is nothing to compare. Leave it out, or use several replicas",
     ),
     Effect("keep", _saves_checkpoints, _NO_CHECKPOINTS),
     Effect("checkpoint_async", _saves_checkpoints, _NO_CHECKPOINTS),

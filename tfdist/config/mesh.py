@@ -14,7 +14,7 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 
 _AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*(\d{1,6})\s*")
-_RESERVED = ("unsharded", "match", "any")  # by DTensor
+_RESERVED_NAMES = ("unsharded", "match", "any")  # by DTensor
 _MAX_DEVICES = 2**16  # more than any cluster has, few enough for fast planning
 _GRAMMAR = 'A mesh is a list of NAME:SIZE separated by ;, such as "data:2;model:4"'
 
@@ -68,9 +68,9 @@ def parse_mesh(text: str) -> Mesh:
         name, size = match[1], int(match[2])
         if name in axes:
             raise InputError(f"{_GRAMMAR}, each name once. Received: {name} twice in {text!r}.")
-        if name in _RESERVED:
+        if name in _RESERVED_NAMES:
             raise InputError(
-                f"{_GRAMMAR}, with other names than {' and '.join(_RESERVED)}. Received: {part.strip()!r} in {text!r}."
+                f"{_GRAMMAR}, with names other than {' and '.join(_RESERVED_NAMES)}. Received: {part.strip()!r} in {text!r}."
             )
         if not size:
             raise InputError(f"{_GRAMMAR}, each of at least 1 device. Received: {part.strip()!r} in {text!r}.")

@@ -1,4 +1,4 @@
-"""Parses the searches of `--find`, and numbers of bytes."""
+"""Parses `--find` and byte sizes."""
 
 import dataclasses
 import math
@@ -11,8 +11,8 @@ from tfdist.errors.formatting import as_python, is_integer, is_number, nearest
 
 UNITS_HELP = "KB and KiB are 1024 bytes"
 _BYTE_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([KMGT])i?B?|B)?\s*", re.IGNORECASE)
-_WORDS = ("memory", "launcher")  # parameters whose values may be written without quotes
-_MIN_RATES = 10
+_UNQUOTED_PARAMETERS = ("memory", "launcher")  # parameters whose values may be written without quotes
+_MIN_STEPS = 10
 
 
 def parse_byte_size(size: int | str, name: str) -> int:
@@ -56,7 +56,7 @@ class LearningRateSearch:
     steps: int = 100
 
     def __post_init__(self) -> None:
-        _check_integers(self, steps=_MIN_RATES)
+        _check_integers(self, steps=_MIN_STEPS)
         for name in ("min", "max"):
             value = getattr(self, name)
             if not is_number(value) or not (value > 0 and math.isfinite(value)):
@@ -110,7 +110,7 @@ def parse_search(text: str) -> Search:
     Raises:
       InputError: `text` does not follow the grammar, or an argument is unknown or out of range.
     """
-    spec = parse(text, _WORDS)
+    spec = parse(text, _UNQUOTED_PARAMETERS)
     kind = _KINDS.get(spec.name)
     if kind is None:
         raise InputError(f"{spec.name} cannot be searched for.{nearest(spec.name, _KINDS)}")
@@ -125,7 +125,7 @@ def normalize_search(text: str) -> str:
     if not text:
         return ""
     parse_search(text)
-    return str(parse(text, _WORDS))
+    return str(parse(text, _UNQUOTED_PARAMETERS))
 
 
 def _check_integers(search: Any, **minimums: int) -> None:

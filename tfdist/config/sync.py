@@ -277,7 +277,7 @@ class HierarchicalLocalSGD(Averaging):
         if len(self.periods) != len(self.group_sizes) + 1 or not self.group_sizes:
             raise invalid_parameter(
                 self,
-                f"periods must have one number more than group_sizes, not {self.periods!r} and {self.group_sizes!r}",
+                f"periods must have one more number than group_sizes, not {self.periods!r} and {self.group_sizes!r}",
             )
         object.__setattr__(self, "period", self.periods[-1])
         super().__post_init__()

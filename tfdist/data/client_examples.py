@@ -1,4 +1,4 @@
-"""Examples divided among virtual clients; in each batch, a round, some of the clients train."""
+"""Examples divided among virtual clients; each batch is a round, in which some of the clients train."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -271,7 +271,7 @@ def _labels(source: Source, sync: FedAvg) -> np.ndarray:
         )
         raise InputError(
             f"Clients with few classes need a class for each example. Received: sync={sync} and labels of {received}. Use "
-            "classes=0."
+            "shards_per_client=0."
         )
 
     @keras_internals.without_autograph

@@ -322,7 +322,7 @@ def start_horovod(
     if has_rank and not _knows_coordinator(cluster):
         _init(options | _sets_option(make_process_sets(None)), communication)
         _check_size(cluster, options)
-        return join(_with_coordinator(cluster))
+        return join(_broadcast_coordinator(cluster))
     # Joining comes first: it waits for slow ranks as long as configured, whereas Gloo aborts after 30 s.
     group = join(cluster)
     if group.size == cluster.size:
@@ -493,7 +493,7 @@ def stall_settings(environment: Mapping[str, str], max_seconds: int = STALL_SECO
     return {CHECK: str(check), SHUTDOWN: environment.get(SHUTDOWN) or str(max(max_seconds, 2 * check))}
 
 
-def _with_coordinator(cluster: Cluster) -> Cluster:
+def _broadcast_coordinator(cluster: Cluster) -> Cluster:
     """Broadcasts an address for the group, with a port that rank 0 chooses, through the initialized Horovod.
 
     It uses a session because programs may disable eager execution, or configure TensorFlow's devices after `hvd.init`.

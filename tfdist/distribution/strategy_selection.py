@@ -67,7 +67,7 @@ def _check_processes(strategy: str, processes: Processes, cluster: Cluster) -> N
     if cluster.servers and strategy != PARAMETER_SERVER:
         raise InputError(
             f"Only --strategy={PARAMETER_SERVER} has parameter servers. Received: --strategy={strategy} and a TF_CONFIG with "
-            f"{cluster.servers} of them (ps). Use it, or leave them out."
+            f"{cluster.servers} of them (ps). Use --strategy=parameter_server, or leave out the servers."
         )
     if processes is Processes.ONE and cluster.size > 1:
         raise InputError(

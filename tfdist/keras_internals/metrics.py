@@ -22,7 +22,7 @@ def custom_compiled_metrics(model: keras.Model) -> list[keras.Metric]:
 
 def _may_combine_rows(metric: keras.Metric) -> bool:
     """Returns whether a metric wraps a user-defined function or reduces an axis that may be the axis of the rows."""
-    function = getattr(metric, "_fn", None)  # any callable of a user; a function or loss of Keras
+    function = getattr(metric, "_fn", None)  # a user's callable, or a function or loss of Keras
     has_row_axis = getattr(metric, "_fn_kwargs", {}).get("axis", -1) not in (-1, [-1], (-1,))
     return function is not None and (
         is_user_defined(function) or is_user_defined(wrapped_function(function)) or has_row_axis

@@ -87,7 +87,7 @@ class OrphanGuard:
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
-        self._is_warned = False
+        self._has_warned = False
         self._send(f"{self._variable}\n")
         return self
 
@@ -111,8 +111,8 @@ class OrphanGuard:
 
     def check(self) -> None:
         """Warns once if the guard has been killed. Must be polled."""
-        if not self._is_warned and self._process.poll() is not None:
-            self._is_warned = True
+        if not self._has_warned and self._process.poll() is not None:
+            self._has_warned = True
             _log.warning(
                 "tfdist launch: process %d, the guard of this job's processes, was killed: if SIGKILL ends this "
                 "launcher now, they outlive it.",

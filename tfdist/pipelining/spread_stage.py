@@ -1,7 +1,7 @@
 """The passes and the update of a stage that is spread over the devices of its process, as device functions.
 
-In the step of the host, a forward pass is one operation with a gradient. Residuals stay on the devices under a number, and the
-backward pass adds the gradients of variables to sums on the devices.
+In the step of the host, a forward pass is one operation with a gradient. Residuals stay on the devices, keyed by a number, and
+the backward pass adds the gradients of variables to sums on the devices.
 """
 
 import itertools
@@ -157,14 +157,14 @@ class _Passes:
         training: bool,
     ):
         self._graph, self._devices, self._training = graph, devices, training
-        self._spread, self._host_variables = list(spread_variables), list(host_variables)
+        self._spread_variables, self._host_variables = list(spread_variables), list(host_variables)
         self._host_specs = [tf.TensorSpec(x.shape, x.dtype) for x in tensors]
         self._live_residuals: dict[int, list[tf.Tensor]] = {}
         self._numbers = itertools.count()
         self._totals: list[tf.Tensor] | None = None
         is_differentiated = [False] * len(graph.inputs) + [crossing.has_gradient for crossing in graph.received]
         self._differentiated_inputs = [i for i, has_gradient in enumerate(is_differentiated) if has_gradient]
-        self.has_gradient = [False] * len(self._spread)
+        self.has_gradient = [False] * len(self._spread_variables)
         with keras_internals.outside_functions(), tf.device(None):
             trace = tf.function(self._trace, autograph=False)
             self._forward = trace.get_concrete_function(*device_specs(self._host_specs))
@@ -205,7 +205,7 @@ class _Passes:
         self._live_residuals.clear()
         sums, self._totals = self._totals, None
         if sums is None:
-            return [None] * len(self._spread)
+            return [None] * len(self._spread_variables)
         keras_internals.wait_for_devices()
         totals = [self._devices.devices.full_tensor(x).numpy() for x in sums]
         return [value if is_present else None for value, is_present in zip(totals, self.has_gradient, strict=True)]
@@ -239,7 +239,9 @@ class _Passes:
             values = to_host_dtypes(arguments, self._host_specs)
             with tf.GradientTape() as tape:
                 watched_inputs = [values[i] for i in self._differentiated_inputs]
-                tape.watch([*watched_inputs, *(keras_internals.value_of(variable) for variable in self._spread)])
+                tape.watch(
+                    [*watched_inputs, *(keras_internals.value_of(variable) for variable in self._spread_variables)]
+                )
                 forward_results = self._compute(values)
             forward_tensors = [x for part in forward_results for x in part]
             results = [self._devices.layouts.replicate(x) for x in forward_tensors]
@@ -276,8 +278,11 @@ class _Passes:
         self, tape: tf.GradientTape, watched_inputs: Sequence[tf.Tensor], targets: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Traces the backward pass inside the forward pass; returns the residuals."""
-        devices, weights = self._devices.devices, [keras_internals.value_of(variable) for variable in self._spread]
-        placements = [placement_of(variable) for variable in self._spread]
+        devices, weights = (
+            self._devices.devices,
+            [keras_internals.value_of(variable) for variable in self._spread_variables],
+        )
+        placements = [placement_of(variable) for variable in self._spread_variables]
 
         def backward(*arguments: tf.Tensor) -> list[tf.Tensor]:
             upstream, sums = arguments[: len(targets)], arguments[len(targets) :]

@@ -24,7 +24,7 @@ from tfdist.storage.interface import (
     staged_prefix,
 )
 
-_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class FileSystem(Storage):
@@ -85,7 +85,7 @@ class FileSystem(Storage):
         try:
             status = os.stat(_local_path(path))
         except OSError as error:
-            if error.errno in _MISSING:
+            if error.errno in _MISSING_ERRNOS:
                 return None
             raise
         return Info(stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime)

@@ -32,7 +32,7 @@ class PowerSGD(Reducer):
 
     A replica's contribution to the total is P P^T X, a projection of its X, and error feedback stores the component that
     is orthogonal to P. The authors' code stores X - total / N instead. Its sum over replicas, and therefore the total, is
-    the same, but the differences between replicas are never sent nor discarded, and grow as a random walk.
+    the same, but the differences between replicas are neither sent nor discarded, and grow as a random walk.
 
     Cost: 4 rank (m + n) bytes (8 for float64), all-reduced in two messages: the factors P of all tensors of a call, then
     the Q'. If that is not less than the tensor, as for vectors, the first message contains the tensor itself, and its sum
@@ -82,7 +82,7 @@ class PowerSGD(Reducer):
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         """See base class. Returns the states of each matrix, Q as rows or a number of draws, then of the two messages."""
-        factor_states = [self._memory(spec) for spec in specs if not self.is_exact(spec)]
+        factor_states = [self._memory_state(spec) for spec in specs if not self.is_exact(spec)]
         return factor_states + [state for message in self._messages(specs) for state in self._factors.state(message)]
 
     def reduce(
@@ -134,7 +134,7 @@ class PowerSGD(Reducer):
             qs.append(tf.TensorSpec([self._rank, columns], dtype, f"{spec.name}/q"))
         return ps + exact_specs, qs
 
-    def _memory(self, spec: tf.TensorSpec) -> State:
+    def _memory_state(self, spec: tf.TensorSpec) -> State:
         if not self._warm_start:
             return State(f"{spec.name}/draws", (), tf.int32, per_replica=False)
         shape = (self._rank, spec.shape[-1])
