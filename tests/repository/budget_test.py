@@ -17,7 +17,7 @@ from tests.repository.architecture_test import ROOT, runs_when_started
 QUICK_SECONDS = 900
 QUICK_WAITING_SECONDS = 600
 
-LINES = 73_545  # 71,817 before parameter servers
+LINES = 73_547  # 71,817 before parameter servers
 FUNCTIONS_WITH_PROCESSES = 649  # 645 before faults of parameter servers
 SLEEPS = 94  # 92 before
 
