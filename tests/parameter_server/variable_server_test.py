@@ -9,10 +9,11 @@ import keras
 import numpy as np
 import pytest
 
+from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.parameter_server import messages, variable_server
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Message, Service
-from tfdist.parameter_server.servers import Servers, place_by_size
+from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.table_rows import TableForm
 from tfdist.parameter_server.update_order import Update
 from tfdist.parameter_server.variable_server import VariableServer
@@ -264,5 +265,4 @@ def test_pushes_of_many_threads_are_each_applied_once():
 
 
 def test_variables_are_placed_by_size():
-    assert place_by_size([8, 100, 8, 60, 50], 2) == [0, 0, 0, 1, 1]
-    assert place_by_size([1, 1], 3) == [0, 1]
+    assert (place_by_size([8, 100, 8, 60, 50], 2), place_by_size([1, 1], 3)) == ([0, 0, 0, 1, 1], [0, 1])

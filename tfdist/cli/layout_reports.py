@@ -18,9 +18,11 @@ from tfdist.errors.formatting import byte_size, count_of
 from tfdist.pipelining.schedule_catalog import make_schedule
 
 if TYPE_CHECKING:
-    from tfdist.planning.layout_plan import Plan, VariablePlan
+    from tfdist.planning.layout_plan import Plan, SpreadPlan, VariablePlan
+    from tfdist.planning.pipeline_plan import PipelinePlan, SchedulePlan, StagePlan
 
 _AXIS = "data"
+_MAX_LISTED = 3  # paths of replicated variables, and tensors between stages
 
 
 def print_replica_layout(config: LayoutConfig, output: Output) -> int:
@@ -90,14 +92,6 @@ def _replica_facts(plan: "Plan", parts: Sequence[int], rows: int, config: Layout
         "micro_steps_per_step": config.accumulate_steps,
         "micro_step_examples": rows,
     }
-
-
-if TYPE_CHECKING:
-    from tfdist.planning.layout_plan import SpreadPlan
-    from tfdist.planning.pipeline_plan import PipelinePlan, SchedulePlan, StagePlan
-
-
-_MAX_LISTED = 3  # paths of replicated variables, and tensors between stages
 
 
 def _spread_lines(spread: "SpreadPlan") -> Iterator[str]:
@@ -371,10 +365,6 @@ def _schedule_facts(plan: "SchedulePlan") -> dict[str, Any]:
 
 def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-if TYPE_CHECKING:
-    from tfdist.planning.layout_plan import VariablePlan
 
 
 def print_server_layout(config: LayoutConfig, output: Output) -> int:

@@ -34,10 +34,20 @@ class Message(NamedTuple):
     pieces: list[list[Piece]]
 
 
-def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
-    """Returns the owner of each variable: the largest variables first, each to the owner with the smallest total.
+def place_by_size(sizes: Sequence[int], parts: int) -> list[int]:
+    """Returns the part of each variable: the largest variables first, each to the part with the smallest total.
 
-    The largest part is at most 4/3 of the optimum (Graham, 1969). The first owner has the largest variable.
+    The largest part is at most 4/3 of the optimum (Graham, 1969). The first part has the largest variable.
+    """
+    loads, placement = [0] * parts, [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        placement[number] = loads.index(min(loads))
+        loads[placement[number]] += sizes[number]
+    return placement
+
+
+def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
+    """Returns the owner of each variable; see `place_by_size`.
 
     Args:
       sizes: size of each variable.
@@ -51,13 +61,7 @@ def balanced_owners(sizes: Sequence[int], parts: int) -> list[int]:
             f"--shard=optimizer needs a trained variable for each replica. Received: {len(sizes)} variables, {parts} replicas. "
             "Leave out --shard."
         )
-    loads = [0] * parts
-    owners = [0] * len(sizes)
-    for number in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        owner = loads.index(min(loads))
-        owners[number] = owner
-        loads[owner] += sizes[number]
-    return owners
+    return place_by_size(sizes, parts)
 
 
 def sizes_of_parts(sizes: Sequence[int], state: Sequence[int], parts: int) -> list[int]:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import Collectives, Op, Wire
+from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import RangeResult
 from tfdist.parameter_server.messages import Connection, Message
@@ -17,15 +18,6 @@ from tfdist.parameter_server.update_order import Update
 
 _LEAVING_SECONDS = 5.0
 BY_ROWS = -1  # placement of a table, instead of a server
-
-
-def place_by_size(sizes: Sequence[int], servers: int) -> list[int]:
-    """Places variables of `sizes` bytes, the largest first, on the server with the fewest bytes; returns their servers."""
-    loads, placement = [0] * servers, [0] * len(sizes)
-    for variable in sorted(range(len(sizes)), key=lambda variable: -sizes[variable]):
-        placement[variable] = loads.index(min(loads))
-        loads[placement[variable]] += sizes[variable]
-    return placement
 
 
 def placement_of(sizes: Sequence[int], tables: Collection[int], servers: int) -> list[int]:
