@@ -182,7 +182,7 @@ class _Server:
             job.on_departure(lambda loss: coordinator.forget(loss.rank))
         handlers = {**self.variables.handlers, **(self._coordinator.handlers if self._coordinator else {})}
         self.host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
-        self._service = Service(handlers, _token(job), self.host, threads=8 * cluster.size + 8)
+        self._service = Service(handlers, _token(job, number), self.host, threads=8 * cluster.size + 8)
         self.address = f"{self.host}:{self._service.port}"
 
     def connect(self, coordinator: Connection) -> None:
@@ -226,16 +226,18 @@ class _Server:
         return float(sum(arrays))
 
 
-def _token(job: Group) -> str:
-    return job.token_for("parameter servers")
+def _token(job: Group, server: int) -> str:
+    return job.token_for(f"parameter server {server}")
 
 
 def _connections(cluster: Cluster, job: Group, workers: int, servers: int, server: _Server | None) -> list[Connection]:
     """Returns this process's connections to all servers."""
     addresses = [a for a in job.gather("parameter_server/addresses", server.address if server else "") if a]
     ranks = range(workers, cluster.size) if servers else [0]
-    names = [f"server {number} (rank {rank})" for number, rank in enumerate(ranks)]
-    connections = [Connection(address, _token(job), name) for address, name in zip(addresses, names, strict=True)]
+    connections = [
+        Connection(address, _token(job, number), f"server {number} (rank {rank})")
+        for number, (address, rank) in enumerate(zip(addresses, ranks, strict=True))
+    ]
     if server:
         server.connect(connections[0])
     return connections

@@ -1,13 +1,18 @@
 """Messages of JSON values and arrays between workers and servers, and gRPC calls that send them.
 
 A message consists of the length of the header (8 bytes, little-endian), the header as JSON, and the bytes of the arrays.
-`grpcio` is already a dependency of TensorFlow. A server listens only on the given address, and checks the job's token before it
-parses a message.
+`grpcio` is already a dependency of TensorFlow. A server listens only on the given address, and receives
+messages of clients that know its token only.
 """
 
+import hashlib
 import hmac
+import itertools
 import json
 import math
+import secrets
+import struct
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
@@ -16,11 +21,12 @@ import grpc
 import ml_dtypes
 import numpy as np
 
+from tfdist.coordination.messages import derive_token
 from tfdist.errors import PeerLostError
 
 _LENGTH_BYTES = 8
 _SERVICE = "tfdist.parameter_server"
-_TOKEN = "tfdist-token"  # key in the metadata of a call
+_SEAL = "tfdist-seal-bin"  # key in the metadata of a call and of its answer
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
 _DTYPES = {np.dtype(getattr(ml_dtypes, name)).name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16",)}
 
@@ -69,6 +75,72 @@ def decode(data: bytes) -> Message:
     return Message(header["values"], arrays)
 
 
+# Authentication of calls by a key that both ends know and never send: the metadata of a call has a seal, which is the random
+# number of the client, the number of the call, the length and a digest of the message, and an HMAC-SHA256 of these and of the
+# method. The server checks it before it receives the message. It refuses the number of a call that it has admitted before, and
+# one that is too old to tell. The answer has a seal with the same two numbers and another key.
+#
+# A digest of all bytes would add 40 % to the time of a push and a pull of 33 MB (4 x 16.5 ms to 165 ms, with SHA-NI; BLAKE2b
+# takes 4 x 25 ms). It covers the header, which has the names, types and shapes, and the first 64 KiB of the arrays.
+
+_FIELDS = struct.Struct("<16sQQ32s")  # client, number of the call, length and digest of the message
+_DIGESTED_ARRAY_BYTES = 64 << 10
+_WINDOW = 1024  # calls of a client whose numbers are remembered; many more than are concurrent
+
+
+class _WrongSealError(ValueError):
+    pass
+
+
+def _create_seal(key: str, method: str, client: bytes, number: int, message: bytes) -> bytes:
+    fields = _FIELDS.pack(client, number, len(message), _digest(message))
+    return fields + _mac(key, method, fields)
+
+
+def _parse_seal(key: str, method: str, seal: bytes) -> tuple[bytes, int, int, bytes]:
+    """Returns the client, the number of the call, and the length and the digest of the message.
+
+    Raises:
+      _WrongSealError: the seal was not made with this key for this method.
+    """
+    fields, mac = seal[: _FIELDS.size], seal[_FIELDS.size :]
+    if len(fields) != _FIELDS.size or not hmac.compare_digest(mac, _mac(key, method, fields)):
+        raise _WrongSealError("not authenticated with the token of this job")
+    return _FIELDS.unpack(fields)
+
+
+def _check_message(message: bytes, length: int, digest: bytes) -> None:
+    if len(message) != length or not hmac.compare_digest(_digest(message), digest):
+        raise _WrongSealError("not the message that was authenticated")
+
+
+def _mac(key: str, method: str, fields: bytes) -> bytes:
+    return hmac.digest(key.encode(), method.encode() + b"\0" + fields, "sha256")
+
+
+def _digest(message: bytes) -> bytes:
+    end = _LENGTH_BYTES + int.from_bytes(message[:_LENGTH_BYTES], "little") + _DIGESTED_ARRAY_BYTES
+    return hashlib.sha256(memoryview(message)[:end]).digest()
+
+
+class _AdmittedCalls:
+    """The numbers of the latest calls of a client, which may arrive in another order than they were made."""
+
+    def __init__(self) -> None:
+        self._numbers: set[int] = set()
+        self._latest = 0
+
+    def admit(self, number: int) -> bool:
+        """Adds a call; returns False if it has been added before, or is older than `_WINDOW` calls."""
+        if number <= self._latest - _WINDOW or number in self._numbers:
+            return False
+        self._numbers.add(number)
+        self._latest = max(self._latest, number)
+        if len(self._numbers) > 2 * _WINDOW:
+            self._numbers = {admitted for admitted in self._numbers if admitted > self._latest - _WINDOW}
+        return True
+
+
 Handler = Callable[[Message], Message]
 
 
@@ -84,16 +156,14 @@ class Service:
 
         Args:
           handlers: functions by name. An exception fails the call, but not the server.
-          token: token of the job; calls without it fail.
+          token: secret of this server and its clients, different from those of other servers; other calls fail.
           host: name or address of this host, on which the server listens.
           threads: maximum number of concurrent calls, including blocked ones.
           port: port to listen on; 0 for any.
         """
-        self._server = grpc.server(
-            futures.ThreadPoolExecutor(threads), interceptors=[_TokenInterceptor(token)], options=_UNLIMITED
-        )
-        methods = {name: grpc.unary_unary_rpc_method_handler(_method(handler)) for name, handler in handlers.items()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
+        self._server = grpc.server(futures.ThreadPoolExecutor(threads), options=_UNLIMITED)
+        methods = {f"/{_SERVICE}/{name}": handler for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((_AuthenticatedCalls(methods, token),))
         self.port = self._server.add_insecure_port(f"{host}:{port}")
         self._server.start()
 
@@ -102,30 +172,56 @@ class Service:
         self._server.stop(grace=None)
 
 
-class _TokenInterceptor(grpc.ServerInterceptor):
-    def __init__(self, token: str):
-        self._token = token.encode()
+class _AuthenticatedCalls(grpc.GenericRpcHandler):
+    def __init__(self, handlers: Mapping[str, Handler], token: str):
+        self._handlers = handlers
+        self._client_key, self._server_key = _keys(token)
+        self._admitted_calls: dict[bytes, _AdmittedCalls] = {}  # by client
+        self._lock = threading.Lock()
 
-        def refuse(_: bytes, context: Any) -> None:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not that of this job")
-
-        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
-
-    def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """See base class."""
-        token = dict(details.invocation_metadata).get(_TOKEN, "")
-        return continuation(details) if hmac.compare_digest(token.encode(), self._token) else self._refusal
-
-
-def _method(handler: Handler) -> Callable[[bytes, Any], bytes]:
-    def answer(data: bytes, context: Any) -> bytes:
+    def service(self, details: Any) -> Any:
+        """See base class. gRPC calls it before it receives the message."""
+        method = details.method
         try:
-            message = decode(data)
-        except (ValueError, KeyError, TypeError) as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a message: {error}")
-        return encode(handler(message))
+            fields = _parse_seal(self._client_key, method, dict(details.invocation_metadata).get(_SEAL, b""))
+            client, number, *_ = fields
+            with self._lock:
+                if not self._admitted_calls.setdefault(client, _AdmittedCalls()).admit(number):
+                    raise _WrongSealError("a repeated call")
+        except _WrongSealError as error:
+            return _refusal(str(error))
+        handler = self._handlers.get(method)
+        return handler and grpc.unary_unary_rpc_method_handler(self._method(method, handler, *fields))
 
-    return answer
+    def _method(
+        self, method: str, handler: Handler, client: bytes, number: int, length: int, digest: bytes
+    ) -> Callable[[bytes, Any], bytes]:
+        def answer(data: bytes, context: Any) -> bytes:
+            try:
+                _check_message(data, length, digest)
+                message = decode(data)
+            except _WrongSealError as error:
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a message: {error}")
+            result = encode(handler(message))
+            seal = _create_seal(self._server_key, method, client, number, result)
+            context.set_trailing_metadata(((_SEAL, seal),))
+            return result
+
+        return answer
+
+
+def _refusal(reason: str) -> Any:
+    def refuse(_: Any, context: Any) -> None:
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+
+    return grpc.stream_unary_rpc_method_handler(refuse)  # receives no message, whose length may be anything
+
+
+def _keys(token: str) -> tuple[str, str]:
+    """Returns the keys of seals by clients and by the server."""
+    return derive_token(token, "calls"), derive_token(token, "answers")
 
 
 class Connection:
@@ -136,11 +232,12 @@ class Connection:
 
         Args:
           address: `host:port` of the server.
-          token: token of the job.
+          token: secret of the server and its clients.
           name: display name of the server in error messages, such as "server 0 (rank 2)".
         """
         self._channel = grpc.insecure_channel(address, options=_UNLIMITED)
-        self._metadata = ((_TOKEN, token),)
+        self._client_key, self._server_key = _keys(token)
+        self._client, self._numbers = secrets.token_bytes(16), itertools.count()
         self._name = name
 
     def begin(self, method: str, message: Message, seconds: float | None) -> Callable[[], Message]:
@@ -151,16 +248,25 @@ class Connection:
           message: argument of the handler.
           seconds: time limit of the call; None for no limit.
         """
-        call = self._channel.unary_unary(f"/{_SERVICE}/{method}")
-        future = call.future(encode(message), timeout=seconds, metadata=self._metadata)
+        path, data, number = f"/{_SERVICE}/{method}", encode(message), next(self._numbers)
+        seal = _create_seal(self._client_key, path, self._client, number, data)
+        future = self._channel.unary_unary(path).future(data, timeout=seconds, metadata=((_SEAL, seal),))
 
         def answer() -> Message:
             try:
-                return decode(future.result())
+                result = future.result()
+                seal = dict(future.trailing_metadata()).get(_SEAL, b"")
+                client, answered_number, length, digest = _parse_seal(self._server_key, path, seal)
+                if (client, answered_number) != (self._client, number):
+                    raise _WrongSealError("an answer to another call")
+                _check_message(result, length, digest)
             except grpc.RpcError as error:
                 raise PeerLostError(
                     f"{self._name} did not answer {method}: {error.code().name}, {error.details()}."
                 ) from error
+            except _WrongSealError as error:
+                raise PeerLostError(f"{self._name} did not answer {method}: the answer is {error}.") from error
+            return decode(result)
 
         return answer
 
