@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives.interface import broadcast_from_first
-from tfdist.config.staleness import EXACT, MIN_TABLE_BYTES, SYNC, Staleness, count_workers, parse_staleness
+from tfdist.config.staleness import BY_SIZE, EXACT, MIN_TABLE_BYTES, SYNC, Staleness, count_workers, parse_staleness
 from tfdist.coordination import Group, LostMember
 from tfdist.distribution.strategy import Result, Strategy, VariableBlocks
 from tfdist.errors import PeerLostError
@@ -47,6 +47,7 @@ class ParameterServer(Strategy):
         servers: int = -1,
         staleness: str = SYNC,
         sparse_updates: str = EXACT,
+        shard_variables: str = BY_SIZE,
         min_table_bytes: int = MIN_TABLE_BYTES,
         intra_op_threads: int = 0,
     ):
@@ -59,6 +60,7 @@ class ParameterServer(Strategy):
             TF_CONFIG, or 1.
           staleness: when gradients are applied, as in `--staleness`.
           sparse_updates: how embeddings that are split by rows are updated: "exact" or "lazy", as in `--sparse_updates`.
+          shard_variables: which server has which variable, as in `--shard_variables`.
           min_table_bytes: minimum size of an embedding that is split by rows.
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
         """
@@ -67,7 +69,8 @@ class ParameterServer(Strategy):
         rule = parse_staleness(staleness)
         share_cores(cluster, intra_op_threads)
         job = join(cluster)
-        options = {"sparse_updates": sparse_updates, "min_table_bytes": str(min_table_bytes)}
+        options = {"sparse_updates": sparse_updates, "shard_variables": shard_variables}
+        options |= {"min_table_bytes": str(min_table_bytes)}
         job.agree("parameter_server/roles", {"servers": servers, "staleness": str(rule), **options}, "flag --")
         job.roles = {rank: f"server {rank - workers}" for rank in range(workers, cluster.size)}
         is_server = cluster.rank >= workers or servers == 0 == cluster.rank
@@ -82,7 +85,7 @@ class ParameterServer(Strategy):
         self.group = job.subgroup(range(workers))
         self.replicas, self.local_replicas = workers, range(cluster.rank, cluster.rank + 1)
         self._job = job
-        self._servers = Servers(connections, cluster.rank, workers)
+        self._servers = Servers(connections, cluster.rank, workers, shard_variables)
         self.collectives = WorkerCollectives(self._servers, cluster.rank)
         expendable_ranks = range(1, workers) if rule.kind != SYNC else ()
         self.remote = self.optimizer_shards = RemoteVariables(

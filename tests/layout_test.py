@@ -261,6 +261,12 @@ def test_variables_of_parameter_servers(capfd: pytest.CaptureFixture[str]) -> No
         state = byte_size(server["optimizer_state_bytes"])
         assert f"On server {number}: variables {byte_size(sizes[number])}, optimizer state {state}" in text
     assert {v["path"] for v in record["variables"]} >= {"norm_0/moving_mean", "conv_1/kernel"}
+    in_turn = in_json(capfd, *argv, "--shard_variables=round_robin", flags="--strategy=parameter_server ")["variables"]
+    assert (
+        [v["server"] for v in in_turn]
+        == [i % 2 for i in range(len(in_turn))]
+        != [v["server"] for v in record["variables"]]
+    )
     synchronous = in_json(capfd, *argv, flags="--strategy=parameter_server ")
     assert synchronous["step_examples"] == 22 and len(synchronous["variables"]) == len(record["variables"]) - 4
 

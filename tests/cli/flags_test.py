@@ -33,7 +33,7 @@ NAMES = """
     lr_scaling max_skipped_steps measure_every mesh_shape metrics micro_batches min_table_bytes
     model momentum_correction optimizer output_dir
     overwrite pipeline_schedule precision
-    profile_steps recompute resume seed servers shard shard_axis shard_min_elements sparse_updates staleness
+    profile_steps recompute resume seed servers shard shard_axis shard_min_elements shard_variables sparse_updates staleness
     stall_shutdown_seconds
     stall_warning_seconds start_timeout_seconds steps steps_per_call strategy sync token_file topology tpu
     warmup_start warmup_steps
@@ -41,8 +41,8 @@ NAMES = """
 RUN_NAMES = """
     accumulate_steps all_reduce batch_norm bucket_mb bucket_order clip_norm clip_value communication
     compression compression_min_bytes coordinator devices insecure intra_op_threads jit_compile loss_scale max_skipped_steps
-    min_table_bytes precision recompute rows seed servers sparse_updates staleness stall_shutdown_seconds start_timeout_seconds
-    steps_per_call strategy token_file topology
+    min_table_bytes precision recompute rows seed servers shard_variables sparse_updates staleness stall_shutdown_seconds
+    start_timeout_seconds steps_per_call strategy token_file topology
 """.split()
 
 

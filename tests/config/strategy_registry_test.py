@@ -67,7 +67,7 @@ def test_what_is_accepted_is_known_to_the_flag_and_has_its_default(declaration):
 
 def test_auto_takes_the_options_of_the_strategies_that_it_may_choose():
     taken = {"devices", "communication", "intra_op_threads", "all_reduce", "shard", "topology", "servers", "staleness"}
-    taken |= {"sparse_updates", "min_table_bytes"}
+    taken |= {"sparse_updates", "shard_variables", "min_table_bytes"}
     assert set(strategy_declaration(AUTO).options or ()) == taken
     TrainConfig(strategy=AUTO, devices=2, communication="ring")
     with pytest.raises(

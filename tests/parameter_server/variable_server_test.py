@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
@@ -13,7 +14,7 @@ from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.parameter_server import messages, variable_server
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Message, Service
-from tfdist.parameter_server.servers import Servers
+from tfdist.parameter_server.servers import Servers, placement_of
 from tfdist.parameter_server.table_rows import TableForm
 from tfdist.parameter_server.update_order import Update
 from tfdist.parameter_server.variable_server import VariableServer
@@ -25,7 +26,7 @@ GRADIENTS = [[RNG.normal(size=shape) for shape in SHAPES.values()] for _ in rang
 
 
 @contextlib.contextmanager
-def served(count):
+def served(count, shard_variables="by_size"):
     """Yields the calls of two workers to servers, and the list to which updates are appended."""
     updates, coordinator, variable_servers, services = [], Coordinator(2, synchronous=True), [], []
 
@@ -42,9 +43,9 @@ def served(count):
         variable_servers.append(found)
         services.append(Service(found.handlers, "secret", "127.0.0.1", threads=8))
     connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
-    workers = [Servers(connections, rank, 2) for rank in range(2)]
+    workers = [Servers(connections, rank, 2, shard_variables) for rank in range(2)]
     for worker in workers:
-        worker.place([value.nbytes for value in WEIGHTS.values()], [8])
+        worker.place([(path, value.nbytes) for path, value in WEIGHTS.items()], [("state", 8)])
     yield workers, updates
     for found, service in zip(variable_servers, services, strict=True):
         found.close()
@@ -98,11 +99,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("servers", "shard_variables"), [(1, "by_size"), (2, "by_size"), (2, "hash"), (3, "round_robin")]
+)
 @pytest.mark.parametrize("case", CASES)
-def test_servers_update_as_keras_does(case, servers):
+def test_servers_update_as_keras_does(case, servers, shard_variables):
     options, make = CASES[case]
-    with served(servers) as (workers, updates):
+    with served(servers, shard_variables) as (workers, updates):
         define(workers[0], make(), **options)
         for ticket, gradients in enumerate(GRADIENTS):
             for worker in workers:
@@ -142,7 +145,7 @@ def trained_table(optimizer, servers, lazy):
     """Returns a table and a bias after the updates of `SHARES`."""
     with served(servers) as (workers, updates):
         for worker in workers:
-            worker.place([TABLE.nbytes, BIAS.nbytes], [], [0])
+            worker.place([("table", TABLE.nbytes), ("bias", BIAS.nbytes)], [], [0])
         workers[0].define(
             {1: BIAS},
             [],
@@ -198,7 +201,7 @@ def test_rows_of_tables_are_updated_as_keras_does(name, servers, lazy):
 def test_messages_have_the_rows_in_use(monkeypatch):
     sizes, encode, ids = [], messages.encode, np.arange(0, 9_000, 9)
     with served(2) as (workers, updates):
-        workers[0].place([10_000 * 64 * 8], [], [0])
+        workers[0].place([("table", 10_000 * 64 * 8)], [], [0])
         workers[0].define(
             {},
             [],
@@ -264,5 +267,13 @@ def test_pushes_of_many_threads_are_each_applied_once():
         np.testing.assert_allclose(found, before - count, rtol=1e-12)
 
 
-def test_variables_are_placed_by_size():
+def test_variables_are_placed_by_size_in_turn_or_by_their_paths():
+    sizes = [("a/kernel", 8), ("table", 100), ("a/bias", 8), ("b/kernel", 60), ("b/bias", 50)]
+    assert placement_of(sizes, [1], 2) == [1, -1, 1, 0, 1]
+    assert placement_of(sizes, [1], 3, "round_robin") == [0, -1, 1, 2, 0]
+    by_hash = [0, -1, 1, 1, 0]  # in every process and version
+    assert placement_of(sizes, [1], 2, "hash") == by_hash
+    assert placement_of(sizes[2:], [], 2, "hash") == by_hash[2:]
+    counts = Counter(placement_of([(f"dense_{i}/kernel", 1) for i in range(300)], [], 3, "hash"))
+    assert min(counts.values()) > 80
     assert (place_by_size([8, 100, 8, 60, 50], 2), place_by_size([1, 1], 3)) == ([0, 0, 0, 1, 1], [0, 1])

@@ -1,5 +1,6 @@
 """Training on parameter servers: in processes by the command that users type, and with a server in this process."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -67,6 +68,32 @@ def test_an_asynchronous_run_of_two_workers_equals_its_updates_made_again(task, 
         [end] = job.wait(120)
     assert end.code == 0, end.output
     assert "One device makes the same updates" in end.output and "Replicas are equal bit for bit" in end.output
+
+
+SCHEDULERS = {
+    "Slurm": "SLURM_JOB_ID={port} SLURM_STEP_ID=0 SLURM_PROCID={rank} SLURM_NTASKS=3 SLURM_LOCALID={rank}"
+    " SLURM_STEP_TASKS_PER_NODE=3 SLURM_STEP_NODELIST=localhost TFDIST_COORDINATOR=localhost:{port}",
+    "an indexed Job": "JOB_COMPLETION_INDEX={rank} TFDIST_PROCESSES=3 TFDIST_COORDINATOR=localhost:{port}",
+}
+
+
+@pytest.mark.processes
+@pytest.mark.full
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_the_last_task_of_a_scheduler_is_the_server(scheduler, tmp_path):
+    [address] = processes.free_addresses(1)
+    flags = ["--strategy=parameter_server", "--servers=1", "--shard_variables=hash", "--model=mlp", "--steps=4"]
+    train = [sys.executable, "-m", "tfdist.train", *flags, f"--output_dir={tmp_path}/run"]
+    with contextlib.ExitStack() as stack:
+        tasks = []
+        for rank in range(3):
+            text = SCHEDULERS[scheduler].format(rank=rank, port=address.rpartition(":")[2])
+            variables = dict(variable.split("=") for variable in text.split())
+            tasks.append(stack.enter_context(processes.job(train, 1, {**processes.ONE_THREAD, **variables})))
+        ends = [end for task in tasks for end in task.wait(240)]
+    assert [end.code for end in ends] == [0, 0, 0], "".join(end.output for end in ends)
+    assert "on 1 server by hash; staleness sync" in ends[0].output and "rank 0 of 3" in ends[0].output
+    assert (tmp_path / "run/model.keras").exists()
 
 
 @pytest.mark.processes

@@ -388,7 +388,8 @@ def print_server_layout(config: LayoutConfig, output: Output) -> int:
     ]
     tables = {id(keras_internals.kernel_of(layer)) for layer in layers}
     numbers = [number for number, variable in enumerate(server_variables) if id(variable) in tables]
-    placement = placement_of([plans[id(variable)].bytes for variable in server_variables], numbers, servers)
+    sizes = [(variable.path, plans[id(variable)].bytes) for variable in server_variables]
+    placement = placement_of(sizes, numbers, servers, config.shard_variables)
     placements = [(plans[id(variable)], server) for variable, server in zip(server_variables, placement, strict=True)]
     table_bytes = sum(variable.bytes for variable, server in placements if server < 0)
     totals = plan.totals()

@@ -18,7 +18,7 @@ _STRATEGIES = (*_LAYOUT_STRATEGIES, *_PIPELINE_STRATEGIES, *_PROCESS_STRATEGIES)
 _PLAN_FLAGS = (  # flags that affect the memory and communication of a step
     "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
     " strategy devices mesh_shape layout shard shard_axis shard_min_elements pipeline_schedule micro_batches cut"
-    " activation_compression intra_op_threads servers staleness min_table_bytes"
+    " activation_compression intra_op_threads servers staleness shard_variables min_table_bytes"
 ).split()
 
 

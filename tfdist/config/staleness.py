@@ -9,6 +9,7 @@ from tfdist.errors.formatting import count_of, nearest
 
 SYNC, BOUNDED, ASYNC = "sync", "bounded", "async"
 EXACT, LAZY = "exact", "lazy"
+BY_SIZE, ROUND_ROBIN, HASH = "by_size", "round_robin", "hash"
 MIN_TABLE_BYTES = 256 << 10  # as for sparse gradients with other strategies
 _FORMS = (SYNC, f"{BOUNDED}(4)", ASYNC)
 
@@ -102,6 +103,15 @@ class ParameterServerOptions:
         choices=(EXACT, LAZY),
         is_option=True,
         neutral_values=(EXACT,),
+    )
+    shard_variables: str = flag_field(
+        BY_SIZE,
+        DEVICES,
+        "Which server has which variable, for --strategy=parameter_server: by_size (the largest first, each where the fewest "
+        "bytes are), round_robin (in turn, in the order of the model) or hash (of the variable's path).",
+        choices=(BY_SIZE, ROUND_ROBIN, HASH),
+        is_option=True,
+        neutral_values=(BY_SIZE,),
     )
     min_table_bytes: int = flag_field(
         MIN_TABLE_BYTES,

@@ -339,7 +339,7 @@ DECLARATIONS = (
         name="parameter_server",
         help="workers that pull variables from servers",
         processes=Processes.ANY,
-        options=("servers", "staleness", "sparse_updates", "min_table_bytes", "intra_op_threads"),
+        options=("servers", "staleness", "sparse_updates", "shard_variables", "min_table_bytes", "intra_op_threads"),
         refuses=(
             Refusal(
                 "compression",

@@ -72,6 +72,8 @@ class Job:
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise InputError(f"--{name} must be at least {minimum}. Received: {value}.")
+        if self.processes <= self.servers:
+            raise InputError(f"--processes must be at least 1. Received: {self.processes - self.servers}.")
         if not 0 <= self.node_rank < self.nodes:
             raise InputError(f"--node_rank must be in [0, --nodes={self.nodes}). Received: {self.node_rank}.")
         if self.start_timeout_seconds <= 0:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from tfdist import keras_internals
-from tfdist.config.staleness import EXACT, LAZY, MIN_TABLE_BYTES, SYNC, Staleness
+from tfdist.config.staleness import BY_SIZE, EXACT, LAZY, MIN_TABLE_BYTES, SYNC, Staleness
 from tfdist.distribution.strategy import OptimizerShards, Read, VariableBlocks
 from tfdist.errors import InputError
 from tfdist.errors.formatting import byte_size, count_of
@@ -75,7 +75,8 @@ class RemoteVariables(OptimizerShards):
         loads = self.servers.loads([keras_internals.bytes_of(variable) for variable in self._weights], rows)
         tables = f"{count_of(len(rows), 'table')} by rows, {self.sparse_updates} updates; " if rows else ""
         sizes = " + ".join(map(byte_size, loads))
-        return f"{sizes} of weights on {count_of(len(loads), 'server')}; {tables}staleness {self.staleness}"
+        method = "" if self.servers.shard_variables == BY_SIZE else f" by {self.servers.shard_variables}"
+        return f"{sizes} of weights on {count_of(len(loads), 'server')}{method}; {tables}staleness {self.staleness}"
 
     def creation(self) -> contextlib.AbstractContextManager[None]:
         """Context for creating layers, in which tables that will be split by rows get no values."""
@@ -104,7 +105,7 @@ class RemoteVariables(OptimizerShards):
                 f"{len(optimizer.variables)} variables instead of {len(keys)}. Compile {model.name} with a new one."
             )
         weights, states = (
-            [keras_internals.bytes_of(v) for v in variables] for variables in (self._weights, self.states)
+            [(v.path, keras_internals.bytes_of(v)) for v in variables] for variables in (self._weights, self.states)
         )
         self.servers.place(weights, states, self.tables.numbers)
         self._non_slots, self._server_values, self._slot_values = {}, {}, []

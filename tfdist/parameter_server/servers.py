@@ -1,6 +1,7 @@
 """A worker's connection to the servers: the placement of variables, and calls to all servers."""
 
 import contextlib
+import hashlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import Collectives, Op, Wire
+from tfdist.config.staleness import BY_SIZE, ROUND_ROBIN
 from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import RangeResult
@@ -20,38 +22,55 @@ _LEAVING_SECONDS = 5.0
 BY_ROWS = -1  # placement of a table, instead of a server
 
 
-def placement_of(sizes: Sequence[int], tables: Collection[int], servers: int) -> list[int]:
-    """Returns the server of each variable, or `BY_ROWS` for tables; see `place_by_size`.
+def placement_of(
+    sizes: Sequence[tuple[str, int]], tables: Collection[int], servers: int, method: str = BY_SIZE
+) -> list[int]:
+    """Returns the server of each variable, or `BY_ROWS` for tables.
 
     Args:
-      sizes: bytes of each variable.
+      sizes: path and bytes of each variable.
       tables: indices of the variables that are split by rows over all servers.
       servers: number of servers.
+      method: `BY_SIZE`, see `place_by_size`; `ROUND_ROBIN`, in turn; or `HASH`, by a hash of the path, so that a variable's
+        server does not depend on other variables.
     """
     dense = [number for number in range(len(sizes)) if number not in tables]
+    if method == BY_SIZE:
+        dense_placement = place_by_size([sizes[number][1] for number in dense], servers)
+    elif method == ROUND_ROBIN:
+        dense_placement = [position % servers for position in range(len(dense))]
+    else:
+        dense_placement = [_hash(sizes[number][0]) % servers for number in dense]
     placement = [BY_ROWS] * len(sizes)
-    for number, server in zip(dense, place_by_size([sizes[number] for number in dense], servers), strict=True):
+    for number, server in zip(dense, dense_placement, strict=True):
         placement[number] = server
     return placement
+
+
+def _hash(path: str) -> int:
+    return int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest(), "little")
 
 
 class Servers:
     """The servers of a job, called by one worker.
 
     Attributes:
+      shard_variables: method of `placement_of`.
       models: number of models whose variables have been placed on the servers.
       workers: ranks of the workers in the last `gather`, the same on all workers; initially all.
     """
 
-    def __init__(self, connections: Sequence[Connection], worker: int, workers: int):
+    def __init__(self, connections: Sequence[Connection], worker: int, workers: int, shard_variables: str = BY_SIZE):
         """Initializes the calls.
 
         Args:
           connections: connections to all servers; the coordinator runs on the first.
           worker: rank of this worker.
           workers: number of workers.
+          shard_variables: method of `placement_of`.
         """
         self._connections, self._worker = connections, worker
+        self.shard_variables = shard_variables
         self._weights: list[int] = []  # server of each weight
         self._states: list[int] = []  # server of each state
         self._tables: list[int] = []  # indices of the weights that are split by rows
@@ -94,16 +113,18 @@ class Servers:
         all_arrays, count = answer.arrays, len(arrays)
         return [list(all_arrays[start : start + count]) for start in range(0, len(self.workers) * count, count)]
 
-    def place(self, weights: Sequence[int], states: Sequence[int], tables: Sequence[int] = ()) -> None:
+    def place(
+        self, weights: Sequence[tuple[str, int]], states: Sequence[tuple[str, int]], tables: Sequence[int] = ()
+    ) -> None:
         """Assigns variables to servers.
 
         Args:
-          weights: bytes of the trained variables.
-          states: bytes of the variables that layers assign.
+          weights: paths and bytes of the trained variables.
+          states: paths and bytes of the variables that layers assign.
           tables: indices of the trained variables that are split by rows over all servers.
         """
         self._tables = list(tables)
-        placement = placement_of([*weights, *states], tables, self.count)
+        placement = placement_of([*weights, *states], tables, self.count, self.shard_variables)
         self._weights, self._states = placement[: len(weights)], placement[len(weights) :]
 
     def define(
