@@ -162,6 +162,29 @@ def test_the_best_evaluation_is_marked_and_the_learning_rate_has_a_panel():
     assert figure.get_suptitle() == r"runs\$one"
 
 
+def worker(rate, **waits):
+    seconds = {"data": 0.0, "workers": 0.0, "pull": 0.0, "push": 0.0, **waits}
+    return {"updates": rate, "updates_per_second": rate / 2, "compute_seconds": 3.0, "wait_seconds": seconds}
+
+
+def test_the_workers_of_parameter_servers_have_a_row_of_panels(tmp_path):
+    reporter = CurvesReporter(tmp_path / "curves.png")
+    histogram = [{"0": 10, "5": 2}, {"1": 12}]
+    for step in (20, 40):
+        workers = [worker(15, workers=1.5), worker(5), worker(0)]
+        reporter.record(train(step, loss=1.0, workers=workers, staleness_histogram=histogram))
+    panels = {axes.get_title("left"): axes for axes in draw(reporter._curves, "", reporter._worker_panels).axes}
+    staleness, rates, times = (panels[title] for title in ("Staleness", "Updates per second", "Time of an update"))
+    assert [[bar.get_height() for bar in bars] for bars in staleness.containers] == [[20, 4], [24]]
+    assert labels(rates) == ["worker 0", "worker 1", "worker 2"] and drawn(rates, 0) == [[20, 7.5], [40, 7.5]]
+    lengths = {bars.get_label(): [round(bar.get_width()) for bar in bars] for bars in times.containers}
+    assert lengths["compute"] == [200, 600] and lengths["wait for other workers"] == [100, 0]
+    assert [round(bar.get_x()) for bar in times.containers[2]] == [200, 600]  # stacked
+    assert [text.get_text() for text in times.get_yticklabels()] == ["worker 0", "worker 1"]
+    reporter.close("done")
+    assert imread(tmp_path / "curves.png").shape[0] == 1008  # two rows
+
+
 def test_the_divergence_of_replicas_has_a_panel(tmp_path):
     reporter = CurvesReporter(tmp_path / "curves.png")
     for step in (10, 20):

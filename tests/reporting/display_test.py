@@ -88,6 +88,24 @@ def test_lines_remain_above_the_bar_and_states_overwrite_each_other(reporter, st
     assert "\x1b" not in stream.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("width", "end"),
+    [
+        (150, "2048 examples/s  staleness 1.50 rank 0 waits 50% for pull"),
+        (115, "2048 ex/s staleness 1.50 rank 0 waits 50%"),
+        (100, "2048 examples/s"),
+        (90, "2048 ex/s"),
+    ],
+)
+def test_staleness_and_who_waits_stay_in_the_bar_if_there_is_room(stream, clock, width, end):
+    waiting = {"updates_per_second": 1.0, "compute_seconds": 1.0, "wait_seconds": {"pull": 1.0}}
+    reporter = InPlaceReporter(stream, width, 0.0, clock)
+    reporter.start(PLAN)
+    reporter.record({"step": 10, "loss": 1.0, "accuracy": 0.5, "staleness": 1.5, "workers": [waiting]})
+    reporter.progress(400, {"loss": 1.0, "accuracy": 0.5, "examples_per_second": 2048.0})
+    assert states(stream)[-1].endswith(end) and "━" in states(stream)[-1]
+
+
 def test_what_is_logged_meanwhile_is_a_line_of_its_own(reporter, stream):
     reporter.start(PLAN)
     stream.write("a warning\n")

@@ -55,6 +55,31 @@ def test_communication_is_shown_when_the_plan_says_so(shows):
     assert ("sent 83.9 KiB (4x less)" in shown) is shows
 
 
+def worker(rate, compute=1.0, **waits):
+    return {
+        "updates": 10 * rate,
+        "updates_per_second": rate,
+        "compute_seconds": compute,
+        "wait_seconds": {"data": 0.0, "workers": 0.0, "pull": 0.0, "push": 0.0, **waits},
+    }
+
+
+WORKERS = {
+    "a slow worker": ([worker(15.3), worker(5.1)], "staleness 1.92|rank 1 5.1 of 20.4 updates/s"),
+    "one waits": ([worker(9.0, pull=0.2, workers=1.0), worker(9.0)], "staleness 1.92|rank 0 waits 45% for workers"),
+    "all are equal": ([worker(9.0, push=0.1), worker(8.0)], "staleness 1.92"),
+    "nothing is done": ([worker(0, compute=0.0)], "staleness 1.92"),
+    "no servers": ([], ""),
+}
+
+
+@pytest.mark.parametrize("case", WORKERS)
+def test_the_slowest_worker_and_who_waits_are_shown(case):
+    found, expected = WORKERS[case]
+    record = TRAIN | {"staleness": 1.92, "workers": found}
+    assert line(record).partition("s/step")[2].strip().replace("  ", "|") == expected
+
+
 def test_lines_leave_at_once():
     class Flushes(io.StringIO):
         flushed = ""

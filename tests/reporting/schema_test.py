@@ -17,7 +17,8 @@ from tfdist.reporting.timing import StepTimer, compare_ranks, cost_of_slowest
 def documented_lines() -> list[dict]:
     """Returns the two example lines in the module's docstring."""
     assert schema.__doc__
-    return [json.loads(text) for text in re.findall(r"\{.*?\}", schema.__doc__, re.DOTALL)]
+    starts = [match.start() for match in re.finditer(r'\{"schema"', schema.__doc__)]
+    return [json.JSONDecoder().raw_decode(schema.__doc__, start)[0] for start in starts]
 
 
 @pytest.mark.parametrize("line", documented_lines(), ids=lambda line: line["kind"])
@@ -114,6 +115,9 @@ def training_record() -> dict:
         "replica_divergence": 0.5,
         "staleness": 0.5,
         "max_staleness": 2.0,
+        "staleness_histogram": [{"0": 1, "2": 1}],
+        "workers": [{"updates": 2, "wait_seconds": {"pull": 0.5, "push": "nan"}}],
+        "servers": [{"pulled_bytes": 7}, {"pulled_bytes": 8}],
         "exposed_communication_seconds": 0.5,
         "codec_seconds": 0.25,
         "compression_error": 0.5,
@@ -136,6 +140,19 @@ def test_what_is_written_is_what_the_table_says(tmp_path, record):
     assert metrics_of(written) == {"accuracy": 0.75}
     assert written["schema"] == SCHEMA
     assert {name: written[name] for name in record} == record
+
+
+def test_the_numbers_of_workers_and_servers_are_plotted_by_name():
+    plotted = dict(schema.scalars(training_record()))
+    nested = {name: value for name, value in plotted.items() if "/" in name}
+    assert math.isnan(nested.pop("workers/0/wait_seconds/push"))
+    assert nested == {
+        "workers/0/updates": 2,
+        "workers/0/wait_seconds/pull": 0.5,
+        "servers/0/pulled_bytes": 7,
+        "servers/1/pulled_bytes": 8,
+    }
+    assert plotted["accuracy"] == 0.75 and not {"step", "kind", "staleness_histogram"} & plotted.keys()
 
 
 def test_a_line_is_in_the_file_as_soon_as_it_is_recorded(tmp_path):

@@ -36,6 +36,17 @@ def test_training_and_evaluation_are_two_runs_of_one_board(tmp_path):
     assert read(tmp_path / "eval") == {"loss": [(10, 1770000001.0, 0.25)], "accuracy": [(10, 1770000001.0, 0.875)]}
 
 
+def test_the_staleness_on_each_server_is_a_histogram_with_a_bucket_for_each_age(tmp_path):
+    reporter = TensorBoardReporter(tmp_path)
+    reporter.record({**TRAIN, "staleness_histogram": [{"0": 5, "3": 2}, {}], "servers": [{"pulled_bytes": 8}, {}]})
+    reporter.close("done")
+    events = EventAccumulator(str(tmp_path / "train")).Reload()
+    [event], [no_updates] = (events.Tensors(f"servers/{number}/staleness") for number in range(2))
+    assert make_ndarray(event.tensor_proto)[:, 2].tolist() == [5, 0, 0, 2] and event.step == 10
+    assert make_ndarray(no_updates.tensor_proto)[:, 2].sum() == 0
+    assert "servers/0/pulled_bytes" in events.Tags()["tensors"]
+
+
 def test_steps_that_are_made_again_are_shown_once(tmp_path):
     """A run stops after step 10 and resumes from it, twice."""
     for number, first in enumerate((0, 10, 10)):

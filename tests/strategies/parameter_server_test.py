@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import json
+import operator
 import os
 import signal
 import sys
@@ -111,6 +113,12 @@ def test_training_goes_on_when_a_worker_is_killed_and_counts_each_step_once(tmp_
     assert end.code == 0, end.output
     assert "Worker rank 1 is lost" in end.output and "continues with 1 of 2 workers" in end.output
     processes.finish([*train, "--servers=0", f"--output_dir={tmp_path}/alone"], environment=processes.ONE_THREAD)
+    records = [json.loads(text) for text in (tmp_path / "served/metrics.jsonl").read_text().splitlines()]
+    records = [record for record in records if record["kind"] == "train"]
+    updates = [[worker["updates"] for worker in record["workers"]] for record in records]
+    assert sum(map(sum, updates)) == 300 and sum(map(operator.itemgetter(1), updates)) > 0
+    assert sum(record["staleness_histogram"][0]["0"] for record in records) == 300
+    assert all(record["servers"][0]["pulled_bytes"] > 0 for record in records)
     found, expected = (ending(tmp_path / name, 300) for name in ("served", "alone"))
     # Bit for bit, and each example once in each epoch; what has a value for each replica differs in their number.
     assert {text.partition("/")[0] for text in differences(found, expected)} <= {"tensor statistics", *NUMBERS}

@@ -13,7 +13,7 @@ def test_a_rank_that_is_slow_for_long_is_named_with_its_cost():
     assert said[:5] == [None] * 5
     assert said[5] == (
         "Rank 1 takes 2.0 times as long as the others for its input and gradients, and they wait for it during 40% of "
-        "each step. --balance=measured allocates it fewer rows."
+        "each step."
     )
 
 

@@ -1,7 +1,10 @@
 """The coordinator of a job with parameter servers: assigns steps, admits reads and orders updates. Runs on server 0."""
 
+import collections
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +26,7 @@ class RangeResult(NamedTuple):
       norm: gradient norm of the last ticket, if its worker has computed it.
       numbers: indices of the examples of each ticket; only for worker 0.
       metrics: values of the metric variables, summed over workers; only for worker 0.
+      work: work of each worker, also of lost ones; see `Statistics`.
     """
 
     losses: Sequence[float]
@@ -31,6 +35,7 @@ class RangeResult(NamedTuple):
     norm: float = 0.0
     numbers: Sequence[np.ndarray] = ()
     metrics: Sequence[np.ndarray] = ()
+    work: Sequence[Mapping[str, float]] = ()
 
 
 class _Gather:
@@ -79,6 +84,8 @@ class Coordinator:
         self._lost_workers: set[int] = set()
         self._numbers: dict[int, dict[int, np.ndarray]] = {}  # indices of examples by ticket and worker
         self._metrics: dict[int, Sequence[np.ndarray]] = {}  # by worker
+        self._work: list[dict[str, float]] = [collections.defaultdict(float) for _ in range(workers)]
+        self._wait_starts: dict[int, float] = {}  # by waiting worker
         self._updates: list[Update] = []
         self._first_version = 0  # of the first of these updates
         self._losses: dict[int, dict[int, float]] = {}  # shares by ticket and worker
@@ -114,10 +121,13 @@ class Coordinator:
             if worker:
                 self._wait(worker, lambda: self._range_count == number)
                 return
-            self._changed.wait_for(
+            self._work = [collections.defaultdict(float) for _ in range(self._workers)]
+            self._wait_starts = dict.fromkeys(self._wait_starts, time.perf_counter())
+            self._wait(
+                worker,
                 lambda: all(
                     self._range_counts.get(rank) == number for rank in {*range(self._workers)} - self._lost_workers
-                )
+                ),
             )
             if self._order is None or self._order.version != first:
                 workers = range(self._workers)
@@ -171,6 +181,7 @@ class Coordinator:
         is_finite: bool,
         versions: Sequence[int] = (),
         norm: float = 0.0,
+        work: Mapping[str, float] = MappingProxyType({}),
         arrays: Sequence[np.ndarray] = (),
     ) -> bool:
         """Orders the update of a gradient that all servers have; the staleness rule may delay it.
@@ -182,6 +193,7 @@ class Coordinator:
           is_finite: whether loss and gradient are finite; otherwise training ends without this update.
           versions: for each server, version of the weights from which the gradient was computed.
           norm: gradient norm, if it was requested.
+          work: the worker's work since its last commit.
           arrays: indices of the examples, and the worker's metric variables since the range was opened.
 
         Returns:
@@ -193,6 +205,8 @@ class Coordinator:
             del self._active_tickets[worker]
             if arrays:
                 self._numbers.setdefault(ticket, {})[worker], *self._metrics[worker] = arrays
+            for name, value in work.items():
+                self._work[worker][name] += value
             self._losses.setdefault(ticket, {})[worker] = loss
             self._versions[ticket] = tuple(versions)
             self._norm = norm if ticket == self._end_ticket - 1 else self._norm
@@ -219,6 +233,7 @@ class Coordinator:
                 list(self._updates),
                 self._failed_ticket is None,
                 self._norm,
+                work=[self._work_of(rank) for rank in range(self._workers)],
             )
             if worker:
                 return result
@@ -300,8 +315,16 @@ class Coordinator:
             )
 
     def _wait(self, worker: int, condition: Callable[[], bool]) -> None:
+        """Waits, for other workers."""
+        start_time = self._wait_starts[worker] = time.perf_counter()
         self._changed.wait_for(lambda: worker in self._lost_workers or condition())
+        self._work[worker]["workers"] += time.perf_counter() - self._wait_starts.pop(worker, start_time)
         self._check_alive(worker)
+
+    def _work_of(self, worker: int) -> Mapping[str, float]:
+        """Returns the work of a worker in this range; one that waits may not have noticed that all is done."""
+        work, now = self._work[worker], time.perf_counter()
+        return {**work, "workers": work["workers"] + now - self._wait_starts.get(worker, now)}
 
     def _check_alive(self, worker: int) -> None:
         if worker in self._lost_workers:
@@ -313,7 +336,7 @@ def _sorted_by_worker(values: Mapping[int, Any]) -> list[Any]:
 
 
 def _result_message(result: RangeResult) -> Message:
-    return Message({"value": result[:4]}, [*result.numbers, *result.metrics])
+    return Message({"value": result[:4], "work": result.work}, [*result.numbers, *result.metrics])
 
 
 def _answer(value: Any) -> Message:

@@ -5,6 +5,7 @@ A message consists of the length of the header (8 bytes, little-endian), the hea
 messages of clients that know its token only.
 """
 
+import collections
 import hashlib
 import hmac
 import itertools
@@ -225,7 +226,11 @@ def _keys(token: str) -> tuple[str, str]:
 
 
 class Connection:
-    """A connection to one server."""
+    """A connection to one server.
+
+    Attributes:
+      byte_counts: bytes of the messages that were sent and received, by method.
+    """
 
     def __init__(self, address: str, token: str, name: str):
         """Initializes the connection; the first call connects.
@@ -239,6 +244,7 @@ class Connection:
         self._client_key, self._server_key = _keys(token)
         self._client, self._numbers = secrets.token_bytes(16), itertools.count()
         self._name = name
+        self.byte_counts: collections.Counter[str] = collections.Counter()
 
     def begin(self, method: str, message: Message, seconds: float | None) -> Callable[[], Message]:
         """Starts a call; returns a function that waits for the answer.
@@ -249,6 +255,7 @@ class Connection:
           seconds: time limit of the call; None for no limit.
         """
         path, data, number = f"/{_SERVICE}/{method}", encode(message), next(self._numbers)
+        self.byte_counts[method] += len(data)
         seal = _create_seal(self._client_key, path, self._client, number, data)
         future = self._channel.unary_unary(path).future(data, timeout=seconds, metadata=((_SEAL, seal),))
 
@@ -266,6 +273,7 @@ class Connection:
                 ) from error
             except _WrongSealError as error:
                 raise PeerLostError(f"{self._name} did not answer {method}: the answer is {error}.") from error
+            self.byte_counts[method] += len(result)
             return decode(result)
 
         return answer

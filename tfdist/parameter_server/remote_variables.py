@@ -202,6 +202,16 @@ class RemoteVariables(OptimizerShards):
             self._server_values = {key: _array(variable) for key, variable in self._variables().items()}
         return norm
 
+    def describe_row_use(self) -> list[str]:
+        """Describes how often rows of each table have been pulled."""
+        uses = self.servers.row_use() if self.tables.numbers else []
+        return [
+            f"{self._weights[number].path}: {used:,} of {self._weights[number].shape[0]:,} rows were used; of their "
+            f"{pulls:,} pulls, {100 * hot / pulls:.0f}% were of the most frequent 1% of all rows."
+            for number, (used, pulls, hot) in zip(self.tables.numbers, uses, strict=True)
+            if pulls
+        ]
+
     def _variables(self) -> dict[str, keras.Variable]:
         dense = [i for i in range(len(self._weights)) if i not in self.tables.numbers]
         weights = {f"weight/{i}": self._weights[i] for i in dense}

@@ -1,9 +1,11 @@
 """A worker's connection to the servers: the placement of variables, and calls to all servers."""
 
+import collections
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from tfdist.parameter_server.table_rows import TableForm, count_rows, split
 from tfdist.parameter_server.update_order import Update
 
 _LEAVING_SECONDS = 5.0
+_MEASURED = ("pull", "push")
 BY_ROWS = -1  # placement of a table, instead of a server
 
 
@@ -58,6 +61,8 @@ class Servers:
       shard_variables: method of `placement_of`.
       models: number of models whose variables have been placed on the servers.
       workers: ranks of the workers in the last `gather`, the same on all workers; initially all.
+      work: the work of this worker since its last commit; see `Statistics`.
+      update_seconds: for each server, time in which it has applied updates, as of the last `pull`.
     """
 
     def __init__(self, connections: Sequence[Connection], worker: int, workers: int, shard_variables: str = BY_SIZE):
@@ -77,6 +82,8 @@ class Servers:
         self._gathers = itertools.count()
         self.models = 0
         self.workers = tuple(range(workers))
+        self.work: dict[str, float] = collections.defaultdict(float)
+        self.update_seconds = [0.0] * len(connections)
 
     @property
     def count(self) -> int:
@@ -93,9 +100,14 @@ class Servers:
         return self._connections[0].call(method, values).values["value"]
 
     def commit(self, ticket: int, arrays: Sequence[np.ndarray], **values: Any) -> bool:
-        """Commits a gradient that all servers have; see `Coordinator.commit`."""
-        values |= {"worker": self._worker, "ticket": ticket}
-        return self._connections[0].call("commit", values, arrays).values["value"]
+        """Commits a gradient that all servers have, and sends the work; see `Coordinator.commit`."""
+        for server, connection in enumerate(self._connections):
+            for method in _MEASURED:
+                self.work[f"{method}/{server}"] = connection.byte_counts.pop(method, 0)
+        values |= {"worker": self._worker, "ticket": ticket, "work": self.work}
+        self.work = collections.defaultdict(float)
+        with self._measure("push"):
+            return self._connections[0].call("commit", values, arrays).values["value"]
 
     def result(self) -> RangeResult:
         """Returns the result of a range; see `Coordinator.result`."""
@@ -103,7 +115,9 @@ class Servers:
         losses, updates, is_finite, norm = answer.values["value"]
         count = len(losses) if answer.arrays else 0
         parsed_updates = [Update(*update) for update in updates]
-        return RangeResult(losses, parsed_updates, is_finite, norm, answer.arrays[:count], answer.arrays[count:])
+        return RangeResult(
+            losses, parsed_updates, is_finite, norm, answer.arrays[:count], answer.arrays[count:], answer.values["work"]
+        )
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
         """Returns the arrays of each worker that is not lost; all must make the same calls in the same order."""
@@ -198,6 +212,7 @@ class Servers:
                 if weights[number] is None:
                     weights[number] = np.empty([len(table_ids), rows.shape[1]], rows.dtype)
                 weights[number][table_positions[server]] = rows
+        self.update_seconds = [answer.values["update_seconds"] for answer in answers]
         return [answer.values["version"] for answer in answers], weights, states, answers[0].values["norm"]
 
     def push(
@@ -261,6 +276,11 @@ class Servers:
             rows[server_positions] = answer.arrays[0]
         return rows
 
+    def row_use(self) -> list[list[int]]:
+        """Returns the use of the rows of each table; see `TableRows.use`."""
+        answers = [answer.values["value"] for answer in self._call_all("row_use", lambda _: Message({}))]
+        return [[*map(sum, zip(*parts, strict=True))] for parts in zip(*answers, strict=True)]
+
     def write_rows(self, key: str, ids: np.ndarray, rows: np.ndarray) -> None:
         """Assigns rows of a table or of its slots."""
         positions = split(ids, self.count)
@@ -305,10 +325,17 @@ class Servers:
 
     def _call_all(self, method: str, message: Callable[[int], Message]) -> list[Message]:
         """Calls all servers at once, and returns their answers."""
-        answers = [
-            connection.begin(method, message(number), None) for number, connection in enumerate(self._connections)
-        ]
-        return [answer() for answer in answers]
+        with self._measure(method) if method in _MEASURED else contextlib.nullcontext():
+            answers = [
+                connection.begin(method, message(number), None) for number, connection in enumerate(self._connections)
+            ]
+            return [answer() for answer in answers]
+
+    @contextlib.contextmanager
+    def _measure(self, method: str) -> Iterator[None]:
+        start_time = time.perf_counter()
+        yield
+        self.work[method] += time.perf_counter() - start_time
 
     @staticmethod
     def _numbers_on(placement: Sequence[int], server: int) -> list[int]:

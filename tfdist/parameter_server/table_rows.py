@@ -71,6 +71,7 @@ class TableRows:
 
     Attributes:
       variable: the variable that the optimizer updates.
+      pull_counts: number of pulls of each row.
     """
 
     def __init__(self, form: TableForm, server: int, servers: int):
@@ -79,12 +80,19 @@ class TableRows:
         self.variable = keras_internals.variable_at(form.path, tf.zeros([rows, width], form.dtype))
         self._tables = [keras_internals.value_of(self.variable)]
         self._row_buffers: list[tf.Variable] = []
+        self.pull_counts = np.zeros([rows], np.int32)
         for begin, end in blocks(form.shape, form.dtype) if form.initializer else ():
             first = -(-(begin - server) // servers)  # index on this server of its first row in the block
             block_rows = keras_internals.initial_rows(form.initializer or {}, form.shape, form.dtype, begin, end)
             local_rows = block_rows[first * servers + server - begin :: servers]
             # An assignment to a slice would copy all rows.
             self._tables[0].scatter_update(tf.IndexedSlices(local_rows, np.arange(first, first + len(local_rows))))
+
+    def use(self) -> tuple[int, int, int]:
+        """Returns the number of rows that were pulled, of their pulls, and of those of the most frequent 1% of all rows."""
+        counts = self.pull_counts
+        hot = max(len(counts) // 100, 1)
+        return int(np.count_nonzero(counts)), int(counts.sum()), int(np.partition(counts, -hot)[-hot:].sum())
 
     def update_rows_in_use(self, slots: Sequence[keras.Variable]) -> dict[str, str]:
         """Replaces the table and its slots by variables that contain only the rows of an update.

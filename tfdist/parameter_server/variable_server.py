@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class VariableServer:
         self._changed = threading.Condition()
         self._version = 0
         self._norm = 0.0
+        self._update_seconds = 0.0
         self._variables: dict[str, tf.Variable] = {}
         self._weights: list[keras.Variable] = []  # tables are the last ones
         self._tables: list[TableRows] = []
@@ -67,6 +69,7 @@ class VariableServer:
             "read_rows": self.read_rows,
             "write_rows": self.write_rows,
             "leave_out": self.leave_out,
+            "row_use": self.row_use,
         }
 
     def define(self, message: Message) -> Message:
@@ -134,7 +137,7 @@ class VariableServer:
         return Message({})
 
     def pull(self, message: Message) -> Message:
-        """Returns weights and states of at least `version`, the version, and the latest norm.
+        """Returns weights and states of at least `version`, the version, the latest norm, and the seconds of all updates.
 
         Args:
           message: `version`. The arrays are the ids of rows to read from each table; none to skip tables.
@@ -145,9 +148,11 @@ class VariableServer:
                 raise RuntimeError(f"an update has failed: {self._error!r}") from self._error
             keys = [*(f"weight/{number}" for number in self._numbers[: self._dense_count]), *self._state_keys]
             tables = zip(self._numbers[self._dense_count :], message.arrays, strict=False)
+            for table, ids in zip(self._tables, message.arrays, strict=False):
+                table.pull_counts[ids] += 1  # they are distinct
             rows = [np.array(tf.gather(self._variables[f"weight/{number}"], ids)) for number, ids in tables]
             return Message(
-                {"version": self._version, "norm": self._norm},
+                {"version": self._version, "norm": self._norm, "update_seconds": self._update_seconds},
                 [*(np.array(self._variables[key]) for key in keys), *rows],
             )
 
@@ -184,6 +189,10 @@ class VariableServer:
         with self._changed:
             return Message({}, [np.array(tf.gather(self._variables[message.values["key"]], message.arrays[0]))])
 
+    def row_use(self, message: Message) -> Message:
+        """Returns the use of the rows of each table; see `TableRows.use`."""
+        return Message({"value": [table.use() for table in self._tables]})
+
     def write_rows(self, message: Message) -> Message:
         """Assigns rows of variable `key`; the arrays are their ids and values."""
         ids, rows = message.arrays
@@ -209,6 +218,7 @@ class VariableServer:
         with self._changed:
             if update.version != self._version:  # belongs to an earlier range
                 return
+            start_time = time.perf_counter()
             shares = [self._gradient_messages.pop((update.ticket, worker)) for worker in update.workers]
             count = self._dense_count
             gradients = [tf.constant(array) for array in shares[0].arrays[:count]]
@@ -224,6 +234,7 @@ class VariableServer:
                 self._optimizer.iterations.assign_add(1)
             self._assign_states(shares[0])
             self._version += 1
+            self._update_seconds += time.perf_counter() - start_time
             self._changed.notify_all()
 
     @property

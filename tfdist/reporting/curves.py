@@ -12,6 +12,7 @@ from tfdist.reporting.plain_reporter import format_number
 from tfdist.reporting.reporter import Reporter
 from tfdist.reporting.run_summary import is_higher_better
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
+from tfdist.reporting.worker_panels import WorkerPanels
 from tfdist.storage import AnyPath, path_of, storage_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ _COLORS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f"
 class CurvesReporter(Reporter):
     """Plots the loss and the first four metrics, each for training and evaluation, and the learning rate.
 
-    Runs whose replicas train locally, as with local SGD, also have a panel for their divergence. The best evaluation of each
+    Runs whose replicas train locally, as with local SGD, also have a panel for their divergence; runs on parameter servers, a
+    row of panels for their workers. The best evaluation of each
     metric is marked. The plot is updated at evaluations and at the end. The file is replaced atomically. Without records, no
     file is written.
 
@@ -54,6 +56,7 @@ class CurvesReporter(Reporter):
         self._clock = clock
         self._last_draw_time = -math.inf
         self._curves: dict[str, dict[str, Points]] = {}
+        self._worker_panels = WorkerPanels()
         self._has_changed = False  # since the last plot
 
     def record(self, record: Mapping[str, Json]) -> None:
@@ -70,6 +73,7 @@ class CurvesReporter(Reporter):
 
     def _add(self, record: Mapping[str, Json]) -> None:
         kind = str(record.get("kind", TRAIN))
+        self._worker_panels.add(record)
         narrow_values = {name: record[name] for name in _NARROW_PANELS if name in record}
         for name, value in {"loss": record.get("loss"), **main_metrics(record), **narrow_values}.items():
             point = number(value)
@@ -84,28 +88,35 @@ class CurvesReporter(Reporter):
 
     def _draw(self) -> None:
         png = io.BytesIO()
-        draw(self._curves, self._title).savefig(png, format="png")
+        draw(self._curves, self._title, self._worker_panels).savefig(png, format="png")
         with reraise_as_write_error(self._path):
             storage_of(self._path).replace(self._path, png.getvalue())
         self._last_draw_time, self._has_changed = self._clock(), False
 
 
-def draw(curves: Mapping[str, Mapping[str, Points]], title: str = "") -> "Figure":
+def draw(
+    curves: Mapping[str, Mapping[str, Points]], title: str = "", worker_panels: WorkerPanels | None = None
+) -> "Figure":
     """Returns the figure of a run, without using a window or matplotlib's global state.
 
     Args:
       curves: (step, value) points by name (`loss`, `learning_rate`, `replica_divergence` or a metric) and by kind of record
         (`train`, `eval`).
       title: title of the figure.
+      worker_panels: panels of the workers of parameter servers, if there are any.
     """
     # Imported late, because it takes 0.4 s.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     narrow_panels = [name for name in _NARROW_PANELS if name in curves]
-    figure = Figure(figsize=(11 + 3 * len(narrow_panels), 4.2), dpi=120, layout="constrained")
+    rows = 2 if worker_panels else 1
+    figure = Figure(figsize=(11 + 3 * len(narrow_panels), 4.2 * rows), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    loss_axes, metric_axes, *narrow_axes = figure.subplots(
+    row, *worker_rows = figure.subfigures(rows, 1, squeeze=False)[:, 0]
+    if worker_panels:
+        worker_panels.draw(*worker_rows)
+    loss_axes, metric_axes, *narrow_axes = row.subplots(
         1, 2 + len(narrow_panels), width_ratios=[3, 3, *[2] * len(narrow_panels)]
     )
     if title:

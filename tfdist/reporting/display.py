@@ -23,6 +23,7 @@ from tfdist.reporting.plain_reporter import (
     line,
     loss_and_metrics,
     printable,
+    workers,
 )
 from tfdist.reporting.python_logging import LogReporter
 from tfdist.reporting.reporter import MetricsFile, MultiReporter, OutcomeFile, Reporter, RunPlan
@@ -34,7 +35,8 @@ _MIN_BAR = 6
 _SPEED_SECONDS = 30.0  # over which the speed is measured
 # Contents of a line, in order of preference: its fields, whether they are long, and whether there is a bar.
 _LEVELS = (
-    ("epoch step time loss metric speed communication", True, True),
+    ("epoch step time loss metric speed communication workers", True, True),
+    ("epoch step time loss metric speed communication workers", False, True),
     ("epoch step time loss metric speed", True, True),
     ("epoch step time loss metric speed", False, True),
     ("epoch step time loss metric speed", False, False),
@@ -45,7 +47,7 @@ _LEVELS = (
     ("step loss", False, False),
     ("step", False, False),
 )
-_FIELDS_AFTER_BAR = ("time", "loss", "metric", "speed", "communication", "status")
+_FIELDS_AFTER_BAR = ("time", "loss", "metric", "speed", "communication", "workers", "status")
 _NOTEBOOK_COLUMNS = 100
 _NOTEBOOK_SECONDS = 0.2  # each draw is a message to the browser
 
@@ -87,7 +89,7 @@ class BarText:
     def update(self, step: int, record: Mapping[str, Json]) -> None:
         """Sets the current step, and the latest loss and metrics."""
         now = self._clock()
-        self._step, self._record = step, record
+        self._step, self._record = step, {**self._record, **record}
         if not self._points or step > self._points[-1][1]:
             self._points.append((now, step))
         while len(self._points) > 2 and self._points[1][0] < now - _SPEED_SECONDS:
@@ -117,6 +119,8 @@ class BarText:
     def _fit(self, names: list[str], is_long: bool, has_bar: bool, width: int) -> Line | None:
         separator = "  " if is_long else " "
         texts = {name: text for name in names if (text := self._field(name, is_long))}
+        if "workers" in names and not is_long and "workers" not in texts:  # the next level has all fields, and is long
+            return None
         left = separator.join(text for name, text in texts.items() if name not in _FIELDS_AFTER_BAR)
         right = separator.join(text for name, text in texts.items() if name in _FIELDS_AFTER_BAR)
         if not has_bar:
@@ -148,6 +152,8 @@ class BarText:
                 return f"{format_number(speed)} {unit}" if speed else ""
             case "communication":
                 return "  ".join(communication(self._record)) if plan.shows_communication else ""
+            case "workers":
+                return " ".join(workers(self._record, is_long))
         return self._status
 
     @property

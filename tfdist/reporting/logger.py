@@ -11,10 +11,9 @@ from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.run_directory import RunDirectory
-from tfdist.reporting.schema import TRAIN, number
+from tfdist.reporting.schema import TRAIN, scalars
 from tfdist.storage import storage_of
 
-_NOT_NUMBERS = ("schema", "kind", "step", "time")
 _log = logging.getLogger(__name__)
 
 
@@ -77,10 +76,8 @@ class Logger(Reporter, abc.ABC):
 
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""
-        kind, values = record.get("kind", TRAIN), {}
-        for name, value in record.items():
-            if name not in _NOT_NUMBERS and (scalar := number(value)) is not None:
-                values[f"{kind}/{name}"] = scalar
+        kind = record.get("kind", TRAIN)
+        values = {f"{kind}/{name}": value for name, value in scalars(record)}
         if values and "step" in record:
             self.log(values, int(record["step"]))
 

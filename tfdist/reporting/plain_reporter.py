@@ -12,6 +12,7 @@ from tfdist.errors.formatting import byte_size
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, main_metrics, number
 
+_MIN_RATIO, _MIN_WAIT = 1.25, 0.1  # of workers that are shown
 _WIDTH = 76  # of 80, because a launcher adds the rank
 
 
@@ -98,6 +99,7 @@ def _parts(record: Mapping[str, Json], plan: RunPlan | None) -> Iterator[str]:
             yield f"{format_number(value)} {unit}"
     if plan and plan.shows_communication:
         yield from communication(record)
+    yield from workers(record)
 
 
 def communication(record: Mapping[str, Json]) -> Iterator[str]:
@@ -112,6 +114,27 @@ def communication(record: Mapping[str, Json]) -> Iterator[str]:
     )
     if exposed_seconds is not None and step_seconds:
         yield f"comm {100 * min(1.0, exposed_seconds / step_seconds):.0f}%"
+
+
+def workers(record: Mapping[str, Json], is_long: bool = True) -> Iterator[str]:
+    """Yields the staleness, the slowest worker, and the one that waits longest, unless all are about as fast, or wait little.
+
+    For example, `staleness 1.92`, `rank 1 5.1 of 20.4 updates/s` (only if long) and `rank 0 waits 31% for workers`.
+    """
+    rates = [worker["updates_per_second"] for worker in record.get("workers", ())]
+    if not rates:
+        return
+    if (staleness := number(record.get("staleness"))) is not None:
+        yield f"staleness {staleness:.2f}"
+    if is_long and max(rates) > _MIN_RATIO * min(rates):
+        yield f"rank {rates.index(min(rates))} {min(rates):.1f} of {sum(rates):.1f} updates/s"
+    shares = []
+    for rank, worker in enumerate(record["workers"]):
+        total = worker["compute_seconds"] + sum(worker["wait_seconds"].values())
+        shares += [(seconds / total, cause, rank) for cause, seconds in worker["wait_seconds"].items() if total]
+    if shares and max(shares)[0] > _MIN_WAIT:
+        share, cause, rank = max(shares)
+        yield f"rank {rank} waits {100 * share:.0f}%{f' for {cause}' if is_long else ''}"
 
 
 def loss_and_metrics(record: Mapping[str, Json], max_metrics: int | None = None) -> Iterator[str]:

@@ -7,7 +7,10 @@ A training window consists of the steps since the previous training record. Its 
      "step_seconds_max": 0.0098, "slowest_rank": 1, "slowest_rank_cost": 0.03,
      "data_wait_seconds": 0.0002, "gradient_norm": 1.7,
      "loss_scale": 32768.0, "skipped_steps": 0, "payload_bytes": 410216, "message_bytes": 0, "compression_ratio": 1.0,
-     "replica_divergence": 0.02, "staleness": 0.52, "max_staleness": 2,
+     "replica_divergence": 0.02, "staleness": 0.52, "max_staleness": 2, "staleness_histogram": [{"0": 52, "1": 44, "2": 4}],
+     "workers": [{"updates": 100, "updates_per_second": 79.7, "examples_per_second": 5100.0, "compute_seconds": 1.01,
+                  "wait_seconds": {"data": 0.02, "workers": 0.03, "pull": 0.11, "push": 0.05}}],
+     "servers": [{"pulled_bytes": 20510800, "pushed_bytes": 20510800, "update_seconds": 0.09}],
      "exposed_communication_seconds": 0.0011, "codec_seconds": 0.0, "compression_error": 0.02,
      "compression_cosine": 0.999, "optimizer_state_bytes": 4194304,
      "peak_memory_bytes": 734003200, "device_peak_memory_bytes": 52428800}
@@ -29,7 +32,7 @@ import dataclasses
 import math
 import numbers
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from tfdist.coordination import Json
@@ -39,6 +42,7 @@ SCHEMA = 1
 TRAIN = "train"
 EVAL = "eval"
 _ALL_KINDS = (TRAIN, EVAL)
+_NOT_PLOTTED = ("schema", "kind", "step", "time")
 _EXPERT_METRIC = re.compile(r"_expert_\d+$")  # see `tfdist.layers.MixtureOfExperts`
 
 
@@ -86,11 +90,24 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         "compression_ratio": Field("", "size of the gradients over the size of the data sent for their sum"),
         "staleness": Field(
             "updates",
-            "age of the weights of a gradient: mean over all parameters in pipelines without a flush, or over the updates of "
-            "a call with parameter servers",
+            "age of the weights of a gradient: mean over all parameters in pipelines without a flush, or over the window's "
+            "updates with parameter servers",
         ),
         "max_staleness": Field(
-            "updates", "the largest age of the weights of a gradient in a call with parameter servers"
+            "updates", "the largest age of the weights of a gradient of the window with parameter servers"
+        ),
+        "staleness_histogram": Field(
+            "updates", "for each parameter server, number of the window's updates by the age of its weights"
+        ),
+        "workers": Field(
+            "",
+            "for each worker of parameter servers: its `updates` of the window, `updates_per_second` and "
+            "`examples_per_second`, `compute_seconds`, and `wait_seconds` for `data`, other `workers`, and `pull` and `push`",
+        ),
+        "servers": Field(
+            "",
+            "for each parameter server: `pulled_bytes` and `pushed_bytes` of all workers in the window, and "
+            "`update_seconds`, in which it applied updates",
         ),
         "replica_divergence": Field(
             "", "distance of the replicas' weights to their mean, over the norm of the mean, before the last exchange"
@@ -130,6 +147,23 @@ def check_metric_names(names: Iterable[str]) -> None:
             f"A metric must not have the name of a field of metrics.jsonl. Received: {', '.join(reserved_names)}. "
             "Give the metric another name: keras.metrics.Mean(name=...)."
         )
+
+
+def scalars(record: Mapping[str, Json]) -> Iterator[tuple[str, float]]:
+    """Yields the names and values of all numbers to plot, those of workers and servers as `workers/0/wait_seconds/pull`."""
+    for name, value in record.items():
+        if name in ("workers", "servers"):
+            yield from _nested_scalars(name, value)
+        elif name not in _NOT_PLOTTED and (scalar := number(value)) is not None:
+            yield name, scalar
+
+
+def _nested_scalars(name: str, value: Json) -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _nested_scalars(f"{name}/{key}", item)
+    elif (scalar := number(value)) is not None:
+        yield name, scalar
 
 
 def to_json(value: object) -> Json:

@@ -6,14 +6,17 @@ import socket
 import time
 from collections.abc import Mapping
 
+import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tfdist.coordination import Json
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.reporter import Reporter, RunPlan
-from tfdist.reporting.schema import TRAIN, number
+from tfdist.reporting.schema import TRAIN, number, scalars
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _PREFIX = "events.out.tfevents"
@@ -32,8 +35,18 @@ class EventFile:
 
     def scalar(self, name: str, value: float, step: int, wall_time: float | None) -> None:
         """Writes a scalar; `wall_time` is in seconds since 1970 (UTC), by default now."""
+        self._write_summary(scalar_pb(name, value), step, wall_time)
+
+    def histogram(self, name: str, counts: Mapping[str, int], step: int, wall_time: float | None) -> None:
+        """Writes a histogram with a bucket for each integer, from the counts by integer."""
+        values = sorted(map(int, counts))
+        data = np.repeat(values, [counts[str(value)] for value in values])
+        buckets = values[-1] - values[0] + 1 if values else 1
+        self._write_summary(histogram_pb(name, data, buckets), step, wall_time)
+
+    def _write_summary(self, summary: Summary, step: int, wall_time: float | None) -> None:
         event_time = time.time() if wall_time is None else wall_time
-        self._write(Event(wall_time=event_time, step=step, summary=scalar_pb(name, value)))
+        self._write(Event(wall_time=event_time, step=step, summary=summary))
 
     def start(self, step: int) -> None:
         """Marks that values of this step and later ones replace earlier ones in the directory."""
@@ -60,11 +73,10 @@ def last_name(directory: StoragePath) -> str:
     return max([_NO_EVENTS, *(name for name in names if name.startswith(_PREFIX))])
 
 
-_NOT_SCALARS = ("schema", "kind", "step", "time")
-
-
 class TensorBoardReporter(Reporter):
     """Writes every number of a record, with the names in metrics.jsonl, so both runs share their charts.
+
+    Numbers of workers and servers have names such as `workers/0/updates_per_second`; histograms, `servers/0/staleness`.
 
     Events are written before `record` returns. After a run resumes, TensorBoard ignores earlier values of repeated steps.
 
@@ -89,10 +101,11 @@ class TensorBoardReporter(Reporter):
         with reraise_as_write_error(self._directory):
             if kind not in self._files:
                 self._files[kind] = _new_file(self._directory / kind, self._first_step)
-            for name, value in record.items():
-                scalar = None if name in _NOT_SCALARS else number(value)
-                if scalar is not None:
-                    self._files[kind].scalar(name, scalar, int(record["step"]), number(record.get("time")))
+            when = int(record["step"]), number(record.get("time"))
+            for name, scalar in scalars(record):
+                self._files[kind].scalar(name, scalar, *when)
+            for server, counts in enumerate(record.get("staleness_histogram", ())):
+                self._files[kind].histogram(f"servers/{server}/staleness", counts, *when)
 
     def close(self, outcome: str) -> None:
         """See base class."""

@@ -21,11 +21,13 @@ class WeightSynchronizer:
       variables: variables of the exchanges that are equal on all replicas, to be saved with the run.
       own_variables: variables that differ between replicas, also to be saved.
       has_local_weights: whether the weights of replicas differ at some steps.
+      remedy_for_slow_rank: what makes other ranks wait less for a slow one; empty if they do not wait in each step.
     """
 
     variables: Sequence[keras.Variable] = ()
     own_variables: Sequence[keras.Variable] = ()
     has_local_weights: bool = False
+    remedy_for_slow_rank: str = "--balance=measured allocates it fewer rows."
 
     def is_local_step(self, step: int) -> bool:
         """Returns whether each replica updates its own weights in this step."""
@@ -61,6 +63,10 @@ class WeightSynchronizer:
 
     def run_exchanges(self, step: int) -> Mapping[str, float]:
         """Runs the exchanges that are due after `step` updates; returns fields for training records."""
+        return {}
+
+    def take_fields(self) -> Mapping[str, Any]:
+        """Returns fields of a training record about the time since the last one."""
         return {}
 
     def settle(self) -> None:

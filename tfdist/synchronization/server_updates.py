@@ -1,13 +1,14 @@
 """The training loop of a parameter-server worker: pulls weights, computes gradients and pushes them."""
 
+import contextlib
 import dataclasses
 import itertools
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
@@ -18,6 +19,7 @@ from tfdist.errors import InputError
 from tfdist.gradients import Clip, Reducer, ReductionResult
 from tfdist.parameter_server.coordinator import RangeResult
 from tfdist.parameter_server.remote_variables import RemoteVariables
+from tfdist.parameter_server.statistics import Statistics
 from tfdist.parameter_server.update_order import Update
 from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, split_numbers
 from tfdist.step.compiled_steps import Steps
@@ -27,6 +29,8 @@ from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 from tfdist.synchronization import WeightSynchronizer
+
+_log = logging.getLogger(__name__)
 
 
 class ServerReducer(Reducer):
@@ -49,8 +53,11 @@ class ServerSynchronizer(WeightSynchronizer):
     def __init__(self, model: keras.Model, strategy: Strategy, remote: RemoteVariables, clip: Clip):
         """Creates the variables on the servers; every process must call it."""
         self._model, self._strategy, self._remote = model, strategy, remote
-        self._staleness: Sequence[int] = ()
+        self._statistics = Statistics(strategy.cluster.size, remote.servers.update_seconds)
         self.updates: list[Update] = []
+        self.remedy_for_slow_rank = (
+            "" if remote.whole_batches else "--staleness=bounded(4) or async does not wait for it in each step."
+        )
         # Servers clip the sum of the workers' shares; a worker that computes whole batches clips their gradients itself.
         refusal = remote.define(model.optimizer, Clip() if remote.whole_batches else clip) if strategy.is_chief else ""
         if refusal := strategy.group.broadcast("servers/variables", refusal):
@@ -75,15 +82,20 @@ class ServerSynchronizer(WeightSynchronizer):
 
         return steps.custom_loop(("tickets", batch_size), create)
 
-    def run_exchanges(self, step: int) -> Mapping[str, float]:
-        """See base class. Returns the staleness of the gradients of the last call, in updates."""
-        if not self._remote.whole_batches or not self._staleness:
-            return {}
-        return {"staleness": float(np.mean(self._staleness)), "max_staleness": float(max(self._staleness))}
+    def take_fields(self) -> Mapping[str, Any]:
+        """See base class."""
+        return self._statistics.take_fields()
 
-    def store_result(self, result: RangeResult) -> None:
-        """Stores the staleness and the updates of a range of tickets."""
-        self._staleness = [update.version - min(update.versions or (update.version,)) for update in result.updates]
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """See base class. At its end, the chief logs how often rows of tables were used."""
+        yield
+        for text in self._remote.describe_row_use() if self._strategy.is_chief else ():
+            _log.info("%s", text)
+
+    def store_result(self, result: RangeResult, seconds: float) -> None:
+        """Stores the statistics and the updates of a range of tickets, which has taken `seconds`."""
+        self._statistics.add(result, seconds, self._remote.servers.update_seconds)
         if self._remote.records_updates:
             self.updates += result.updates
 
@@ -138,6 +150,7 @@ class TicketLoop:
         self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
     ) -> LoopResult:
         """Computes tickets until the range is complete, and returns the results of all workers."""
+        start_time = time.perf_counter()
         first, end = int(first_step), int(first_step) + int(steps)
         call = _Call(end)
         previous_metrics = [variable.numpy() for variable in self._metrics]
@@ -167,7 +180,7 @@ class TicketLoop:
             variable.assign(previous_metrics[i] + (result.metrics[i] if result.metrics else 0))
         updates = len(result.losses) - (not result.is_finite)
         norm = self._remote.pull_all(end if result.is_finite else 0)
-        self._synchronizer.store_result(result)
+        self._synchronizer.store_result(result, time.perf_counter() - start_time)
         return LoopResult(
             losses=tf.constant(result.losses, keras.config.floatx()),
             is_finite=tf.range(len(result.losses)) < updates,
@@ -175,7 +188,8 @@ class TicketLoop:
             may_continue=tf.constant(result.is_finite),
             gradient_finite=(),
             wait_seconds=tf.constant(call.wait_seconds, tf.float64),
-            compute_seconds=tf.constant([call.busy_seconds], tf.float64),
+            # As for all steps, though the worker may have computed some of them.
+            compute_seconds=tf.constant([call.busy_seconds * int(steps) / max(call.tickets, 1)], tf.float64),
             numbers=tf.concat([tf.zeros([0], tf.int64), *result.numbers], 0),
             sizes=tf.constant([*map(len, result.numbers)] or [0] * len(result.losses), tf.int32),
         )
@@ -190,7 +204,11 @@ class TicketLoop:
         with self._remote.tables.check_known_ids():
             result = self._compute(batch, tf.constant(ticket, tf.int64), with_norm)
         loss, is_finite, norm = float(result.loss), bool(result.finite), float(result.norm)
-        call.busy_seconds += time.perf_counter() - start_time
+        seconds = time.perf_counter() - start_time
+        call.tickets += 1
+        call.busy_seconds += seconds
+        self._servers.work["compute"] += seconds
+        self._servers.work["examples"] += len(numbers)
         if is_finite:
             new_states = [keras_internals.value_of(variable).numpy() for variable in self._remote.states]
             gradients = [gradient.numpy() for gradient in result.gradients]
@@ -210,7 +228,9 @@ class TicketLoop:
         while True:
             start_time = time.perf_counter()
             element = next(iterator)
-            call.wait_seconds += time.perf_counter() - start_time
+            seconds = time.perf_counter() - start_time
+            call.wait_seconds += seconds
+            self._servers.work["data"] += seconds
             yield split_numbers(element, self._strategy)
 
     def _trace(self, batches: Iterator[Any], spec: Any, with_norm: tf.Tensor) -> Iterator[Any]:
@@ -236,8 +256,10 @@ class _Call:
       end: the ticket after the last one.
       wait_seconds: time of waiting for data.
       busy_seconds: time of computation.
+      tickets: number of tickets that it has computed.
     """
 
     end: int
     wait_seconds: float = 0.0
     busy_seconds: float = 0.0
+    tickets: int = 0

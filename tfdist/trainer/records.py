@@ -60,7 +60,7 @@ class SlowRank:
         ratio, cost = median(record.ratio for record in self._records), median(record.cost for record in self._records)
         return (
             f"Rank {slowest.rank} takes {ratio:.1f} times as long as the others for its input and gradients, and they wait for "
-            f"it during {100 * cost:.0f}% of each step. --balance=measured allocates it fewer rows."
+            f"it during {100 * cost:.0f}% of each step."
         )
 
     def _is_persistent(self) -> bool:
@@ -159,7 +159,8 @@ class Recorder:
         seconds_by_rank = program.strategy.group.gather("timing", self._timer.own_seconds, LONG_SECONDS)
         scale = program.loss_scale
         timings = self._timer.window()
-        cost = cost_of_slowest(seconds_by_rank, timings.get("step_seconds", 0.0))
+        remedy = program.synchronizer.remedy_for_slow_rank
+        cost = cost_of_slowest(seconds_by_rank, timings.get("step_seconds", 0.0)) if remedy else None
         record = {
             **self._header("train"),
             **window.results(program.metrics),
@@ -172,19 +173,20 @@ class Recorder:
             **program.cost,
             **staleness(program.strategy, program.model, self._state.step),
             **inspection_fields,
+            **program.synchronizer.take_fields(),
             **({} if self._state_bytes is None else {"optimizer_state_bytes": self._state_bytes}),
             **peak_memory(),
         }
         self._state.progress.window = RunningMetrics()
         self._write(record)
         self._advise(record)
-        if self._state.speeds is None:  # otherwise, rows are allocated by speed
-            self._warn_about_slow_rank(seconds_by_rank, timings.get("step_seconds", 0.0))
+        if remedy and self._state.speeds is None:  # otherwise, rows are allocated by speed
+            self._warn_about_slow_rank(seconds_by_rank, timings.get("step_seconds", 0.0), remedy)
 
-    def _warn_about_slow_rank(self, seconds_by_rank: Sequence[Any], step_seconds: float) -> None:
+    def _warn_about_slow_rank(self, seconds_by_rank: Sequence[Any], step_seconds: float, remedy: str) -> None:
         warning = self._slow_rank.observe(seconds_by_rank, step_seconds, self._state.step)
         if warning and self._program.strategy.is_chief:
-            warn_once(with_argument_names(warning), situation="slow rank")
+            warn_once(with_argument_names(f"{warning} {remedy}"), situation="slow rank")
 
     def evaluation(self, results: Mapping[str, float]) -> None:
         """Records the results of an evaluation."""

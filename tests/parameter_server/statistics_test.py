@@ -1,0 +1,117 @@
+"""Tests of `tfdist.parameter_server.statistics`, and of what it counts: bytes over gRPC, and waits in the coordinator."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import numpy as np
+
+from tfdist.parameter_server.coordinator import Coordinator, RangeResult
+from tfdist.parameter_server.messages import Connection, Message, Service, encode
+from tfdist.parameter_server.servers import Servers
+from tfdist.parameter_server.statistics import Statistics
+from tfdist.parameter_server.table_rows import TableForm, TableRows
+from tfdist.parameter_server.update_order import Update
+
+
+def test_the_fields_of_a_record_are_exact_counts_since_the_last_one():
+    random, statistics = Random(0), Statistics(3, [5.0, 0.0])
+    updates = [
+        Update(v, v, (random.randrange(2),), 9, tuple(max(v - random.randrange(4), 0) for _ in range(2)))
+        for v in range(40)
+    ]
+    work = [{"examples": 64, "compute": 1.0, "workers": 0.5, "pull/0": 10, "pull/1": 1, "push/1": 7}, {"pull/0": 5}, {}]
+    for first in (0, 20):
+        statistics.add(RangeResult([], updates[first : first + 20], True, work=work), 2.0, [5.5 + first, 0.25])
+    fields = statistics.take_fields()
+    ages = [[update.version - version for version in update.versions] for update in updates]
+    for server, histogram in enumerate(fields["staleness_histogram"]):
+        of_server = [pair[server] for pair in ages]
+        assert histogram == {str(age): of_server.count(age) for age in sorted({*of_server})}
+    assert fields["staleness"] == np.mean([max(pair) for pair in ages]) and fields["max_staleness"] == 3
+    counts = [sum(update.workers == (rank,) for update in updates) for rank in range(3)]
+    assert [worker["updates"] for worker in fields["workers"]] == counts and counts[2] == 0
+    assert fields["workers"][0] == {
+        "updates": counts[0],
+        "updates_per_second": counts[0] / 4,
+        "examples_per_second": 32,
+        "compute_seconds": 2,
+        "wait_seconds": {"data": 0, "workers": 1, "pull": 0, "push": 0},
+    }
+    assert fields["servers"] == [
+        {"pulled_bytes": 30, "pushed_bytes": 0, "update_seconds": 20.5},
+        {"pulled_bytes": 2, "pushed_bytes": 14, "update_seconds": 0.25},
+    ]
+    assert statistics.take_fields() == {}
+    statistics.add(RangeResult([], [Update(40, 40, (0, 1, 2), 0)], True), 1.0, [26.0, 0.25])
+    fields = statistics.take_fields()
+    assert fields.keys() == {"workers", "servers"} and fields["servers"][0]["update_seconds"] == 0.5
+    assert [worker["updates"] for worker in fields["workers"]] == [1, 1, 1]
+
+
+def test_commits_have_the_bytes_of_the_encoded_messages_of_each_server():
+    sizes, works = [{}, {}], []
+
+    def service(number):
+        def handle(method, answer):
+            def handler(message):
+                sizes[number][method] = sizes[number].get(method, 0) + len(encode(message)) + len(encode(answer))
+                return answer
+
+            return handler
+
+        pulled = Message({"version": 0, "norm": 0.0, "update_seconds": 1.5}, [np.zeros([100 * (number + 1)])])
+
+        def commit(message):
+            works.append(message.values["work"])
+            return Message({"value": True})
+
+        return Service(
+            {"pull": handle("pull", pulled), "push": handle("push", Message({})), "commit": commit},
+            "",
+            "127.0.0.1",
+            threads=2,
+        )
+
+    services = [service(number) for number in range(2)]
+    servers = Servers([Connection(f"127.0.0.1:{s.port}", "", "server") for s in services], worker=0, workers=1)
+    servers.place([1600, 800], [])
+    for ticket in range(2):
+        for size in sizes:
+            size.clear()
+        servers.pull(0)
+        servers.push(ticket, [0, 0], [np.zeros([200]), np.zeros([100])], [], [])
+        servers.commit(ticket, [])
+        found = {f"{method}/{server}": size for server, size_by in enumerate(sizes) for method, size in size_by.items()}
+        assert {name: size for name, size in works[ticket].items() if "/" in name} == found
+        assert min(found.values()) > 100 and works[ticket]["pull"] > 0 and works[ticket]["push"] > 0
+    assert servers.update_seconds == [1.5, 1.5]
+    for each in services:
+        each.close()
+
+
+def test_the_worker_that_waits_for_a_slow_one_is_known():
+    coordinator = Coordinator(2, synchronous=True)
+
+    def work(worker):
+        for first in (0, 6):
+            coordinator.open(worker, first, first + 6)
+            while answer := coordinator.take(worker):
+                time.sleep(0.02 * worker)
+                coordinator.commit(worker, answer[0], 0.0, True, [0], work={"compute": 1.0})
+            result = coordinator.result(worker)
+            time.sleep(0.1 * (worker == 0))  # saves; the other waits for nobody that computes
+        return result.work
+
+    with ThreadPoolExecutor(2) as threads:
+        works, _ = threads.map(work, range(2))
+    assert [work["compute"] for work in works] == [6, 6]  # of the last range
+    assert works[0]["workers"] > 0.1 and works[1]["workers"] < 0.08
+
+
+def test_the_use_of_rows_is_counted():
+    rows = TableRows(TableForm(0, "a", (300, 2), "float32", None, False), server=1, servers=2)
+    for _ in range(5):
+        rows.pull_counts[np.array([3, 140])] += 1
+    rows.pull_counts[np.array([7])] += 1
+    assert rows.use() == (3, 11, 5)  # 1% of 150 rows is one
