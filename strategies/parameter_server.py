@@ -86,6 +86,7 @@ class ParameterServer(Strategy):
         self.replicas, self.local_replicas = workers, range(cluster.rank, cluster.rank + 1)
         self._job = job
         self._servers = Servers(connections, cluster.rank, workers, shard_variables)
+        self.group.describe_wait = self._servers.describe_wait
         self.collectives = WorkerCollectives(self._servers, cluster.rank)
         expendable_ranks = range(1, workers) if rule.kind != SYNC else ()
         self.remote = self.optimizer_shards = RemoteVariables(

@@ -92,6 +92,7 @@ def test_who_has_not_come_is_named(groups):
     heard = Heard()
     with watching(groups, heard, warning=0.3) as watchdog:
         one_call(watchdog, 10)
+        groups[2].describe_wait = lambda: "server 0 (rank 3)"
         begin(watchdog[::2], 10, 20)  # rank 1 is elsewhere
         heard.wait_for(lambda heard: heard.lines)
         time.sleep(0.5)
@@ -100,7 +101,8 @@ def test_who_has_not_come_is_named(groups):
     assert len(heard.lines) == 1  # although both waiting ranks have queried
     assert "in a call: 0, 2; not in a call: 1." in heard.lines[0]
     assert re.search(r"the call from step 10 to 20 has lasted \S+ s on rank", heard.lines[0])
-    assert "rank 1: step 10, between two calls" in heard.lines[0]
+    assert "rank 1: step 10, between two calls\n" in heard.lines[0]
+    assert "in the call from step 10 to 20, waiting for server 0 (rank 3)\n" in heard.lines[0]
     assert "watchdog_test.py" in heard.lines[0]
     assert not heard.codes
 

@@ -1,11 +1,13 @@
 """Tests of `tfdist.parameter_server.statistics`, and of what it counts: bytes over gRPC, and waits in the coordinator."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import numpy as np
 
+from tests.waiting import wait_for
 from tfdist.parameter_server.coordinator import Coordinator, RangeResult
 from tfdist.parameter_server.messages import Connection, Message, Service, encode
 from tfdist.parameter_server.servers import Servers
@@ -86,6 +88,25 @@ def test_commits_have_the_bytes_of_the_encoded_messages_of_each_server():
         assert {name: size for name, size in works[ticket].items() if "/" in name} == found
         assert min(found.values()) > 100 and works[ticket]["pull"] > 0 and works[ticket]["push"] > 0
     assert servers.update_seconds == [1.5, 1.5]
+    for each in services:
+        each.close()
+
+
+def test_the_server_whose_answer_is_awaited_is_named():
+    ends = threading.Event()
+    value = Message({}, [np.zeros([])])
+    handlers = (lambda _: value), (lambda _: value if ends.wait(20) else None)
+    services = [Service({"fetch": handler}, "", "127.0.0.1", threads=1) for handler in handlers]
+    names = (f"server {number} (rank {number + 2})" for number in range(2))
+    connections = [Connection(f"127.0.0.1:{s.port}", "", name) for s, name in zip(services, names, strict=True)]
+    servers = Servers(connections, worker=0, workers=1)
+    call = threading.Thread(target=servers.fetch, args=[["optimizer/0", "slot/1/0"]])
+    servers.place([8, 8], [])
+    call.start()
+    wait_for(lambda: servers.describe_wait() == "server 1 (rank 3) to answer fetch", 10)
+    ends.set()
+    call.join()
+    assert servers.describe_wait() == ""
     for each in services:
         each.close()
 

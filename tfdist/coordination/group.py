@@ -71,11 +71,13 @@ class Group(abc.ABC):
       rank: this process's rank among the members, in [0, size).
       size: number of members.
       roles: roles of members by rank in the job, for messages, such as "stage 1" of a pipeline.
+      describe_wait: returns what this process waits for outside of the group, for reports of stalls; "" for nothing.
     """
 
     rank: int
     size: int
     roles: Mapping[int, str] = MappingProxyType({})
+    describe_wait: Callable[[], str] = staticmethod(lambda: "")
 
     @property
     def ranks(self) -> Sequence[int]:

@@ -241,7 +241,12 @@ class Watchdog:
     def _local_state(self) -> Json:
         call = self._call
         call_state = call and [call.description, time.monotonic() - call.start_time]
-        return {"step": self._step, "call": call_state, "stack": main_stack()}
+        return {
+            "step": self._step,
+            "call": call_state,
+            "wait": self._group.describe_wait(),
+            "stack": main_stack(),
+        }
 
     def _report_in_order(self) -> None:
         """Reports the answers to all queries, each after the ranks have had time to answer.
@@ -278,6 +283,7 @@ class Watchdog:
         for rank, state in sorted(answers.items()):
             call = state["call"]
             activity = f"for {call[1]:.1f} s in {call[0]}" if call else "between two calls"
+            activity += f", waiting for {state['wait']}" if state["wait"] else ""
             lines += [f"rank {rank}{self._group.role(rank)}: step {state['step']}, {activity}"]
             lines += [f"  {frame}" for frame in state["stack"]]
         self._print_report("\n".join(lines))

@@ -229,6 +229,7 @@ class Connection:
     """A connection to one server.
 
     Attributes:
+      pending_method: method whose answer is awaited; "" for none.
       byte_counts: bytes of the messages that were sent and received, by method.
     """
 
@@ -243,7 +244,7 @@ class Connection:
         self._channel = grpc.insecure_channel(address, options=_UNLIMITED)
         self._client_key, self._server_key = _keys(token)
         self._client, self._numbers = secrets.token_bytes(16), itertools.count()
-        self._name = name
+        self.name, self.pending_method = name, ""
         self.byte_counts: collections.Counter[str] = collections.Counter()
 
     def begin(self, method: str, message: Message, seconds: float | None) -> Callable[[], Message]:
@@ -260,6 +261,7 @@ class Connection:
         future = self._channel.unary_unary(path).future(data, timeout=seconds, metadata=((_SEAL, seal),))
 
         def answer() -> Message:
+            self.pending_method = method
             try:
                 result = future.result()
                 seal = dict(future.trailing_metadata()).get(_SEAL, b"")
@@ -269,10 +271,12 @@ class Connection:
                 _check_message(result, length, digest)
             except grpc.RpcError as error:
                 raise PeerLostError(
-                    f"{self._name} did not answer {method}: {error.code().name}, {error.details()}."
+                    f"{self.name} did not answer {method}: {error.code().name}, {error.details()}."
                 ) from error
             except _WrongSealError as error:
-                raise PeerLostError(f"{self._name} did not answer {method}: the answer is {error}.") from error
+                raise PeerLostError(f"{self.name} did not answer {method}: the answer is {error}.") from error
+            finally:
+                self.pending_method = ""
             self.byte_counts[method] += len(result)
             return decode(result)
 

@@ -90,6 +90,11 @@ class Servers:
         """Number of servers."""
         return len(self._connections)
 
+    def describe_wait(self) -> str:
+        """Describes the server whose answer is awaited, such as `server 0 (rank 2) to answer pull`; "" for none."""
+        pending = (connection for connection in self._connections if connection.pending_method)
+        return next((f"{connection.name} to answer {connection.pending_method}" for connection in pending), "")
+
     @property
     def placement(self) -> list[int]:
         """The server of each weight, or `BY_ROWS`, and then of each state."""
