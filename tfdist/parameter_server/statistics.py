@@ -14,8 +14,9 @@ class Statistics:
 
     The work of a worker is a mapping of numbers by name: `examples`, the seconds of `compute` and of the waits for `data`, for
     other `workers` and for answers to `pull` and `push`, and the bytes `pull/0` and `push/0` of messages to and from server 0.
-    Workers send it with their commits; what follows the last commit of a range counts for the next one. The coordinator measures the waits for other workers: for a step that the order of
-    updates permits, and at the beginning and end of a range, in which the workers meet.
+    Workers send it with their commits; what follows the last commit of a range counts for the next one. The coordinator
+    measures the waits for other workers: for a step that the order of updates permits, and at the beginning and end of a range,
+    in which the workers meet.
     """
 
     def __init__(self, workers: int, update_seconds: Sequence[float]):
