@@ -128,6 +128,7 @@ _HELP = {
     "processes": "Number of processes to start on this host; or MIN:MAX for an elastic job: the total over all "
     "hosts, as many as --hosts has slots for. If a process fails, the others continue.",
     "servers": "Number of parameter servers to start besides these processes, for --strategy=parameter_server.",
+    "evaluator": "Also start an evaluator: `tfdist train` in it evaluates each checkpoint on the CPU while training goes on.",
     "hosts": "For an elastic job: a file of lines NAME:SLOTS, or a program that prints them. Read again every second.",
     "launcher": f"Environment to set up for the processes: {' or '.join(ENGINES)}.",
     "nodes": "Number of hosts of the job; this command runs on each of them.",
@@ -165,7 +166,7 @@ _DEFINE: dict[type, Callable[..., Any]] = {
 }
 _CHOICES = {"launcher": tuple(ENGINES)}  # validated by `Job`
 _TOPICS = {
-    "Processes": "processes servers launcher isolate log_dir grace_seconds",
+    "Processes": "processes servers evaluator launcher isolate log_dir grace_seconds",
     "Several hosts": "nodes node_rank coordinator token_file insecure start_timeout_seconds",
     "Restarts": "max_restarts max_preemptions restart_backoff_seconds",
     "Elastic jobs": "hosts rejoin_seconds elastic_timeout_seconds",

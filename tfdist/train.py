@@ -1,10 +1,12 @@
 """Train a Keras model with the strategy chosen by flags or the environment."""
 
 import contextlib
+import os
 import sys
 
 from tfdist.cli import command, flags
 from tfdist.cli.output import TEXT, Output
+from tfdist.cluster.tf_config import is_evaluator
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 
@@ -15,6 +17,10 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         raise InputError(
             "--json prints the configuration of a run and needs --dry_run; a run writes metrics.jsonl. Received: --json alone."
         )
+    if is_evaluator(os.environ.get("TF_CONFIG", "")):
+        from tfdist.cli import evaluator
+
+        return evaluator.main(config)
     # Imported late, to print help without delay.
     from tfdist.checkpoint import in_memory
     from tfdist.cli import early_checks, resume, search, tensorflow_import

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfdist.cluster.tf_config import EXAMPLE, control_address, parse
+from tfdist.cluster.tf_config import EXAMPLE, control_address, is_evaluator, parse
 from tfdist.errors import InputError
 
 TWO = ["a:1", "b:1"]
@@ -53,7 +53,7 @@ def test_the_example_in_the_messages_is_right():
         (text({"worker": TWO}, ("worker", -1)), "index must be in"),
         (text({"worker": TWO}, ("worker", True)), "index must be in"),
         (text({"worker": TWO}, ("worker", None)), "index must be in"),
-        (text({"worker": TWO, "evaluator": ["e:1"]}, ("evaluator", 0)), "must train"),
+        (text({"worker": TWO, "evaluator": ["e:1"]}, ("evaluator", 0)), "must train.*`tfdist evaluate`"),
         (text({"worker": TWO, "ps": ["p:1"]}, ("ps", 1)), r"index must be in \[0, 1\)"),
         (text({"ps": ["p:1"]}, ("ps", 0)), "must have a worker"),
         (text({"worker": TWO, "ps": ["a:1"]}), "a different address"),
@@ -76,6 +76,14 @@ def test_errors_are_one_line(config, message):
     with pytest.raises(InputError, match=message) as error:
         parse(config)
     assert "\n" not in str(error.value)
+
+
+def test_an_evaluator_need_not_be_in_the_cluster():
+    task = {"type": "evaluator", "index": 0}
+    assert is_evaluator(json.dumps({"task": task})) and is_evaluator(text({"worker": TWO}, ("evaluator", "0")))
+    assert not any(map(is_evaluator, ("", "{", "[]", "3", '{"task": 3}', text({"worker": TWO}))))
+    with pytest.raises(InputError, match="may have one evaluator, with the index 0. Received: index 1"):
+        is_evaluator(text({"worker": TWO}, ("evaluator", 1)))
 
 
 @pytest.mark.parametrize(

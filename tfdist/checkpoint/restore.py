@@ -105,6 +105,25 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, rename_dama
     return None
 
 
+def restore_weights(state: RunVariables, path: StoragePath, with_optimizer: bool) -> Checkpoint:
+    """Restores the weights of a single process for an evaluation; unlike `restore`, reads only what it needs.
+
+    Args:
+      state: the variables of the run.
+      path: path of the checkpoint.
+      with_optimizer: whether the optimizer's state is needed, too, because it contains the averages of `--ema`.
+
+    Raises:
+      InputError: the checkpoint has another model.
+      CheckpointError: it is damaged, or has been removed meanwhile.
+    """
+    state.collect()
+    checkpoint = Checkpoint.open(path)
+    _check_values(checkpoint)
+    state.restore(checkpoint, with_optimizer)
+    return checkpoint
+
+
 def _check_values(checkpoint: Checkpoint) -> None:
     """Raises `CorruptCheckpointError` if values other than tensors are invalid, before restoring any."""
     try:

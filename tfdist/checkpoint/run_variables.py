@@ -168,14 +168,18 @@ class RunVariables:
         [(_, _, values), *_] = self._strategy.blocks.copies(variable)
         return Part.full(name, values)
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint, with_optimizer: bool = True) -> None:
         """Restores every variable from a checkpoint; each process reads the blocks it needs.
+
+        Args:
+          checkpoint: the checkpoint.
+          with_optimizer: whether the state of the optimizer is restored, which must then be that of the checkpoint.
 
         Raises:
           InputError: the checkpoint has another model or optimizer; no variable has been changed.
           CorruptCheckpointError: the checkpoint is corrupted; some variables may have been changed.
         """
-        names = self._match_names(checkpoint)
+        names = self._match_names(checkpoint, (_MODEL, _STATISTICS, *([_OPTIMIZER] if with_optimizer else [])))
         self._callbacks.restore(checkpoint)
         names |= self._match_exchanges(checkpoint)
         variables, centers = {**self._variables, **self._exchange_variables}, _centers(checkpoint)
@@ -208,18 +212,18 @@ class RunVariables:
         shape = tuple(entry.variable.shape)
         return (self._strategy.replicas, *shape) if entry.per_replica else shape
 
-    def _match_names(self, checkpoint: Checkpoint) -> dict[str, str]:
+    def _match_names(self, checkpoint: Checkpoint, kinds: tuple[str, ...]) -> dict[str, str]:
         """Returns the names of a checkpoint's tensors by the names of this run's variables.
 
         They may differ in numbers, because Keras counts layers and optimizers of the same class in a process.
         """
         run_names = {name.removeprefix(_LOCAL): name for name in self._specs}
         saved_names = {name.removeprefix(_LOCAL): name for name in checkpoint.tensors}
-        specs = {name: self._specs[run_name] for name, run_name in run_names.items()}
+        specs = {name: self._specs[run_name] for name, run_name in run_names.items() if name.startswith(kinds)}
         saved_specs = {
             name: _saved_spec(checkpoint, saved_name)
             for name, saved_name in saved_names.items()
-            if name.startswith((_MODEL, _STATISTICS, _OPTIMIZER))
+            if name.startswith(kinds)
         }
         # A learning rate computed by a schedule is not a variable.
         for candidates, counterparts in ((specs, saved_specs), (saved_specs, specs)):

@@ -75,7 +75,7 @@ def origin(
         _run_checkpoints(directory, flags["commit_dir"], complete_commits) if is_own_run else checkpoints_at(resume)
     )
     if checkpoints:
-        _check_flags(checkpoints, flags)
+        check_flags(checkpoints, flags)
     elif not is_own_run:
         raise _nothing_to_resume(resume)
     elif directory.is_done or _has_other_flags(directory, flags):
@@ -159,7 +159,7 @@ def _overwriting_origin(resume: str, directory: RunDirectory, flags: Mapping[str
             f"--overwrite with --resume={resume}, which is in {directory.path}. Give another --output_dir."
         )
     if checkpoints:
-        _check_flags(checkpoints, flags)
+        check_flags(checkpoints, flags)
     elif resume not in (AUTO, NEVER):
         raise _nothing_to_resume(resume)
     return Origin([str(path) for path in checkpoints], False)
@@ -228,8 +228,8 @@ def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
     return (directory.read_starts() if directory.is_run else []) or [{}]
 
 
-def _check_flags(checkpoints: list[StoragePath], flags: Mapping[str, Any]) -> None:
-    """Compares the flags with those of the newest readable checkpoint; without one, restoring raises later."""
+def check_flags(checkpoints: Sequence[StoragePath], flags: Mapping[str, Any]) -> None:
+    """Raises `InputError` if the newest readable checkpoint has other flags; without one, restoring raises later."""
     try:
         source = first_readable_checkpoint(checkpoints)
     except CorruptCheckpointError:

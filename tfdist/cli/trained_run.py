@@ -88,7 +88,7 @@ def open_run(run: str, config: TrainedConfig) -> Iterator[TrainedModel]:
     """
     sources = weights.sources(run, config.checkpoint)
     flags = _saved_flags(sources, run)
-    train_config = _adapt_flags(flags, sources[0], config)
+    train_config = adapt_flags(flags, sources[0], config)
     with training.open_session(train_config) as session:
         data_set = data.load(config.dataset, config.data_dir) if config.dataset else session.data
         trainer = training.make_trainer(session, session.strategy)
@@ -149,7 +149,7 @@ def _parse_flags(texts: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfig) -> TrainConfig:
+def adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfig) -> TrainConfig:
     """Returns the flags of a run, with those that the command overrides: strategy, data and batch size."""
     defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     known_flags = {name: value for name, value in flags.items() if name in defaults}

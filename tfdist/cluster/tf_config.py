@@ -14,7 +14,8 @@ EXAMPLE = (
 
 _TRAINING_JOBS = ("chief", "worker")
 _RANKED_JOBS = (*_TRAINING_JOBS, "ps")  # in the order of ranks
-_JOBS = (*_RANKED_JOBS, "evaluator")
+EVALUATOR = "evaluator"
+_JOBS = (*_RANKED_JOBS, EVALUATOR)
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
@@ -57,6 +58,22 @@ def parse(text: str) -> Members:
         )
     first_rank = sum(len(jobs.get(job, ())) for job in _RANKED_JOBS[: _RANKED_JOBS.index(job_name)])
     return Members(addresses, first_rank + index, len(jobs.get("ps", ())))
+
+
+def is_evaluator(text: str) -> bool:
+    """Returns whether the task of a TF_CONFIG is the evaluator, which need not be in its cluster.
+
+    Raises:
+      InputError: it is one of several evaluators.
+    """
+    try:
+        task = json.loads(text)["task"]
+        is_task, index = task["type"] == EVALUATOR, task.get("index", 0)
+    except (ValueError, LookupError, TypeError, AttributeError):  # `parse` reports these errors
+        return False
+    if is_task and str(index) != "0":
+        raise InputError(f"TF_CONFIG may have one evaluator, with the index 0. Received: index {index!r}. Start one.")
+    return is_task
 
 
 def host(address: str) -> str:
@@ -117,10 +134,10 @@ def _parse_task(config: dict[str, Any], jobs: dict[str, list[str]]) -> tuple[str
             f"Example: {EXAMPLE}"
         )
     job_name, index = task["type"], task["index"]
-    if job_name == "evaluator":
+    if job_name == EVALUATOR:
         raise InputError(
-            "TF_CONFIG's task must train or serve: evaluation is a part of training here. Received: an evaluator. Start the "
-            "other tasks only."
+            "TF_CONFIG's task must train or serve, except with `tfdist train`, the only command with an evaluator. Received: "
+            "an evaluator. Start the other tasks only, and evaluate the run with `tfdist evaluate`."
         )
     if job_name not in _RANKED_JOBS or not jobs.get(job_name):
         raise InputError(

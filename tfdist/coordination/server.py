@@ -462,6 +462,11 @@ class Server:
         self._thread = threading.Thread(target=self._run, name=f"{noun}-group-server", daemon=True)
         self._thread.start()
 
+    @property
+    def has_members(self) -> bool:
+        """Whether a member is connected."""
+        return bool(self._members)
+
     def absent_ranks(self) -> list[int]:
         """Returns the members that never connected."""
         return [rank for rank in range(self.size) if rank not in self._member_descriptions]

@@ -17,8 +17,8 @@ from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
 from tfdist.coordination.messages import nonce
 from tfdist.errors import ExitCode, exceptions
 from tfdist.launcher import node_group, orders
-from tfdist.launcher.child import Child, Start, Task
-from tfdist.launcher.engine_environment import ENGINES
+from tfdist.launcher.child import EVALUATOR, Child, Start, Task
+from tfdist.launcher.engine_environment import ENGINES, evaluator_variables
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.order_sources import OrderSource
 from tfdist.launcher.orders import Order, OrderKind, Report
@@ -80,8 +80,10 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
         placement = place_processes(order.processes, order_source.host, launchers, host.job.servers)
         server, variables = stack.enter_context(_serve_group(host.job, placement, launchers))
         tasks = _create_tasks(host, placement, variables, order)
+        evaluator = _create_evaluator(host, placement, order) if host.job.evaluator and launchers.rank == 0 else None
         if is_first:
-            host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
+            ranks = f"{name_ranks([task.rank for task in tasks])} of {placement.size}"
+            host.say(f"{ranks}{', an evaluator' if evaluator else ''}, logs in {host.logs}")
             exposure = ENGINES[host.job.launcher].exposure
             if exposure and not (host.job.isolate or host.job.servers):
                 host.say(exposure)
@@ -97,8 +99,12 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
             expendable_ranks=lambda: server.tolerated_members if server else (),
             departed_members=lambda: server.departed_members if server else (),
             collects_failures=host.job.is_elastic,
+            on_evaluator_failure=lambda code: host.say(
+                f"the evaluator ended with {exceptions.describe(code)}; training continues without it. Its log: "
+                f"{evaluator.log if evaluator else ''}"
+            ),
         )
-        report = _supervise(host, tasks, hooks, stack, order.attempt)
+        report = _supervise(host, tasks, hooks, stack, order.attempt, evaluator)
     outcome = rejoin.outcome(report.outcome)
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
     step, final = host.progress_files.read(task.rank for task in tasks) if host.progress_files else (None, False)
@@ -133,11 +139,20 @@ def _serve_group(
         yield server, [group | engine.variables(placement, engine_port, rank) for rank in placement.ranks()]
 
 
-def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
+def _create_evaluator(host: Host, placement: Placement, order: Order) -> Task:
+    environment = _job_environment(host, order) | evaluator_variables(placement)
+    return Task(EVALUATOR, host.command(0), environment, host.logs / "evaluator.log")
+
+
+def _job_environment(host: Host, order: Order) -> dict[str, str]:
     job_variables = {RESTART_VARIABLE: str(order.attempt), JOB_NAME_VARIABLE: order.launched}
     if host.job.is_elastic:
         job_variables[ELASTIC_VARIABLE] = "1"
-    job_environment = _process_environment(host.environment) | job_variables
+    return _process_environment(host.environment) | job_variables
+
+
+def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
+    job_environment = _job_environment(host, order)
     tasks = []
     for rank, rank_variables in zip(placement.ranks(), variables, strict=True):
         environment = job_environment | rank_variables
@@ -151,7 +166,12 @@ def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str
 
 
 def _supervise(
-    host: Host, tasks: Sequence[Task], hooks: SupervisorHooks, stack: contextlib.ExitStack, attempt_number: int
+    host: Host,
+    tasks: Sequence[Task],
+    hooks: SupervisorHooks,
+    stack: contextlib.ExitStack,
+    attempt_number: int,
+    evaluator_task: Task | None = None,
 ) -> Report:
     status = terminal.status_line(sys.stderr)
     screens = (
@@ -161,7 +181,7 @@ def _supervise(
     children: list[Child] = []
     channels: list[Channel] = []
     try:
-        for task in tasks:
+        for task in [*tasks, *([evaluator_task] if evaluator_task else [])]:
             log = stack.enter_context(Log(task.log, attempt_number))
             child = Child(task, host.start)
             children.append(child)
@@ -176,7 +196,8 @@ def _supervise(
         raise
     stops = [*hooks.stops, lambda: stop_requested(host), lambda: _check_output(host, screens)]
     hooks = hooks._replace(stops=stops, is_repeated=lambda: is_repeated_request(host), poll=host.guard.check)
-    supervisor = Supervisor(children, channels, hooks)
+    all_children, evaluator = list(children), children.pop() if evaluator_task else None
+    supervisor = Supervisor(children, channels, hooks, evaluator)
     try:
         outcome = supervisor.run()
         return Report(
@@ -185,7 +206,7 @@ def _supervise(
             orders.count_local_failures(children, outcome),
         )
     finally:
-        for child in children:
+        for child in all_children:
             host.guard.forget(child.pid)
         host.guard.sweep()
 
@@ -256,14 +277,14 @@ class _RejoinCheck:
         self._lost_ranks: list[int] = []
 
     def __call__(self) -> Stop | None:
-        departed_members = self._server.departed_members if self._server else ()
-        if not departed_members or not self._can_restart:
+        server = self._server
+        if not (server and server.departed_members and server.has_members and self._can_restart):
             return None
         now = time.monotonic()
         self._first_loss = self._first_loss or now
         if now - self._first_loss < self._job.rejoin_seconds:
             return None
-        self._lost_ranks = sorted(departed_members)
+        self._lost_ranks = sorted(server.departed_members)
         outcome = Outcome(
             ExitCode.PREEMPTED, f"the processes stop so that {name_ranks(self._lost_ranks)} can start again"
         )

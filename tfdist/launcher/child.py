@@ -102,8 +102,11 @@ class NewProcess:
         return self._process.returncode is not None
 
 
+EVALUATOR = -2  # instead of the rank of an evaluator
+
+
 class Task(NamedTuple):
-    """The command, environment and log of a rank."""
+    """The command, environment and log of a rank, or of the evaluator."""
 
     rank: int
     command: Sequence[str]
@@ -135,6 +138,7 @@ class Child:
 
     def __init__(self, task: Task, start: Start = NewProcess):
         self.rank, self.log = task.rank, task.log
+        self._name = "the evaluator" if self.rank == EVALUATOR else f"rank {self.rank}"
         (out, child_out), (err, child_err) = os.pipe(), os.pipe()
         self.out, self.err = os.fdopen(out, "rb"), os.fdopen(err, "rb")
         try:
@@ -163,9 +167,9 @@ class Child:
             if self._is_out_of_memory():
                 self.code = ExitCode.OUT_OF_MEMORY
                 _log.warning(
-                    "tfdist launch: the kernel killed rank %d (process %d), because the memory of its control group or "
+                    "tfdist launch: the kernel killed %s (process %d), because the memory of its control group or "
                     "of this host was used up. Lower --batch_size, start fewer processes here, or raise the limit.",
-                    self.rank,
+                    self._name,
                     self.pid,
                 )
         return self.code is not None
@@ -194,9 +198,9 @@ class Child:
         if not self._process.reap(max(0.0, self._kill_time + REAP_SECONDS - time.monotonic())):
             self.end_time, self.code = time.monotonic(), SIGNAL_OFFSET + signal.SIGKILL
             _log.warning(
-                "tfdist launch: giving up on rank %d: its process, %d, has not ended %g s after SIGKILL. It is blocked "
+                "tfdist launch: giving up on %s: its process, %d, has not ended %g s after SIGKILL. It is blocked "
                 "in the kernel, for example by a file server that does not answer.",
-                self.rank,
+                self._name,
                 self.pid,
                 REAP_SECONDS,
             )

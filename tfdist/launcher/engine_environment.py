@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from tfdist.cluster.tf_config import EVALUATOR
 from tfdist.coordination import horovod_store
 from tfdist.errors import InputError
 from tfdist.launcher.placement import Placement, Rank
@@ -28,12 +29,22 @@ class Engine(NamedTuple):
 
 def _tf_config(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
     workers = placement.size - placement.servers
-    addresses = {"worker": placement.addresses[:workers], "ps": placement.addresses[workers:]}
     task = (
         {"type": "worker", "index": rank.rank} if rank.rank < workers else {"type": "ps", "index": rank.rank - workers}
     )
-    cluster = {job: values for job, values in addresses.items() if values}
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+    return {"TF_CONFIG": json.dumps({"cluster": _cluster(placement), "task": task})}
+
+
+def _cluster(placement: Placement) -> dict[str, tuple[str, ...]]:
+    workers = placement.size - placement.servers
+    addresses = {"worker": placement.addresses[:workers], "ps": placement.addresses[workers:]}
+    return {job: values for job, values in addresses.items() if values}
+
+
+def evaluator_variables(placement: Placement) -> dict[str, str]:
+    """Returns the environment variables of the evaluator, for every engine; it uses no GPU, because the ranks do."""
+    task = {"type": EVALUATOR, "index": 0}
+    return {"TF_CONFIG": json.dumps({"cluster": _cluster(placement), "task": task}), "CUDA_VISIBLE_DEVICES": "-1"}
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ class Job:
       processes: number of processes of this launcher, at least 1; in an elastic job, the maximum number over all launchers.
       min_processes: minimum number of processes of an elastic job, over all launchers; 0 if the job is not elastic.
       servers: number of processes that are parameter servers; they have the last ranks.
+      evaluator: whether the first launcher also starts an evaluator, which has no rank and whose failure the job survives.
       hosts: a file or program that lists the number of processes of each host of an elastic job; see `hosts.parse`.
       launcher: environment variables of the processes: "tensorflow" (TF_CONFIG) or "horovod".
       nodes: number of launchers, one per host; launchers of an elastic job may join and leave instead.
@@ -47,6 +48,7 @@ class Job:
     processes: int = 1
     min_processes: int = 0
     servers: int = 0
+    evaluator: bool = False
     hosts: str = ""
     launcher: str = "tensorflow"
     nodes: int = 1

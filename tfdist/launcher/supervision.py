@@ -59,6 +59,7 @@ class SupervisorHooks(NamedTuple):
       expendable_ranks: returns the ranks without which the job continues.
       departed_members: returns the expendable ranks that their group has lost; if such a process still runs, it is killed.
       collects_failures: whether to wait briefly after a failure for other processes with the same failure.
+      on_evaluator_failure: called with the exit code of an evaluator that fails.
     """
 
     stops: Sequence[Callable[[], Stop | None]] = ()
@@ -70,13 +71,25 @@ class SupervisorHooks(NamedTuple):
     expendable_ranks: Callable[[], Collection[int]] = lambda: ()
     departed_members: Callable[[], Collection[int]] = lambda: ()
     collects_failures: bool = False
+    on_evaluator_failure: Callable[[int], object] = lambda code: None
 
 
 class Supervisor:
-    """Supervises running processes, and forwards their output through `channels`, until they have ended."""
+    """Supervises running processes, and forwards their output through `channels`, until they have ended.
 
-    def __init__(self, children: Sequence[Child], channels: Sequence[Channel], hooks: SupervisorHooks):
-        self._children = children
+    An evaluator may end at any time. It ends by itself after training, and is ended if training fails or is stopped.
+    """
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        channels: Sequence[Channel],
+        hooks: SupervisorHooks,
+        evaluator: Child | None = None,
+    ):
+        self._children, self._evaluator = children, evaluator
+        self._all_children = [*children, *([evaluator] if evaluator else [])]
+        self._has_evaluator_ended = False
         self._hooks = hooks
         self._stop: Stop | None = None
         self._selector = selectors.DefaultSelector()
@@ -99,12 +112,15 @@ class Supervisor:
                     stop = stop._replace(wait=max(stop.wait, stop.seconds), seconds=FAILURE_SECONDS)
                 self._wait_until(lambda: self._all_ended() or self._hooks.is_repeated(), stop.wait)
                 self._terminate(stop.seconds)
+            elif self._evaluator:
+                self._wait_until(lambda: self._all_ended(with_evaluator=True) or self._poll_stops())
+                self._terminate(FAILURE_SECONDS)
             return self._outcome(stop)
         except BaseException:
             self._terminate(FAILURE_SECONDS)
             raise
         finally:
-            for child in self._children:
+            for child in self._all_children:
                 child.reap()
             self._drain()
 
@@ -145,9 +161,9 @@ class Supervisor:
 
     def _terminate(self, seconds: float) -> None:
         self._signal(signal.SIGTERM)
-        self._wait_until(lambda: self._all_ended() or self._hooks.is_repeated(), seconds)
+        self._wait_until(lambda: self._all_ended(with_evaluator=True) or self._hooks.is_repeated(), seconds)
         self._signal(signal.SIGKILL)
-        self._wait_until(self._all_ended, FAILURE_SECONDS)
+        self._wait_until(lambda: self._all_ended(with_evaluator=True), FAILURE_SECONDS)
 
     def _outcome(self, stop: Stop | None) -> Outcome:
         """Returns the outcome; the cause may have appeared while the processes were being ended."""
@@ -180,17 +196,25 @@ class Supervisor:
         expendable_ranks = self._hooks.expendable_ranks()
         return [c for c in self._children if c.code in (None, *_PLANNED_CODES) or c.rank not in expendable_ranks]
 
-    def _all_ended(self) -> bool:
-        return all(child.poll() for child in self._children)
+    def _all_ended(self, with_evaluator: bool = False) -> bool:
+        return all(child.poll() for child in (self._all_children if with_evaluator else self._children))
+
+    def _poll_evaluator(self) -> None:
+        evaluator = self._evaluator
+        if evaluator and evaluator.poll() and not self._has_evaluator_ended:
+            self._has_evaluator_ended = True
+            if evaluator.code and not evaluator.signalled:
+                self._hooks.on_evaluator_failure(evaluator.code)
 
     def _signal(self, number: int) -> None:
-        for child in self._children:
+        for child in self._all_children:
             child.signal(number)
 
     def _wait_until(self, condition: Callable[[], object], seconds: float = float("inf")) -> None:
         end = time.monotonic() + seconds
         while True:
             self._hooks.poll()
+            self._poll_evaluator()
             departed_members = self._hooks.departed_members()
             for child in self._children:
                 if not child.poll() and child.rank in departed_members:  # it is suspended, and could not continue

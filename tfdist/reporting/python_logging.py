@@ -15,10 +15,10 @@ from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _log = logging.getLogger(__name__)
 ONLY_IN_FILE = {"only_in_file": True}  # `extra` of messages that the terminal shows in another form
-_FORMAT = "%(asctime)s %(levelname)s rank {rank}: %(message)s"
+_FORMAT = "%(asctime)s %(levelname)s {name}: %(message)s"
 
 
-def setup(rank: int, path: AnyPath) -> contextlib.ExitStack:
+def setup(rank: int, path: AnyPath, name: str = "") -> contextlib.ExitStack:
     """Logs to a file and to stderr until the result is closed.
 
     The file receives warnings of all libraries, and messages of tfdist from level INFO. Stderr receives the same on the
@@ -29,11 +29,12 @@ def setup(rank: int, path: AnyPath) -> contextlib.ExitStack:
     Args:
       rank: rank of this process; 0 is the chief.
       path: path of the log file, which is created with its directory, or appended to.
+      name: name of this process in the messages; by default, its rank.
 
     Returns:
       A context manager with `close()`, which restores the previous handlers.
     """
-    formatter = logging.Formatter(_FORMAT.format(rank=rank))
+    formatter = logging.Formatter(_FORMAT.format(name=name or f"rank {rank}"))
     with reraise_as_write_error(path):
         file_path = path_of(path)
         storage_of(file_path).make_directory(file_path.parent)

@@ -25,9 +25,17 @@ _FILE_NAMES = {
     "ledger": re.compile(r"start-[0-9]+-rank-[0-9]+\.bin"),
     "tensorboard/train": re.compile(r"events\.out\.tfevents\..*"),
     "tensorboard/eval": re.compile(r"events\.out\.tfevents\..*"),
+    "tensorboard/evaluator/eval": re.compile(r"events\.out\.tfevents\..*"),
     "tensorboard": re.compile(r"plugins"),
 }
-_DIRECTORIES = (_LOGS, FIND, *_FILE_NAMES, "tensorboard/plugins", "tensorboard/plugins/profile")
+_DIRECTORIES = (
+    _LOGS,
+    FIND,
+    *_FILE_NAMES,
+    "tensorboard/plugins",
+    "tensorboard/plugins/profile",
+    "tensorboard/evaluator",
+)
 
 
 class _Entry:
@@ -55,6 +63,7 @@ class RunDirectory:
     end = _Entry("finished.json")  # describes the end of a finished run
     checkpoints = _Entry("checkpoints")  # directory of checkpoints; defined by `tfdist.checkpoint.format`
     metrics = _Entry("metrics.jsonl")  # records of the run; defined by `tfdist.reporting.schema`
+    evaluations = _Entry("evaluations.jsonl")  # records of the job's evaluator, in the same schema
     dropped = _Entry("metrics-dropped.jsonl")  # records of steps that were repeated from a checkpoint
     outcome = _Entry("outcome.json")  # outcome of the last start; missing while it is running or if it was killed
     curves = _Entry("curves.png")  # plot of loss and metrics
@@ -184,7 +193,15 @@ class RunDirectory:
         """
         storage = self._storage
         with _reraise_as_input_error(self.path):
-            records = (self.metrics, self.dropped, self.curves, self.outcome, self.loggers, self.timeline)
+            records = (
+                self.metrics,
+                self.evaluations,
+                self.dropped,
+                self.curves,
+                self.outcome,
+                self.loggers,
+                self.timeline,
+            )
             for path in (self.end, self.model, self.flags, self.environment, self.all_reduce_table, *records):
                 if storage.exists(path):
                     storage.remove(path)
@@ -197,7 +214,7 @@ class RunDirectory:
             storage.remove(self.starts)
 
     def _drop_records(self, is_kept: Callable[[dict[str, Any]], bool]) -> None:
-        records = self._records_with_lines()
+        records = self._records_with_lines(self.metrics)
         dropped_lines = [line for line, record in records if not is_kept(record)]
         if dropped_lines:
             file = self._storage.append(self.dropped)
@@ -262,12 +279,20 @@ class RunDirectory:
 
     def records(self) -> list[dict[str, Any]]:
         """Returns the records so far, in the schema of metrics.jsonl."""
-        return [record for _, record in self._records_with_lines()]
+        return [record for _, record in self._records_with_lines(self.metrics)]
 
-    def _records_with_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
+    def evaluator_records(self) -> list[dict[str, Any]]:
+        """Returns the records of the job's evaluator so far, in the order in which it has evaluated."""
+        return [record for _, record in self._records_with_lines(self.evaluations)]
+
+    def all_records(self) -> list[dict[str, Any]]:
+        """Returns the records of the run and of its evaluator, in the order of steps."""
+        return sorted([*self.records(), *self.evaluator_records()], key=lambda record: record["step"])
+
+    def _records_with_lines(self, file: StoragePath) -> list[tuple[bytes, dict[str, Any]]]:
         """Returns lines with their records, up to the first invalid line, which a crash may have left."""
         records = []
-        for line in self._contents(self.metrics).splitlines(keepends=True):
+        for line in self._contents(file).splitlines(keepends=True):
             record = _json(line)
             if (
                 not isinstance(record, dict)

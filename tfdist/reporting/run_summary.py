@@ -58,7 +58,7 @@ class RunSummary:
       steps: number of updates, according to the records.
       total_steps: step at which the run ends, according to its flags; None if unknown.
       status: finished, running, killed, or another outcome: interrupted, preempted, failed, loss not finite, ...
-      records: all records, in the schema of metrics.jsonl.
+      records: all records, including the evaluator's, in the schema of metrics.jsonl.
     """
 
     name: str
@@ -131,7 +131,7 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
     starts = directory.read_starts()
     if not starts:
         raise InputError("its starts.jsonl is empty")
-    last, records = starts[-1], directory.records()
+    last, records = starts[-1], directory.all_records()
     outcome = _outcome(directory)
     flags = flag_values(last.get("flags"))
     steps, total = max([int(last["step"]), *(record["step"] for record in records)]), _total_steps(flags, last)

@@ -258,6 +258,11 @@ class TrainState:
         self.initial_best = best_of(checkpoint.values)
         self.speeds = ReplicaSpeeds.from_json(checkpoint.values["speeds"]) if "speeds" in checkpoint.values else None
 
+    @property
+    def examples_used(self) -> int:
+        """Number of examples used in the steps of a resumed run."""
+        return self._batches.position.examples_before(self.step) if self._batches else 0
+
     def values(self, batches: BatchSchedule) -> Mapping[str, Any]:
         """Returns the state as JSON, for a checkpoint; `batches` is the schedule of the run in progress."""
         best = {"best": list(self.best_tracker.best)} if self.best_tracker and self.best_tracker.best else {}

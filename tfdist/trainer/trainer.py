@@ -11,8 +11,9 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.checkpoint.best import BestValue, best_checkpoint
+from tfdist.checkpoint.format import Checkpoint
 from tfdist.checkpoint.manager import Checkpoints
-from tfdist.checkpoint.restore import restore, resume_candidates
+from tfdist.checkpoint.restore import restore, restore_weights, resume_candidates
 from tfdist.config.conflicts import check_arguments
 from tfdist.config.pipeline import check_without_flush
 from tfdist.config.sync import DEFAULT, Sync, parse_sync
@@ -46,7 +47,7 @@ from tfdist.step.validation import (
     synchronized_layers,
     unwrap_loss_scale,
 )
-from tfdist.storage import AnyPath, path_of, storage_of
+from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 from tfdist.synchronization.federated import check_loss_scale, examples_per_step
 from tfdist.trainer import saved_fit
 from tfdist.trainer.balancing import validate_balance
@@ -383,9 +384,17 @@ class Trainer(EvaluationMixin):
         variables = self.program.run_variables(self.train_state.callbacks)
         checkpoint = restore(variables, checkpoints, self.strategy.group, rename_damaged)
         if checkpoint is not None:
-            self.train_state.resume(checkpoint)
-            self.program.resume(checkpoint.values, self.step)
+            self._resume_state(checkpoint)
         return self.step
+
+    def load_weights(self, path: StoragePath, *, with_optimizer: bool) -> None:
+        """Restores the weights of one checkpoint for an evaluation; see `restore_weights`."""
+        variables = self.program.run_variables(self.train_state.callbacks)
+        self._resume_state(restore_weights(variables, path, with_optimizer))
+
+    def _resume_state(self, checkpoint: Checkpoint) -> None:
+        self.train_state.resume(checkpoint)
+        self.program.resume(checkpoint.values, self.step)
 
     def batch_schedule(self, size: int, *, batch_size: int, elastic_batch: str = GLOBAL) -> BatchSchedule:
         """Returns the batch size and data position with which `fit` would continue, without changing the state.

@@ -1,0 +1,227 @@
+"""The evaluator of a training job, which evaluates each checkpoint on one device while training goes on.
+
+It is not a member of the job's group: it reads the directory of the run, and adds records to evaluations.jsonl.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tfdist.checkpoint.format import newest, step_of
+from tfdist.cli import resume, tensorflow_import
+from tfdist.cli.early_checks import check_data, detect_context
+from tfdist.cluster import signals
+from tfdist.cluster.environment import without_sources
+from tfdist.cluster.tf_config import EVALUATOR
+from tfdist.config.fields import replace_fields
+from tfdist.config.train_config import TrainConfig
+from tfdist.config.trained_config import EvaluateConfig
+from tfdist.errors import CheckpointError, ExitCode, InputError
+from tfdist.launcher.attempt import JOB_NAME_VARIABLE
+from tfdist.reporting import RunDirectory
+from tfdist.storage import StoragePath, path_of, storage_of
+
+if TYPE_CHECKING:
+    from tfdist.data import DataSet
+    from tfdist.reporting import Reporter
+    from tfdist.trainer.trainer import Trainer
+
+POLL_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+def main(config: TrainConfig) -> int:
+    """Evaluates the checkpoints of the run that the flags describe, until it has finished; returns the exit code."""
+    job_name = os.environ.get(JOB_NAME_VARIABLE, "")
+    check(config, job_name)
+    if config.dry_run:  # the chief describes the run
+        return ExitCode.DONE
+    environment = without_sources(os.environ)
+    check_data(config, detect_context(config, environment))
+    is_recording = threading.Lock()  # SIGTERM leaves no incomplete record
+    with _exit_on_sigterm(is_recording):
+        tensorflow_import.load_tensorflow()  # imported late, after parsing flags
+        from tfdist.cli import run, trained_run
+        from tfdist.reporting import python_logging
+
+        directory = RunDirectory(path_of(os.path.expanduser(config.output_dir)))
+        train_config = trained_run.adapt_flags(
+            dataclasses.asdict(config), directory.path, EvaluateConfig(strategy="single", safe_mode=False)
+        )
+        if not config.ema:  # the averages are part of the optimizer's state; otherwise none of it is built
+            train_config = replace_fields(train_config, optimizer="sgd", momentum_correction=False)
+        with (
+            python_logging.setup(0, directory.logs / f"{EVALUATOR}.log", EVALUATOR),
+            run.open_session(train_config, detect_context(train_config, environment)) as session,
+        ):
+            trainer = run.make_trainer(session, session.strategy)
+            trainer.build(session.data.train)
+            if session.data.test is None:
+                raise InputError(
+                    f"An evaluator needs a data set with test examples. Received: {session.data.name}, which has none. "
+                    "Leave the evaluator out."
+                )
+            evaluator = CheckpointEvaluator(config, directory, trainer, session.data, is_recording)
+            with contextlib.closing(evaluator):
+                evaluator.run(CheckpointWatcher(directory, dataclasses.asdict(config), job_name))
+    return ExitCode.DONE
+
+
+def check(config: TrainConfig, job_name: str) -> None:
+    """Raises `InputError` if the flags are not those of a run with checkpoints in a known directory."""
+    has_checkpoints = any(config.parsed.checkpoint_every) or config.best
+    for is_invalid, rule, received, remedy in (
+        (config.find, "evaluates a run", f"--find={config.find}", "Leave it out"),
+        (not config.output_dir, "needs the directory of the run", "no --output_dir", "Add --output_dir"),
+        (not has_checkpoints, "needs checkpoints", "--checkpoint_every=0", "Add --checkpoint_every"),
+        (
+            config.overwrite and not job_name,
+            "does not know when the earlier run has been deleted, unless tfdist launch starts it",
+            "--overwrite",
+            "Start it without",
+        ),
+    ):
+        if is_invalid:
+            raise InputError(f"An evaluator {rule}. Received: {received}. {remedy}.")
+
+
+@contextlib.contextmanager
+def _exit_on_sigterm(is_recording: threading.Lock) -> Iterator[None]:
+    """Makes SIGTERM end this process with code 0 at once, even during an evaluation, which a restart repeats."""
+
+    def leave(number: int) -> None:
+        with is_recording:
+            signals.print_line(f"The evaluator ends: received {signal.Signals(number).name}.", sys.stderr)
+            os._exit(ExitCode.DONE)
+
+    with signals.handle_signals({signal.SIGTERM: leave}) if signals.can_set_handlers() else contextlib.nullcontext():
+        yield
+
+
+class CheckpointWatcher:
+    """Finds the complete checkpoints of a run, and its end.
+
+    Args:
+      directory: directory of the run, which need not exist yet.
+      flags: flags of the run.
+      job_name: name of the job if a launcher has started it; else empty.
+    """
+
+    def __init__(self, directory: RunDirectory, flags: dict[str, Any], job_name: str = ""):
+        self._directory, self._flags, self._job_name = directory, flags, job_name
+        self._is_checked = False
+        self._steps = {int(record["step"]) for record in directory.evaluator_records()}
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has finished, with all of its checkpoints."""
+        return bool(resume.finished_message(resume.AUTO, self._directory, self._flags, self._job_name))
+
+    def new_checkpoints(self) -> list[StoragePath]:
+        """Returns the checkpoints that were neither evaluated before nor returned by an earlier call, in order.
+
+        Raises:
+          InputError: the run has other flags.
+        """
+        if resume.overwrites(self._directory, self._flags, self._job_name):  # they will be deleted
+            return []
+        checkpoints = newest(self._directory.checkpoints)
+        if checkpoints and not self._is_checked:
+            resume.check_flags(checkpoints, self._flags)
+            self._is_checked = True
+        paths = [path for path in reversed(checkpoints) if step_of(path) not in self._steps]
+        self._steps |= {step_of(path) for path in paths}
+        return paths
+
+
+class CheckpointEvaluator:
+    """Evaluates checkpoints, and records the results in the directory of the run.
+
+    Args:
+      config: flags of the run.
+      directory: directory of the run.
+      trainer: trainer with the built model, on one device.
+      data_set: data set of the run.
+      is_recording: lock that is held while a record is written.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        directory: RunDirectory,
+        trainer: "Trainer",
+        data_set: "DataSet",
+        is_recording: threading.Lock,
+    ):
+        self._config, self._directory, self._trainer, self._data = config, directory, trainer, data_set
+        self._is_recording = is_recording
+        self._reporters: list[
+            Reporter
+        ] = []  # created with the first record, because a run begins in an empty directory
+
+    def run(self, watcher: CheckpointWatcher) -> None:
+        """Evaluates all checkpoints until the run has finished."""
+        is_finished = False
+        while not is_finished:
+            is_finished = watcher.is_finished  # before its last checkpoints are listed
+            paths = watcher.new_checkpoints()
+            for path in paths:
+                self.evaluate(path)
+            if not (paths or is_finished):
+                time.sleep(POLL_SECONDS)
+        self._draw_curves()
+
+    def evaluate(self, path: StoragePath) -> None:
+        """Evaluates a checkpoint and records the results; logs a line if it cannot be read, because it was removed."""
+        try:
+            self._trainer.load_weights(path, with_optimizer=bool(self._config.ema))
+        except CheckpointError as error:
+            if storage_of(path).exists(path):
+                _log.warning("Skipped %s: %s", path.name, error)
+            else:
+                _log.info("Skipped %s, which has been removed (--keep=%d).", path.name, self._config.keep)
+            return
+        self._record(self._trainer.evaluate(self._data.test, batch_size=self._config.batch_size))
+
+    def _record(self, results: dict[str, float]) -> None:
+        from tfdist.reporting.plain_reporter import format_number
+        from tfdist.reporting.schema import EVAL
+
+        step = self._trainer.step
+        epoch = self._trainer.train_state.examples_used / self._data.train.size
+        record = {"kind": EVAL, "step": step, "epoch": epoch, "time": time.time(), **results}
+        with self._is_recording:
+            for reporter in self._reporters or self._make_reporters():
+                reporter.record(record)
+        values = "  ".join(f"{name} {format_number(value)}" for name, value in results.items())
+        _log.info("eval after %d steps: %s", step, values)
+
+    def _make_reporters(self) -> "list[Reporter]":
+        from tfdist.reporting.logger_catalog import TENSORBOARD
+        from tfdist.reporting.reporter import MetricsFile
+        from tfdist.reporting.tensorboard import TensorBoardReporter
+
+        self._reporters = [MetricsFile(self._directory.evaluations)]
+        if any(logger.name == TENSORBOARD for logger in self._config.parsed.loggers):
+            self._reporters.append(TensorBoardReporter(self._directory.tensorboard / EVALUATOR))
+        return self._reporters
+
+    def _draw_curves(self) -> None:
+        """Adds the evaluations to the curves of a finished run."""
+        from tfdist.reporting.curves import CurvesReporter
+
+        curves = CurvesReporter(self._directory.curves, self._directory.path.name)
+        curves.preload(self._directory.all_records())
+        curves.close("done")
+
+    def close(self) -> None:
+        """Closes the files of records."""
+        for reporter in self._reporters:
+            reporter.close("")
