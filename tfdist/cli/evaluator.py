@@ -21,6 +21,7 @@ from tfdist.cluster import signals
 from tfdist.cluster.environment import without_sources
 from tfdist.cluster.tf_config import EVALUATOR
 from tfdist.config.fields import replace_fields
+from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import EvaluateConfig
 from tfdist.errors import CheckpointError, ExitCode, InputError
@@ -53,7 +54,7 @@ def main(config: TrainConfig) -> int:
 
         directory = RunDirectory(path_of(os.path.expanduser(config.output_dir)))
         train_config = trained_run.adapt_flags(
-            dataclasses.asdict(config), directory.path, EvaluateConfig(strategy="single", safe_mode=False)
+            dataclasses.asdict(config), directory.path, EvaluateConfig(strategy=REFERENCE, safe_mode=False)
         )
         if not config.ema:  # the averages are part of the optimizer's state; otherwise none of it is built
             train_config = replace_fields(train_config, optimizer="sgd", momentum_correction=False)
