@@ -88,7 +88,7 @@ class ParameterServer(Strategy):
         self._servers = Servers(connections, cluster.rank, workers, shard_variables)
         self.group.describe_wait = self._servers.describe_wait
         self.collectives = WorkerCollectives(self._servers, cluster.rank)
-        expendable_ranks = range(1, workers) if rule.kind != SYNC else ()
+        expendable_ranks = range(1, workers) if rule.whole_batches else ()
         self.remote = self.optimizer_shards = RemoteVariables(
             self,
             self._servers,

@@ -11,7 +11,7 @@ from tfdist.config.layout_config import LayoutConfig
 from tfdist.config.layouts import ProcessGrid, Shard, parse_grid
 from tfdist.config.mesh import Mesh, parse_mesh
 from tfdist.config.pipeline import parse_cut
-from tfdist.config.staleness import SYNC, parse_staleness
+from tfdist.config.staleness import parse_staleness
 from tfdist.distribution.balanced_parts import describe_parts, sizes_of_parts
 from tfdist.errors import InputError
 from tfdist.errors.formatting import byte_size, count_of
@@ -375,7 +375,7 @@ def print_server_layout(config: LayoutConfig, output: Output) -> int:
     from tfdist.parameter_server.embedding_tables import is_table
     from tfdist.parameter_server.servers import placement_of
 
-    computes_whole_batch = parse_staleness(config.staleness).kind != SYNC  # a worker computes the whole batch of a step
+    computes_whole_batch = parse_staleness(config.staleness).whole_batches
     workers, servers = 1 if computes_whole_batch else config.processes, max(config.servers, 1)
     rows = -(-config.batch_size // (workers * config.accumulate_steps))
     abstract_model = planned_model(config)

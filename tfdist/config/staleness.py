@@ -1,17 +1,59 @@
-"""Options of parameter servers, such as `--staleness`: `sync`, `bounded(4)` or `async`."""
+"""Options of parameter servers, such as `--staleness`: `sync`, `bounded(4)` or `async(late=scale(0.1))`."""
 
+import ast
 import dataclasses
 import re
+from typing import Any
 
 from tfdist.config.fields import ANY_TEXT, DEVICES, flag_field
 from tfdist.errors import InputError
 from tfdist.errors.formatting import count_of, nearest
 
-SYNC, BOUNDED, ASYNC = "sync", "bounded", "async"
+SYNC, BACKUP, QUORUM, SSP = "sync", "backup", "quorum", "ssp"
+BOUNDED, ASYNC, REPLAY = "bounded", "async", "replay"
+APPLY, REJECT, SCALE = "apply", "reject", "scale"
 EXACT, LAZY = "exact", "lazy"
 BY_SIZE, ROUND_ROBIN, HASH = "by_size", "round_robin", "hash"
 MIN_TABLE_BYTES = 256 << 10  # as for sparse gradients with other strategies
-_FORMS = (SYNC, f"{BOUNDED}(4)", ASYNC)
+
+# Parameters of each rule, and how to write it.
+_PARAMETERS = {
+    SYNC: ((), SYNC),
+    BACKUP: (("workers",), "backup(workers=1)"),
+    QUORUM: (("fraction",), "quorum(fraction=0.5)"),
+    SSP: (("bound",), "ssp(2)"),
+    BOUNDED: (("bound", "late", "pull_every"), "bounded(4)"),
+    ASYNC: (("late", "pull_every"), ASYNC),
+    REPLAY: (("path",), "replay(runs/async)"),
+}
+_LATE_PARAMETERS = {
+    APPLY: ((), APPLY),
+    REJECT: (("after", "rows"), "reject(after=8)"),
+    SCALE: (("rate",), "scale(0.1)"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LateGradients:
+    """What happens to a gradient that was computed from old weights.
+
+    Attributes:
+      kind: "apply", "reject" or "scale".
+      after: maximum staleness of a gradient that is not rejected, in updates.
+      rows: whether the rows of a rejected gradient are used again, "again", or not, "dropped".
+      rate: a gradient with staleness s is multiplied by 1 / (1 + rate s), as in Zhang et al., Staleness-aware Async-SGD (2016),
+        where the rate is 1.
+    """
+
+    kind: str = APPLY
+    after: int = 0
+    rows: str = "again"
+    rate: float = 0.0
+
+    def __str__(self) -> str:
+        if self.kind == REJECT:
+            return f"reject(after={self.after}{', rows=dropped' if self.rows == 'dropped' else ''})"
+        return f"scale({self.rate:g})" if self.kind == SCALE else APPLY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,37 +61,125 @@ class Staleness:
     """The rule that determines when gradients are applied.
 
     Attributes:
-      kind: "sync", "bounded" or "async".
-      bound: maximum staleness of a gradient, in updates; None unless `kind` is "bounded".
+      kind: "sync", "backup", "quorum", "ssp", "bounded", "async" or "replay".
+      bound: for "bounded", the maximum staleness of a gradient, in updates; for "ssp", the maximum number of steps that a
+        worker is ahead of the slowest one; otherwise None.
+      workers: for "backup", the number of workers for whose shares an update does not wait.
+      fraction: for "quorum", the fraction of the workers for whose shares an update waits.
+      late: what happens to a gradient of old weights.
+      pull_every: maximum number of steps that a worker computes from the same weights.
+      path: for "replay", the output directory of the run whose updates are made again.
     """
 
     kind: str = SYNC
     bound: int | None = None
+    workers: int = 0
+    fraction: float = 1.0
+    late: LateGradients = LateGradients()
+    pull_every: int = 1
+    path: str = ""
 
     def __str__(self) -> str:
-        return self.kind if self.bound is None else f"{self.kind}({self.bound})"
+        arguments = [str(self.bound)] if self.bound is not None else []
+        arguments += [f"workers={self.workers}"] if self.workers else []
+        arguments += [f"fraction={self.fraction:g}"] if self.fraction != 1 else []
+        arguments += [f"late={self.late}"] if self.late.kind != APPLY else []
+        arguments += [f"pull_every={self.pull_every}"] if self.pull_every > 1 else []
+        arguments += [self.path] if self.path else []
+        return f"{self.kind}({', '.join(arguments)})" if arguments else self.kind
+
+    @property
+    def whole_batches(self) -> bool:
+        """Whether a worker computes the whole batch of a step, instead of a share."""
+        return self.kind in (BOUNDED, ASYNC, REPLAY)
 
 
 def parse_staleness(text: str) -> Staleness:
-    """Parses `sync`, `bounded(4)` or `async`.
+    """Parses `--staleness`, such as `sync`, `bounded(4)` or `async(late=reject(after=8), pull_every=4)`.
 
     Raises:
-      InputError: `text` has another form, or the bound is not an integer of at least 0.
+      InputError: `text` has another form, or an argument is out of range.
     """
-    match = re.fullmatch(r"\s*(\w*)\s*(?:\((.*)\))?\s*", text)
-    name, argument = (match[1], match[2]) if match else (text, None)
-    if name in (SYNC, ASYNC):
-        if argument is not None:
-            raise InputError(f"{text}: {name} has no arguments. Write {name}")
-        return Staleness(name)
-    if name != BOUNDED:
-        raise InputError(f"{text} is not known.{nearest(name, _FORMS)}")
-    bound_text = (argument or "").strip()
-    if not bound_text.isdecimal():
-        raise InputError(
-            f"{text} must have the maximum staleness in updates, a number of at least 0. Write {BOUNDED}(4)"
-        )
-    return Staleness(BOUNDED, int(bound_text))
+    if match := re.fullmatch(rf"\s*{REPLAY}\(\s*[\"']?(.+?)[\"']?\s*\)\s*", text):
+        return Staleness(REPLAY, path=match[1])
+    name, arguments = _parse_call(text, text, _PARAMETERS)
+    rules = {
+        "workers": (_is_count, "the number of workers whose shares may be missing, at least 1"),
+        "fraction": (_is_fraction, "the fraction of the workers whose shares are needed, above 0 and up to 1"),
+        "bound": (lambda value: isinstance(value, int) and value >= 0, _BOUND_MEANINGS.get(name, "")),
+        "pull_every": (_is_count, "the number of steps that a worker computes from the same weights, at least 1"),
+    }
+    if name in (BACKUP, QUORUM):
+        arguments = {"workers" if name == BACKUP else "fraction": 1 if name == BACKUP else 0.5, **arguments}
+    if name in (SSP, BOUNDED):
+        arguments.setdefault("bound", None)
+    if name == REPLAY:
+        raise InputError(f"{text} must have the output directory of a run. Write {_PARAMETERS[REPLAY][1]}")
+    if "late" in arguments:
+        arguments["late"] = _parse_late(arguments["late"], text, name)
+    for key in arguments.keys() & rules.keys():
+        is_valid, meaning = rules[key]
+        if isinstance(arguments[key], bool) or not is_valid(arguments[key]):
+            raise InputError(f"{text} must have {meaning}. Write {_PARAMETERS[name][1]}")
+    return Staleness(name, **arguments)
+
+
+_BOUND_MEANINGS = {
+    BOUNDED: "the maximum staleness in updates, a number of at least 0",
+    SSP: "the number of steps that a worker may be ahead, a number of at least 0",
+}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def _is_fraction(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value <= 1
+
+
+def _parse_late(late_text: str, text: str, name: str) -> LateGradients:
+    kind, arguments = _parse_call(str(late_text), text, _LATE_PARAMETERS)
+    if kind == REJECT:
+        arguments = {"after": 8, **arguments}
+        if name != ASYNC or not isinstance(arguments["after"], int) or arguments["after"] < 0:
+            raise InputError(
+                f"{text}: gradients are rejected after a number of updates, at least 0, and without a bound. Write "
+                "async(late=reject(after=8))"
+            )
+        if arguments.get("rows", "again") not in ("again", "dropped"):
+            raise InputError(f"{text}: rows must be again or dropped. Write reject(after=8, rows=dropped)")
+    rate = arguments.setdefault("rate", 0.1) if kind == SCALE else 0.0
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < float("inf"):
+        raise InputError(f"{text}: scale must have a rate of at least 0. Write late=scale(0.1)")
+    return LateGradients(kind, **arguments)
+
+
+def _parse_call(
+    call_text: str, text: str, parameters: dict[str, tuple[tuple[str, ...], str]]
+) -> tuple[str, dict[str, Any]]:
+    """Parses `name` or `name(value, key=value)`; values are numbers, or the text of a name or of another call."""
+    match = re.fullmatch(r"\s*(\w*)\s*(\(.*\))?\s*", call_text)
+    name, argument_text = (match[1], match[2]) if match else (call_text, None)
+    if name not in parameters:
+        raise InputError(f"{text} is not known.{nearest(name, [example for _, example in parameters.values()])}")
+    keys, example = parameters[name]
+    if not keys and argument_text:
+        raise InputError(f"{text}: {name} has no arguments. Write {name}")
+    try:
+        call = ast.parse(f"f{argument_text or '()'}", mode="eval").body  # `async` is not a name in Python
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        call = None
+    if not isinstance(call, ast.Call) or len(call.args) > len(keys):
+        raise InputError(f"{text}: the arguments of {name} must be {', '.join(keys)}. Write {example}")
+    pairs = [*zip(keys, call.args, strict=False), *((keyword.arg or "**", keyword.value) for keyword in call.keywords)]
+    arguments: dict[str, Any] = {}
+    for key, node in pairs:
+        if key not in keys or key in arguments:
+            problem = "has no argument" if key not in keys else "has two values of"
+            raise InputError(f"{text}: {name} {problem} {key}. Write {example}")
+        arguments[key] = node.value if isinstance(node, ast.Constant) else ast.unparse(node)
+    return name, arguments
 
 
 def count_workers(servers: int, processes: int, tf_config_servers: int = 0) -> int:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from tfdist import keras_internals
-from tfdist.config.staleness import BY_SIZE, EXACT, LAZY, MIN_TABLE_BYTES, SYNC, Staleness
+from tfdist.config.staleness import BY_SIZE, EXACT, LAZY, MIN_TABLE_BYTES, Staleness
 from tfdist.distribution.strategy import OptimizerShards, Read, VariableBlocks
 from tfdist.errors import InputError
 from tfdist.errors.formatting import byte_size, count_of
@@ -61,7 +61,7 @@ class RemoteVariables(OptimizerShards):
         self.sparse_updates, self._min_table_bytes = sparse_updates, min_table_bytes
         self.tables = EmbeddingTables(strategy, servers, [])
         self._is_chief, self.servers, self.staleness = strategy.is_chief, servers, staleness
-        self.whole_batches, self.records_updates = staleness.kind != SYNC, False
+        self.whole_batches, self.records_updates = staleness.whole_batches, False
         self._non_slots: dict[str, keras.Variable] = {}  # other than slots, by key
         self._slot_values: list[tuple[RemoteVariable, np.ndarray]] = []  # of an optimizer that is already built
         self._weights: list[keras.Variable] = []

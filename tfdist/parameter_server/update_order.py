@@ -20,6 +20,7 @@ class Update(NamedTuple):
       workers: ranks whose shares of the gradient are added, in this order.
       staleness: upper bound of the staleness of its gradient, in updates; the worker may have pulled a newer version.
       versions: for each server, version of the weights from which the gradient was computed; empty for several workers.
+      factor: by which the gradient is multiplied; 0 if it is dropped, so that only the version changes.
     """
 
     version: int
@@ -27,6 +28,7 @@ class Update(NamedTuple):
     workers: tuple[int, ...]
     staleness: int
     versions: tuple[int, ...] = ()
+    factor: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
