@@ -67,6 +67,7 @@ class ParameterServer(Strategy):
         workers = count_workers(servers, cluster.size, cluster.servers)
         servers = cluster.size - workers
         rule = parse_staleness(staleness)
+        needed_shares = rule.needed_shares(workers)
         share_cores(cluster, intra_op_threads)
         job = join(cluster)
         options = {"sparse_updates": sparse_updates, "shard_variables": shard_variables}
@@ -74,7 +75,7 @@ class ParameterServer(Strategy):
         job.agree("parameter_server/roles", {"servers": servers, "staleness": str(rule), **options}, "flag --")
         job.roles = {rank: f"server {rank - workers}" for rank in range(workers, cluster.size)}
         is_server = cluster.rank >= workers or servers == 0 == cluster.rank
-        self._server = _Server(cluster, job, workers, max(servers, 1), rule) if is_server else None
+        self._server = _Server(cluster, job, workers, max(servers, 1), rule, needed_shares) if is_server else None
         connections = _connections(cluster, job, workers, servers, self._server)
         if self._server and cluster.rank >= workers:
             for signal_number in (signal.SIGTERM, signal.SIGINT):  # workers need the servers to save
@@ -174,11 +175,20 @@ class _ChiefBlocks(RemoteBlocks):
 class _Server:
     """The services of a server process: its variables and, on the first server, the coordinator."""
 
-    def __init__(self, cluster: Cluster, job: Group, workers: int, servers: int, staleness: Staleness):
+    def __init__(
+        self, cluster: Cluster, job: Group, workers: int, servers: int, staleness: Staleness, needed_shares: int
+    ):
         number = max(cluster.rank - workers, 0)
         self._number, self._workers, self._servers = number, workers, servers
         self._coordinator = (
-            Coordinator(workers, synchronous=staleness.kind == SYNC, bound=staleness.bound) if number == 0 else None
+            Coordinator(
+                workers,
+                synchronous=not staleness.whole_batches,
+                bound=staleness.bound,
+                needed_shares=needed_shares,
+            )
+            if number == 0
+            else None
         )
         self._connection: Connection | None = None
         self.variables = VariableServer(self._updates, self._sum)

@@ -50,6 +50,7 @@ def test_two_workers_with_a_bound_of_0_give_the_weights_and_slots_of_one_device_
     ("staleness", "names"),
     [
         ("sync", ["several_inputs_and_outputs", "recurrent", "convolutional"]),
+        pytest.param("ssp(0)", ["several_inputs_and_outputs"], marks=pytest.mark.full),
         pytest.param("bounded(0)", ["subclassed", "shared_layers", "recurrent"], marks=pytest.mark.full),
     ],
 )

@@ -15,14 +15,19 @@ from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Message
 
 
-def worked(coordinator, worker, first, end, losses=float):
-    """Takes and commits tickets until the range is done; returns (ticket, version) of each."""
+def worked(coordinator, worker, first, end, losses=float, rows=(1, 1), seconds=None):
+    """Takes and commits tickets until the range is done; returns (ticket, version) of each, without dropped shares."""
     coordinator.open(worker, first, end)
     taken = []
     while answer := coordinator.take(worker):
         ticket, version, _ = answer
-        taken.append((ticket, version))
-        if not coordinator.commit(worker, ticket, losses(ticket), math.isfinite(losses(ticket)), [7]):
+        if seconds:
+            time.sleep(seconds())
+        arrays, loss = [np.array([10 * ticket + worker])] if rows[1] > 1 else [], losses(ticket)
+        values = {"versions": [version, version], "rows": rows, "arrays": arrays}
+        may_continue, is_used = coordinator.commit(worker, ticket, loss, math.isfinite(loss), **values)
+        taken += [(ticket, version)] if is_used else []
+        if not may_continue:
             break
     return taken
 
@@ -48,11 +53,61 @@ def test_every_ticket_is_computed_once_and_applied_within_the_bound(bound):
 def test_shares_of_all_workers_are_one_update():
     coordinator = Coordinator(3, synchronous=True)
     with ThreadPoolExecutor(3) as threads:
-        taken = list(threads.map(lambda worker: worked(coordinator, worker, 0, 20, lambda t: t + worker), range(3)))
+        taken = list(threads.map(lambda w: worked(coordinator, w, 0, 20, lambda t: t + w, (2, 6)), range(3)))
     assert taken == [[(ticket, ticket) for ticket in range(20)]] * 3
     assert coordinator.result().losses == [3 * ticket + 3 for ticket in range(20)]
     assert [update.workers for update in coordinator.updates(0, 0.0)] == [(0, 1, 2)] * 20
+    assert [update.factor for update in coordinator.updates(0, 0.0)] == [1.0] * 20
     assert len(coordinator.updates(17, 0.0)) == 3 and not coordinator.updates(20, 0.0)
+
+
+def test_workers_are_ahead_of_the_slowest_within_the_bound_of_ssp():
+    coordinator, random = Coordinator(3, synchronous=True, bound=2), Random(1)
+    seconds = lambda: 3e-3 * (random.random() < 0.2)  # noqa: E731
+    with ThreadPoolExecutor(3) as threads:
+        for first, end in ((0, 60), (60, 65)):
+            work = lambda w, f=first, e=end: worked(coordinator, w, f, e, rows=(w + 1, 6), seconds=seconds)  # noqa: E731
+            taken = list(threads.map(work, range(3)))
+            versions = [dict(tickets) for tickets in taken]
+            assert [[*tickets] for tickets in versions] == [[*range(first, end)]] * 3
+            updates = coordinator.result().updates
+            for ticket, update in zip(range(first, end), updates, strict=True):
+                assert update[:3] == (ticket, ticket, (0, 1, 2)) and update.factor == 1.0
+                read = [worker_versions[ticket] for worker_versions in versions]
+                assert [*update.versions] == [version for version in read for _ in range(2)]  # of two servers
+                assert update.staleness == ticket - min(read) <= 2
+            assert first or max(update.staleness for update in updates) == 2
+
+
+def test_late_shares_are_dropped_and_their_worker_goes_on_with_the_newest_ticket():
+    coordinator, rows = Coordinator(3, synchronous=True, needed_shares=2), [(3, 9), (2, 9), (4, 9)]
+    with ThreadPoolExecutor(3) as threads:
+        for first, end in ((0, 20), (20, 25)):
+            seconds = [lambda: 0.0, lambda: 2e-3, lambda: 9e-3]
+            work = lambda w, f=first, e=end: worked(coordinator, w, f, e, lambda t: rows[w][0], rows[w], seconds[w])  # noqa: B023, E731
+            used = [{ticket for ticket, _ in tickets} for tickets in threads.map(work, range(3))]
+            result = coordinator.result()
+            counts = []
+            for ticket, update in zip(range(first, end), result.updates, strict=True):
+                assert update.workers == tuple(w for w in range(3) if ticket in used[w]) and len(update.workers) == 2
+                counts.append(sum(rows[worker][0] for worker in update.workers))
+                assert update.factor == 9 / counts[-1] and result.losses[ticket - first] == pytest.approx(9)
+                assert [*result.numbers[ticket - first]] == [10 * ticket + worker for worker in update.workers]
+            assert result.dropped_rows == sum(9 - count for count in counts)
+            assert len(used[2]) < end - first  # it neither computes all tickets nor waits for them
+
+
+def test_shares_before_one_that_is_not_finite_are_updates_and_others_are_forgotten():
+    coordinator = Coordinator(3, synchronous=True, bound=2)
+    with ThreadPoolExecutor(3) as threads:
+        losses = lambda worker: lambda ticket: np.nan if (worker, ticket) == (1, 12) else 1.0  # noqa: E731
+        work = lambda w: worked(coordinator, w, 0, 99, losses(w), (1, 3), lambda: 1e-3 * w)  # noqa: E731
+        list(threads.map(work, range(3)))
+        result = coordinator.result()
+        assert not result.is_finite and [update.ticket for update in result.updates] == [*range(12)]
+        assert result.losses[:12] == [3.0] * 12 and math.isnan(result.losses[12])
+        taken = list(threads.map(lambda w: worked(coordinator, w, 12, 14, rows=(1, 3)), range(3)))
+    assert [len(tickets) for tickets in taken] == [2] * 3 and coordinator.result().is_finite
 
 
 def test_a_loss_that_is_not_finite_ends_the_range_for_all_workers():

@@ -1,5 +1,6 @@
 """Tests of `tfdist.parameter_server.update_order`."""
 
+import copy
 import itertools
 
 import pytest
@@ -135,10 +136,67 @@ def test_without_a_bound_every_push_is_applied_at_once():
 
 def test_synchronous_shares_are_one_update_in_the_order_of_ranks():
     for pushes in itertools.permutations(range(3)):
-        order = Synchronous(range(3), version=4, first_ticket=4)
+        order = Synchronous(range(3), version=4)
         for worker in pushes:
             assert order.next_update() is None and not order.may_read(worker, 5)
             assert order.read(worker, 4) == 4
             order.push(worker, 4)
-        assert order.next_update() == (4, 4, (0, 1, 2), 0, ())
+        assert order.next_update()[:4] == (4, 4, (0, 1, 2), 0)
         assert order.may_read(0, 5)
+
+
+def interleavings(order, workers, tickets):
+    """Yields (order, tickets, computing workers, actions, updates) of all states: an action begins or ends a share."""
+    todo, known = [(order, (0,) * workers, frozenset())], set()
+    while todo:
+        order, next_tickets, computing = todo.pop()
+        actions, updates = [], []
+        for worker in range(workers):
+            following, ticket = copy.deepcopy(order), next_tickets[worker]
+            if worker in computing:
+                following.push(worker, ticket)
+                updates += [(worker, update) for update in iter(following.next_update, None)]
+                state = following, replaced(next_tickets, worker, ticket + 1), computing - {worker}
+            else:
+                ticket = max(ticket, order.version)  # others may have completed tickets
+                if ticket >= tickets or not order.may_read(worker, ticket):
+                    continue
+                assert following.read(worker, ticket) == order.version
+                state = following, replaced(next_tickets, worker, ticket), computing | {worker}
+            actions.append(worker)
+            shares = [sorted(values.items()) for values in (following._versions, following._rows)]
+            if (key := repr([following.version, shares, *state[1:]])) not in known:
+                known.add(key)
+                todo.append(state)
+        yield order, next_tickets, computing, actions, updates
+
+
+@pytest.mark.parametrize(("bound", "needed"), [(0, 3), (1, 3), (2, 3), (0, 2), (0, 1)])
+def test_no_interleaving_of_shares_waits_forever_exceeds_the_bound_or_makes_an_update_twice(bound, needed):
+    tickets, lead, staleness, late, workers_of_updates = 3, 0, 0, False, set()
+    for order, next_tickets, computing, actions, updates in interleavings(
+        Synchronous(range(3), bound=bound, needed_shares=needed), 3, tickets
+    ):
+        assert actions or (order.version == tickets and not computing), (next_tickets, computing)
+        for ticket in (next_tickets[worker] for worker in computing):
+            late |= ticket < order.version
+            lead = max(lead, ticket - order.version)
+        for worker, update in updates:
+            assert update.version == update.ticket == order.version  # once, and in order, after each earlier one
+            assert worker in update.workers and [*update.workers] == sorted({*update.workers})
+            workers_of_updates.add(update.workers)
+            staleness = max(staleness, update.staleness)
+    assert (lead, staleness) == (bound, bound) and late == (needed < 3)
+    assert workers_of_updates == {*itertools.combinations(range(3), needed)}
+
+
+def test_a_late_share_is_ignored_and_one_without_rows_does_not_suffice():
+    order = Synchronous(range(3), needed_shares=1)
+    for worker in range(3):
+        order.read(worker, 0)
+    order.push(1, 0, rows=0)
+    assert order.next_update() is None
+    order.push(2, 0, rows=1)
+    assert order.next_update().workers == (1, 2)
+    order.push(0, 0)
+    assert order.next_update() is None and not order.may_read(0, 0) and order.may_read(0, 1)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tfdist.distribution.balanced_parts import place_by_size
+from tfdist.errors import PeerLostError
 from tfdist.parameter_server import messages, variable_server
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Message, Service
@@ -131,6 +132,25 @@ def test_clipping_is_by_the_norm_over_all_servers(servers):
     assert found_norm == pytest.approx(norm)
     for found, before, gradient in zip(weights, WEIGHTS.values(), GRADIENTS[0], strict=True):
         np.testing.assert_allclose(found, before - gradient * 0.5 / norm, rtol=1e-12)
+
+
+def test_an_update_of_some_shares_is_scaled_before_clipping_and_takes_the_mean_of_their_states():
+    with served(2) as (workers, updates):
+        define(workers[0], keras.optimizers.SGD(1.0), clip_norm=0.5)
+        for worker, state in zip(workers, (4.0, 8.0), strict=True):
+            worker.push(0, [0, 0], GRADIENTS[0], [np.ones([1])], [np.full([1], state)])
+        workers[0].push(1, [0, 0], GRADIENTS[1], [np.ones([1])], [np.full([1], 3.0)])
+        workers[0].discard(1)
+        updates.append(Update(0, 0, (0, 1), 0, factor=1e-3))
+        _, weights, [state], norm = workers[0].pull(1)
+        assert state == 6 and norm == pytest.approx(
+            2e-3 * np.sqrt(sum(np.sum(np.square(gradient)) for gradient in GRADIENTS[0]))
+        )
+        for found, before, gradient in zip(weights, WEIGHTS.values(), GRADIENTS[0], strict=True):
+            np.testing.assert_allclose(found, before - 2e-3 * gradient, rtol=1e-12)
+        updates.append(Update(1, 1, (0,), 0))
+        with pytest.raises(PeerLostError, match="an update has failed"):  # its share was discarded
+            workers[0].pull(2)
 
 
 TABLE = RNG.normal(size=(7, 3))

@@ -118,6 +118,8 @@ def training_record() -> dict:
         "staleness_histogram": [{"0": 1, "2": 1}],
         "workers": [{"updates": 2, "wait_seconds": {"pull": 0.5, "push": "nan"}}],
         "servers": [{"pulled_bytes": 7}, {"pulled_bytes": 8}],
+        "dropped_rows": 16,
+        "total_dropped_rows": 320,
         "exposed_communication_seconds": 0.5,
         "codec_seconds": 0.25,
         "compression_error": 0.5,

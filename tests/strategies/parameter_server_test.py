@@ -98,6 +98,30 @@ def test_the_last_task_of_a_scheduler_is_the_server(scheduler, tmp_path):
     assert (tmp_path / "run/model.keras").exists()
 
 
+WRONG_SCALE = "from tfdist.synchronization.server_updates import TicketLoop; TicketLoop._rows = lambda *_: (1, 4)"
+SHARED = ["--model=mlp", "--dataset=digits", "--steps=20", "--float64", "--optimizer=sgd(momentum=0.9)"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("staleness", "more", "change", "code"),
+    [
+        ("ssp(2)", ["--clip_norm=0.5"], "", 0),
+        pytest.param("backup(workers=1)", ["--model=cnn"], "", 0, marks=pytest.mark.full),
+        pytest.param("backup(workers=1)", [], WRONG_SCALE, 1, marks=pytest.mark.full),
+    ],
+)
+def test_updates_from_shares_of_three_workers_equal_those_made_again(staleness, more, change, code, tmp_path):
+    launch = [sys.executable, "-m", "tfdist.launch", "--processes=3", "--servers=2", f"--log_dir={tmp_path}", "--"]
+    program = f"{change}\nimport runpy; runpy.run_module('tfdist.verify', run_name='__main__')"
+    verify = [sys.executable, "-c", program, "--strategy=parameter_server", f"--staleness={staleness}"]
+    with processes.job([*launch, *verify, *SHARED, *more], 1, processes.ONE_THREAD) as job:
+        [end] = job.wait(120)
+    assert end.code == code, end.output
+    assert "One device makes the same updates" in end.output and ("NOT EQUAL" in end.output) == bool(code)
+    assert "up to 2 updates old" in end.output or "rows were dropped" in end.output
+
+
 @pytest.mark.processes
 def test_training_goes_on_when_a_worker_is_killed_and_counts_each_step_once(tmp_path):
     flags = ["--strategy=parameter_server", "--staleness=bounded(0)", "--model=tests.end_to_end.chaos.network:network"]

@@ -375,13 +375,18 @@ def print_server_layout(config: LayoutConfig, output: Output) -> int:
     from tfdist.parameter_server.embedding_tables import is_table
     from tfdist.parameter_server.servers import placement_of
 
-    computes_whole_batch = parse_staleness(config.staleness).whole_batches
+    staleness = parse_staleness(config.staleness)
+    computes_whole_batch = staleness.whole_batches
     workers, servers = 1 if computes_whole_batch else config.processes, max(config.servers, 1)
     rows = -(-config.batch_size // (workers * config.accumulate_steps))
     abstract_model = planned_model(config)
     plan = abstract_model.plan(Mesh({_AXIS: workers}), {"batch": _AXIS}, Shard(axis=_AXIS), rows * workers)
     plans = {id(variable): planned for variable, planned in zip(abstract_model.variables, plan.variables, strict=True)}
-    states = keras_internals.moving_statistics(abstract_model.model) if computes_whole_batch else []
+    states = (
+        keras_internals.moving_statistics(abstract_model.model)
+        if computes_whole_batch or staleness.drops_shares
+        else []
+    )
     server_variables = [*abstract_model.model.trainable_variables, *states]
     layers = [
         v for v in keras_internals.layers_of(abstract_model.model) if is_table(v, config.min_table_bytes, servers)

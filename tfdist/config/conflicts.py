@@ -8,6 +8,7 @@ from typing import Any
 from tfdist.config.decay import DECAYS
 from tfdist.config.rules import GRADIENT_METHODS, has_gradient_method, is_auto, parse_rules
 from tfdist.config.search import LearningRateSearch
+from tfdist.config.staleness import BACKUP, QUORUM, SSP
 from tfdist.config.strategy_registry import DECLARATIONS, Declaration, strategies_with, strategy_declaration
 from tfdist.config.sync import EveryStep, Sync
 from tfdist.errors import InputError
@@ -60,6 +61,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         ("sync", "batch_norm"),
         lambda c: c.parsed.sync.exchanges_weights and c.batch_norm == "synchronized",
         "Replicas that train locally cannot normalize over all replicas: leave out --batch_norm or use --sync=every_step.",
+    ),
+    (
+        ("staleness", "batch_norm"),
+        lambda c: c.parsed.staleness.kind in (SSP, BACKUP, QUORUM) and c.batch_norm == "synchronized",
+        "Workers that compute different steps cannot normalize over all workers: leave out --batch_norm or --staleness.",
     ),
     (
         ("sync", "compression"),

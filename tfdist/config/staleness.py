@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -93,6 +94,27 @@ class Staleness:
         """Whether a worker computes the whole batch of a step, instead of a share."""
         return self.kind in (BOUNDED, ASYNC, REPLAY)
 
+    @property
+    def drops_shares(self) -> bool:
+        """Whether an update does not wait for the shares of all workers."""
+        return self.kind in (BACKUP, QUORUM)
+
+    def needed_shares(self, workers: int) -> int:
+        """Returns the number of shares for which an update waits, if workers compute shares.
+
+        Raises:
+          InputError: these are none, or with "backup" and "quorum", those of all workers.
+        """
+        if not self.drops_shares:
+            return workers
+        count = math.ceil(self.fraction * workers - 1e-9) - self.workers  # 0.1 * 30 is above 3
+        if not 0 < count < workers:
+            raise InputError(
+                f"--staleness={self} must wait for the shares of some workers, but not of all. Received: "
+                f"{count_of(workers, 'worker')}. Start more, or use --staleness=sync."
+            )
+        return count
+
 
 def parse_staleness(text: str) -> Staleness:
     """Parses `--staleness`, such as `sync`, `bounded(4)` or `async(late=reject(after=8), pull_every=4)`.
@@ -105,7 +127,7 @@ def parse_staleness(text: str) -> Staleness:
     name, arguments = _parse_call(text, text, _PARAMETERS)
     rules = {
         "workers": (_is_count, "the number of workers whose shares may be missing, at least 1"),
-        "fraction": (_is_fraction, "the fraction of the workers whose shares are needed, above 0 and up to 1"),
+        "fraction": (_is_fraction, "the fraction of the workers whose shares are needed, above 0 and below 1"),
         "bound": (lambda value: isinstance(value, int) and value >= 0, _BOUND_MEANINGS.get(name, "")),
         "pull_every": (_is_count, "the number of steps that a worker computes from the same weights, at least 1"),
     }
@@ -135,7 +157,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_fraction(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 < value <= 1
+    return isinstance(value, int | float) and 0 < value < 1
 
 
 def _parse_late(late_text: str, text: str, name: str) -> LateGradients:
@@ -218,8 +240,10 @@ class ParameterServerOptions:
     staleness: str = flag_field(
         SYNC,
         DEVICES,
-        "When gradients are applied, for --strategy=parameter_server: sync (the gradients of all workers together), bounded(4) "
-        "(each gradient alone, at most 4 updates after its weights were read) or async (no bound).",
+        "When gradients are applied, for --strategy=parameter_server: sync (those of all workers together), ssp(2) (the same, "
+        "but a worker may be 2 steps ahead of the slowest), backup(workers=1) (together, without those of the last worker), "
+        "quorum(fraction=0.5) (together, as soon as half of the workers have theirs), bounded(4) (each gradient alone, at "
+        "most 4 updates after its weights were read) or async (no bound).",
         parse=parse_staleness,
         is_option=True,
         neutral_values=(SYNC,),

@@ -25,7 +25,7 @@ from tfdist.config.layouts import REPLICA_STAGES, STAGES, parse_grid, parse_layo
 from tfdist.config.mesh import mesh_of, parse_mesh
 from tfdist.config.pipeline import PipelineOptions, check_flags_without_flush, check_mesh
 from tfdist.config.rules import is_auto, parse_rules
-from tfdist.config.staleness import ParameterServerOptions, count_workers
+from tfdist.config.staleness import ParameterServerOptions, count_workers, parse_staleness
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 from tfdist.storage.registry import read_text
@@ -369,7 +369,9 @@ DECLARATIONS = (
             ),
         ),
         auto=lambda cluster, devices: cluster.servers > 0,
-        check_processes=lambda config, processes: count_workers(config.servers, processes),
+        check_processes=lambda config, processes: parse_staleness(config.staleness).needed_shares(
+            count_workers(config.servers, processes)
+        ),
         smoke_tests=(SmokeTest(processes=2),),
         single_device_advice="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",
     ),

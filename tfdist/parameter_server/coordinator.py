@@ -24,6 +24,7 @@ class RangeResult(NamedTuple):
       updates: the updates, in order.
       is_finite: whether all losses and gradients were finite.
       norm: gradient norm of the last ticket, if its worker has computed it.
+      dropped_rows: number of rows of the tickets that no update has used.
       numbers: indices of the examples of each ticket; only for worker 0.
       metrics: values of the metric variables, summed over workers; only for worker 0.
       work: work of each worker, also of lost ones; see `Statistics`.
@@ -33,6 +34,7 @@ class RangeResult(NamedTuple):
     updates: Sequence[Update]
     is_finite: bool
     norm: float = 0.0
+    dropped_rows: int = 0
     numbers: Sequence[np.ndarray] = ()
     metrics: Sequence[np.ndarray] = ()
     work: Sequence[Mapping[str, float]] = ()
@@ -64,15 +66,18 @@ class Coordinator:
     gradient. Servers apply only ordered updates, so either all of them or none apply a gradient.
     """
 
-    def __init__(self, workers: int, *, synchronous: bool, bound: int | None = None):
+    def __init__(self, workers: int, *, synchronous: bool, bound: int | None = None, needed_shares: int | None = None):
         """Initializes the coordinator.
 
         Args:
           workers: number of workers.
-          synchronous: whether every worker computes a share of each ticket, instead of whole tickets.
-          bound: maximum staleness, if workers compute whole tickets; None for no bound.
+          synchronous: whether workers compute shares of each ticket, instead of whole tickets.
+          bound: maximum staleness, if workers compute whole tickets; None for no bound. Otherwise the number of tickets that a
+            worker may be ahead; None for 0.
+          needed_shares: number of shares of an update; None for one of each worker.
         """
         self._workers, self._synchronous, self._bound = workers, synchronous, bound
+        self._needed_shares = needed_shares
         self._changed = threading.Condition()
         self._order: UpdateOrder | None = None
         self._range_counts: dict[int, int] = {}  # number of opened ranges, by worker
@@ -89,7 +94,9 @@ class Coordinator:
         self._updates: list[Update] = []
         self._first_version = 0  # of the first of these updates
         self._losses: dict[int, dict[int, float]] = {}  # shares by ticket and worker
-        self._versions: dict[int, tuple[int, ...]] = {}  # by ticket
+        self._versions: dict[int, dict[int, Sequence[int]]] = {}  # by ticket and worker
+        self._rows: dict[int, dict[int, Sequence[int]]] = {}  # of shares and of their batches, by ticket and worker
+        self._dropped_rows = 0
         self._norm = 0.0
         self._failed_ticket: int | None = None  # the first ticket that was not finite
         self._gathers: dict[str, _Gather] = {}
@@ -129,15 +136,19 @@ class Coordinator:
                     self._range_counts.get(rank) == number for rank in {*range(self._workers)} - self._lost_workers
                 ),
             )
-            if self._order is None or self._order.version != first:
-                workers = range(self._workers)
+            has_failed = self._failed_ticket is not None  # then the order may have shares without an update
+            if self._order is None or self._order.version != first or has_failed:
+                workers, needed = range(self._workers), self._needed_shares
                 self._order = (
-                    Synchronous(workers, first, first) if self._synchronous else Asynchronous(self._bound, first)
+                    Synchronous(workers, first, bound=self._bound or 0, needed_shares=needed)
+                    if self._synchronous
+                    else Asynchronous(self._bound, first)
                 )
             self._range_count, self._first_ticket, self._end_ticket, self._failed_ticket = number, first, end, None
             self._next_ticket = dict.fromkeys(range(self._workers) if self._synchronous else [0], first)
-            for values in (self._losses, self._versions, self._numbers, self._metrics):
+            for values in (self._losses, self._versions, self._rows, self._numbers, self._metrics):
                 values.clear()
+            self._dropped_rows = 0
             # All servers have applied the previous updates: a worker has pulled this version from each.
             self._updates, self._first_version = [], first
             self._changed.notify_all()
@@ -146,20 +157,24 @@ class Coordinator:
         """Returns a worker's next ticket, the version to compute it from, and all tickets that are not committed.
 
         Waits until the worker may read that version. The lowest ticket is assigned first, so with a bound of 0, updates are in
-        the order of tickets. Returns None when all tickets are committed or training has ended; until then, the ticket of a
-        lost worker may be assigned again.
+        the order of tickets. Returns None when nothing is left: of whole tickets when all are committed or training has ended,
+        because until then the ticket of a lost worker may be assigned again.
         """
         dealer = worker if self._synchronous else 0
 
         def next_ticket() -> int:
+            if self._synchronous:  # tickets may be complete without this worker
+                return max(self._next_ticket[worker], order.version)
             return min({self._next_ticket[dealer], *self._abandoned_tickets})
 
         def is_over() -> bool:
+            if self._synchronous:
+                return next_ticket() >= self._end_of_updates
             return self._failed_ticket is not None or (next_ticket() == self._end_ticket and not self._active_tickets)
 
         with self._changed:
+            assert self._order is not None
             order = self._order
-            assert order is not None
             self._wait(
                 worker,
                 lambda: is_over() or (next_ticket() < self._end_ticket and order.may_read(worker, next_ticket())),
@@ -170,7 +185,7 @@ class Coordinator:
             if ticket in self._abandoned_tickets:
                 self._abandoned_tickets.remove(ticket)
             else:
-                self._next_ticket[dealer] += 1
+                self._next_ticket[dealer] = ticket + 1
             return ticket, order.read(worker, ticket), [*self._active_tickets.values(), *self._abandoned_tickets]
 
     def commit(
@@ -182,8 +197,9 @@ class Coordinator:
         versions: Sequence[int] = (),
         norm: float = 0.0,
         work: Mapping[str, float] = MappingProxyType({}),
+        rows: Sequence[int] = (1, 1),
         arrays: Sequence[np.ndarray] = (),
-    ) -> bool:
+    ) -> tuple[bool, bool]:
         """Orders the update of a gradient that all servers have; the staleness rule may delay it.
 
         Args:
@@ -194,36 +210,45 @@ class Coordinator:
           versions: for each server, version of the weights from which the gradient was computed.
           norm: gradient norm, if it was requested.
           work: the worker's work since its last commit.
+          rows: numbers of rows of the share and of the ticket.
           arrays: indices of the examples, and the worker's metric variables since the range was opened.
 
         Returns:
-          Whether training continues.
+          Whether training continues; and False if an update has been made from the shares of other workers.
         """
         with self._changed:
             assert self._order is not None
             self._check_alive(worker)
             del self._active_tickets[worker]
-            if arrays:
-                self._numbers.setdefault(ticket, {})[worker], *self._metrics[worker] = arrays
             for name, value in work.items():
                 self._work[worker][name] += value
+            if self._synchronous and ticket < self._order.version:
+                return True, False
+            if arrays:
+                self._numbers.setdefault(ticket, {})[worker], *self._metrics[worker] = arrays
             self._losses.setdefault(ticket, {})[worker] = loss
-            self._versions[ticket] = tuple(versions)
+            self._versions.setdefault(ticket, {})[worker] = versions
+            self._rows.setdefault(ticket, {})[worker] = rows
             self._norm = norm if ticket == self._end_ticket - 1 else self._norm
-            if not is_finite and self._failed_ticket is None:
+            if not is_finite and self._is_needed(ticket):
                 self._failed_ticket = ticket
-            if self._failed_ticket is None:
-                self._order.push(worker, ticket)
+            if self._is_needed(ticket):
+                self._order.push(worker, ticket, rows[0])
                 self._add_updates(self._order)
             self._changed.notify_all()
-            return self._failed_ticket is None
+            return self._synchronous or self._failed_ticket is None, True
 
     def result(self, worker: int = 0) -> RangeResult:
         """Waits until all updates of the range are ordered or training has ended; returns the result."""
         with self._changed:
             order = self._order
             assert order is not None
-            self._wait(worker, lambda: self._failed_ticket is not None or order.version == self._end_ticket)
+            self._wait(
+                worker,
+                lambda: (
+                    order.version == self._end_of_updates or (self._failed_ticket is not None and not self._synchronous)
+                ),
+            )
             last = self._end_ticket - 1 if self._failed_ticket is None else self._failed_ticket
             tickets = range(self._first_ticket, last + 1)
             # Before a ticket that is not finite, another worker may not have finished its ticket.
@@ -233,6 +258,7 @@ class Coordinator:
                 list(self._updates),
                 self._failed_ticket is None,
                 self._norm,
+                self._dropped_rows,
                 work=[self._work_of(rank) for rank in range(self._workers)],
             )
             if worker:
@@ -307,12 +333,26 @@ class Coordinator:
                 lambda: self._departed_members | self._lost_workers >= {*range(members)}, seconds
             )
 
+    @property
+    def _end_of_updates(self) -> int:
+        """The ticket after the last one that is applied, if workers compute shares."""
+        return self._end_ticket if self._failed_ticket is None else self._failed_ticket
+
+    def _is_needed(self, ticket: int) -> bool:
+        """Returns whether a ticket is applied; if workers compute shares, all tickets before one that is not finite."""
+        return self._failed_ticket is None or (self._synchronous and ticket < self._failed_ticket)
+
     def _add_updates(self, order: UpdateOrder) -> None:
         while (update := order.next_update()) is not None:
-            has_one_worker = len(update.workers) == 1
-            self._updates.append(
-                update._replace(versions=self._versions.pop(update.ticket)) if has_one_worker else update
-            )
+            versions, rows = self._versions.pop(update.ticket), self._rows.pop(update.ticket)
+            used_rows, all_rows = sum(count for count, _ in rows.values()), rows[update.workers[0]][1]
+            # Shares are divided by the rows of the whole batch; their sum becomes the mean over the rows that are used.
+            scale = all_rows / used_rows
+            self._dropped_rows += all_rows - used_rows
+            losses = self._losses[update.ticket]
+            self._losses[update.ticket] = {worker: loss * scale for worker, loss in losses.items()}
+            all_versions = tuple(version for worker in update.workers for version in versions[worker])
+            self._updates.append(update._replace(versions=all_versions, factor=update.factor * scale))
 
     def _wait(self, worker: int, condition: Callable[[], bool]) -> None:
         """Waits, for other workers."""
@@ -336,7 +376,7 @@ def _sorted_by_worker(values: Mapping[int, Any]) -> list[Any]:
 
 
 def _result_message(result: RangeResult) -> Message:
-    return Message({"value": result[:4], "work": result.work}, [*result.numbers, *result.metrics])
+    return Message({"value": result[:5], "work": result.work}, [*result.numbers, *result.metrics])
 
 
 def _answer(value: Any) -> Message:

@@ -32,7 +32,7 @@ class RemoteVariables(OptimizerShards):
       sparse_updates: how embedding tables are updated: "exact" or "lazy".
       tables: the embedding tables that are split by rows.
       records_updates: whether to record all updates, to replay them.
-      states: variables assigned by layers that are also on the servers, if workers compute whole batches; otherwise empty,
+      states: variables assigned by layers that are also on the servers, if an update may not use all workers; otherwise empty,
         because each worker has its own state, like a replica.
     """
 
@@ -62,6 +62,7 @@ class RemoteVariables(OptimizerShards):
         self.tables = EmbeddingTables(strategy, servers, [])
         self._is_chief, self.servers, self.staleness = strategy.is_chief, servers, staleness
         self.whole_batches, self.records_updates = staleness.whole_batches, False
+        self._has_states = staleness.whole_batches or staleness.drops_shares
         self._non_slots: dict[str, keras.Variable] = {}  # other than slots, by key
         self._slot_values: list[tuple[RemoteVariable, np.ndarray]] = []  # of an optimizer that is already built
         self._weights: list[keras.Variable] = []
@@ -94,7 +95,7 @@ class RemoteVariables(OptimizerShards):
             )
         self._weights, optimizer = list(model.trainable_variables), model.optimizer
         self.tables = EmbeddingTables(self._strategy, self.servers, self._weights, model)
-        self.states = keras_internals.moving_statistics(model) if self.whole_batches else []
+        self.states = keras_internals.moving_statistics(model) if self._has_states else []
         is_built = optimizer.built  # for example in a loaded model
         twin = type(optimizer).from_config(optimizer.get_config()) if is_built else optimizer
         owners = keras_internals.build_partially(twin, self._weights, ())

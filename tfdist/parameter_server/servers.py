@@ -104,7 +104,7 @@ class Servers:
         """Calls the coordinator and returns its answer."""
         return self._connections[0].call(method, values).values["value"]
 
-    def commit(self, ticket: int, arrays: Sequence[np.ndarray], **values: Any) -> bool:
+    def commit(self, ticket: int, arrays: Sequence[np.ndarray], **values: Any) -> tuple[bool, bool]:
         """Commits a gradient that all servers have, and sends the work; see `Coordinator.commit`."""
         for server, connection in enumerate(self._connections):
             for method in _MEASURED:
@@ -112,17 +112,17 @@ class Servers:
         values |= {"worker": self._worker, "ticket": ticket, "work": self.work}
         self.work = collections.defaultdict(float)
         with self._measure("push"):
-            return self._connections[0].call("commit", values, arrays).values["value"]
+            may_continue, is_used = self._connections[0].call("commit", values, arrays).values["value"]
+        return may_continue, is_used
 
     def result(self) -> RangeResult:
         """Returns the result of a range; see `Coordinator.result`."""
         answer = self._connections[0].call("result", {"worker": self._worker})
-        losses, updates, is_finite, norm = answer.values["value"]
+        losses, updates, is_finite, norm, dropped_rows = answer.values["value"]
         count = len(losses) if answer.arrays else 0
         parsed_updates = [Update(*update) for update in updates]
-        return RangeResult(
-            losses, parsed_updates, is_finite, norm, answer.arrays[:count], answer.arrays[count:], answer.values["work"]
-        )
+        values = losses, parsed_updates, is_finite, norm, dropped_rows
+        return RangeResult(*values, answer.arrays[:count], answer.arrays[count:], answer.values["work"])
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
         """Returns the arrays of each worker that is not lost; all must make the same calls in the same order."""
@@ -250,6 +250,10 @@ class Servers:
             return Message(values, [*arrays, *states])
 
         self._call_all("push", message_for)
+
+    def discard(self, ticket: int) -> None:
+        """Removes this worker's share of a ticket, which no update uses."""
+        self._call_all("discard", lambda _: Message({"worker": self._worker, "ticket": ticket}))
 
     def leave_out(self, numbers: Sequence[int]) -> None:
         """Excludes weights on which the loss does not depend from updates."""

@@ -19,14 +19,16 @@ class Statistics:
     in which the workers meet.
     """
 
-    def __init__(self, workers: int, update_seconds: Sequence[float]):
+    def __init__(self, workers: int, update_seconds: Sequence[float], *, counts_staleness: bool = True):
         """Starts to count.
 
         Args:
           workers: number of workers.
           update_seconds: for each server, time in which it has applied updates so far.
+          counts_staleness: whether gradients may be stale.
         """
         self._workers, self._update_seconds = workers, update_seconds
+        self._counts_staleness = counts_staleness
         self._reset(update_seconds)
 
     def _reset(self, update_seconds: Sequence[float]) -> None:
@@ -53,9 +55,9 @@ class Statistics:
         for update in result.updates:
             for worker in update.workers:
                 self._updates[worker] += 1
-            ages = [update.version - version for version in update.versions]
-            for counts, age in zip(self._staleness_by_server, ages, strict=False):
-                counts[age] += 1
+            ages = [update.version - version for version in update.versions] if self._counts_staleness else []
+            for number, age in enumerate(ages):
+                self._staleness_by_server[number % len(self._staleness_by_server)][age] += 1
             self._staleness.update([max(ages)] if ages else [])
 
     def take_fields(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class Update(NamedTuple):
       ticket: the step whose rows it uses.
       workers: ranks whose shares of the gradient are added, in this order.
       staleness: upper bound of the staleness of its gradient, in updates; the worker may have pulled a newer version.
-      versions: for each server, version of the weights from which the gradient was computed; empty for several workers.
+      versions: for each worker, the version of the weights on each server from which it computed its gradient.
       factor: by which the gradient is multiplied; 0 if it is dropped, so that only the version changes.
     """
 
@@ -67,8 +67,8 @@ class UpdateOrder(abc.ABC):
         """Discards the read of a lost worker, unless all servers have its gradient."""
 
     @abc.abstractmethod
-    def push(self, worker: int, ticket: int) -> None:
-        """Records that all servers have a worker's gradient for a ticket."""
+    def push(self, worker: int, ticket: int, rows: int = 1) -> None:
+        """Records that all servers have a worker's gradient for a ticket, or its share of one, of this number of rows."""
 
     @abc.abstractmethod
     def next_update(self) -> Update | None:
@@ -114,7 +114,7 @@ class Asynchronous(UpdateOrder):
         if worker not in self._pushed:
             self._in_flight.pop(worker, None)
 
-    def push(self, worker: int, ticket: int) -> None:
+    def push(self, worker: int, ticket: int, rows: int = 1) -> None:
         """See base class."""
         self._pushed.append(worker)
 
@@ -141,38 +141,49 @@ class Asynchronous(UpdateOrder):
 
 
 class Synchronous(UpdateOrder):
-    """An order in which every worker computes a share of each ticket; shares are added in the order of ranks."""
+    """An order in which workers compute shares of each ticket; ticket k is the update of version k.
 
-    def __init__(self, workers: Sequence[int], version: int = 0, first_ticket: int = 0):
+    The shares of a ticket are added in the order of ranks. With a bound s, a worker computes ticket k as soon as version k - s
+    exists, so it is at most s tickets ahead of the slowest worker: the clock of Ho et al., More Effective Distributed ML via a
+    Stale Synchronous Parallel Parameter Server (2013). If fewer shares are needed than there are workers, the first ones that
+    arrive are the update, and later ones are ignored, as in Chen et al., Revisiting Distributed Synchronous SGD (2016).
+    """
+
+    def __init__(self, workers: Sequence[int], version: int = 0, *, bound: int = 0, needed_shares: int | None = None):
         """Initializes the order.
 
         Args:
           workers: ranks of the workers.
           version: number of earlier updates.
-          first_ticket: the first ticket of the order.
+          bound: number of tickets that a worker may be ahead, at least 0.
+          needed_shares: number of shares of an update; by default one of each worker.
         """
         super().__init__(version)
-        self._workers = tuple(workers)
-        self._ticket = first_ticket
-        self._pushed: set[int] = set()
+        self._bound, self._needed_shares = bound, needed_shares or len(workers)
+        self._versions: dict[tuple[int, int], int] = {}  # that were read, by ticket and worker
+        self._rows: dict[int, dict[int, int]] = collections.defaultdict(dict)  # of shares, by ticket and worker
 
     def may_read(self, worker: int, ticket: int) -> bool:
         """See base class."""
-        return ticket == self._ticket
+        return self.version <= ticket <= self.version + self._bound
 
     def read(self, worker: int, ticket: int) -> int:
         """See base class."""
+        self._versions[ticket, worker] = self.version
         return self.version
 
-    def push(self, worker: int, ticket: int) -> None:
-        """See base class."""
-        self._pushed.add(worker)
+    def push(self, worker: int, ticket: int, rows: int = 1) -> None:
+        """See base class. Ignores a share that comes too late."""
+        if ticket >= self.version:
+            self._rows[ticket][worker] = rows
 
     def next_update(self) -> Update | None:
-        """See base class."""
-        if len(self._pushed) < len(self._workers):
+        """See base class. An update needs at least one row: in a small batch, some workers have none."""
+        rows = self._rows[self.version]
+        if len(rows) < self._needed_shares or not any(rows.values()):
             return None
-        self._pushed.clear()
-        self._ticket += 1
+        ticket, workers = self.version, tuple(sorted(self._rows.pop(self.version)))
+        oldest_version = min(self._versions[ticket, worker] for worker in workers)
+        self._versions = {key: version for key, version in self._versions.items() if key[0] > ticket}
         self.version += 1
-        return Update(self.version - 1, self._ticket - 1, self._workers, 0)
+        return Update(ticket, ticket, workers, ticket - oldest_version)

@@ -64,6 +64,7 @@ class VariableServer:
             "define": self.define,
             "pull": self.pull,
             "push": self.push,
+            "discard": self.discard,
             "write": self.write,
             "fetch": self.fetch,
             "read_rows": self.read_rows,
@@ -168,6 +169,12 @@ class VariableServer:
             self._gradient_messages[message.values["ticket"], message.values["worker"]] = message
         return Message({})
 
+    def discard(self, message: Message) -> Message:
+        """Removes the gradient of a `ticket` from a `worker`, which no update uses."""
+        with self._changed:
+            self._gradient_messages.pop((message.values["ticket"], message.values["worker"]), None)
+        return Message({})
+
     def write(self, message: Message) -> Message:
         """Assigns the arrays to the variables `keys`; a `version` becomes the version of the weights."""
         with self._changed:
@@ -227,12 +234,14 @@ class VariableServer:
             positions = range(count, count + 2 * len(self._tables), 2)
             tables = [sum_rows([(share.arrays[i], share.arrays[i + 1]) for share in shares]) for i in positions]
             gradients += [tf.constant(rows) for _, rows in tables]
+            if update.factor != 1:
+                gradients = [gradient * tf.constant(update.factor, gradient.dtype) for gradient in gradients]
             gradients = self._clip_gradients(gradients, update, shares[0].values["with_norm"])
             if self._updated_weights:
                 self._update(gradients, [tf.constant(ids, tf.int64) for ids, _ in tables])
             else:
                 self._optimizer.iterations.assign_add(1)
-            self._assign_states(shares[0])
+            self._assign_states(shares)
             self._version += 1
             self._update_seconds += time.perf_counter() - start_time
             self._changed.notify_all()
@@ -275,15 +284,21 @@ class VariableServer:
         self._norm = float(norm)
         return self._clip(gradients, norm)
 
-    def _assign_states(self, share: Message) -> None:
-        """Assigns new states, or adds their changes if they were computed from an older version."""
-        arrays = share.arrays[self._dense_count + 2 * len(self._tables) :]
-        is_current = share.values["version"] == self._version
-        for key, previous_value, new_value in zip(self._state_keys, arrays[::2], arrays[1::2], strict=False):
+    def _assign_states(self, shares: Sequence[Message]) -> None:
+        """Assigns new states, or adds their changes if they were computed from an older version.
+
+        Of several shares, takes the means: as those of moving statistics that each worker had for itself.
+        """
+        start = self._dense_count + 2 * len(self._tables)
+        is_current = shares[0].values["version"] == self._version
+        for i, key in zip(range(start, len(shares[0].arrays), 2), self._state_keys, strict=False):
             variable = self._variables[key]
-            variable.assign(
-                new_value if is_current or not variable.dtype.is_floating else variable + (new_value - previous_value)
-            )
+            previous_value, new_value = shares[0].arrays[i : i + 2]
+            if not variable.dtype.is_floating:
+                variable.assign(new_value)
+                continue
+            new_value = sum((share.arrays[i + 1] for share in shares[1:]), new_value) / len(shares)
+            variable.assign(new_value if is_current else variable + (new_value - previous_value))
 
 
 def optimizer_keys(optimizer: keras.Optimizer, slots: Mapping[int, int], numbers: Sequence[int]) -> list[str]:

@@ -11,6 +11,7 @@ A training window consists of the steps since the previous training record. Its 
      "workers": [{"updates": 100, "updates_per_second": 79.7, "examples_per_second": 5100.0, "compute_seconds": 1.01,
                   "wait_seconds": {"data": 0.02, "workers": 0.03, "pull": 0.11, "push": 0.05}}],
      "servers": [{"pulled_bytes": 20510800, "pushed_bytes": 20510800, "update_seconds": 0.09}],
+     "dropped_rows": 16, "total_dropped_rows": 320,
      "exposed_communication_seconds": 0.0011, "codec_seconds": 0.0, "compression_error": 0.02,
      "compression_cosine": 0.999, "optimizer_state_bytes": 4194304,
      "peak_memory_bytes": 734003200, "device_peak_memory_bytes": 52428800}
@@ -109,6 +110,10 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
             "for each parameter server: `pulled_bytes` and `pushed_bytes` of all workers in the window, and "
             "`update_seconds`, in which it applied updates",
         ),
+        "dropped_rows": Field(
+            "examples", "examples of the window's batches that no update used, because their worker was late for it"
+        ),
+        "total_dropped_rows": Field("examples", "`dropped_rows` of all windows of the run"),
         "replica_divergence": Field(
             "", "distance of the replicas' weights to their mean, over the norm of the mean, before the last exchange"
         ),

@@ -12,8 +12,10 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Collectives, OneReplica
-from tfdist.data.row_partition import IndexedBatch
+from tfdist.collectives import Collectives, OneReplica, Recording
+from tfdist.config.staleness import SSP, SYNC, Staleness
+from tfdist.data.batches import count_rows
+from tfdist.data.row_partition import IndexedBatch, ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, Reducer, ReductionResult
@@ -43,17 +45,40 @@ class ServerReducer(Reducer):
         return ReductionResult(list(tensors), list(tensors), [], list(tensors))
 
 
+class IndependentShares(Recording):
+    """Collectives of workers that compute different steps at the same time: all calls are refused."""
+
+    def __init__(self, inner: Collectives, staleness: Staleness):
+        """Initializes the collectives; they have the size and the ranks of `inner`."""
+        super().__init__(inner)
+        self._staleness = staleness
+
+    def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
+        """See base class."""
+        raise InputError(
+            "Layers and losses must not communicate if workers compute different steps at the same time, as synchronized batch "
+            f"normalization and masks do. Received: --staleness={self._staleness} and a call of {operation} ({name}). Use "
+            "--staleness=sync, or --batch_norm=local."
+        )
+
+
 class ServerSynchronizer(WeightSynchronizer):
     """Trains with parameter servers: each step of a call is a ticket, and workers compute tickets concurrently.
 
     Attributes:
       updates: all updates so far, if they are recorded; otherwise empty.
+      dropped_rows: number of rows that no update has used, in the whole run.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, remote: RemoteVariables, clip: Clip):
         """Creates the variables on the servers; every process must call it."""
         self._model, self._strategy, self._remote = model, strategy, remote
-        self._statistics = Statistics(strategy.cluster.size, remote.servers.update_seconds)
+        self._statistics = Statistics(
+            strategy.cluster.size,
+            remote.servers.update_seconds,
+            counts_staleness=remote.whole_batches or remote.staleness.kind == SSP,
+        )
+        self._window_dropped_rows = self.dropped_rows = 0
         self.updates: list[Update] = []
         self.remedy_for_slow_rank = (
             "" if remote.whole_batches else "--staleness=bounded(4) or async does not wait for it in each step."
@@ -75,16 +100,34 @@ class ServerSynchronizer(WeightSynchronizer):
             settings = dataclasses.replace(settings, batch_size=batch_size)
             if not self._remote.whole_batches:
                 settings = dataclasses.replace(settings, clip=Clip())  # servers clip the sum
-            one_replica = [OneReplica()] if self._remote.whole_batches else []
-            source = GradientSource(self._model, self._strategy, store, settings, metrics, *one_replica)
+            source = GradientSource(self._model, self._strategy, store, settings, metrics, self._collectives())
             worker_step = Step(source, ServerReducer(), store)
             return worker_step, TicketLoop(self, worker_step, self._strategy, self._remote)
 
         return steps.custom_loop(("tickets", batch_size), create)
 
+    def _collectives(self) -> Collectives | None:
+        """Returns the collectives of a step; None for those of the strategy."""
+        if self._remote.whole_batches:
+            return OneReplica()
+        staleness = self._remote.staleness
+        return None if staleness.kind == SYNC else IndependentShares(self._strategy.step_collectives, staleness)
+
     def take_fields(self) -> Mapping[str, Any]:
         """See base class."""
-        return self._statistics.take_fields()
+        fields = self._statistics.take_fields()
+        if self._remote.staleness.drops_shares:
+            fields |= {"dropped_rows": self._window_dropped_rows, "total_dropped_rows": self.dropped_rows}
+        self._window_dropped_rows = 0
+        return fields
+
+    def to_json(self) -> dict[str, Any]:
+        """See base class."""
+        return {"dropped_rows": self.dropped_rows} if self.dropped_rows else {}
+
+    def restore(self, saved: Mapping[str, Any], step: int) -> None:
+        """See base class."""
+        self.dropped_rows = int(saved.get("dropped_rows", 0))
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -94,8 +137,10 @@ class ServerSynchronizer(WeightSynchronizer):
             _log.info("%s", text)
 
     def store_result(self, result: RangeResult, seconds: float) -> None:
-        """Stores the statistics and the updates of a range of tickets, which has taken `seconds`."""
+        """Stores the statistics, the dropped rows and the updates of a range of tickets, which has taken `seconds`."""
         self._statistics.add(result, seconds, self._remote.servers.update_seconds)
+        self._window_dropped_rows += result.dropped_rows
+        self.dropped_rows += result.dropped_rows
         if self._remote.records_updates:
             self.updates += result.updates
 
@@ -122,8 +167,8 @@ def check_supported(
             "--clip_norm, or the argument `clip` of Trainer",
         ),
         (
-            remote.whole_batches and metrics.count_all_rows,
-            "outputs and metrics that are independent for each row, if workers compute whole batches",
+            remote.staleness.kind != SYNC and metrics.count_all_rows,
+            "outputs and metrics that are independent for each row, if workers do not compute each step together",
             f"--staleness={remote.staleness} and a model whose rows depend on each other",
             "--staleness=sync",
         ),
@@ -179,7 +224,7 @@ class TicketLoop:
         for i, variable in enumerate(self._metrics):
             variable.assign(previous_metrics[i] + (result.metrics[i] if result.metrics else 0))
         updates = len(result.losses) - (not result.is_finite)
-        norm = self._remote.pull_all(end if result.is_finite else 0)
+        norm = self._remote.pull_all(first + len(result.updates))
         self._synchronizer.store_result(result, time.perf_counter() - start_time)
         return LoopResult(
             losses=tf.constant(result.losses, keras.config.floatx()),
@@ -217,7 +262,19 @@ class TicketLoop:
         else:
             self._undo(result)
         arrays = [numbers.numpy(), *(variable.numpy() for variable in self._metrics)]
-        return self._servers.commit(ticket, arrays, loss=loss, is_finite=is_finite, versions=versions, norm=norm)
+        values = {"loss": loss, "is_finite": is_finite, "versions": versions, "norm": norm, "rows": self._rows(batch)}
+        may_continue, is_used = self._servers.commit(ticket, arrays, **values)
+        if not is_used:
+            self._undo(result)
+            self._servers.discard(ticket)
+        return may_continue
+
+    def _rows(self, batch: Any) -> tuple[int, int]:
+        """Returns the numbers of rows that this worker computes, and of the whole batch."""
+        if isinstance(batch, ReplicaRows):
+            return int(batch.rows), int(batch.batch_size)
+        rows = int(count_rows(batch))
+        return rows, rows if self._remote.whole_batches else self._step.settings.batch_size or rows
 
     def _compute_in_context(self, *args: Any) -> Any:
         with self._remote.tables.in_step():

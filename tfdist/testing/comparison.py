@@ -10,7 +10,9 @@ measured in roundings: multiples of the difference between 16 and 32 bits on one
 """
 
 import dataclasses
+import functools
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,7 +25,7 @@ import tensorflow as tf
 from tfdist import keras_internals, models
 from tfdist.cli.run import Session, make_trainer, warn_about_flags
 from tfdist.cluster.environment import Cluster
-from tfdist.config.staleness import LAZY
+from tfdist.config.staleness import LAZY, SYNC
 from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.train_config import VerifyConfig
 from tfdist.coordination import LocalGroup
@@ -32,7 +34,7 @@ from tfdist.data.batches import count_rows
 from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.gradients import Sum
+from tfdist.gradients import Clip, Sum
 from tfdist.parameter_server.servers import BY_ROWS
 from tfdist.parameter_server.update_order import Update
 from tfdist.reporting.warn_once import warn_once
@@ -42,6 +44,7 @@ from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, 
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.gradient_source import GradientSource
 from tfdist.step.metrics import ModelMetrics
+from tfdist.step.reduction import global_norm
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
@@ -55,7 +58,14 @@ from tfdist.trainer.trainer import Trainer
 class Replay(WeightSynchronizer):
     """Steps of one device, with delayed gradients, in the order of recorded updates."""
 
-    def __init__(self, model: keras.Model, strategy: Strategy, updates: Sequence[Update], placement: Sequence[int]):
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        updates: Sequence[Update],
+        placement: Sequence[int],
+        shares: int = 1,
+    ):
         """Initializes the replay.
 
         Args:
@@ -63,16 +73,26 @@ class Replay(WeightSynchronizer):
           strategy: strategy of one device.
           updates: all updates of the recorded run, in order.
           placement: see `Servers.placement`.
+          shares: number of workers that share a batch; 1 if each update is that of a whole batch.
         """
         self._model, self._strategy, self._updates, self._placement = model, strategy, updates, placement
+        self._shares = shares
+
+    def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
+        """See base class. Returns the shares of all workers in turn."""
+        return strategy.distribute(lambda *_: pipeline.indexed_dataset(range(self._shares), self._shares))
 
     def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
         """See base class."""
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
-            settings = dataclasses.replace(settings, batch_size=batch_size)
+            # Servers clip the sum of shares.
+            step_clip, sum_clip = (settings.clip, Clip()) if self._shares == 1 else (Clip(), settings.clip)
+            settings = dataclasses.replace(settings, batch_size=batch_size, clip=step_clip)
             replay_step = Step(GradientSource(self._model, self._strategy, store, settings, metrics), Sum(), store)
-            return replay_step, ReplayLoop(replay_step, self._strategy, self._updates, self._placement)
+            return replay_step, ReplayLoop(
+                replay_step, self._strategy, self._updates, self._placement, self._shares, sum_clip
+            )
 
         return steps.custom_loop("replay", create)
 
@@ -80,11 +100,20 @@ class Replay(WeightSynchronizer):
 class ReplayLoop:
     """A `Loop` that keeps the weights after each of its updates."""
 
-    def __init__(self, step: Step, strategy: Strategy, updates: Sequence[Update], placement: Sequence[int]):
-        """Initializes the loop; see `Replay`."""
+    def __init__(
+        self,
+        step: Step,
+        strategy: Strategy,
+        updates: Sequence[Update],
+        placement: Sequence[int],
+        shares: int,
+        clip: Clip,
+    ):
+        """Initializes the loop; see `Replay`. `clip` is for the sums of shares."""
         self._step, self._strategy, self._updates, self._placement = step, strategy, updates, placement
-        self._states = keras_internals.moving_statistics(step.source.model)
-        self._variables = [*map(keras_internals.value_of, (*step.variables, *self._states))]
+        self._shares, self._clip = shares, clip
+        variables = (*step.variables, *keras_internals.moving_statistics(step.source.model))[: len(placement)]
+        self._variables = [*map(keras_internals.value_of, variables)]
         self._compute = tf.function(lambda *args: strategy.run(step.compute, *args), autograph=False)
         self._apply = tf.function(self._apply_update, autograph=False)
 
@@ -93,23 +122,26 @@ class ReplayLoop:
     ) -> LoopResult:
         """Replays the updates of these steps."""
         first, count = int(first_step), int(steps)
-        batches = [split_numbers(next(iterator), self._strategy)[0] for _ in range(count)]
+        batches = [[self._next_share(iterator) for _ in range(self._shares)] for _ in range(count)]
         versions = {first: self._values()}
         losses = np.zeros([count])
         for update in self._updates[first : first + count]:
-            read_values = [self._read(versions, update.versions, i) for i in range(len(self._placement))]
-            self._assign(read_values)
-            step_result = self._compute(batches[update.ticket - first], tf.constant(update.ticket, tf.int64), with_norm)
-            assigned_values, current_values = self._values(), versions[update.version]
-            self._assign(
-                [
-                    *current_values[: len(self._step.variables)],
-                    *self._new_states(update, read_values, assigned_values, current_values),
-                ]
-            )
-            self._apply(step_result)
+            shares, server_count = batches[update.ticket - first], len(update.versions) // len(update.workers)
+            results, all_states, weight_count = [], [], len(self._step.variables)
+            for number, worker in enumerate(update.workers):
+                server_versions = update.versions[number * server_count :][:server_count]
+                read_values = [self._read(versions, server_versions, i) for i in range(len(self._placement))]
+                self._assign(read_values)
+                share = shares[worker if self._shares > 1 else 0]
+                results.append(self._compute(share, tf.constant(update.ticket, tf.int64), with_norm))
+                all_states.append(self._values()[weight_count:])
+            states = [_mean(values) for values in zip(*all_states, strict=True)]
+            weights, current_states = versions[update.version][:weight_count], versions[update.version][weight_count:]
+            self._assign([*weights, *self._new_states(update, read_values[weight_count:], states, current_states)])
+            scale = self._scale(shares, update.workers)
+            self._apply(results, tf.constant(scale, tf.float64))
             versions[update.version + 1] = self._values()
-            losses[update.ticket - first] = float(step_result.loss)
+            losses[update.ticket - first] = scale * sum(float(result.loss) for result in results)
         return LoopResult(
             losses=tf.constant(losses, keras.config.floatx()),
             is_finite=tf.ones([count], tf.bool),
@@ -122,8 +154,22 @@ class ReplayLoop:
             sizes=tf.zeros([count], tf.int32),
         )
 
-    def _apply_update(self, step_result: Any) -> None:
-        self._strategy.run(lambda value: self._step.apply(value, self._step.unused_variables()), step_result)
+    def _next_share(self, iterator: Iterator[Any]) -> Any:
+        return split_numbers(next(iterator), self._strategy)[0]
+
+    def _scale(self, shares: Sequence[Any], workers: Sequence[int]) -> float:
+        """Returns the factor that makes the sum of the workers' shares the mean over their rows."""
+        rows = [int(count_rows(share)) for share in shares]
+        return sum(rows) / sum(rows[worker] for worker in workers) if self._shares > 1 else 1.0
+
+    def _apply_update(self, results: Sequence[Any], scale: tf.Tensor) -> None:
+        self._strategy.run(self._apply_sum, results, scale)
+
+    def _apply_sum(self, results: Sequence[Any], scale: tf.Tensor) -> None:
+        sums = [functools.reduce(operator.add, values) for values in zip(*(r.gradients for r in results), strict=True)]
+        gradients = [total * tf.cast(scale, total.dtype) for total in sums]
+        gradients = self._clip(gradients, global_norm(gradients))
+        self._step.apply(results[0]._replace(gradients=gradients), self._step.unused_variables())
 
     def _values(self) -> list[np.ndarray]:
         return [variable.numpy() for variable in self._variables]
@@ -147,14 +193,19 @@ class ReplayLoop:
     def _new_states(
         self,
         update: Update,
-        read_values: Sequence[np.ndarray],
-        assigned_values: Sequence[np.ndarray],
-        current_values: Sequence[np.ndarray],
+        read_states: Sequence[np.ndarray],
+        assigned_states: Sequence[np.ndarray],
+        current_states: Sequence[np.ndarray],
     ) -> Iterator[np.ndarray]:
         """Yields the values of states after an update; see `VariableServer`."""
-        for i in range(len(self._step.variables), len(self._variables)):
-            is_current = update.versions[self._placement[i]] == update.version
-            yield assigned_values[i] if is_current else current_values[i] + (assigned_values[i] - read_values[i])
+        servers = self._placement[len(self._step.variables) :]
+        for server, read, assigned, current in zip(servers, read_states, assigned_states, current_states, strict=True):
+            is_current = update.versions[server] == update.version
+            yield assigned if is_current else current + (assigned - read)
+
+
+def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
+    return values[0] if len(values) == 1 else sum(values[1:], values[0]) / len(values)
 
 
 MAX_ROUNDINGS = 4.0  # two correct runs in 16 bits differ by about one rounding; bugs cause ten or more
@@ -268,7 +319,7 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
             "A verification compares with Keras on one device, which updates all rows of an embedding. Received: "
             "--sparse_updates=lazy. Use --sparse_updates=exact."
         )
-    is_replayed = bool(remote) and remote.whole_batches and remote.staleness.bound != 0
+    is_replayed = bool(remote) and remote.staleness.kind != SYNC and remote.staleness.bound != 0
     if is_replayed:
         remote.records_updates = True
     steps_per_call = _STEPS_PER_REPLAY if is_replayed else 1
@@ -293,7 +344,8 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
     if is_replayed:
         synchronizer: Any = strategy_trainer.program.synchronizer
         updates = synchronizer.updates
-        replay = Replay(reference.model, single, updates, remote.servers.placement)
+        shares = session.strategy.training_shares[1]
+        replay = Replay(reference.model, single, updates, remote.servers.placement, shares)
         reference._program = reference.program._replace(synchronizer=replay)
     noise = _noise(session, reference)
     differing_layers = _different_by_design(session, reference.model)
@@ -302,6 +354,7 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
         max_staleness = max(update.version - min(update.versions) for update in updates)
         print_line(
             f"One device makes the same updates from the same weights, which were up to {max_staleness} updates old."
+            + (f" {synchronizer.dropped_rows} rows were dropped." if remote.staleness.drops_shares else "")
         )
     _print_header(session, reference.model, differing_layers, limit, print_line)
     lines: list[tuple[float, float, str]] = []
