@@ -1,11 +1,13 @@
-"""Updates per second on parameter servers, where one of two workers is slow, always or now and then.
+"""Updates per second on parameter servers, where one of the workers is slow, always or now and then.
 
     python benchmarks/parameter_servers.py                 # worker 1 takes three times as long
-    python benchmarks/parameter_servers.py --passing=0.1   # a step of either does so, with this probability
+    python benchmarks/parameter_servers.py --passing=0.1   # a step of any worker does so, with this probability
+    python benchmarks/parameter_servers.py --passing=0.1 --workers=3 --modes="sync; ssp(4); backup(workers=1)"
 
-A step waits for a known time per row, so that the cores of this machine do not matter; everything else is real: two workers and
-a server of `tfdist launch`. The modes take turns; the result is the median of the rounds. The ideal is computed from the
-waits: for a slow worker, the sum of both workers' rates; for delays that pass, no waiting of one worker for the other.
+A step waits for a known time per row, so that the cores of this machine do not matter; everything else is real: workers and a
+server of `tfdist launch`. The modes take turns; the result is the median of the rounds. The ideal is computed from the waits:
+for a slow worker, the sum of all workers' rates; for delays that pass, no waiting of one worker for another. With backup, an
+update has fewer rows.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import time
 from typing import Any
 
 ROWS, SECONDS_PER_ROW, SLOWER = 32, 0.002, 3.0
-MODES = ("sync", "bounded(4)", "bounded(8)", "async", "multiworker", "measured")
+MODES = ("sync", "ssp(4)", "bounded(4)", "bounded(8)", "async", "multiworker", "measured")
 
 
 def waiting() -> Any:
@@ -50,12 +52,14 @@ def waiting() -> Any:
     return keras.Sequential([keras.Input([8, 8, 1]), Wait(), keras.layers.Flatten(), keras.layers.Dense(10)])
 
 
-def measure(mode: str, steps: int, passing: float) -> float:
+def measure(mode: str, steps: int, passing: float, workers: int) -> float:
     """Returns the updates per second of a run, without its first call."""
-    processes, flags = ["--processes=2", "--servers=1"], ["--strategy=parameter_server", f"--staleness={mode}"]
+    processes, flags = [f"--processes={workers}"], ["--strategy=parameter_server", f"--staleness={mode}"]
     if mode in ("multiworker", "measured"):
         balance = "measured" if mode == "measured" else "equal"
-        processes, flags = ["--processes=2"], ["--strategy=multiworker", f"--balance={balance}"]
+        flags = ["--strategy=multiworker", f"--balance={balance}"]
+    else:
+        processes.append("--servers=1")
     with tempfile.TemporaryDirectory() as directory:
         run = f"{directory}/run"
         launch = [sys.executable, "-m", "tfdist.launch", *processes, f"--log_dir={directory}/logs", "--"]
@@ -74,19 +78,21 @@ def main() -> None:
     parser.add_argument("--passing", type=float, default=0.0, help="probability of a slow step")
     parser.add_argument("--steps", type=int, default=100, help="updates between records")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--modes", default="; ".join(MODES), help="separated by semicolons; sync must be one")
     options = parser.parse_args()
-    rates: dict[str, list[float]] = {mode: [] for mode in MODES}
+    rates: dict[str, list[float]] = {mode.strip(): [] for mode in options.modes.split(";")}
     for _ in range(options.rounds):
-        for mode in MODES:
-            rates[mode].append(measure(mode, options.steps, options.passing))
+        for mode in rates:
+            rates[mode].append(measure(mode, options.steps, options.passing, options.workers))
     step = ROWS * SECONDS_PER_ROW
     mean = 1 + options.passing * (SLOWER - 1)
-    ideal = 2 / (mean * step) if options.passing else (1 + 1 / SLOWER) / step
+    ideal = options.workers / (mean * step) if options.passing else (options.workers - 1 + 1 / SLOWER) / step
     sync = statistics.median(rates["sync"])
-    print(f"{'mode':12} {'updates/s':>9} {'of sync':>8} {'of ideal':>9}   each round")
+    print(f"{'mode':17} {'updates/s':>9} {'of sync':>8} {'of ideal':>9}   each round")
     for mode, found in rates.items():
         rate = statistics.median(found)
-        print(f"{mode:12} {rate:9.2f} {rate / sync:8.2f} {rate / ideal:9.2f}   {', '.join(f'{r:.2f}' for r in found)}")
+        print(f"{mode:17} {rate:9.2f} {rate / sync:8.2f} {rate / ideal:9.2f}   {', '.join(f'{r:.2f}' for r in found)}")
 
 
 if __name__ == "__main__":

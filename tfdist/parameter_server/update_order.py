@@ -160,7 +160,6 @@ class Synchronous(UpdateOrder):
         """
         super().__init__(version)
         self._bound, self._needed_shares = bound, needed_shares or len(workers)
-        self._versions: dict[tuple[int, int], int] = {}  # that were read, by ticket and worker
         self._rows: dict[int, dict[int, int]] = collections.defaultdict(dict)  # of shares, by ticket and worker
 
     def may_read(self, worker: int, ticket: int) -> bool:
@@ -168,9 +167,8 @@ class Synchronous(UpdateOrder):
         return self.version <= ticket <= self.version + self._bound
 
     def read(self, worker: int, ticket: int) -> int:
-        """See base class."""
-        self._versions[ticket, worker] = self.version
-        return self.version
+        """See base class. Returns the version for which the worker must wait; it reads the latest that a server has."""
+        return max(ticket - self._bound, 0)
 
     def push(self, worker: int, ticket: int, rows: int = 1) -> None:
         """See base class. Ignores a share that comes too late."""
@@ -183,7 +181,5 @@ class Synchronous(UpdateOrder):
         if len(rows) < self._needed_shares or not any(rows.values()):
             return None
         ticket, workers = self.version, tuple(sorted(self._rows.pop(self.version)))
-        oldest_version = min(self._versions[ticket, worker] for worker in workers)
-        self._versions = {key: version for key, version in self._versions.items() if key[0] > ticket}
         self.version += 1
-        return Update(ticket, ticket, workers, ticket - oldest_version)
+        return Update(ticket, ticket, workers, min(self._bound, ticket))
