@@ -105,7 +105,8 @@ def test_shares_before_one_that_is_not_finite_are_updates_and_others_are_forgott
         result = coordinator.result()
         assert not result.is_finite and [update.ticket for update in result.updates] == [*range(12)]
         assert result.losses[:12] == [3.0] * 12 and math.isnan(result.losses[12])
-        taken = list(threads.map(lambda w: worked(coordinator, w, 12, 14, rows=(1, 3)), range(3)))
+        work = lambda w: worked(coordinator, w, 12, 14, rows=(1, 3), seconds=lambda: 3e-3 * (2 - w))  # noqa: E731
+        taken = list(threads.map(work, range(3)))
     assert [len(tickets) for tickets in taken] == [2] * 3 and coordinator.result().is_finite
 
 

@@ -171,9 +171,8 @@ class Synchronous(UpdateOrder):
         return max(ticket - self._bound, 0)
 
     def push(self, worker: int, ticket: int, rows: int = 1) -> None:
-        """See base class. Ignores a share that comes too late."""
-        if ticket >= self.version:
-            self._rows[ticket][worker] = rows
+        """See base class. A share of an earlier ticket has no effect."""
+        self._rows[ticket][worker] = rows
 
     def next_update(self) -> Update | None:
         """See base class. An update needs at least one row: in a small batch, some workers have none."""
