@@ -17,7 +17,16 @@ import tensorflow as tf
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives.interface import broadcast_from_first
-from tfdist.config.staleness import BY_SIZE, EXACT, MIN_TABLE_BYTES, SYNC, Staleness, count_workers, parse_staleness
+from tfdist.config.staleness import (
+    BY_SIZE,
+    EXACT,
+    MIN_TABLE_BYTES,
+    REPLAY,
+    SYNC,
+    Staleness,
+    count_workers,
+    parse_staleness,
+)
 from tfdist.coordination import Group, LostMember
 from tfdist.distribution.strategy import Result, Strategy, VariableBlocks
 from tfdist.errors import PeerLostError
@@ -89,7 +98,7 @@ class ParameterServer(Strategy):
         self._servers = Servers(connections, cluster.rank, workers, shard_variables)
         self.group.describe_wait = self._servers.describe_wait
         self.collectives = WorkerCollectives(self._servers, cluster.rank)
-        expendable_ranks = range(1, workers) if rule.whole_batches else ()
+        expendable_ranks = range(1, workers) if rule.whole_batches and rule.kind != REPLAY else ()
         self.remote = self.optimizer_shards = RemoteVariables(
             self,
             self._servers,
@@ -186,6 +195,8 @@ class _Server:
                 synchronous=not staleness.whole_batches,
                 bound=staleness.bound,
                 needed_shares=needed_shares,
+                late=staleness.late,
+                pull_every=staleness.pull_every,
             )
             if number == 0
             else None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfdist.errors import PeerLostError
-from tfdist.parameter_server.coordinator import Coordinator
+from tfdist.parameter_server.coordinator import Coordinator, Outcome
 from tfdist.parameter_server.messages import Message
 
 
@@ -25,9 +25,9 @@ def worked(coordinator, worker, first, end, losses=float, rows=(1, 1), seconds=N
             time.sleep(seconds())
         arrays, loss = [np.array([10 * ticket + worker])] if rows[1] > 1 else [], losses(ticket)
         values = {"versions": [version, version], "rows": rows, "arrays": arrays}
-        may_continue, is_used = coordinator.commit(worker, ticket, loss, math.isfinite(loss), **values)
-        taken += [(ticket, version)] if is_used else []
-        if not may_continue:
+        outcome = coordinator.commit(worker, ticket, loss, math.isfinite(loss), **values)
+        taken += [(ticket, version)] if outcome != Outcome.UNUSED else []
+        if outcome == Outcome.ENDED:
             break
     return taken
 
@@ -57,7 +57,7 @@ def test_shares_of_all_workers_are_one_update():
     assert taken == [[(ticket, ticket) for ticket in range(20)]] * 3
     assert coordinator.result().losses == [3 * ticket + 3 for ticket in range(20)]
     assert [update.workers for update in coordinator.updates(0, 0.0)] == [(0, 1, 2)] * 20
-    assert [update.factor for update in coordinator.updates(0, 0.0)] == [1.0] * 20
+    assert [update.row_factor for update in coordinator.updates(0, 0.0)] == [1.0] * 20
     assert len(coordinator.updates(17, 0.0)) == 3 and not coordinator.updates(20, 0.0)
 
 
@@ -72,7 +72,7 @@ def test_workers_are_ahead_of_the_slowest_within_the_bound_of_ssp():
             assert [[*tickets] for tickets in versions] == [[*range(first, end)]] * 3
             updates = coordinator.result().updates
             for ticket, update in zip(range(first, end), updates, strict=True):
-                assert update[:3] == (ticket, ticket, (0, 1, 2)) and update.factor == 1.0
+                assert update[:3] == (ticket, ticket, (0, 1, 2)) and update.row_factor == 1.0
                 read = [worker_versions[ticket] for worker_versions in versions]
                 assert [*update.versions] == [version for version in read for _ in range(2)]  # of two servers
                 assert read == [max(ticket - 2, 0)] * 3 and update.staleness == min(ticket, 2)
@@ -90,7 +90,7 @@ def test_late_shares_are_dropped_and_their_worker_goes_on_with_the_newest_ticket
             for ticket, update in zip(range(first, end), result.updates, strict=True):
                 assert update.workers == tuple(w for w in range(3) if ticket in used[w]) and len(update.workers) == 2
                 counts.append(sum(rows[worker][0] for worker in update.workers))
-                assert update.factor == 9 / counts[-1] and result.losses[ticket - first] == pytest.approx(9)
+                assert update.row_factor == 9 / counts[-1] and result.losses[ticket - first] == pytest.approx(9)
                 assert [*result.numbers[ticket - first]] == [10 * ticket + worker for worker in update.workers]
             assert result.dropped_rows == sum(9 - count for count in counts)
             assert len(used[2]) < end - first  # it neither computes all tickets nor waits for them

@@ -3,12 +3,12 @@
 import keras
 import numpy as np
 import pytest
-from tfdist.strategies.parameter_server import ParameterServer
 
 import tfdist
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
+from tfdist.strategies.parameter_server import ParameterServer
 
 FULL = pytest.mark.full
 RNG = np.random.default_rng(0)
@@ -166,3 +166,8 @@ def test_what_tables_do_not_support_is_refused(name, served):
     make, options, message = REFUSED[name]
     with pytest.raises(InputError, match=message):
         trained(served(), make, **options)
+
+
+def test_weights_that_are_kept_for_several_steps_have_no_rows_of_the_next_one(served):
+    with pytest.raises(InputError, match="the rows of each step.* Received: pull_every=2"):
+        trained(served(staleness="async(pull_every=2)"))

@@ -76,7 +76,7 @@ def test_commits_have_the_bytes_of_the_encoded_messages_of_each_server():
 
     services = [service(number) for number in range(2)]
     servers = Servers([Connection(f"127.0.0.1:{s.port}", "", "server") for s in services], worker=0, workers=1)
-    servers.place([1600, 800], [])
+    servers.place([("kernel", 1600), ("bias", 800)], [])
     for ticket in range(2):
         for size in sizes:
             size.clear()
@@ -100,7 +100,7 @@ def test_the_server_whose_answer_is_awaited_is_named():
     connections = [Connection(f"127.0.0.1:{s.port}", "", name) for s, name in zip(services, names, strict=True)]
     servers = Servers(connections, worker=0, workers=1)
     call = threading.Thread(target=servers.fetch, args=[["optimizer/0", "slot/1/0"]])
-    servers.place([8, 8], [])
+    servers.place([("kernel", 8), ("bias", 8)], [])
     call.start()
     wait_for(lambda: servers.describe_wait() == "server 1 (rank 3) to answer fetch", 10)
     ends.set()

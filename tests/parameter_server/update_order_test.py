@@ -1,103 +1,147 @@
 """Tests of `tfdist.parameter_server.update_order`."""
 
+import collections
 import copy
 import itertools
+from random import Random
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from tfdist.parameter_server.update_order import Asynchronous, Synchronous
+from tfdist.parameter_server.update_order import (
+    Asynchronous,
+    Gradient,
+    Recorded,
+    Synchronous,
+    Update,
+    check_recorded,
+)
+
+VERSION = 100  # of a state; ages of weights are relative to it
 
 
-def reachable(bound, workers, limit):
-    """Returns all states of a bounded order within `limit` updates: (version, what each worker does) and their successors.
+def reachable(bound, pull_every, workers):
+    """Returns all states of a bounded order and their successors, over all interleavings, without a limit of time.
 
-    A worker is idle, computes from a version, has pushed a gradient that was computed from a version, or is lost. Which push is
-    applied is drawn from all interleavings: the check replays each state in a fresh `Asynchronous`.
+    The state of a worker is (action, age of its weights, tickets computed from them). It is idle, computes, has pushed a
+    gradient, or is lost; the age of weights that cannot be used again is None.
     """
-    start = (0, ("idle",) * workers)
-    seen, todo, edges = {start}, [start], {}
+    start = (("idle", None, 0),) * workers
+    todo, edges = [start], {}
     while todo:
         state = todo.pop()
-        edges[state] = [*successors(state, bound)]
-        for _, following in edges[state]:
-            if following not in seen and following[0] <= limit:
-                seen.add(following)
-                todo.append(following)
+        if state not in edges:
+            edges[state] = [*successors(state, bound, pull_every)]
+            todo += [following for _, following in edges[state]]
     return edges
 
 
-def order_of(state, bound):
-    version, workers = state
-    order = Asynchronous(bound)
-    for worker, doing in sorted(enumerate(workers), key=lambda each: str(each[1])):
-        if doing not in ("idle", "lost"):
-            order.version = doing[1]
-            order.read(worker, 0)
-    order.version = version
+def order_of(state, bound, pull_every):
+    order = Asynchronous(bound, VERSION, pull_every=pull_every)
+    for worker, (action, age, count) in enumerate(state):
+        if age is not None:
+            order._last_reads[worker] = VERSION - age, count
+        if action in ("computes", "pushed"):
+            order._in_flight[worker] = Gradient(0, VERSION - age)
     return order
 
 
-def successors(state, bound):
-    version, workers = state
-    for worker, doing in enumerate(workers):
-        order = order_of(state, bound)
-        if doing == "idle":
-            if order.may_read(worker, 0):
-                yield ("read", worker), (version, replaced(workers, worker, ("computes", version)))
-        elif doing[0] == "computes":
-            yield ("push", worker), (version, replaced(workers, worker, ("pushed", doing[1])))
+def successors(state, bound, pull_every):
+    for worker, (action, age, count) in enumerate(state):
+        order = order_of(state, bound, pull_every)
+        if action == "idle" and order.may_read(worker, 0):
+            in_flight = [other_age for other, other_age, _ in state if other in ("computes", "pushed")]
+            can_meet_bound = age is not None and any(
+                all(position + each <= bound for position, each in enumerate(ages))
+                for ages in itertools.permutations([age, *in_flight])
+            )
+            assert order.keeps_weights(worker) == (can_meet_bound and count < pull_every)
+            read_age = VERSION - order.read(worker, 0)
+            reads = "keep" if order._last_reads[worker][1] > 1 else "read"
+            yield (reads, read_age), replaced(state, worker, ("computes", read_age, order._last_reads[worker][1]))
+        elif action == "computes":
+            yield ("push", age), replaced(state, worker, ("pushed", age, count))
             if worker:
-                without = version, replaced(workers, worker, "lost")
+                without = replaced(state, worker, ("lost", None, 0))
                 order.withdraw(worker)
-                assert order._in_flight.keys() == order_of(without, bound)._in_flight.keys()
-                yield ("lose", worker), without
-        elif doing != "lost":
+                assert order._in_flight == order_of(without, bound, pull_every)._in_flight
+                yield ("lose", age), without
+        elif action == "pushed":
             order.push(worker, 0)
-            update = order.next_update()
-            if update is not None:
-                assert update.staleness == version - doing[1]
-                yield ("update", worker), (version + 1, replaced(workers, worker, "idle"))
+            if update := order.next_update():
+                assert update.staleness == age
+                after = replaced(state, worker, ("idle", age, count))
+                yield ("update", age), tuple(older(each, bound, pull_every) for each in after)
+
+
+def older(worker, bound, pull_every):
+    """Returns the state of a worker after an update."""
+    action, age, count = worker
+    if age is None or (action == "idle" and (age == bound or count == pull_every)):
+        return action, None, 0
+    return action, age + 1, count
 
 
 def replaced(values, index, value):
     return (*values[:index], value, *values[index + 1 :])
 
 
-@pytest.mark.parametrize("bound", [0, 1, 2])
-def test_no_interleaving_of_three_workers_exceeds_the_bound_or_waits_forever(bound):
-    limit = 9
-    edges = reachable(bound, 3, limit)
-    staleness = set()
+@pytest.mark.parametrize(("bound", "pull_every"), [(0, 1), (0, 3), (1, 1), (1, 2), (2, 1), (2, 2), (2, 3)])
+def test_no_interleaving_of_three_workers_exceeds_the_bound_or_waits_forever(bound, pull_every):
+    edges = reachable(bound, pull_every, 3)
     for state, following in edges.items():
-        version, workers = state
         assert following, f"deadlock in {state}"
-        in_flight = [doing[1] for doing in workers if doing not in ("idle", "lost")]
-        assert all(version - read <= bound for read in in_flight), state
+        ages = sorted((age for action, age, _ in state if action in ("computes", "pushed")), reverse=True)
+        assert all(position + age <= bound for position, age in enumerate(ages)), state  # the deadlines can be met
         # No starvation: the oldest gradient, once pushed, can always be applied.
-        if in_flight:
-            oldest = min(in_flight)
-            worker = next(i for i, doing in enumerate(workers) if doing[1] == oldest)
-            if workers[worker][0] == "pushed":
-                assert ("update", worker) in [action for action, _ in following], state
-        for (action, worker), _ in following:
-            if action == "update":
-                staleness.add(version - workers[worker][1])
-    assert max(staleness) == min(
-        bound, 2
-    )  # the bound is reached: three workers cannot be staler than two updates apiece
+        if ages and any(action == "pushed" and age == ages[0] for action, age, _ in state):
+            assert ("update", ages[0]) in [action for action, _ in following], state
+    actions = {action for following in edges.values() for action, _ in following}
+    assert max(age for action, age in actions if action == "update") == bound  # the bound is reached
+    assert ("keep", bound) in actions or bound == 0 or pull_every == 1
+
+
+@settings(max_examples=10, deadline=None, database=None)
+@given(seed=st.integers(0, 2**32), bound=st.integers(0, 4), pull_every=st.integers(1, 4))
+@example(seed=0, bound=3, pull_every=4)
+def test_ten_thousand_updates_with_delays_and_losses_reach_the_bound_and_keep_it(seed, bound, pull_every):
+    random, order = Random(seed), Asynchronous(bound, pull_every=pull_every)
+    speeds, actions = [random.random() for _ in range(6)], dict.fromkeys(range(6), "idle")
+    staleness, kept, waits = collections.Counter(), 0, 0
+    while sum(staleness.values()) < 1_000:
+        [worker] = random.choices(range(6), speeds)
+        if actions[worker] == "idle" and order.may_read(worker, 0):
+            kept += order.keeps_weights(worker)
+            order.read(worker, 0)
+            actions[worker] = "computes"
+        elif actions[worker] == "computes" and random.random() < 0.02:  # lost; another one takes its place
+            order.withdraw(worker)
+            actions[worker] = "idle"
+        elif actions[worker] == "computes":
+            order.push(worker, 0)
+            actions[worker] = "pushed"
+        waits += 1
+        while update := order.next_update():
+            staleness[update.staleness] += 1
+            actions[update.workers[0]] = "idle"
+            waits = 0
+        assert waits < 10_000, "nothing is applied"
+    assert max(staleness) == bound
+    assert kept or bound == 0 or pull_every == 1
 
 
 def test_a_push_that_would_make_an_older_gradient_late_waits():
     order = Asynchronous(bound=1)
     assert order.read(0, 0) == 0 and order.read(1, 1) == 0
     order.push(0, 0)
-    assert order.next_update() == (0, 0, (0,), 0, ())
+    assert order.next_update() == Update(0, 0, (0,), 0)
     assert order.may_read(0, 2) and order.read(0, 2) == 1
     order.push(0, 2)
     assert order.next_update() is None  # worker 1 would then be two updates behind
     order.push(1, 1)
-    assert order.next_update() == (1, 1, (1,), 1, ())
-    assert order.next_update() == (2, 2, (0,), 1, ())
+    assert order.next_update() == Update(1, 1, (1,), 1)
+    assert order.next_update() == Update(2, 2, (0,), 1)
 
 
 def test_a_worker_does_not_read_while_its_gradient_waits():
@@ -120,7 +164,7 @@ def test_a_gradient_that_all_servers_have_is_not_withdrawn():
     order.push(1, 1)
     order.withdraw(1)
     order.withdraw(0)
-    assert order.next_update() == (0, 1, (1,), 0, ()) and order.next_update() is None
+    assert order.next_update() == Update(0, 1, (1,), 0) and order.next_update() is None
 
 
 def test_without_a_bound_every_push_is_applied_at_once():
@@ -129,9 +173,9 @@ def test_without_a_bound_every_push_is_applied_at_once():
     for ticket in range(1, 8):
         order.read(1, ticket)
         order.push(1, ticket)
-        assert order.next_update() == (ticket - 1, ticket, (1,), 0, ())
+        assert order.next_update() == Update(ticket - 1, ticket, (1,), 0)
     order.push(0, 0)
-    assert order.next_update() == (7, 0, (0,), 7, ())
+    assert order.next_update() == Update(7, 0, (0,), 7)
 
 
 def test_synchronous_shares_are_one_update_in_the_order_of_ranks():
@@ -141,7 +185,7 @@ def test_synchronous_shares_are_one_update_in_the_order_of_ranks():
             assert order.next_update() is None and not order.may_read(worker, 5)
             assert order.read(worker, 4) == 4
             order.push(worker, 4)
-        assert order.next_update()[:4] == (4, 4, (0, 1, 2), 0)
+        assert order.next_update() == Update(4, 4, (0, 1, 2), 0)
         assert order.may_read(0, 5)
 
 
@@ -199,3 +243,41 @@ def test_a_late_share_is_ignored_and_one_without_rows_does_not_suffice():
     assert order.next_update().workers == (1, 2)
     order.push(0, 0)
     assert order.next_update() is None and not order.may_read(0, 0) and order.may_read(0, 1)
+
+
+def recorded(*rows):
+    return [Update(version, ticket, (worker,), 0, versions) for version, (ticket, worker, versions) in enumerate(rows)]
+
+
+RECORDED = recorded((1, 1, (0, 0)), (0, 0, (0, 1)), (3, 1, (1, 2)), (2, 0, (0, 1)))
+
+
+def test_recorded_updates_are_repeated_in_their_order_and_servers_are_told_how_many_reads_precede_each():
+    order = Recorded(RECORDED)
+    assert (order.remaining_tickets(0), order.remaining_tickets(1), order.remaining_tickets(2)) == ([0, 2], [1, 3], [])
+    assert not order.keeps_weights(0) and order.read(0, 0) == 0
+    assert order.keeps_weights(0) and order.read(0, 2) == 0  # from the weights that it has
+    order.push(0, 0), order.push(0, 2)
+    assert order.next_update() is None
+    order.push(1, 1)
+    assert [order.next_update().ticket for _ in range(2)] == [1, 0] and order.next_update() is None
+    order.push(1, 3)
+    assert [order.next_update().ticket for _ in range(2)] == [3, 2] and order.next_update() is None
+    assert [order.update_of(ticket).reads for ticket in (1, 0, 3, 2)] == [(2, 1), (1, 1), (0, 1), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("updates", "problem"),
+    {
+        "as recorded": (RECORDED, ""),
+        "half a call": (RECORDED[:3], "other calls"),
+        "a read before the call": (recorded((0, 0, (0, 0)), (1, 0, (0, 1))), "other calls"),
+        "a third worker": (recorded((0, 2, (0, 0))), "another number of workers"),
+        "one server": (recorded((0, 1, (0,))), "another number of workers"),
+        "a later version": (recorded((0, 1, (0, 1))), "a damaged record"),
+    }.values(),
+)
+def test_a_range_that_cannot_be_repeated_is_refused(updates, problem):
+    found = check_recorded(updates, 0, 2, 2)
+    assert found.startswith(problem) and bool(found) == bool(problem)
+    assert "min_table_bytes" in check_recorded(RECORDED, 0, 2, 2, has_tables=True)

@@ -141,7 +141,7 @@ def test_an_update_of_some_shares_is_scaled_before_clipping_and_takes_the_mean_o
             worker.push(0, [0, 0], GRADIENTS[0], [np.ones([1])], [np.full([1], state)])
         workers[0].push(1, [0, 0], GRADIENTS[1], [np.ones([1])], [np.full([1], 3.0)])
         workers[0].discard(1)
-        updates.append(Update(0, 0, (0, 1), 0, factor=1e-3))
+        updates.append(Update(0, 0, (0, 1), 0, row_factor=1e-3))
         _, weights, [state], norm = workers[0].pull(1)
         assert state == 6 and norm == pytest.approx(
             2e-3 * np.sqrt(sum(np.sum(np.square(gradient)) for gradient in GRADIENTS[0]))

@@ -16,7 +16,7 @@ from tfdist.errors import ExitCode, InputError, WriteError
 from tfdist.reporting import RunDirectory, RunPlan, python_logging
 from tfdist.reporting.display import chief_reporter
 from tfdist.reporting.file_errors import reraise_as_write_error
-from tfdist.reporting.ledger_file import LedgerFile, read_ledger
+from tfdist.reporting.ledger_file import LedgerFile, NullLedger, UpdatesFile, read_ledger
 from tfdist.reporting.reporter import MetricsFile
 from tfdist.reporting.tensorboard import TensorBoardReporter
 
@@ -246,6 +246,25 @@ def test_a_ledger_or_a_log_that_cannot_be_made(make, name, tmp_path):
     (tmp_path / "folder").write_text("in the way")
     with pytest.raises(WriteError, match=f"folder/{name}: File exists"):
         make(tmp_path / "folder" / name)
+
+
+def test_updates_are_those_that_count_for_the_result(tmp_path):
+    directory = create(tmp_path)
+    made = [[{"version": version, "start": start} for version in range(first, 6)] for start, first in enumerate((0, 2))]
+    assert directory.read_updates() == []
+    for start, updates in enumerate(made):
+        if start:
+            directory.begin("--steps=5\n", ["alpha"], step=2)
+        file = UpdatesFile(directory.updates(start), NullLedger())
+        file.write_updates(updates[:1]), file.write_updates(updates[1:])
+        file.close()
+    assert directory.read_updates() == [*made[0][:2], *made[1]]
+    path, line = tmp_path / "ledger/start-1-updates.jsonl", json.dumps(made[1][-1])
+    for data, count in ((path.read_bytes()[:-1], 5), (path.read_bytes()[: -len(line) // 2], 5), (b"\0\n", 2)):
+        path.write_bytes(data)  # a crash
+        assert directory.read_updates() == [*made[0][:2], *made[1]][:count]
+    directory.clear()
+    assert not path.exists()
 
 
 def test_a_ledger_that_cannot_be_made_durable(tmp_path, monkeypatch):

@@ -120,6 +120,8 @@ def training_record() -> dict:
         "servers": [{"pulled_bytes": 7}, {"pulled_bytes": 8}],
         "dropped_rows": 16,
         "total_dropped_rows": 320,
+        "rejected_gradients": 1,
+        "total_rejected_gradients": 3,
         "exposed_communication_seconds": 0.5,
         "codec_seconds": 0.25,
         "compression_error": 0.5,

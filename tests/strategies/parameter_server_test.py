@@ -22,6 +22,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale
+from tfdist.reporting import RunDirectory
 from tfdist.testing import parity
 from tfdist.testing.comparison import Replay
 
@@ -56,15 +57,16 @@ TASKS = {
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "task",
+    ("task", "staleness"),
     [
-        pytest.param("cnn", marks=pytest.mark.smoke("parameter_server")),
-        pytest.param("embeddings by rows", marks=pytest.mark.full),
+        pytest.param("cnn", "async(late=scale(0.1), pull_every=4)", marks=pytest.mark.smoke("parameter_server")),
+        pytest.param("embeddings by rows", "async", marks=pytest.mark.full),
+        pytest.param("cnn", "async(late=reject(after=1, rows=dropped), pull_every=4)", marks=pytest.mark.full),
     ],
 )
-def test_an_asynchronous_run_of_two_workers_equals_its_updates_made_again(task, tmp_path):
+def test_an_asynchronous_run_of_two_workers_equals_its_updates_made_again(task, staleness, tmp_path):
     launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=2", f"--log_dir={tmp_path}", "--"]
-    verify = [sys.executable, "-m", "tfdist.verify", "--strategy=parameter_server", "--staleness=async"]
+    verify = [sys.executable, "-m", "tfdist.verify", "--strategy=parameter_server", f"--staleness={staleness}"]
     flags = [*TASKS[task], "--steps=20", "--float64", "--clip_norm=0.5", "--optimizer=sgd(momentum=0.9)"]
     with processes.job([*launch, *verify, *flags], 1, processes.ONE_THREAD) as job:
         [end] = job.wait(120)
@@ -148,6 +150,33 @@ def test_training_goes_on_when_a_worker_is_killed_and_counts_each_step_once(tmp_
     assert {text.partition("/")[0] for text in differences(found, expected)} <= {"tensor statistics", *NUMBERS}
 
 
+@pytest.mark.processes
+@pytest.mark.full
+def test_a_replay_that_is_resumed_ends_as_the_recorded_run(tmp_path):
+    launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=2", f"--log_dir={tmp_path}/logs", "--"]
+    task = ["--model=tests.end_to_end.chaos.network:network", "--dataset=digits", "--optimizer=sgd(momentum=0.9)"]
+    train = [
+        *launch,
+        sys.executable,
+        "-m",
+        "tfdist.train",
+        "--strategy=parameter_server",
+        *task,
+        "--checkpoint_every=20",
+    ]
+    run, replay = f"{tmp_path}/run", f"--staleness=replay({tmp_path}/run/ledger)"
+    for flags in (
+        ["--staleness=async(late=scale(0.1), pull_every=3)", "--steps=40", f"--output_dir={run}"],
+        [replay, "--steps=20", f"--output_dir={tmp_path}/again"],
+        [replay, "--steps=40", f"--output_dir={tmp_path}/again"],
+    ):
+        processes.finish([*train, *flags], environment=processes.ONE_THREAD)
+    found, expected = (ending(tmp_path / name, 40) for name in ("again", "run"))
+    assert found.tensors == expected.tensors and found.proof == expected.proof == ""
+    assert [record["loss"] for record in found.records] == [record["loss"] for record in expected.records]
+    assert RunDirectory(tmp_path / "again").read_updates() == RunDirectory(tmp_path / "run").read_updates()
+
+
 def test_one_worker_gives_the_result_of_one_device_bit_for_bit(served, single, float64):
     expected = parity.run_case(single, CASE)
     found = parity.run_case(served(), CASE)
@@ -158,13 +187,14 @@ def test_one_worker_gives_the_result_of_one_device_bit_for_bit(served, single, f
 WRONG = {
     "one update twice": lambda updates: [*updates[:3], updates[2]._replace(version=3), *updates[4:]],
     "a version off by one": lambda updates: [*updates[:3], updates[3]._replace(versions=(2,)), *updates[4:]],
+    "no factors": lambda updates: [update._replace(factor=1.0) for update in updates],
     "as recorded": list,
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_replay_of_other_updates_differs(name, served, single, float64):
-    strategy = served()
+    strategy = served("async(late=scale(0.5), pull_every=2)" if name != "a version off by one" else "async")
     trainer = parity.make_trainer(strategy, CASE)
     trainer.build(parity.source_of(CASE))
     strategy.remote.records_updates = True

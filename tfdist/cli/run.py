@@ -28,6 +28,7 @@ from tfdist.config.decay import Plateau
 from tfdist.config.effects import Job, effect_warnings
 from tfdist.config.fields import field_names, replace_fields, unsafe_fields
 from tfdist.config.spec import call_user_function, load_object, parse
+from tfdist.config.staleness import REPLAY
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.group import long_timeout
 from tfdist.data import catalog, steps_in_epochs
@@ -38,6 +39,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection
 from tfdist.errors import InputError, WriteError, describe_error
 from tfdist.errors.engine_errors import one_line
+from tfdist.errors.formatting import count_of
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.gradients.compression import check
 from tfdist.launcher.attempt import JOB_NAME_VARIABLE
@@ -48,20 +50,22 @@ from tfdist.pipelining import timeline
 from tfdist.reporting import LoggedRun, Reporter, RunDirectory, python_logging
 from tfdist.reporting.display import chief_reporter
 from tfdist.reporting.file_errors import reraise_as_write_error
-from tfdist.reporting.ledger_file import LedgerFile, NullLedger
+from tfdist.reporting.ledger_file import LedgerFile, NullLedger, UpdatesFile
 from tfdist.reporting.logger_catalog import check_user_defined, make_loggers
 from tfdist.reporting.profile import NullProfile, ProfileWindow
-from tfdist.reporting.run_directory import default_path
+from tfdist.reporting.run_directory import default_path, flag_values
 from tfdist.reporting.run_summary import best_evaluation, duration
 from tfdist.reporting.schema import EVAL, main_metrics
 from tfdist.reporting.warn_once import warn_once
 from tfdist.storage import path_of, storage_of
 from tfdist.synchronization.federated import divide_among_clients
+from tfdist.synchronization.server_updates import recorded_run, recorded_updates
 from tfdist.trainer.early_stopping import EarlyStopping, ReduceLROnPlateau, check_monitored_metrics
 from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
 
 _SLOW_DISK = "a slow disk"  # a possible reason why the others wait for rank 0
+_REPLAYED = ("model", "dataset", "batch_size", "seed")
 _RATE = ("learning_rate", "lr_scaling", "base_batch_size")
 _log = logging.getLogger(__name__)
 
@@ -251,6 +255,10 @@ def choose_target(session: Session, decision: tuple[str, resume.Origin] | None) 
     """
     config, strategy = session.config, session.strategy
     check_user_defined(config.parsed.loggers)
+    if strategy.remote and strategy.remote.staleness.kind == REPLAY:
+        problem = _replay_problem(session) if strategy.is_chief else ""
+        if problem := strategy.group.broadcast("replayed run", problem):
+            raise InputError(problem)
     # A job restarted by a launcher continues in the same directory, although another size may imply another strategy.
     ending = os.environ.get(JOB_NAME_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     path = os.path.expanduser(config.output_dir or default_path(config.dataset, config.model, ending))
@@ -262,6 +270,32 @@ def choose_target(session: Session, decision: tuple[str, resume.Origin] | None) 
     with long_timeout(_SLOW_DISK) as deadline:
         message, origin = strategy.group.broadcast("origin", decision, deadline)
     return Target(directory, config, resume.Origin(*origin), message)
+
+
+def _replay_problem(session: Session) -> str:
+    """Returns why the updates of `--staleness=replay(RUN)` cannot be repeated: another task or job, or too few steps."""
+    config, strategy = session.config, session.strategy
+    assert strategy.remote
+    run = recorded_run(strategy.remote.staleness.path)
+    try:
+        updates, starts, saved_flags = recorded_updates(run), run.read_starts(), run.last_flags()
+    except InputError as error:
+        return str(error)
+    flag_texts = flag_values([flags.flag_text(name, getattr(config, name)) for name in _REPLAYED])
+    counts: dict[str, Any] = {"worker": strategy.replicas, "server": strategy.remote.servers.count}
+    run_counts: dict[str, Any] = {"worker": starts[-1].get("replicas"), "server": len(updates[-1].versions)}
+    steps = config.steps or steps_in_epochs(config.epochs, session.data.train.size, config.batch_size)
+    differences = [
+        *(f"--{name}={saved_flags[name]}" for name in _REPLAYED if saved_flags.get(name) != flag_texts[name]),
+        *(count_of(run_counts[name], name) for name in counts if run_counts[name] != counts[name]),
+        *([count_of(len(updates), "update")] if updates[-1].version + 1 < steps else []),
+    ]
+    if not differences:
+        return ""
+    return (
+        "A replay must have the model, data, batch size, seed, workers and servers of the run that it repeats, and at most its "
+        f"steps. Received: {run.path}, which has {differences[0]}. Use the same here."
+    )
 
 
 def _begin(
@@ -303,6 +337,8 @@ def _begin(
     )
     rank = strategy.cluster.rank
     ledger = LedgerFile(directory.ledger(start, rank)) if rank < ledgers else NullLedger()
+    if strategy.is_chief and strategy.remote and strategy.remote.whole_batches:
+        ledger = UpdatesFile(directory.updates(start), ledger)
     stack.callback(ledger.close)
     return checkpoints, ledger
 

@@ -13,6 +13,7 @@ from tfdist.errors.formatting import count_of, nearest
 SYNC, BACKUP, QUORUM, SSP = "sync", "backup", "quorum", "ssp"
 BOUNDED, ASYNC, REPLAY = "bounded", "async", "replay"
 APPLY, REJECT, SCALE = "apply", "reject", "scale"
+AGAIN, DROPPED = "again", "dropped"
 EXACT, LAZY = "exact", "lazy"
 BY_SIZE, ROUND_ROBIN, HASH = "by_size", "round_robin", "hash"
 MIN_TABLE_BYTES = 256 << 10  # as for sparse gradients with other strategies
@@ -48,12 +49,18 @@ class LateGradients:
 
     kind: str = APPLY
     after: int = 0
-    rows: str = "again"
+    rows: str = AGAIN
     rate: float = 0.0
+
+    def factor(self, staleness: int) -> float:
+        """Returns the factor of a gradient with this staleness in updates; 0 if it is rejected."""
+        if self.kind == REJECT:
+            return 0.0 if staleness > self.after else 1.0
+        return 1 / (1 + self.rate * staleness)
 
     def __str__(self) -> str:
         if self.kind == REJECT:
-            return f"reject(after={self.after}{', rows=dropped' if self.rows == 'dropped' else ''})"
+            return f"reject(after={self.after}{', rows=dropped' if self.rows == DROPPED else ''})"
         return f"scale({self.rate:g})" if self.kind == SCALE else APPLY
 
 
@@ -142,7 +149,8 @@ def parse_staleness(text: str) -> Staleness:
     for key in arguments.keys() & rules.keys():
         is_valid, meaning = rules[key]
         if isinstance(arguments[key], bool) or not is_valid(arguments[key]):
-            raise InputError(f"{text} must have {meaning}. Write {_PARAMETERS[name][1]}")
+            example = "pull_every=4" if key == "pull_every" else _PARAMETERS[name][1]
+            raise InputError(f"{text} must have {meaning}. Write {example}")
     return Staleness(name, **arguments)
 
 
@@ -169,7 +177,7 @@ def _parse_late(late_text: str, text: str, name: str) -> LateGradients:
                 f"{text}: gradients are rejected after a number of updates, at least 0, and without a bound. Write "
                 "async(late=reject(after=8))"
             )
-        if arguments.get("rows", "again") not in ("again", "dropped"):
+        if arguments.get("rows", AGAIN) not in (AGAIN, DROPPED):
             raise InputError(f"{text}: rows must be again or dropped. Write reject(after=8, rows=dropped)")
     rate = arguments.setdefault("rate", 0.1) if kind == SCALE else 0.0
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < float("inf"):
@@ -243,7 +251,10 @@ class ParameterServerOptions:
         "When gradients are applied, for --strategy=parameter_server: sync (those of all workers together), ssp(2) (the same, "
         "but a worker may be 2 steps ahead of the slowest), backup(workers=1) (together, without those of the last worker), "
         "quorum(fraction=0.5) (together, as soon as half of the workers have theirs), bounded(4) (each gradient alone, at "
-        "most 4 updates after its weights were read) or async (no bound).",
+        "most 4 updates after its weights were read) or async (no bound). With the last two, late=scale(0.1) multiplies a "
+        "gradient of staleness s by 1 / (1 + 0.1 s), and with pull_every=4, a worker computes up to 4 steps from the same "
+        "weights. async(late=reject(after=8)) computes steps again whose gradients are older. replay(RUN) repeats the updates "
+        "of an earlier run.",
         parse=parse_staleness,
         is_option=True,
         neutral_values=(SYNC,),

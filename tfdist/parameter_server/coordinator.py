@@ -1,6 +1,7 @@
 """The coordinator of a job with parameter servers: assigns steps, admits reads and orders updates. Runs on server 0."""
 
 import collections
+import enum
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +10,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfdist.config.staleness import DROPPED, REJECT, LateGradients
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.messages import Handler, Message
-from tfdist.parameter_server.update_order import Asynchronous, Synchronous, Update, UpdateOrder
+from tfdist.parameter_server.update_order import Asynchronous, Recorded, Synchronous, Update, UpdateOrder
 
+_ALL_APPLIED = LateGradients()
 _NO_NUMBERS = np.zeros([0], np.int64)
+
+
+class Outcome(enum.IntEnum):
+    """What happens to a committed gradient: training ends without it, its update is ordered, or it is too old.
+
+    The ticket of a rejected gradient is computed again. A dropped one is an update that changes nothing. An unused share came
+    after the update from those of other workers.
+    """
+
+    ENDED = 0
+    APPLIED = 1
+    REJECTED = 2
+    DROPPED = 3
+    UNUSED = 4
 
 
 class RangeResult(NamedTuple):
@@ -25,6 +42,7 @@ class RangeResult(NamedTuple):
       is_finite: whether all losses and gradients were finite.
       norm: gradient norm of the last ticket, if its worker has computed it.
       dropped_rows: number of rows of the tickets that no update has used.
+      rejections: number of gradients that were rejected or dropped because they were too old.
       numbers: indices of the examples of each ticket; only for worker 0.
       metrics: values of the metric variables, summed over workers; only for worker 0.
       work: work of each worker, also of lost ones; see `Statistics`.
@@ -35,6 +53,7 @@ class RangeResult(NamedTuple):
     is_finite: bool
     norm: float = 0.0
     dropped_rows: int = 0
+    rejections: int = 0
     numbers: Sequence[np.ndarray] = ()
     metrics: Sequence[np.ndarray] = ()
     work: Sequence[Mapping[str, float]] = ()
@@ -66,7 +85,16 @@ class Coordinator:
     gradient. Servers apply only ordered updates, so either all of them or none apply a gradient.
     """
 
-    def __init__(self, workers: int, *, synchronous: bool, bound: int | None = None, needed_shares: int | None = None):
+    def __init__(
+        self,
+        workers: int,
+        *,
+        synchronous: bool,
+        bound: int | None = None,
+        needed_shares: int | None = None,
+        late: LateGradients = _ALL_APPLIED,
+        pull_every: int = 1,
+    ):
         """Initializes the coordinator.
 
         Args:
@@ -75,9 +103,11 @@ class Coordinator:
           bound: maximum staleness, if workers compute whole tickets; None for no bound. Otherwise the number of tickets that a
             worker may be ahead; None for 0.
           needed_shares: number of shares of an update; None for one of each worker.
+          late: what happens to gradients of old weights, if workers compute whole tickets.
+          pull_every: maximum number of tickets that a worker computes from the same weights.
         """
         self._workers, self._synchronous, self._bound = workers, synchronous, bound
-        self._needed_shares = needed_shares
+        self._needed_shares, self._late, self._pull_every = needed_shares, late, pull_every
         self._changed = threading.Condition()
         self._order: UpdateOrder | None = None
         self._range_counts: dict[int, int] = {}  # number of opened ranges, by worker
@@ -85,7 +115,7 @@ class Coordinator:
         self._first_ticket = self._end_ticket = 0  # of the current range
         self._next_ticket: dict[int, int] = {}  # by worker if synchronous, else by 0
         self._active_tickets: dict[int, int] = {}  # by worker
-        self._abandoned_tickets: set[int] = set()  # of lost workers, to be assigned again
+        self._abandoned_tickets: set[int] = set()  # of lost workers and rejected gradients, to be assigned again
         self._lost_workers: set[int] = set()
         self._numbers: dict[int, dict[int, np.ndarray]] = {}  # indices of examples by ticket and worker
         self._metrics: dict[int, Sequence[np.ndarray]] = {}  # by worker
@@ -98,6 +128,7 @@ class Coordinator:
         self._rows: dict[int, dict[int, Sequence[int]]] = {}  # of shares and of their batches, by ticket and worker
         self._dropped_rows = 0
         self._norm = 0.0
+        self._rejections = 0  # in the current range
         self._failed_ticket: int | None = None  # the first ticket that was not finite
         self._gathers: dict[str, _Gather] = {}
         self._departed_members: set[int] = set()
@@ -116,11 +147,11 @@ class Coordinator:
             "have_left": lambda message: _answer(self.have_left(**message.values)),
         }
 
-    def open(self, worker: int, first: int, end: int) -> None:
+    def open(self, worker: int, first: int, end: int, updates: Sequence[Sequence[Any]] = ()) -> None:
         """Opens the tickets in [first, end); every worker must call it, after pulling version `first`.
 
         Worker 0 opens them, after writing changes of variables to the servers. All workers wait for each other, because some
-        may not have the result of the previous range yet.
+        may not have the result of the previous range yet. In a replay, worker 0 gives the updates to repeat.
         """
         with self._changed:
             number = self._range_counts[worker] = self._range_counts.get(worker, 0) + 1
@@ -137,32 +168,41 @@ class Coordinator:
                 ),
             )
             has_failed = self._failed_ticket is not None  # then the order may have shares without an update
-            if self._order is None or self._order.version != first or has_failed:
+            if not self._synchronous:  # workers must not use weights of an earlier range again
+                self._order = self._asynchronous_order(first, updates)
+            elif self._order is None or self._order.version != first or has_failed:
                 workers, needed = range(self._workers), self._needed_shares
-                self._order = (
-                    Synchronous(workers, first, bound=self._bound or 0, needed_shares=needed)
-                    if self._synchronous
-                    else Asynchronous(self._bound, first)
-                )
+                self._order = Synchronous(workers, first, bound=self._bound or 0, needed_shares=needed)
             self._range_count, self._first_ticket, self._end_ticket, self._failed_ticket = number, first, end, None
             self._next_ticket = dict.fromkeys(range(self._workers) if self._synchronous else [0], first)
+            self._abandoned_tickets.clear()
             for values in (self._losses, self._versions, self._rows, self._numbers, self._metrics):
                 values.clear()
-            self._dropped_rows = 0
+            self._dropped_rows = self._rejections = 0
             # All servers have applied the previous updates: a worker has pulled this version from each.
             self._updates, self._first_version = [], first
             self._changed.notify_all()
 
-    def take(self, worker: int) -> tuple[int, int, list[int]] | None:
+    def _asynchronous_order(self, first: int, updates: Sequence[Sequence[Any]]) -> UpdateOrder:
+        if updates:
+            return Recorded([Update(*update) for update in updates])
+        max_age = self._late.after if self._late.kind == REJECT else None
+        return Asynchronous(self._bound, first, pull_every=self._pull_every, max_age=max_age)
+
+    def take(self, worker: int) -> tuple[int, int | Sequence[int] | None, list[int]] | None:
         """Returns a worker's next ticket, the version to compute it from, and all tickets that are not committed.
 
         Waits until the worker may read that version. The lowest ticket is assigned first, so with a bound of 0, updates are in
         the order of tickets. Returns None when nothing is left: of whole tickets when all are committed or training has ended,
-        because until then the ticket of a lost worker may be assigned again.
+        because until then the ticket of a lost worker or of a rejected gradient may be assigned again.
+
+        The version is a minimum; None if the worker must keep its weights. In a replay, it is the exact version of each server.
         """
         dealer = worker if self._synchronous else 0
 
         def next_ticket() -> int:
+            if isinstance(order, Recorded):
+                return next(iter(order.remaining_tickets(worker)), self._end_ticket)
             if self._synchronous:  # tickets may be complete without this worker
                 return max(self._next_ticket[worker], order.version)
             return min({self._next_ticket[dealer], *self._abandoned_tickets})
@@ -170,7 +210,9 @@ class Coordinator:
         def is_over() -> bool:
             if self._synchronous:
                 return next_ticket() >= self._end_of_updates
-            return self._failed_ticket is not None or (next_ticket() == self._end_ticket and not self._active_tickets)
+            is_replayed = isinstance(order, Recorded)
+            is_done = next_ticket() == self._end_ticket and (is_replayed or not self._active_tickets)
+            return self._failed_ticket is not None or is_done
 
         with self._changed:
             assert self._order is not None
@@ -182,11 +224,18 @@ class Coordinator:
             if is_over():
                 return None
             ticket = self._active_tickets[worker] = next_ticket()
+            keeps_weights = order.keeps_weights(worker)
+            if isinstance(order, Recorded):
+                order.read(worker, ticket)
+                versions = None if keeps_weights else order.update_of(ticket).versions
+                return ticket, versions, [ticket, *order.remaining_tickets(worker)]
             if ticket in self._abandoned_tickets:
                 self._abandoned_tickets.remove(ticket)
             else:
                 self._next_ticket[dealer] = ticket + 1
-            return ticket, order.read(worker, ticket), [*self._active_tickets.values(), *self._abandoned_tickets]
+            version = order.read(worker, ticket)
+            active_tickets = [*self._active_tickets.values(), *self._abandoned_tickets]
+            return ticket, None if keeps_weights else version, active_tickets
 
     def commit(
         self,
@@ -199,8 +248,8 @@ class Coordinator:
         work: Mapping[str, float] = MappingProxyType({}),
         rows: Sequence[int] = (1, 1),
         arrays: Sequence[np.ndarray] = (),
-    ) -> tuple[bool, bool]:
-        """Orders the update of a gradient that all servers have; the staleness rule may delay it.
+    ) -> Outcome:
+        """Orders the update of a gradient that all servers have; the staleness rule may delay or reject it.
 
         Args:
           worker: rank of the worker.
@@ -214,7 +263,7 @@ class Coordinator:
           arrays: indices of the examples, and the worker's metric variables since the range was opened.
 
         Returns:
-          Whether training continues; and False if an update has been made from the shares of other workers.
+          What happens to the gradient.
         """
         with self._changed:
             assert self._order is not None
@@ -222,21 +271,43 @@ class Coordinator:
             del self._active_tickets[worker]
             for name, value in work.items():
                 self._work[worker][name] += value
-            if self._synchronous and ticket < self._order.version:
-                return True, False
+            outcome = self._outcome(ticket, versions)
+            self._rejections += outcome in (Outcome.REJECTED, Outcome.DROPPED)
+            if outcome == Outcome.UNUSED:
+                return outcome
+            if outcome == Outcome.REJECTED:
+                # The worker's weights are too old to be used again. A rejection follows an update since they were read, and a
+                # range has a limited number of updates, so that each of its tickets is applied in the end.
+                self._order.withdraw(worker)
+                self._abandoned_tickets.add(ticket)
+                self._changed.notify_all()
+                return outcome
             if arrays:
-                self._numbers.setdefault(ticket, {})[worker], *self._metrics[worker] = arrays
+                self._numbers.setdefault(ticket, {})[worker], *metrics = arrays
+                if outcome == Outcome.APPLIED:
+                    self._metrics[worker] = metrics
             self._losses.setdefault(ticket, {})[worker] = loss
             self._versions.setdefault(ticket, {})[worker] = versions
             self._rows.setdefault(ticket, {})[worker] = rows
             self._norm = norm if ticket == self._end_ticket - 1 else self._norm
-            if not is_finite and self._is_needed(ticket):
+            if not is_finite and outcome == Outcome.APPLIED and self._is_needed(ticket):
                 self._failed_ticket = ticket
             if self._is_needed(ticket):
                 self._order.push(worker, ticket, rows[0])
                 self._add_updates(self._order)
             self._changed.notify_all()
-            return self._synchronous or self._failed_ticket is None, True
+            return outcome if self._synchronous or self._failed_ticket is None else Outcome.ENDED
+
+    def _outcome(self, ticket: int, versions: Sequence[int]) -> Outcome:
+        order = self._order
+        assert order is not None
+        if self._synchronous:
+            return Outcome.UNUSED if ticket < order.version else Outcome.APPLIED
+        if isinstance(order, Recorded):
+            return Outcome.APPLIED if order.update_of(ticket).factor else Outcome.DROPPED
+        if not versions or self._late.factor(order.version - min(versions)):
+            return Outcome.APPLIED
+        return Outcome.DROPPED if self._late.rows == DROPPED else Outcome.REJECTED
 
     def result(self, worker: int = 0) -> RangeResult:
         """Waits until all updates of the range are ordered or training has ended; returns the result."""
@@ -259,6 +330,7 @@ class Coordinator:
                 self._failed_ticket is None,
                 self._norm,
                 self._dropped_rows,
+                self._rejections,
                 work=[self._work_of(rank) for rank in range(self._workers)],
             )
             if worker:
@@ -344,15 +416,21 @@ class Coordinator:
 
     def _add_updates(self, order: UpdateOrder) -> None:
         while (update := order.next_update()) is not None:
-            versions, rows = self._versions.pop(update.ticket), self._rows.pop(update.ticket)
-            used_rows, all_rows = sum(count for count, _ in rows.values()), rows[update.workers[0]][1]
-            # Shares are divided by the rows of the whole batch; their sum becomes the mean over the rows that are used.
-            scale = all_rows / used_rows
-            self._dropped_rows += all_rows - used_rows
-            losses = self._losses[update.ticket]
-            self._losses[update.ticket] = {worker: loss * scale for worker, loss in losses.items()}
-            all_versions = tuple(version for worker in update.workers for version in versions[worker])
-            self._updates.append(update._replace(versions=all_versions, factor=update.factor * scale))
+            versions, rows = self._versions.pop(update.ticket, {}), self._rows.pop(update.ticket)
+            if not isinstance(order, Recorded):
+                all_versions = tuple(version for worker in update.workers for version in versions[worker])
+                factor = self._late.factor(update.version - min(all_versions, default=update.version))
+                row_factor = self._row_factor(update.ticket, rows)
+                update = update._replace(versions=all_versions, factor=factor, row_factor=row_factor)
+            self._updates.append(update)
+
+    def _row_factor(self, ticket: int, rows: Mapping[int, Sequence[int]]) -> float:
+        """Returns the row factor of an update, and multiplies its losses by it; see `Update`."""
+        used_rows, all_rows = sum(count for count, _ in rows.values()), max(count for _, count in rows.values())
+        self._dropped_rows += all_rows - used_rows
+        factor = all_rows / used_rows
+        self._losses[ticket] = {worker: loss * factor for worker, loss in self._losses[ticket].items()}
+        return factor
 
     def _wait(self, worker: int, condition: Callable[[], bool]) -> None:
         """Waits, for other workers."""
@@ -376,7 +454,7 @@ def _sorted_by_worker(values: Mapping[int, Any]) -> list[Any]:
 
 
 def _result_message(result: RangeResult) -> Message:
-    return Message({"value": result[:5], "work": result.work}, [*result.numbers, *result.metrics])
+    return Message({"value": result[:6], "work": result.work}, [*result.numbers, *result.metrics])
 
 
 def _answer(value: Any) -> Message:

@@ -178,8 +178,10 @@ class RemoteVariables(OptimizerShards):
         }
         self.servers.write(changed, version=version)
 
-    def pull(self, version: int, ids: Sequence[np.ndarray] = ()) -> tuple[list[int], list[np.ndarray], float]:
-        """Assigns weights and states of at least this version, and the rows `ids` of each table.
+    def pull(
+        self, version: int | Sequence[int], ids: Sequence[np.ndarray] = ()
+    ) -> tuple[list[int], list[np.ndarray], float]:
+        """Assigns weights and states of at least this version, and the rows `ids` of each table; see `Servers.pull`.
 
         Returns:
           The version of each server, the states, and the latest gradient norm that was requested.
@@ -193,6 +195,11 @@ class RemoteVariables(OptimizerShards):
         if ids:
             self.tables.assign(ids, [weights[number] for number in self.tables.numbers])
         return versions, states, norm
+
+    def assign_states(self, states: Sequence[np.ndarray]) -> None:
+        """Assigns values that `pull` has returned to the states."""
+        for variable, value in zip(self.states, states, strict=True):
+            keras_internals.value_of(variable).assign(value)
 
     def pull_all(self, version: int) -> float:
         """Also pulls the optimizer's variables other than slots; returns the norm. See `pull`."""

@@ -15,7 +15,7 @@ from tfdist.collectives import Collectives, Op, Wire
 from tfdist.config.staleness import BY_SIZE, ROUND_ROBIN
 from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import PeerLostError
-from tfdist.parameter_server.coordinator import RangeResult
+from tfdist.parameter_server.coordinator import Outcome, RangeResult
 from tfdist.parameter_server.messages import Connection, Message
 from tfdist.parameter_server.table_rows import TableForm, count_rows, split
 from tfdist.parameter_server.update_order import Update
@@ -104,7 +104,7 @@ class Servers:
         """Calls the coordinator and returns its answer."""
         return self._connections[0].call(method, values).values["value"]
 
-    def commit(self, ticket: int, arrays: Sequence[np.ndarray], **values: Any) -> tuple[bool, bool]:
+    def commit(self, ticket: int, arrays: Sequence[np.ndarray], **values: Any) -> Outcome:
         """Commits a gradient that all servers have, and sends the work; see `Coordinator.commit`."""
         for server, connection in enumerate(self._connections):
             for method in _MEASURED:
@@ -112,17 +112,16 @@ class Servers:
         values |= {"worker": self._worker, "ticket": ticket, "work": self.work}
         self.work = collections.defaultdict(float)
         with self._measure("push"):
-            may_continue, is_used = self._connections[0].call("commit", values, arrays).values["value"]
-        return may_continue, is_used
+            return Outcome(self._connections[0].call("commit", values, arrays).values["value"])
 
     def result(self) -> RangeResult:
         """Returns the result of a range; see `Coordinator.result`."""
         answer = self._connections[0].call("result", {"worker": self._worker})
-        losses, updates, is_finite, norm, dropped_rows = answer.values["value"]
+        losses, updates, is_finite, norm, dropped_rows, rejections = answer.values["value"]
         count = len(losses) if answer.arrays else 0
         parsed_updates = [Update(*update) for update in updates]
-        values = losses, parsed_updates, is_finite, norm, dropped_rows
-        return RangeResult(*values, answer.arrays[:count], answer.arrays[count:], answer.values["work"])
+        counts = RangeResult(losses, parsed_updates, is_finite, norm, dropped_rows, rejections)
+        return counts._replace(numbers=answer.arrays[:count], metrics=answer.arrays[count:], work=answer.values["work"])
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
         """Returns the arrays of each worker that is not lost; all must make the same calls in the same order."""
@@ -185,19 +184,21 @@ class Servers:
         return next((answer.values["refused"] for answer in self._call_all("define", message_for) if answer.values), "")
 
     def pull(
-        self, version: int, ids: Sequence[np.ndarray] = ()
+        self, version: int | Sequence[int], ids: Sequence[np.ndarray] = ()
     ) -> tuple[list[int], list[np.ndarray], list[np.ndarray], float]:
         """Returns each server's version, weights, states, and the latest global gradient norm that was requested.
 
         Args:
-          version: minimum version; waits until all servers have it.
+          version: minimum version; waits until all servers have it. Or the exact version of each server, in a replay.
           ids: rows of each table to return as its value; by default, no tables are read.
         """
         positions = [split(table_ids, self.count) for table_ids in ids]
+        minimum_versions = [version] * self.count if isinstance(version, int) else version
 
         def message_for(server: int) -> Message:
+            is_exact = not isinstance(version, int)
             return Message(
-                {"version": version},
+                {"version": minimum_versions[server], "is_exact": is_exact},
                 [
                     self._local_rows(table_ids, table_positions, server)
                     for table_ids, table_positions in zip(ids, positions, strict=True)

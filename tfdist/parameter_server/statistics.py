@@ -53,6 +53,8 @@ class Statistics:
             for name, value in work.items():
                 total[name] += value
         for update in result.updates:
+            if not update.factor:
+                continue
             for worker in update.workers:
                 self._updates[worker] += 1
             ages = [update.version - version for version in update.versions] if self._counts_staleness else []

@@ -20,7 +20,9 @@ class Update(NamedTuple):
       workers: ranks whose shares of the gradient are added, in this order.
       staleness: upper bound of the staleness of its gradient, in updates; the worker may have pulled a newer version.
       versions: for each worker, the version of the weights on each server from which it computed its gradient.
-      factor: by which the gradient is multiplied; 0 if it is dropped, so that only the version changes.
+      factor: by which the gradient is multiplied after clipping; 0 if it is dropped, so that only the version changes.
+      row_factor: by which the sum of the shares is multiplied before clipping: the rows of the batch over those of the shares.
+      reads: in a replay, for each server, number of reads of `version` that precede the update; otherwise empty.
     """
 
     version: int
@@ -29,6 +31,8 @@ class Update(NamedTuple):
     staleness: int
     versions: tuple[int, ...] = ()
     factor: float = 1.0
+    row_factor: float = 1.0
+    reads: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +67,12 @@ class UpdateOrder(abc.ABC):
     def read(self, worker: int, ticket: int) -> int:
         """Records that a worker reads the latest version; returns this version."""
 
+    def keeps_weights(self, worker: int) -> bool:
+        """Returns whether the next `read` of a worker is of the version that it read last, instead of the latest one."""
+        return False
+
     def withdraw(self, worker: int) -> None:
-        """Discards the read of a lost worker, unless all servers have its gradient."""
+        """Discards the read of a lost worker or of a rejected gradient, unless all servers have its gradient to apply."""
 
     @abc.abstractmethod
     def push(self, worker: int, ticket: int, rows: int = 1) -> None:
@@ -83,17 +91,23 @@ class Asynchronous(UpdateOrder):
     the gradients in flight. The bound can be met if and only if V + i - 1 <= d_i for all i, by applying gradients in the order
     of their deadlines. A read or an update that would violate this waits. The update of the oldest gradient never waits, so
     there is no deadlock.
+
+    A worker may compute several tickets from the same weights, whose deadline is then that of the first one. If the bound
+    could not be met with this deadline, the worker reads the latest version instead.
     """
 
-    def __init__(self, bound: int | None = None, version: int = 0):
+    def __init__(self, bound: int | None = None, version: int = 0, *, pull_every: int = 1, max_age: int | None = None):
         """Initializes the order.
 
         Args:
           bound: maximum staleness, at least 0; None for no bound.
           version: number of earlier updates.
+          pull_every: maximum number of tickets that a worker computes from the same weights.
+          max_age: maximum age of weights that a worker uses again, in updates; None for no maximum.
         """
         super().__init__(version)
-        self.bound = bound
+        self.bound, self._pull_every, self._max_age = bound, pull_every, max_age
+        self._last_reads: dict[int, tuple[int, int]] = {}  # version and number of tickets computed from it, by worker
         self._in_flight: dict[int, Gradient] = {}  # by worker
         self._pushed: collections.deque[int] = collections.deque()  # workers, in the order of their pushes
 
@@ -104,10 +118,22 @@ class Asynchronous(UpdateOrder):
         """
         return worker not in self._in_flight and (self.bound is None or len(self._in_flight) <= self.bound)
 
+    def keeps_weights(self, worker: int) -> bool:
+        """See base class."""
+        version, count = self._last_reads.get(worker, (0, self._pull_every))
+        if count >= self._pull_every or (self._max_age is not None and self.version - version > self._max_age):
+            return False
+        versions = sorted([version, *(gradient.version for gradient in self._in_flight.values())])
+        return self.bound is None or all(
+            self.version + position <= read_version + self.bound for position, read_version in enumerate(versions)
+        )
+
     def read(self, worker: int, ticket: int) -> int:
         """See base class."""
-        self._in_flight[worker] = Gradient(ticket, self.version)
-        return self.version
+        version, count = self._last_reads[worker] if self.keeps_weights(worker) else (self.version, 0)
+        self._last_reads[worker] = version, count + 1
+        self._in_flight[worker] = Gradient(ticket, version)
+        return version
 
     def withdraw(self, worker: int) -> None:
         """See base class. Without this gradient, the other deadlines can still be met."""
@@ -138,6 +164,101 @@ class Asynchronous(UpdateOrder):
             self.version + position <= older_version + self.bound
             for position, older_version in enumerate(older_versions, 1)
         )
+
+
+class Recorded(UpdateOrder):
+    """An order that repeats recorded updates: each worker computes its tickets again, from the versions that it had read.
+
+    A server applies an update when all reads of the version before it have been made, and a read waits for its version. In
+    the recorded run, a worker read weights after its earlier updates. Thus, the first update that is not applied only waits
+    for reads that can be made, and there is no deadlock.
+    """
+
+    def __init__(self, updates: Sequence[Update]):
+        """Initializes the order.
+
+        Args:
+          updates: updates of a complete range of tickets, in order; see `check_recorded`.
+        """
+        super().__init__(updates[0].version)
+        self._tickets: dict[int, list[Update]] = {}  # by worker
+        read_counts: collections.Counter[tuple[int, int]] = collections.Counter()  # by server and version
+        for update in updates:
+            tickets = self._tickets.setdefault(update.workers[0], [])
+            if not tickets or tickets[-1].versions != update.versions:
+                read_counts.update(enumerate(update.versions))
+            tickets.append(update)
+        self._updates = {
+            update.ticket: update._replace(
+                reads=tuple(read_counts[server, update.version] for server in range(len(update.versions)))
+            )
+            for update in updates
+        }
+        self._order = [update.ticket for update in updates]
+        self._last_versions: dict[int, tuple[int, ...]] = {}  # by worker
+        self._pushed: set[int] = set()  # tickets
+
+    def update_of(self, ticket: int) -> Update:
+        """Returns the recorded update of a ticket."""
+        return self._updates[ticket]
+
+    def remaining_tickets(self, worker: int) -> list[int]:
+        """Returns the tickets that a worker has not read weights for, in order."""
+        return [update.ticket for update in self._tickets.get(worker, ())]
+
+    def may_read(self, worker: int, ticket: int) -> bool:
+        """See base class. Servers delay the read."""
+        return True
+
+    def keeps_weights(self, worker: int) -> bool:
+        """See base class."""
+        return self._last_versions.get(worker) == self._tickets[worker][0].versions
+
+    def read(self, worker: int, ticket: int) -> int:
+        """See base class. Returns the oldest version that is read from a server."""
+        versions = self._last_versions[worker] = self._tickets[worker].pop(0).versions
+        return min(versions)
+
+    def push(self, worker: int, ticket: int, rows: int = 1) -> None:
+        """See base class."""
+        self._pushed.add(ticket)
+
+    def next_update(self) -> Update | None:
+        """See base class."""
+        if not self._order or self._order[0] not in self._pushed:
+            return None
+        self.version += 1
+        return self._updates[self._order.pop(0)]
+
+
+def check_recorded(updates: Sequence[Update], first: int, workers: int, servers: int, has_tables: bool = False) -> str:
+    """Returns why `Recorded` cannot repeat the updates of a range of tickets; "" if it can.
+
+    Args:
+      updates: the recorded updates.
+      first: the first ticket, and the version before it.
+      workers: number of workers.
+      servers: number of servers.
+      has_tables: whether each ticket needs other rows of embedding tables.
+    """
+    other_calls = "other calls: use its --log_every, --steps_per_call and --checkpoint_every"
+    last_updates: dict[int, Update] = {}  # by worker
+    if {update.ticket for update in updates} != {*range(first, first + len(updates))}:
+        return other_calls
+    for version, update in enumerate(updates, first):
+        (worker,), last = update.workers, last_updates.get(update.workers[0])
+        is_new_read = last is None or last.versions != update.versions
+        earliest = first if last is None else last.version + 1
+        if len(update.versions) != servers or worker >= workers:
+            return "another number of workers or servers: use the same"
+        if has_tables and not is_new_read:
+            return "weights that workers used for several steps: use a larger --min_table_bytes"
+        if is_new_read and min(update.versions) < earliest:
+            return other_calls
+        if update.version != version or max(update.versions) > version:
+            return "a damaged record of updates: use another run"
+        last_updates[worker] = update
+    return ""
 
 
 class Synchronous(UpdateOrder):

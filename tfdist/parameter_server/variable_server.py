@@ -42,6 +42,8 @@ class VariableServer:
         self._next_updates, self._sum_over_servers = next_updates, sum_over_servers
         self._changed = threading.Condition()
         self._version = 0
+        self._number = 0
+        self._exact_reads = 0  # of this version, in a replay
         self._norm = 0.0
         self._update_seconds = 0.0
         self._variables: dict[str, tf.Variable] = {}
@@ -90,6 +92,7 @@ class VariableServer:
             forms = [TableForm(*form) for form in values["tables"]]
             self._numbers = [*(number for number, *_ in values["weights"]), *(form.number for form in forms)]
             self._weights = [keras_internals.variable_at(path, next(arrays)) for _, path, *_ in values["weights"]]
+            self._number = values["server"]
             self._tables = [TableRows(form, values["server"], values["servers"]) for form in forms]
             try:
                 for variable, (*_, constraint, _) in zip(self._weights, values["weights"], strict=True):
@@ -141,12 +144,18 @@ class VariableServer:
         """Returns weights and states of at least `version`, the version, the latest norm, and the seconds of all updates.
 
         Args:
-          message: `version`. The arrays are the ids of rows to read from each table; none to skip tables.
+          message: `version`, and `is_exact`, whether it must not be a later one. The arrays are the ids of rows to read from
+            each table; none to skip tables.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._version >= message.values["version"])
             if self._error:
                 raise RuntimeError(f"an update has failed: {self._error!r}") from self._error
+            if message.values["is_exact"]:
+                if self._version != message.values["version"]:
+                    raise RuntimeError(f"version {message.values['version']} was updated before it was read")
+                self._exact_reads += 1
+                self._changed.notify_all()
             keys = [*(f"weight/{number}" for number in self._numbers[: self._dense_count]), *self._state_keys]
             tables = zip(self._numbers[self._dense_count :], message.arrays, strict=False)
             for table, ids in zip(self._tables, message.arrays, strict=False):
@@ -181,7 +190,7 @@ class VariableServer:
             for key, array in zip(message.values["keys"], message.arrays, strict=True):
                 self._variables[key].assign(array)
             if "version" in message.values:
-                self._version = message.values["version"]
+                self._version, self._exact_reads = message.values["version"], 0
                 self._gradient_messages.clear()  # of lost workers, whose tickets were assigned again
             self._changed.notify_all()
         return Message({})
@@ -223,7 +232,13 @@ class VariableServer:
 
     def _apply(self, update: Update) -> None:
         with self._changed:
+            while self._waits_for_reads(update) and not self._is_closed:
+                self._changed.wait(_POLL_SECONDS)
             if update.version != self._version:  # belongs to an earlier range
+                return
+            if not update.factor:
+                self._gradient_messages.pop((update.ticket, update.workers[0]), None)
+                self._end_update()
                 return
             start_time = time.perf_counter()
             shares = [self._gradient_messages.pop((update.ticket, worker)) for worker in update.workers]
@@ -234,17 +249,24 @@ class VariableServer:
             positions = range(count, count + 2 * len(self._tables), 2)
             tables = [sum_rows([(share.arrays[i], share.arrays[i + 1]) for share in shares]) for i in positions]
             gradients += [tf.constant(rows) for _, rows in tables]
-            if update.factor != 1:
-                gradients = [gradient * tf.constant(update.factor, gradient.dtype) for gradient in gradients]
+            gradients = _scale(gradients, update.row_factor)
             gradients = self._clip_gradients(gradients, update, shares[0].values["with_norm"])
+            gradients = _scale(gradients, update.factor)
             if self._updated_weights:
                 self._update(gradients, [tf.constant(ids, tf.int64) for ids, _ in tables])
             else:
                 self._optimizer.iterations.assign_add(1)
             self._assign_states(shares)
-            self._version += 1
             self._update_seconds += time.perf_counter() - start_time
-            self._changed.notify_all()
+            self._end_update()
+
+    def _waits_for_reads(self, update: Update) -> bool:
+        is_next = update.version == self._version
+        return is_next and bool(update.reads) and self._exact_reads < update.reads[self._number]
+
+    def _end_update(self) -> None:
+        self._version, self._exact_reads = self._version + 1, 0
+        self._changed.notify_all()
 
     @property
     def _dense_count(self) -> int:
@@ -299,6 +321,10 @@ class VariableServer:
                 continue
             new_value = sum((share.arrays[i + 1] for share in shares[1:]), new_value) / len(shares)
             variable.assign(new_value if is_current else variable + (new_value - previous_value))
+
+
+def _scale(gradients: list[tf.Tensor], factor: float) -> list[tf.Tensor]:
+    return gradients if factor == 1 else [gradient * tf.constant(factor, gradient.dtype) for gradient in gradients]
 
 
 def optimizer_keys(optimizer: keras.Optimizer, slots: Mapping[int, int], numbers: Sequence[int]) -> list[str]:

@@ -1,11 +1,13 @@
-"""Records the examples that a process uses, for `tfdist ledger`, which proves that each is used once.
+"""Records the examples that a process uses, for `tfdist ledger`, and the updates of parameter servers, for a replay.
 
-A file is a sequence of calls of the compiled loop. Each consists of three numbers (first step, number of steps, number of
-examples) and the indices of the examples in the order of use. All numbers are little-endian int64. After a crash, the last
-call may be incomplete.
+The examples prove that each is used once. Their file is a sequence of calls of the compiled loop. Each consists of three
+numbers (first step, number of steps, number of examples) and the indices of the examples in the order of use. All numbers are
+little-endian int64. The file of updates has a line of JSON for each. After a crash, the last call or line may be incomplete.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,9 @@ class NullLedger:
 
     def write(self, first_step: int, steps: int, numbers: np.ndarray) -> None:
         """See `LedgerFile`."""
+
+    def write_updates(self, updates: Sequence[Mapping[str, Any]]) -> None:
+        """See `UpdatesFile`."""
 
     def sync(self) -> None:
         """See `LedgerFile`."""
@@ -61,6 +66,34 @@ class LedgerFile(NullLedger):
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+class UpdatesFile(NullLedger):
+    """Appends the updates of parameter servers to a file, and the examples to a ledger."""
+
+    def __init__(self, path: AnyPath, ledger: NullLedger):
+        """Creates the file; see `LedgerFile`."""
+        with reraise_as_write_error(path):
+            storage_of(path).make_directory(path_of(path).parent)
+        self._file, self._ledger = GrowingFile(path, is_new=True), ledger
+
+    def write(self, first_step: int, steps: int, numbers: np.ndarray) -> None:
+        """See `LedgerFile`."""
+        self._ledger.write(first_step, steps, numbers)
+
+    def write_updates(self, updates: Sequence[Mapping[str, Any]]) -> None:
+        """Appends the updates of one call, each with its number, `version`."""
+        self._file.write("".join(f"{json.dumps(update)}\n" for update in updates).encode())
+
+    def sync(self) -> None:
+        """See `LedgerFile`."""
+        self._file.sync()
+        self._ledger.sync()
+
+    def close(self) -> None:
+        """See `LedgerFile`."""
+        self._file.close()
+        self._ledger.close()
 
 
 def read_ledger(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import re
 import time
@@ -22,7 +23,7 @@ _ALLOWED_FILES = (_LOGS, FIND, "lock", f"{_STARTS}{_PARTIAL}")
 # Patterns of files that a run writes: checkpoints, including partial and damaged ones, ledgers, and events.
 _FILE_NAMES = {
     "checkpoints": re.compile(r"\.?step-[0-9]{9,18}(\..*)?"),
-    "ledger": re.compile(r"start-[0-9]+-rank-[0-9]+\.bin"),
+    "ledger": re.compile(r"start-[0-9]+-(rank-[0-9]+\.bin|updates\.jsonl)"),
     "tensorboard/train": re.compile(r"events\.out\.tfevents\..*"),
     "tensorboard/eval": re.compile(r"events\.out\.tfevents\..*"),
     "tensorboard/evaluator/eval": re.compile(r"events\.out\.tfevents\..*"),
@@ -261,6 +262,23 @@ class RunDirectory:
             starts.append(start)
         return starts
 
+    def read_updates(self) -> list[dict[str, Any]]:
+        """Returns the updates of parameter servers that count for the result, in order; empty if there is no record of them.
+
+        Updates that a later start has made again are those of this start. The list ends before the first gap.
+        """
+        updates: dict[int, dict[str, Any]] = {}  # by version
+        for number, start in enumerate(self.read_starts()):
+            updates = {version: update for version, update in updates.items() if version < start["step"]}
+            for line in self._contents(self.updates(number)).splitlines(keepends=True):
+                update = _json(line)
+                if not line.endswith(b"\n") or not isinstance(update, dict) or not _is_count(update.get("version")):
+                    break
+                updates[update["version"]] = update
+        first = min(updates, default=0)
+        count = next(count for count in itertools.count() if first + count not in updates)
+        return [updates[version] for version in range(first, first + count)]
+
     def last_flags(self) -> dict[str, str]:
         """Returns the values of the flags of the last start, as text by name; see `read_starts` for errors."""
         return flag_values((self.read_starts() or [{}])[-1].get("flags"))
@@ -355,6 +373,10 @@ class RunDirectory:
     def ledger(self, start: int, rank: int) -> StoragePath:
         """Returns the file with the examples that a process has used since a start of the run, numbered from 0."""
         return self.path / "ledger" / f"start-{start}-rank-{rank}.bin"
+
+    def updates(self, start: int) -> StoragePath:
+        """Returns the file with the updates that parameter servers have made since a start of the run."""
+        return self.path / "ledger" / f"start-{start}-updates.jsonl"
 
     def log(self, rank: int) -> StoragePath:
         """Returns the log file of a rank."""

@@ -12,6 +12,7 @@ A training window consists of the steps since the previous training record. Its 
                   "wait_seconds": {"data": 0.02, "workers": 0.03, "pull": 0.11, "push": 0.05}}],
      "servers": [{"pulled_bytes": 20510800, "pushed_bytes": 20510800, "update_seconds": 0.09}],
      "dropped_rows": 16, "total_dropped_rows": 320,
+     "rejected_gradients": 1, "total_rejected_gradients": 3,
      "exposed_communication_seconds": 0.0011, "codec_seconds": 0.0, "compression_error": 0.02,
      "compression_cosine": 0.999, "optimizer_state_bytes": 4194304,
      "peak_memory_bytes": 734003200, "device_peak_memory_bytes": 52428800}
@@ -114,6 +115,10 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
             "examples", "examples of the window's batches that no update used, because their worker was late for it"
         ),
         "total_dropped_rows": Field("examples", "`dropped_rows` of all windows of the run"),
+        "rejected_gradients": Field(
+            "gradients", "gradients that parameter servers rejected in the window, because they were too old"
+        ),
+        "total_rejected_gradients": Field("gradients", "gradients that were rejected for that reason so far"),
         "replica_divergence": Field(
             "", "distance of the replicas' weights to their mean, over the norm of the mean, before the last exchange"
         ),

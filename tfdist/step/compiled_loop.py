@@ -6,7 +6,7 @@ and reports it. With loss scaling, it continues unless too many consecutive step
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -59,6 +59,7 @@ class LoopResult(NamedTuple):
       sizes: [steps] int32; number of indices in `numbers` for each step; empty if it is the same for all steps.
       stage_updates: [stages] int32; number of updates of each pipeline stage; empty if all are updated together.
       sums: result of `drain` if the call drained the metrics, else empty.
+      updates: the updates of parameter servers, in order, as JSON; empty unless workers compute whole batches.
     """
 
     losses: tf.Tensor
@@ -73,6 +74,7 @@ class LoopResult(NamedTuple):
     sizes: tf.Tensor | tuple[()] = ()
     stage_updates: tf.Tensor | tuple[()] = ()
     sums: Sequence[tf.Tensor] = ()
+    updates: Sequence[Mapping[str, Any]] = ()
 
     def example_ranges(self, first_step: int) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yields (first step, number of steps, indices of their examples); the steps of a range are of equal size."""

@@ -1,5 +1,6 @@
 """The training loop of a parameter-server worker: pulls weights, computes gradients and pushes them."""
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -9,20 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica, Recording
-from tfdist.config.staleness import SSP, SYNC, Staleness
+from tfdist.config.staleness import REJECT, REPLAY, SSP, SYNC, Staleness
 from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import IndexedBatch, ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, Reducer, ReductionResult
-from tfdist.parameter_server.coordinator import RangeResult
+from tfdist.parameter_server.coordinator import Outcome, RangeResult
 from tfdist.parameter_server.remote_variables import RemoteVariables
 from tfdist.parameter_server.statistics import Statistics
-from tfdist.parameter_server.update_order import Update
+from tfdist.parameter_server.update_order import Update, check_recorded
+from tfdist.reporting import RunDirectory
 from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, split_numbers
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.gradient_source import GradientSource
@@ -30,9 +33,12 @@ from tfdist.step.metrics import ModelMetrics
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
+from tfdist.storage import path_of
 from tfdist.synchronization import WeightSynchronizer
 
 _log = logging.getLogger(__name__)
+
+_DROPPED_ROWS, _REJECTIONS = "dropped_rows", "rejected_gradients"  # fields of records
 
 
 class ServerReducer(Reducer):
@@ -67,7 +73,8 @@ class ServerSynchronizer(WeightSynchronizer):
 
     Attributes:
       updates: all updates so far, if they are recorded; otherwise empty.
-      dropped_rows: number of rows that no update has used, in the whole run.
+      replayed_updates: on the chief in a replay, the updates to repeat, by version.
+      totals: number of `dropped_rows`, which no update has used, and of `rejected_gradients`, in the whole run.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, remote: RemoteVariables, clip: Clip):
@@ -78,8 +85,12 @@ class ServerSynchronizer(WeightSynchronizer):
             remote.servers.update_seconds,
             counts_staleness=remote.whole_batches or remote.staleness.kind == SSP,
         )
-        self._window_dropped_rows = self.dropped_rows = 0
+        self.totals: collections.Counter[str] = collections.Counter()
+        self._window: collections.Counter[str] = collections.Counter()
         self.updates: list[Update] = []
+        is_replay = strategy.is_chief and remote.staleness.kind == REPLAY
+        recorded = recorded_updates(recorded_run(remote.staleness.path)) if is_replay else ()
+        self.replayed_updates = {update.version: update for update in recorded}
         self.remedy_for_slow_rank = (
             "" if remote.whole_batches else "--staleness=bounded(4) or async does not wait for it in each step."
         )
@@ -115,19 +126,20 @@ class ServerSynchronizer(WeightSynchronizer):
 
     def take_fields(self) -> Mapping[str, Any]:
         """See base class."""
-        fields = self._statistics.take_fields()
-        if self._remote.staleness.drops_shares:
-            fields |= {"dropped_rows": self._window_dropped_rows, "total_dropped_rows": self.dropped_rows}
-        self._window_dropped_rows = 0
+        fields, staleness = self._statistics.take_fields(), self._remote.staleness
+        names = {_DROPPED_ROWS: staleness.drops_shares, _REJECTIONS: staleness.late.kind == REJECT}
+        for name in (name for name, is_possible in names.items() if is_possible or self.totals[name]):
+            fields |= {name: self._window[name], f"total_{name}": self.totals[name]}
+        self._window.clear()
         return fields
 
     def to_json(self) -> dict[str, Any]:
         """See base class."""
-        return {"dropped_rows": self.dropped_rows} if self.dropped_rows else {}
+        return dict(self.totals)
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
         """See base class."""
-        self.dropped_rows = int(saved.get("dropped_rows", 0))
+        self.totals = collections.Counter(saved)
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -137,12 +149,56 @@ class ServerSynchronizer(WeightSynchronizer):
             _log.info("%s", text)
 
     def store_result(self, result: RangeResult, seconds: float) -> None:
-        """Stores the statistics, the dropped rows and the updates of a range of tickets, which has taken `seconds`."""
+        """Stores the statistics and the updates of a range of tickets, which has taken `seconds`."""
         self._statistics.add(result, seconds, self._remote.servers.update_seconds)
-        self._window_dropped_rows += result.dropped_rows
-        self.dropped_rows += result.dropped_rows
+        counts = {_DROPPED_ROWS: result.dropped_rows, _REJECTIONS: result.rejections}
+        for counter in (self._window, self.totals):
+            counter.update({name: count for name, count in counts.items() if count})
         if self._remote.records_updates:
             self.updates += result.updates
+
+
+def recorded_run(path: str) -> RunDirectory:
+    """Returns an earlier run, given its output directory or the directory of its ledger."""
+    directory = RunDirectory(path_of(path))
+    is_ledger = not directory.is_run and directory.path.name == directory.ledger(0, 0).parent.name
+    return RunDirectory(directory.path.parent) if is_ledger else directory
+
+
+def recorded_updates(directory: RunDirectory) -> list[Update]:
+    """Returns the updates of an earlier run, in order.
+
+    Raises:
+      InputError: it has recorded none.
+    """
+    try:
+        updates = [_parse_update(update) for update in directory.read_updates()]
+    except (KeyError, TypeError, ValueError):
+        updates = []
+    if not updates:
+        raise InputError(
+            "A replay needs the output directory of a run of parameter servers whose workers compute whole batches. Received: "
+            f"{directory.path}, which has no record of updates. Give that of a run with --staleness=async or bounded(4)."
+        )
+    return updates
+
+
+def _update_to_json(update: Update) -> dict[str, Any]:
+    return {
+        "version": update.version,
+        "ticket": update.ticket,
+        "worker": update.workers[0],
+        "versions": update.versions,
+        "factor": update.factor,
+    }
+
+
+def _parse_update(update: Mapping[str, Any]) -> Update:
+    version, versions = int(update["version"]), tuple(map(int, update["versions"]))
+    staleness = version - min(versions)
+    return Update(
+        version, int(update["ticket"]), (int(update["worker"]),), staleness, versions, float(update["factor"])
+    )
 
 
 def check_supported(
@@ -158,6 +214,12 @@ def check_supported(
             and (settings.jit_compile or settings.micro_steps > 1 or metrics.count_all_rows),
             "a single pass over independent rows, without XLA, for an embedding that is split by rows",
             "jit_compile, accumulate_steps, or outputs that depend on other rows",
+            "a larger --min_table_bytes",
+        ),
+        (
+            bool(remote.tables.numbers) and remote.staleness.pull_every > 1,
+            "the rows of each step, for an embedding that is split by rows",
+            f"pull_every={remote.staleness.pull_every}",
             "a larger --min_table_bytes",
         ),
         (
@@ -188,6 +250,7 @@ class TicketLoop:
         self._compute: Any = tf.function(self._compute_in_context, autograph=False, reduce_retracing=True)
         self._undo = tf.function(lambda result: strategy.run(step.undo, result), autograph=False, reduce_retracing=True)
         self._is_traced = False
+        self._last_pull: tuple[list[int], list[np.ndarray]] = [], []  # versions and states
         # Worker 0 holds the metrics of all workers, including lost ones. Shares of a step may count all rows instead.
         self._metrics = [*map(keras_internals.value_of, step.source.metrics.variables)] if remote.whole_batches else []
 
@@ -204,10 +267,11 @@ class TicketLoop:
         batches = self._iterate_batches(iterator, call)
         if not self._is_traced:
             batches = self._trace(batches, getattr(iterator, "element_spec", None), with_norm)
+        updates = self._updates_to_replay(first, end)
         if self._strategy.is_chief:
             self._remote.tolerate_losses()
             self._remote.write_changes(version=first)
-        self._servers.coordinate("open", worker=self._rank, first=first, end=end)
+        self._servers.coordinate("open", worker=self._rank, first=first, end=end, updates=updates)
         next_ticket, is_running = first, True  # `next_ticket` is that of the next batch
         known_batches: dict[int, Any] = {}  # by ticket; kept because a worker that computes one may be lost
         while is_running and (answer := self._servers.coordinate("take", worker=self._rank)):
@@ -223,12 +287,17 @@ class TicketLoop:
         result = self._servers.result()
         for i, variable in enumerate(self._metrics):
             variable.assign(previous_metrics[i] + (result.metrics[i] if result.metrics else 0))
-        updates = len(result.losses) - (not result.is_finite)
+        dropped_tickets = {update.ticket for update in result.updates if not update.factor}
+        counted_end = first + len(result.losses) - (not result.is_finite)
+        is_counted = [
+            ticket < counted_end and ticket not in dropped_tickets
+            for ticket in range(first, first + len(result.losses))
+        ]
         norm = self._remote.pull_all(first + len(result.updates))
         self._synchronizer.store_result(result, time.perf_counter() - start_time)
         return LoopResult(
             losses=tf.constant(result.losses, keras.config.floatx()),
-            is_finite=tf.range(len(result.losses)) < updates,
+            is_finite=tf.constant(is_counted),
             norm=tf.constant(result.norm if self._remote.whole_batches else norm, keras.config.floatx()),
             may_continue=tf.constant(result.is_finite),
             gradient_finite=(),
@@ -237,14 +306,52 @@ class TicketLoop:
             compute_seconds=tf.constant([call.busy_seconds * int(steps) / max(call.tickets, 1)], tf.float64),
             numbers=tf.concat([tf.zeros([0], tf.int64), *result.numbers], 0),
             sizes=tf.constant([*map(len, result.numbers)] or [0] * len(result.losses), tf.int32),
+            updates=[*map(_update_to_json, result.updates)] if self._remote.whole_batches else (),
         )
 
+    def _updates_to_replay(self, first: int, end: int) -> list[Update]:
+        """Returns the recorded updates of a range on the chief; [] without a replay. Every worker must call it."""
+        if self._remote.staleness.kind != REPLAY:
+            return []
+        recorded = self._synchronizer.replayed_updates
+        updates = [recorded[version] for version in range(first, end) if version in recorded]
+        problem = ""
+        if self._strategy.is_chief:
+            workers, servers, has_tables = (
+                self._strategy.cluster.size,
+                self._servers.count,
+                bool(self._remote.tables.numbers),
+            )
+            problem = (
+                check_recorded(updates, first, workers, servers, has_tables)
+                if len(updates) == end - first
+                else f"only {len(recorded)} updates"
+            )
+        if problem := self._strategy.group.broadcast("replay", problem):
+            raise InputError(
+                f"A replay repeats whole calls of a run with the same options. Received: steps {first} to {end - 1} of "
+                f"{self._remote.staleness.path}, which has {problem}."
+            )
+        return updates
+
     def _compute_ticket(
-        self, call: "_Call", ticket: int, version: int, batch: Any, numbers: tf.Tensor, with_norm: tf.Tensor
+        self,
+        call: "_Call",
+        ticket: int,
+        version: int | Sequence[int] | None,
+        batch: Any,
+        numbers: tf.Tensor,
+        with_norm: tf.Tensor,
     ) -> bool:
-        """Pulls at least the given version, computes a ticket and pushes its gradient; returns whether training continues."""
+        """Pulls the given version, computes a ticket and pushes its gradient; returns whether training continues.
+
+        If the version is None, the weights and states are those of the last pull.
+        """
         ids = self._remote.tables.ids(batch)
-        versions, previous_states, _ = self._remote.pull(version, ids)
+        if version is not None:
+            self._last_pull = self._remote.pull(version, ids)[:2]
+        versions, previous_states = self._last_pull
+        self._remote.assign_states(previous_states)
         start_time = time.perf_counter()
         with self._remote.tables.check_known_ids():
             result = self._compute(batch, tf.constant(ticket, tf.int64), with_norm)
@@ -263,11 +370,12 @@ class TicketLoop:
             self._undo(result)
         arrays = [numbers.numpy(), *(variable.numpy() for variable in self._metrics)]
         values = {"loss": loss, "is_finite": is_finite, "versions": versions, "norm": norm, "rows": self._rows(batch)}
-        may_continue, is_used = self._servers.commit(ticket, arrays, **values)
-        if not is_used:
+        outcome = self._servers.commit(ticket, arrays, **values)
+        if is_finite and outcome in (Outcome.REJECTED, Outcome.DROPPED, Outcome.UNUSED):
             self._undo(result)
+        if outcome in (Outcome.REJECTED, Outcome.UNUSED):
             self._servers.discard(ticket)
-        return may_continue
+        return outcome != Outcome.ENDED
 
     def _rows(self, batch: Any) -> tuple[int, int]:
         """Returns the numbers of rows that this worker computes, and of the whole batch."""

@@ -124,8 +124,12 @@ class ReplayLoop:
         first, count = int(first_step), int(steps)
         batches = [[self._next_share(iterator) for _ in range(self._shares)] for _ in range(count)]
         versions = {first: self._values()}
-        losses = np.zeros([count])
+        losses, is_counted = np.zeros([count]), np.zeros([count], bool)
         for update in self._updates[first : first + count]:
+            losses[update.ticket - first], is_counted[update.ticket - first] = np.nan, bool(update.factor)
+            if not update.factor:  # dropped
+                versions[update.version + 1] = versions[update.version]
+                continue
             shares, server_count = batches[update.ticket - first], len(update.versions) // len(update.workers)
             results, all_states, weight_count = [], [], len(self._step.variables)
             for number, worker in enumerate(update.workers):
@@ -139,12 +143,12 @@ class ReplayLoop:
             weights, current_states = versions[update.version][:weight_count], versions[update.version][weight_count:]
             self._assign([*weights, *self._new_states(update, read_values[weight_count:], states, current_states)])
             scale = self._scale(shares, update.workers)
-            self._apply(results, tf.constant(scale, tf.float64))
+            self._apply(results, tf.constant(scale, tf.float64), tf.constant(update.factor, tf.float64))
             versions[update.version + 1] = self._values()
             losses[update.ticket - first] = scale * sum(float(result.loss) for result in results)
         return LoopResult(
             losses=tf.constant(losses, keras.config.floatx()),
-            is_finite=tf.ones([count], tf.bool),
+            is_finite=tf.constant(is_counted),
             norm=tf.zeros([], keras.config.floatx()),
             may_continue=tf.constant(True),
             gradient_finite=(),
@@ -162,13 +166,13 @@ class ReplayLoop:
         rows = [int(count_rows(share)) for share in shares]
         return sum(rows) / sum(rows[worker] for worker in workers) if self._shares > 1 else 1.0
 
-    def _apply_update(self, results: Sequence[Any], scale: tf.Tensor) -> None:
-        self._strategy.run(self._apply_sum, results, scale)
+    def _apply_update(self, results: Sequence[Any], scale: tf.Tensor, factor: tf.Tensor) -> None:
+        self._strategy.run(self._apply_sum, results, scale, factor)
 
-    def _apply_sum(self, results: Sequence[Any], scale: tf.Tensor) -> None:
+    def _apply_sum(self, results: Sequence[Any], scale: tf.Tensor, factor: tf.Tensor) -> None:
         sums = [functools.reduce(operator.add, values) for values in zip(*(r.gradients for r in results), strict=True)]
-        gradients = [total * tf.cast(scale, total.dtype) for total in sums]
-        gradients = self._clip(gradients, global_norm(gradients))
+        gradients = [_scaled(total, scale) for total in sums]
+        gradients = [_scaled(gradient, factor) for gradient in self._clip(gradients, global_norm(gradients))]
         self._step.apply(results[0]._replace(gradients=gradients), self._step.unused_variables())
 
     def _values(self) -> list[np.ndarray]:
@@ -206,6 +210,12 @@ class ReplayLoop:
 
 def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
     return values[0] if len(values) == 1 else sum(values[1:], values[0]) / len(values)
+
+
+def _scaled(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_scaled(gradient.values, factor), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
 
 
 MAX_ROUNDINGS = 4.0  # two correct runs in 16 bits differ by about one rounding; bugs cause ten or more
@@ -351,10 +361,10 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
     differing_layers = _different_by_design(session, reference.model)
     limit = tolerance(session.config, reference.model.optimizer)
     if is_replayed:
-        max_staleness = max(update.version - min(update.versions) for update in updates)
+        max_staleness = max(update.version - min(update.versions) for update in updates if update.factor)
         print_line(
             f"One device makes the same updates from the same weights, which were up to {max_staleness} updates old."
-            + (f" {synchronizer.dropped_rows} rows were dropped." if remote.staleness.drops_shares else "")
+            + (f" {synchronizer.totals['dropped_rows']} rows were dropped." if remote.staleness.drops_shares else "")
         )
     _print_header(session, reference.model, differing_layers, limit, print_line)
     lines: list[tuple[float, float, str]] = []

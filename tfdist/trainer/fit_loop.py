@@ -406,6 +406,7 @@ class FitLoop:
         self._warn_about_skipped_steps(np.asarray(result.skipped), count)
         for entry in result.example_ranges(state.step):
             self._reporting.ledger.write(*entry)
+        self._reporting.ledger.write_updates(result.updates)
         state.step += count
         state.progress.add(losses, is_counted, self._program.drain())
         initial = state.progress.divergence.add(losses[is_counted], self._batch_size)
