@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,7 +28,7 @@ from tfdist.config.staleness import (
     parse_staleness,
 )
 from tfdist.coordination import Group, LostMember
-from tfdist.distribution.strategy import Result, Strategy, VariableBlocks
+from tfdist.distribution.strategy import JobVariables, Result, Strategy, VariableBlocks
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Service
@@ -169,7 +169,16 @@ class ParameterServer(Strategy):
 
 
 class _ChiefBlocks(RemoteBlocks):
-    """Saves the values of all replicas on the first worker, because others may be lost; all have the servers' values."""
+    """Saves the values of all replicas on the first worker, because others may be lost.
+
+    All have the servers' values, except of states that the first worker collects. Those of a lost worker are zeros.
+    """
+
+    def job_variables(self, forms: Mapping[str, Any]) -> JobVariables:
+        """See base class."""
+        assert self._strategy.remote
+        self._strategy.remote.collect_states()
+        return super().job_variables(forms)
 
     def saved_blocks(
         self, variable: tf.Variable, per_replica: bool, copied: bool = True
@@ -178,7 +187,12 @@ class _ChiefBlocks(RemoteBlocks):
         blocks, replicas = super().saved_blocks(variable, False, copied), range(self._strategy.replicas)
         if not per_replica:
             return blocks
-        return [((replica, *offset), values[np.newaxis]) for replica in replicas for offset, values in blocks]
+        states = self._strategy.remote.collected_states.get(id(variable)) if self._strategy.remote else None
+        return [
+            ((replica, *offset), (values if states is None else states.get(replica, np.zeros_like(values)))[np.newaxis])
+            for replica in replicas
+            for offset, values in blocks
+        ]
 
 
 class _Server:

@@ -104,6 +104,26 @@ def trained(strategy: ParameterServer, make: Callable[[], Program] = small) -> k
     return program.model
 
 
+def test_a_loss_scale_optimizer_is_that_of_plain_keras(
+    served: ParameterServer, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    # Clearing a session also resets the policy.
+    monkeypatch.setattr(keras.utils, "clear_session", lambda **_: keras.config.set_dtype_policy("mixed_float16"))
+    try:
+        model = trained(served)
+        keras.utils.set_random_seed(1)
+        plain = small()
+        plain.model.fit(plain.x, plain.y, batch_size=4, verbose=0)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    for found, expected in zip(loaded.optimizer.variables, plain.model.optimizer.variables, strict=True):
+        assert "step_counter" in expected.path or found.numpy().tobytes() == expected.numpy().tobytes(), expected.path
+    assert [w.tobytes() for w in model.get_weights()] == [w.tobytes() for w in plain.model.get_weights()]
+
+
 def test_a_compilation_with_the_same_optimizer_keeps_its_state(float64: None, served: ParameterServer) -> None:
     model, plain = trained(served), small().model
     keras.utils.set_random_seed(1)

@@ -20,7 +20,7 @@ def worked(coordinator, worker, first, end, losses=float, rows=(1, 1), seconds=N
     coordinator.open(worker, first, end)
     taken = []
     while answer := coordinator.take(worker):
-        ticket, version, _ = answer
+        ticket, version, *_ = answer
         if seconds:
             time.sleep(seconds())
         arrays, loss = [np.array([10 * ticket + worker])] if rows[1] > 1 else [], losses(ticket)

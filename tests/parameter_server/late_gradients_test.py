@@ -60,7 +60,7 @@ def work(running, rank, seed, updates=()):
         worker.write({}, version=0)
     worker.coordinate("open", worker=rank, first=0, end=TICKETS, updates=updates)
     while answer := worker.coordinate("take", worker=rank):
-        ticket, version, _ = answer
+        ticket, version, *_ = answer
         values = values if version is None else worker.pull(version)
         versions, weights, [state], _ = values
         time.sleep(random.random() ** 6 * 0.06)
@@ -165,8 +165,8 @@ def test_the_ticket_of_a_rejected_gradient_goes_to_the_next_worker_and_the_newes
     assert coordinator.commit(0, 0, 1.0, True, [0], arrays=arrays) == Outcome.APPLIED
     # Not finite, but too old to end the training.
     assert coordinator.commit(1, 1, np.nan, False, [0], arrays=arrays) == Outcome.REJECTED
-    assert coordinator.take(0) == (1, 1, [1])  # its weights are too old to be used again
-    assert coordinator.take(1) == (2, 1, [1, 2])
+    assert coordinator.take(0) == (1, 1, [1], ())  # its weights are too old to be used again
+    assert coordinator.take(1) == (2, 1, [1, 2], ())
     assert coordinator.commit(1, 2, 1.0, True, [1], arrays=arrays) == Outcome.APPLIED
     assert coordinator.commit(0, 1, 1.0, True, [1], arrays=arrays) == Outcome.REJECTED
     assert coordinator.take(1)[:2] == (1, 2)  # the last ticket; nothing can make it late

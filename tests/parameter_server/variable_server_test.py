@@ -9,12 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tfdist.collectives import OneReplica
 from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import PeerLostError
+from tfdist.gradients.reducer import tensor_specs
 from tfdist.parameter_server import messages, variable_server
 from tfdist.parameter_server.coordinator import Coordinator
 from tfdist.parameter_server.messages import Connection, Message, Service
+from tfdist.parameter_server.pushed_gradients import PushReducer
 from tfdist.parameter_server.servers import Servers, placement_of
 from tfdist.parameter_server.table_rows import TableForm
 from tfdist.parameter_server.update_order import Update
@@ -119,6 +123,27 @@ def test_servers_update_as_keras_does(case, servers, shard_variables):
     for found, value in zip(weights, expected, strict=True):
         np.testing.assert_allclose(found, value, rtol=1e-13)
     assert fetched["optimizer/0"] == len(GRADIENTS) and fetched["slot/2/0"].shape == (3, 4)
+
+
+@pytest.mark.parametrize("method", ["topk(ratio=0.5)", "int8"])
+def test_servers_add_decoded_shares(method):
+    methods, optimizer = [method, "none", method], keras.optimizers.SGD(0.1)
+    with served(2) as (workers, updates):
+        define(workers[0], optimizer)
+        totals = [np.zeros(shape) for shape in SHAPES.values()]
+        for rank, (worker, gradients) in enumerate(zip(workers, GRADIENTS, strict=False)):
+            reducer = PushReducer(methods, rank)
+            tensors = [tf.constant(gradient) for gradient in gradients]
+            state = [tf.zeros(state.shape, state.dtype) for state in reducer.state(tensor_specs(tensors))]
+            sent = reducer.reduce(tensors, state, OneReplica(), name="gradients").sent
+            totals = [total + part.numpy() for total, part in zip(totals, sent, strict=True)]
+            worker.push(0, [0, 0], [payload.numpy() for payload in reducer.payloads], [], [], methods=methods)
+        updates.append(Update(0, 0, (0, 1), 0))
+        _, weights, *_ = workers[0].pull(1)
+    for found, value in zip(weights, by_keras(keras.optimizers.SGD(0.1), [totals]), strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-6)
+    exact = by_keras(keras.optimizers.SGD(0.1), [[a + b for a, b in zip(*GRADIENTS[:2], strict=True)]])
+    assert np.max(np.abs(weights[0] - exact[0])) > 1e-5 and np.array_equal(weights[1], exact[1])
 
 
 @pytest.mark.parametrize("servers", [1, 2])

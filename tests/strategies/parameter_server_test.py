@@ -18,13 +18,15 @@ from tests import processes
 from tests.end_to_end.chaos.ending import differences, ending
 from tests.end_to_end.chaos.striking import child_of_rank
 from tests.waiting import wait_for
+from tfdist.checkpoint.format import Checkpoint
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
-from tfdist.errors import InputError
-from tfdist.gradients import LossScale
+from tfdist.errors import InputError, NotFiniteError
+from tfdist.gradients import Clip, LossScale
 from tfdist.reporting import RunDirectory
 from tfdist.testing import parity
 from tfdist.testing.comparison import Replay
+from tfdist.trainer.options import Schedule
 
 CASE = parity.Case(model="cnn", optimizer="sgd")
 NUMBERS = ("value replicas", "value batch_schedule")
@@ -45,8 +47,23 @@ def served():
 
 
 TASKS = {
-    "cnn": ["--model=cnn", "--dataset=digits"],
+    "cnn": ["--model=cnn", "--dataset=digits", "--float64"],
+    "compression": [
+        "--model=cnn",
+        "--dataset=digits",
+        "--float64",
+        "--compression=topk(ratio=0.05)",
+        "--compression_min_bytes=1024",
+    ],
+    "a scaled loss": [
+        "--model=cnn",
+        "--dataset=digits",
+        "--precision=mixed_float16",
+        "--loss_scale=dynamic(initial_power=20,growth_interval=2)",
+        "--tolerance=1e-9",
+    ],
     "embeddings by rows": [
+        "--float64",
         "--model=transformer(layers=1,width=16,heads=2)",
         "--dataset=text(length=16)",
         "--batch_size=16",
@@ -60,14 +77,15 @@ TASKS = {
     ("task", "staleness"),
     [
         pytest.param("cnn", "async(late=scale(0.1), pull_every=4)", marks=pytest.mark.smoke("parameter_server")),
-        pytest.param("embeddings by rows", "async", marks=pytest.mark.full),
+        ("compression", "async"),
+        *(pytest.param(task, "async", marks=pytest.mark.full) for task in ("a scaled loss", "embeddings by rows")),
         pytest.param("cnn", "async(late=reject(after=1, rows=dropped), pull_every=4)", marks=pytest.mark.full),
     ],
 )
 def test_an_asynchronous_run_of_two_workers_equals_its_updates_made_again(task, staleness, tmp_path):
     launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=2", f"--log_dir={tmp_path}", "--"]
     verify = [sys.executable, "-m", "tfdist.verify", "--strategy=parameter_server", f"--staleness={staleness}"]
-    flags = [*TASKS[task], "--steps=20", "--float64", "--clip_norm=0.5", "--optimizer=sgd(momentum=0.9)"]
+    flags = [*TASKS[task], "--steps=20", "--clip_norm=0.5", "--optimizer=sgd(momentum=0.9)"]
     with processes.job([*launch, *verify, *flags], 1, processes.ONE_THREAD) as job:
         [end] = job.wait(120)
     assert end.code == 0, end.output
@@ -122,6 +140,26 @@ def test_updates_from_shares_of_three_workers_equal_those_made_again(staleness, 
     assert end.code == code, end.output
     assert "One device makes the same updates" in end.output and ("NOT EQUAL" in end.output) == bool(code)
     assert "up to 2 updates old" in end.output or "rows were dropped" in end.output
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_the_errors_of_both_workers_are_saved(tmp_path):
+    launch = [sys.executable, "-m", "tfdist.launch", "--processes=2", "--servers=1", f"--log_dir={tmp_path}/logs", "--"]
+    flags = ["--strategy=parameter_server", "--staleness=async", *TASKS["compression"][:2], *TASKS["compression"][3:]]
+    train = [
+        sys.executable,
+        "-m",
+        "tfdist.train",
+        *flags,
+        "--steps=20",
+        "--checkpoint_every=20",
+        f"--output_dir={tmp_path}/run",
+    ]
+    processes.finish([*launch, *train], environment=processes.ONE_THREAD)
+    checkpoint = Checkpoint.open(tmp_path / "run/checkpoints/step-000000020")
+    first, second = checkpoint.read("replica_state/conv_0/kernel/error")
+    assert np.any(first) and np.any(second) and np.any(first != second)
 
 
 @pytest.mark.processes
@@ -188,26 +226,51 @@ WRONG = {
     "one update twice": lambda updates: [*updates[:3], updates[2]._replace(version=3), *updates[4:]],
     "a version off by one": lambda updates: [*updates[:3], updates[3]._replace(versions=(2,)), *updates[4:]],
     "no factors": lambda updates: [update._replace(factor=1.0) for update in updates],
+    "another worker": lambda updates: [*updates[:3], updates[3]._replace(workers=(1,)), *updates[4:]],
     "as recorded": list,
 }
+TOP_K = "topk(ratio=0.05)"
+CODECS = {TOP_K: 6, "topk(ratio=0.1)|qsgd": 4, "fp16": 1.8, "signsgd": 8}  # with the least ratio of compression
+
+
+def replayed(served, single, compression, change=list, methods=lambda methods: methods, staleness="async"):
+    """Returns the largest difference between five asynchronous updates and their replay, and the bytes pushed per step."""
+    strategy, options = served(staleness), {"compression_min_bytes": 1024}
+    trainer = parity.make_trainer(strategy, CASE, compression=compression, **options)
+    trainer.build(parity.source_of(CASE))
+    strategy.remote.records_updates = True
+    trainer.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=5, verbose=0)
+    synchronizer = trainer.program.synchronizer
+    reference = parity.make_trainer(single, CASE)
+    program = reference.build(parity.source_of(CASE))
+    placement = strategy.remote.servers.placement
+    replay = Replay(reference.model, single, change(synchronizer.updates), placement, methods(synchronizer.methods))
+    reference._program = program._replace(synchronizer=replay)
+    reference.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=5, verbose=0)
+    pairs = zip(trainer.model.trainable_variables, reference.model.trainable_variables, strict=True)
+    return max(float(np.max(np.abs(a.numpy() - b.numpy()))) for a, b in pairs), synchronizer.payload_per_step
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_replay_of_other_updates_differs(name, served, single, float64):
-    strategy = served("async(late=scale(0.5), pull_every=2)" if name != "a version off by one" else "async")
-    trainer = parity.make_trainer(strategy, CASE)
-    trainer.build(parity.source_of(CASE))
-    strategy.remote.records_updates = True
-    trainer.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=5, verbose=0)
-    updates = trainer.program.synchronizer.updates
-    reference = parity.make_trainer(single, CASE)
-    program = reference.build(parity.source_of(CASE))
-    replay = Replay(reference.model, single, WRONG[name](updates), strategy.remote.servers.placement)
-    reference._program = program._replace(synchronizer=replay)
-    reference.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=5, verbose=0)
-    pairs = zip(trainer.model.trainable_variables, reference.model.trainable_variables, strict=True)
-    distance = max(float(np.max(np.abs(a.numpy() - b.numpy()))) for a, b in pairs)
+    staleness = "async(late=scale(0.5), pull_every=2)" if name == "no factors" else "async"
+    distance, _ = replayed(
+        served, single, TOP_K if name == "another worker" else "none", WRONG[name], staleness=staleness
+    )
     assert distance == 0 if name == "as recorded" else distance > 1e-4
+
+
+@pytest.mark.parametrize("codec", [TOP_K, *(pytest.param(codec, marks=pytest.mark.full) for codec in [*CODECS][1:])])
+def test_compressed_gradients_equal_those_of_one_device_and_are_smaller(codec, served, single, float64):
+    (distance, payload), (_, whole) = (replayed(served, single, method) for method in (codec, "none"))
+    assert distance == 0 and payload * CODECS[codec] < whole
+
+
+def test_a_replay_without_error_feedback_differs(served, single, float64):
+    def forget(methods):
+        return [method.replace(TOP_K, "topk(ratio=0.05, feedback=False)") for method in methods]
+
+    assert replayed(served, single, TOP_K, methods=forget)[0] > 1e-4
 
 
 def test_what_callbacks_assign_reaches_the_servers(served, single, float64):
@@ -222,6 +285,61 @@ def test_what_callbacks_assign_reaches_the_servers(served, single, float64):
 
     pairs = zip(weights(single), weights(served()), strict=True)
     assert all(a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+@pytest.mark.parametrize("staleness", ["async", pytest.param("sync", marks=pytest.mark.full)])
+def test_a_resumed_run_has_the_errors_of_compressed_gradients(staleness, served, float64, tmp_path):
+    def train(steps, **options):
+        trainer = parity.make_trainer(served(staleness), CASE, compression=TOP_K, compression_min_bytes=1024)
+        trainer.build(parity.source_of(CASE))
+        if not options:
+            trainer.resume(tmp_path)
+        trainer.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=steps, verbose=0, **options)
+        errors = [value.values for name, value in trainer.state.items() if name.endswith("/error")]
+        return [variable.numpy().tobytes() for variable in trainer.model.variables], errors
+
+    train(3, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every=3))
+    (found, errors), (expected, _) = train(6), train(6, checkpoints=None)
+    assert found == expected and all(np.any(error) for error in errors)
+
+
+@pytest.fixture
+def mixed_float16(monkeypatch):
+    # Clearing a session also resets the policy.
+    monkeypatch.setattr(keras.utils, "clear_session", lambda **_: keras.config.set_dtype_policy("mixed_float16"))
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize(
+    "staleness", ["bounded(0)", *(pytest.param(each, marks=pytest.mark.full) for each in ("sync", "async"))]
+)
+def test_a_scaled_loss_skips_the_steps_of_one_device_bit_for_bit(staleness, served, single, mixed_float16):
+    def train(strategy):
+        scale, records = LossScale(initial=2.0**22, growth_interval=2), []
+        trainer = parity.make_trainer(strategy, CASE, loss_scale=scale, clip=Clip(norm=0.5))
+        record = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda step, logs: records.append((step, trainer.loss_scale, logs["loss"]))
+        )
+        options = {"batch_size": CASE.batch_size, "callbacks": [record], "verbose": 0}
+        history = trainer.fit(parity.source_of(CASE), steps=12, schedule=Schedule(steps_per_call=4), **options)
+        variables = [*trainer.model.variables, *trainer.model.optimizer.variables]
+        return [np.asarray(v.value).tobytes() for v in variables], records, history.history["accuracy"]
+
+    expected = train(single)
+    scales = [scale for _, scale, _ in expected[1]]
+    assert (
+        scales[0] < 2.0**30 and sorted(scales, reverse=True) != scales
+    )  # steps are skipped, and the scale grows again
+    assert repr(train(served(staleness))) == repr(expected)  # losses may be NaN
+
+
+def test_the_limit_of_skipped_steps_ends_a_run(served, mixed_float16):
+    scale = LossScale(initial=2.0**60, growth_interval=0, cap=2.0**60)
+    trainer = parity.make_trainer(served("bounded(0)"), CASE, loss_scale=scale, max_skipped_steps=3)
+    with pytest.raises(NotFiniteError, match="the last is step 2"):
+        trainer.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=12, verbose=0)
+    assert trainer.model.optimizer.iterations == 0
 
 
 def small(strategy, **options):
@@ -257,9 +375,17 @@ def start_others(_):
 REFUSED = {
     "servers unlike TF_CONFIG": (start_others, "Received: --servers=2 and 1. Leave it out"),
     "two models": (train_again, "hold one model at a time"),
-    "a loss scale": (
-        lambda strategy: small(strategy, loss_scale=LossScale()),
-        "need no loss scaling. Received: a loss scale",
+    "a method that sums": (
+        lambda strategy: small(strategy, compression="powersgd(rank=2)", compression_min_bytes=1),
+        r"use fp16, bf16, .*Received: compression=powersgd\(rank=2\)",
+    ),
+    "a codec of one's own": (
+        lambda strategy: small(strategy, compression="tfdist.gradients.compression.methods.casts:FP16"),
+        "use fp16, bf16, .*methods.casts:FP16",
+    ),
+    "methods by measurement": (
+        lambda strategy: small(strategy, compression="auto"),
+        "use fp16, bf16, .*compression=auto",
     ),
 }
 

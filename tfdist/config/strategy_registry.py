@@ -24,8 +24,8 @@ from tfdist.config.fields import DEVICES, Flags, flag_field, normalize_address, 
 from tfdist.config.layouts import REPLICA_STAGES, STAGES, parse_grid, parse_layout, parse_shard
 from tfdist.config.mesh import mesh_of, parse_mesh
 from tfdist.config.pipeline import PipelineOptions, check_flags_without_flush, check_mesh
-from tfdist.config.rules import is_auto, parse_rules
-from tfdist.config.staleness import ParameterServerOptions, count_workers, parse_staleness
+from tfdist.config.rules import is_auto, method_names, parse_rules
+from tfdist.config.staleness import PUSHED_METHODS, ParameterServerOptions, count_workers, parse_staleness
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 from tfdist.storage.registry import read_text
@@ -344,8 +344,14 @@ DECLARATIONS = (
             Refusal(
                 "compression",
                 "none",
-                "Gradients are not compressed on the way to parameter servers: leave out --compression or use another "
-                "--strategy.",
+                "Workers push gradients that a server decodes without those of other workers, or the user's code: use "
+                f"{', '.join(PUSHED_METHODS)}, or leave out --compression.",
+                is_refused=lambda text: not method_names(parse_rules(text)) <= {*PUSHED_METHODS, "none"},
+            ),
+            Refusal(
+                "compression_check_every",
+                0,
+                "Workers of parameter servers have no exact sum to compare with: leave out --compression_check_every.",
             ),
             Refusal(
                 "sync",
@@ -355,12 +361,6 @@ DECLARATIONS = (
             Refusal("balance", "equal", "Parameter servers give work to whoever is free: leave out --balance."),
             Refusal("all_reduce", ENGINE, "Parameter servers add gradients themselves: leave out --all_reduce."),
             Refusal("ema", 0.0, "Parameter servers keep no average of the weights: leave out --ema."),
-            Refusal(
-                "precision",
-                "float32",
-                "Parameter servers do not scale the loss: use --precision=mixed_bfloat16.",
-                is_refused=lambda precision: precision == "mixed_float16",
-            ),
             Refusal("find", "", "A search needs gradients of one step at a time: use another --strategy for --find."),
             Refusal(
                 "check_sync",

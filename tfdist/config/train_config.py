@@ -28,6 +28,7 @@ from tfdist.config.pipeline import NO_FLUSH_SCHEDULES
 from tfdist.config.rules import parse_chain
 from tfdist.config.search import normalize_search
 from tfdist.config.spec import parse
+from tfdist.config.staleness import SYNC, parse_staleness
 from tfdist.config.strategy_registry import TrainerOptions
 from tfdist.config.sync import SYNCS, parse_sync
 from tfdist.errors import InputError
@@ -354,17 +355,19 @@ class VerifyConfig(TrainConfig):
         0.0,
         CHECKS,
         "Maximum relative difference that passes. 0 chooses it by optimizer and --float64, and 4 times the rounding "
-        "error in bfloat16. Required with float16, --compression or --activation_compression; dgc and signsgd are different "
-        "algorithms and do not match one device at any tolerance.",
+        "error in bfloat16. Required with float16, --compression (but not with --staleness=async or bounded) or "
+        "--activation_compression; dgc and signsgd are different algorithms and do not match one device at any tolerance.",
     )
 
     def __post_init__(self) -> None:
         """Requires a tolerance for loss scaling and compression, whose results differ from one device's by design."""
         super().__post_init__()
-        lossy_flags = [name for name in ("compression", "activation_compression") if getattr(self, name) != "none"]
+        is_replayed = parse_staleness(self.staleness).kind != SYNC  # on one device, with the same compression
+        names = () if is_replayed else ("compression", "activation_compression")
+        lossy_flags = [name for name in names if getattr(self, name) != "none"]
         if not self.tolerance and (self.precision == "mixed_float16" or lossy_flags):
-            names = ("precision", *(lossy_flags or ("compression",)))
-            received = [flag_text(name, getattr(self, name)) for name in names]
+            received_flags = ("precision", *(lossy_flags or ("compression",)))
+            received = [flag_text(name, getattr(self, name)) for name in received_flags]
             raise InputError(
                 "With float16 or compression, results differ from those of one device by more than rounding: set "
                 f"--tolerance, or leave them out. Received: {' '.join(received)}."

@@ -9,9 +9,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from tfdist.config.staleness import DROPPED, REJECT, LateGradients
 from tfdist.errors import PeerLostError
+from tfdist.gradients import LossScale
 from tfdist.parameter_server.messages import Handler, Message
 from tfdist.parameter_server.update_order import Asynchronous, Recorded, Synchronous, Update, UpdateOrder
 
@@ -126,10 +128,15 @@ class Coordinator:
         self._losses: dict[int, dict[int, float]] = {}  # shares by ticket and worker
         self._versions: dict[int, dict[int, Sequence[int]]] = {}  # by ticket and worker
         self._rows: dict[int, dict[int, Sequence[int]]] = {}  # of shares and of their batches, by ticket and worker
+        self._loss_scales: dict[int, float] = {}  # by ticket; see `Update`
         self._dropped_rows = 0
         self._norm = 0.0
         self._rejections = 0  # in the current range
         self._failed_ticket: int | None = None  # the first ticket that was not finite
+        self._loss_scale: LossScale | None = None
+        self._scale: Sequence[float] = ()  # state of the loss scale; see `ScaleState`
+        self._max_skipped_steps = 0
+        self._overflowed_tickets: set[int] = set()  # with a loss scale, those that were not finite
         self._gathers: dict[str, _Gather] = {}
         self._departed_members: set[int] = set()
 
@@ -138,6 +145,7 @@ class Coordinator:
         """Handlers of calls, by name."""
         return {
             "open": lambda message: _acknowledge(self.open, message),
+            "scale": lambda message: _answer(self.scale()),
             "take": lambda message: _answer(self.take(**message.values)),
             "commit": lambda message: _answer(self.commit(**message.values, arrays=message.arrays)),
             "result": lambda message: _result_message(self.result(**message.values)),
@@ -147,11 +155,29 @@ class Coordinator:
             "have_left": lambda message: _answer(self.have_left(**message.values)),
         }
 
-    def open(self, worker: int, first: int, end: int, updates: Sequence[Sequence[Any]] = ()) -> None:
+    def open(
+        self,
+        worker: int,
+        first: int,
+        end: int,
+        updates: Sequence[Sequence[Any]] = (),
+        loss_scale: Mapping[str, Any] | None = None,
+        scale: Sequence[float] = (),
+        max_skipped_steps: int = 0,
+    ) -> None:
         """Opens the tickets in [first, end); every worker must call it, after pulling version `first`.
 
         Worker 0 opens them, after writing changes of variables to the servers. All workers wait for each other, because some
-        may not have the result of the previous range yet. In a replay, worker 0 gives the updates to repeat.
+        may not have the result of the previous range yet.
+
+        Args:
+          worker: rank of the worker. The other arguments are those of worker 0.
+          first: the first ticket.
+          end: the ticket after the last one.
+          updates: in a replay, the updates to repeat.
+          loss_scale: fields of a `LossScale`; None for no loss scaling.
+          scale: its state.
+          max_skipped_steps: number of consecutive skipped updates that ends training.
         """
         with self._changed:
             number = self._range_counts[worker] = self._range_counts.get(worker, 0) + 1
@@ -176,9 +202,12 @@ class Coordinator:
             self._range_count, self._first_ticket, self._end_ticket, self._failed_ticket = number, first, end, None
             self._next_ticket = dict.fromkeys(range(self._workers) if self._synchronous else [0], first)
             self._abandoned_tickets.clear()
-            for values in (self._losses, self._versions, self._rows, self._numbers, self._metrics):
+            self._overflowed_tickets.clear()
+            for values in (self._losses, self._versions, self._rows, self._loss_scales, self._numbers, self._metrics):
                 values.clear()
             self._dropped_rows = self._rejections = 0
+            self._loss_scale = LossScale(**loss_scale) if loss_scale else None
+            self._scale, self._max_skipped_steps = scale, max_skipped_steps
             # All servers have applied the previous updates: a worker has pulled this version from each.
             self._updates, self._first_version = [], first
             self._changed.notify_all()
@@ -189,14 +218,20 @@ class Coordinator:
         max_age = self._late.after if self._late.kind == REJECT else None
         return Asynchronous(self._bound, first, pull_every=self._pull_every, max_age=max_age)
 
-    def take(self, worker: int) -> tuple[int, int | Sequence[int] | None, list[int]] | None:
-        """Returns a worker's next ticket, the version to compute it from, and all tickets that are not committed.
+    def scale(self) -> Sequence[float]:
+        """Returns the state of the loss scale after the latest update; empty without loss scaling."""
+        with self._changed:
+            return self._scale
+
+    def take(self, worker: int) -> tuple[int, int | Sequence[int] | None, list[int], Sequence[float]] | None:
+        """Returns a worker's next ticket, the version to compute it from, all tickets that are not committed, and the scale.
 
         Waits until the worker may read that version. The lowest ticket is assigned first, so with a bound of 0, updates are in
         the order of tickets. Returns None when nothing is left: of whole tickets when all are committed or training has ended,
         because until then the ticket of a lost worker or of a rejected gradient may be assigned again.
 
         The version is a minimum; None if the worker must keep its weights. In a replay, it is the exact version of each server.
+        The scale is the state of the loss scale.
         """
         dealer = worker if self._synchronous else 0
 
@@ -227,15 +262,16 @@ class Coordinator:
             keeps_weights = order.keeps_weights(worker)
             if isinstance(order, Recorded):
                 order.read(worker, ticket)
-                versions = None if keeps_weights else order.update_of(ticket).versions
-                return ticket, versions, [ticket, *order.remaining_tickets(worker)]
+                update = order.update_of(ticket)
+                versions, scale = None if keeps_weights else update.versions, [update.loss_scale, *self._scale[1:]]
+                return ticket, versions, [ticket, *order.remaining_tickets(worker)], scale
             if ticket in self._abandoned_tickets:
                 self._abandoned_tickets.remove(ticket)
             else:
                 self._next_ticket[dealer] = ticket + 1
             version = order.read(worker, ticket)
             active_tickets = [*self._active_tickets.values(), *self._abandoned_tickets]
-            return ticket, None if keeps_weights else version, active_tickets
+            return ticket, None if keeps_weights else version, active_tickets, self._scale
 
     def commit(
         self,
@@ -247,6 +283,7 @@ class Coordinator:
         norm: float = 0.0,
         work: Mapping[str, float] = MappingProxyType({}),
         rows: Sequence[int] = (1, 1),
+        loss_scale: float = 0.0,
         arrays: Sequence[np.ndarray] = (),
     ) -> Outcome:
         """Orders the update of a gradient that all servers have; the staleness rule may delay or reject it.
@@ -255,11 +292,13 @@ class Coordinator:
           worker: rank of the worker.
           ticket: ticket of the gradient.
           loss: the loss, or the worker's share of it.
-          is_finite: whether loss and gradient are finite; otherwise training ends without this update.
+          is_finite: whether loss and gradient are finite. Otherwise, with a loss scale, the update is skipped in its turn;
+            without one, training ends.
           versions: for each server, version of the weights from which the gradient was computed.
           norm: gradient norm, if it was requested.
           work: the worker's work since its last commit.
           rows: numbers of rows of the share and of the ticket.
+          loss_scale: see `Update`.
           arrays: indices of the examples, and the worker's metric variables since the range was opened.
 
         Returns:
@@ -272,7 +311,7 @@ class Coordinator:
             for name, value in work.items():
                 self._work[worker][name] += value
             outcome = self._outcome(ticket, versions)
-            self._rejections += outcome in (Outcome.REJECTED, Outcome.DROPPED)
+            self._rejections += outcome == Outcome.REJECTED or (outcome == Outcome.DROPPED and is_finite)
             if outcome == Outcome.UNUSED:
                 return outcome
             if outcome == Outcome.REJECTED:
@@ -289,8 +328,11 @@ class Coordinator:
             self._losses.setdefault(ticket, {})[worker] = loss
             self._versions.setdefault(ticket, {})[worker] = versions
             self._rows.setdefault(ticket, {})[worker] = rows
+            self._loss_scales[ticket] = loss_scale
             self._norm = norm if ticket == self._end_ticket - 1 else self._norm
-            if not is_finite and outcome == Outcome.APPLIED and self._is_needed(ticket):
+            if not is_finite and self._loss_scale:
+                self._overflowed_tickets.add(ticket)
+            elif not is_finite and outcome == Outcome.APPLIED and self._is_needed(ticket):
                 self._failed_ticket = ticket
             if self._is_needed(ticket):
                 self._order.push(worker, ticket, rows[0])
@@ -359,7 +401,9 @@ class Coordinator:
             self._changed.wait_for(lambda: self._first_version + len(self._updates) > version, seconds)
             return self._updates[max(version - self._first_version, 0) :]
 
-    def gather(self, message: Message, key: str, member: int, members: int | None = None) -> Message:
+    def gather(
+        self, message: Message, key: str, member: int, members: int | None = None, receiver: int | None = None
+    ) -> Message:
         """Returns the arrays of all members, in order, once all have called it with this key.
 
         Args:
@@ -367,6 +411,7 @@ class Coordinator:
           key: unique name of the operation.
           member: number of the caller, in [0, members).
           members: number of callers; None for all workers that are not lost. The answer has their numbers as `members`.
+          receiver: the only member that gets the arrays; None for all.
         """
         with self._changed:
             if members is None:
@@ -390,7 +435,7 @@ class Coordinator:
             gather.answer_count += 1
             if gather.answer_count == len(gather.messages):
                 del self._gathers[key]
-            return gather.answer
+            return gather.answer if receiver in (None, member) else gather.answer._replace(arrays=())
 
     def leave(self, member: int) -> None:
         """Records that a process has finished: a worker, by its rank, or a server, by its number after all workers."""
@@ -415,14 +460,24 @@ class Coordinator:
         return self._failed_ticket is None or (self._synchronous and ticket < self._failed_ticket)
 
     def _add_updates(self, order: UpdateOrder) -> None:
-        while (update := order.next_update()) is not None:
+        while self._is_needed(order.version) and (update := order.next_update()) is not None:
             versions, rows = self._versions.pop(update.ticket, {}), self._rows.pop(update.ticket)
+            is_overflowed = update.ticket in self._overflowed_tickets
             if not isinstance(order, Recorded):
                 all_versions = tuple(version for worker in update.workers for version in versions[worker])
-                factor = self._late.factor(update.version - min(all_versions, default=update.version))
-                row_factor = self._row_factor(update.ticket, rows)
-                update = update._replace(versions=all_versions, factor=factor, row_factor=row_factor)
+                factor = (
+                    0.0
+                    if is_overflowed
+                    else self._late.factor(update.version - min(all_versions, default=update.version))
+                )
+                row_factor, loss_scale = self._row_factor(update.ticket, rows), self._loss_scales[update.ticket]
+                update = Update(*update[:4], all_versions, factor, row_factor, loss_scale)
             self._updates.append(update)
+            if self._loss_scale and (is_overflowed or update.factor):
+                values = self._loss_scale.next_state(self._scale, not is_overflowed)
+                self._scale = [tf.convert_to_tensor(value).numpy().item() for value in values]
+                if self._scale[-1] >= self._max_skipped_steps:
+                    self._failed_ticket = update.ticket
 
     def _row_factor(self, ticket: int, rows: Mapping[int, Sequence[int]]) -> float:
         """Returns the row factor of an update, and multiplies its losses by it; see `Update`."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.staleness import BY_SIZE, EXACT, LAZY, MIN_TABLE_BYTES, Staleness
@@ -34,6 +35,8 @@ class RemoteVariables(OptimizerShards):
       records_updates: whether to record all updates, to replay them.
       states: variables assigned by layers that are also on the servers, if an update may not use all workers; otherwise empty,
         because each worker has its own state, like a replica.
+      worker_states: variables of which each worker has its own value, such as errors of compressed gradients.
+      collected_states: on the chief, their values by `id` and worker; see `collect_states`.
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class RemoteVariables(OptimizerShards):
         self._weights: list[keras.Variable] = []
         self._server_values: dict[str, np.ndarray] = {}  # on the chief, the values that it last pulled
         self.states: list[keras.Variable] = []
+        self.worker_states: list[tf.Variable] = []
+        self.collected_states: dict[int, dict[int, np.ndarray]] = {}
 
     @property
     def description(self) -> str:
@@ -89,16 +94,15 @@ class RemoteVariables(OptimizerShards):
 
     def build(self, model: keras.Model) -> None:
         """See base class."""
-        if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-            raise InputError(
-                "Parameter servers need no loss scaling. Received: a LossScaleOptimizer. Use --precision=mixed_bfloat16."
-            )
-        self._weights, optimizer = list(model.trainable_variables), model.optimizer
+        self._weights = list(model.trainable_variables)
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a `LossScaleOptimizer`
         self.tables = EmbeddingTables(self._strategy, self.servers, self._weights, model)
         self.states = keras_internals.moving_statistics(model) if self._has_states else []
         is_built = optimizer.built  # for example in a loaded model
         twin = type(optimizer).from_config(optimizer.get_config()) if is_built else optimizer
         owners = keras_internals.build_partially(twin, self._weights, ())
+        if optimizer is not model.optimizer:
+            model.optimizer.build(self._weights)  # creates the variables of a `LossScaleOptimizer`
         keys = optimizer_keys(twin, owners, range(len(self._weights)))
         if len(keys) != len(optimizer.variables):
             raise InputError(
@@ -200,6 +204,14 @@ class RemoteVariables(OptimizerShards):
         """Assigns values that `pull` has returned to the states."""
         for variable, value in zip(self.states, states, strict=True):
             keras_internals.value_of(variable).assign(value)
+
+    def collect_states(self) -> None:
+        """Sends the values of `worker_states` to the chief, which saves them; every worker must call it."""
+        if not self.worker_states:
+            return
+        arrays = self.servers.gather([variable.numpy() for variable in self.worker_states], receiver=0)
+        values = [dict(zip(self.servers.workers, each, strict=True)) for each in zip(*arrays, strict=True)]
+        self.collected_states = {id(v): each for v, each in zip(self.worker_states, values, strict=False)}
 
     def pull_all(self, version: int) -> float:
         """Also pulls the optimizer's variables other than slots; returns the norm. See `pull`."""

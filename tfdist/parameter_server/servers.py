@@ -15,6 +15,7 @@ from tfdist.collectives import Collectives, Op, Wire
 from tfdist.config.staleness import BY_SIZE, ROUND_ROBIN
 from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import PeerLostError
+from tfdist.gradients.compression import EXACT
 from tfdist.parameter_server.coordinator import Outcome, RangeResult
 from tfdist.parameter_server.messages import Connection, Message
 from tfdist.parameter_server.table_rows import TableForm, count_rows, split
@@ -123,9 +124,12 @@ class Servers:
         counts = RangeResult(losses, parsed_updates, is_finite, norm, dropped_rows, rejections)
         return counts._replace(numbers=answer.arrays[:count], metrics=answer.arrays[count:], work=answer.values["work"])
 
-    def gather(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-        """Returns the arrays of each worker that is not lost; all must make the same calls in the same order."""
-        values = {"key": f"workers/{next(self._gathers)}", "member": self._worker}
+    def gather(self, arrays: Sequence[np.ndarray], receiver: int | None = None) -> list[list[np.ndarray]]:
+        """Returns the arrays of each worker that is not lost; all must make the same calls in the same order.
+
+        If there is a `receiver`, only this worker gets the arrays.
+        """
+        values = {"key": f"workers/{next(self._gathers)}", "member": self._worker, "receiver": receiver}
         answer = self._connections[0].call("gather", values, arrays)
         self.workers = tuple(answer.values["members"])
         all_arrays, count = answer.arrays, len(arrays)
@@ -229,17 +233,29 @@ class Servers:
         previous_states: Sequence[np.ndarray],
         new_states: Sequence[np.ndarray],
         *,
+        methods: Sequence[str] = (),
         ids: Sequence[np.ndarray] = (),
+        norm: float | None = None,
         with_norm: bool = False,
     ) -> None:
         """Sends gradients, and the states before and after the forward pass, to their servers.
 
-        The gradient of a table consists of the gradients of its rows `ids`, which are distinct.
+        Args:
+          ticket: the ticket.
+          versions: for each server, version of the weights from which the gradients were computed.
+          gradients: payload of each gradient; see `PushReducer`. That of a table is the gradients of its rows `ids`.
+          previous_states: states before the forward pass.
+          new_states: states after it.
+          methods: compression method of each gradient; by default none is compressed.
+          ids: distinct ids of the rows of each table.
+          norm: norm of the gradients; None if they are a share.
+          with_norm: whether the servers compute the norm of the sum of the shares.
         """
         positions = [split(table_ids, self.count) for table_ids in ids]
 
         def message_for(server: int) -> Message:
-            arrays = [gradients[number] for number in self._numbers_on(self._weights, server)]
+            numbers = self._numbers_on(self._weights, server)
+            arrays = [gradients[number] for number in numbers]
             for number, table_ids, table_positions in zip(self._tables, ids, positions, strict=True):
                 arrays += [
                     self._local_rows(table_ids, table_positions, server),
@@ -247,7 +263,9 @@ class Servers:
                 ]
             state_numbers = self._numbers_on(self._states, server) if new_states else ()
             states = [state for number in state_numbers for state in (previous_states[number], new_states[number])]
-            values = {"worker": self._worker, "ticket": ticket, "version": versions[server], "with_norm": with_norm}
+            values: dict[str, Any] = {"worker": self._worker, "ticket": ticket, "version": versions[server]}
+            values |= {"methods": [methods[number] if methods else EXACT for number in numbers]}
+            values |= {"norm": norm, "with_norm": with_norm}
             return Message(values, [*arrays, *states])
 
         self._call_all("push", message_for)

@@ -20,8 +20,10 @@ class Update(NamedTuple):
       workers: ranks whose shares of the gradient are added, in this order.
       staleness: upper bound of the staleness of its gradient, in updates; the worker may have pulled a newer version.
       versions: for each worker, the version of the weights on each server from which it computed its gradient.
-      factor: by which the gradient is multiplied after clipping; 0 if it is dropped, so that only the version changes.
+      factor: by which the gradient is multiplied after clipping; 0 if it is dropped or not finite, so that only the version
+        changes.
       row_factor: by which the sum of the shares is multiplied before clipping: the rows of the batch over those of the shares.
+      loss_scale: factor of the loss with which the gradient was computed; 0 without loss scaling.
       reads: in a replay, for each server, number of reads of `version` that precede the update; otherwise empty.
     """
 
@@ -32,6 +34,7 @@ class Update(NamedTuple):
     versions: tuple[int, ...] = ()
     factor: float = 1.0
     row_factor: float = 1.0
+    loss_scale: float = 0.0
     reads: tuple[int, ...] = ()
 
 

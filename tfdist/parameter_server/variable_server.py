@@ -14,6 +14,7 @@ from tfdist import keras_internals
 from tfdist.distribution.strategy import replica_context
 from tfdist.gradients import Clip
 from tfdist.parameter_server.messages import Handler, Message
+from tfdist.parameter_server.pushed_gradients import GradientDecoder
 from tfdist.parameter_server.table_rows import TableForm, TableRows, sum_rows
 from tfdist.parameter_server.update_order import Update
 
@@ -54,6 +55,7 @@ class VariableServer:
         self._updated_weights: list[int] = []  # indices of weights on which the loss depends
         self._optimizer: Any = None
         self._clip = Clip()
+        self._decoder = GradientDecoder()
         self._gradient_messages: dict[tuple[int, int], Message] = {}  # by ticket and worker
         self._error: BaseException | None = None
         self._is_closed = False
@@ -170,9 +172,10 @@ class VariableServer:
         """Stores a worker's gradient, or its share of one, until the coordinator orders its update.
 
         Args:
-          message: `worker`, `ticket`, the `version` from which it was computed, and `with_norm`, whether to compute its norm.
-            The arrays are the gradients of the weights; ids of rows and their gradients for each table; and values before and
-            after the forward pass for each state, unless workers have their own states.
+          message: `worker`, `ticket`, the `version` from which it was computed, and its `norm`, or None if it is a share. If
+            it is a share, `with_norm` is whether to compute the norm of the sum. `methods` are the compression methods of
+            the weights other than tables. The arrays are the payloads of their gradients; ids of rows and their gradients
+            for each table; and values before and after the forward pass for each state, unless workers have their own states.
         """
         with self._changed:
             self._gradient_messages[message.values["ticket"], message.values["worker"]] = message
@@ -237,20 +240,25 @@ class VariableServer:
             if update.version != self._version:  # belongs to an earlier range
                 return
             if not update.factor:
-                self._gradient_messages.pop((update.ticket, update.workers[0]), None)
+                for worker in update.workers:
+                    self._gradient_messages.pop((update.ticket, worker), None)
                 self._end_update()
                 return
             start_time = time.perf_counter()
             shares = [self._gradient_messages.pop((update.ticket, worker)) for worker in update.workers]
             count = self._dense_count
-            gradients = [tf.constant(array) for array in shares[0].arrays[:count]]
-            for share in shares[1:]:
-                gradients = [total + array for total, array in zip(gradients, share.arrays[:count], strict=True)]
+            gradients = [
+                self._decoder.sum(
+                    [share.arrays[i] for share in shares], method, keras_internals.value_of(self._weights[i])
+                )
+                for i, method in enumerate(shares[0].values["methods"])
+            ]
             positions = range(count, count + 2 * len(self._tables), 2)
             tables = [sum_rows([(share.arrays[i], share.arrays[i + 1]) for share in shares]) for i in positions]
             gradients += [tf.constant(rows) for _, rows in tables]
+            values = shares[0].values
             gradients = _scale(gradients, update.row_factor)
-            gradients = self._clip_gradients(gradients, update, shares[0].values["with_norm"])
+            gradients = self._clip_gradients(gradients, update, values["norm"], values["with_norm"])
             gradients = _scale(gradients, update.factor)
             if self._updated_weights:
                 self._update(gradients, [tf.constant(ids, tf.int64) for ids, _ in tables])
@@ -295,11 +303,15 @@ class VariableServer:
         for table, table_ids in tables.values():
             table.assign(table_ids)
 
-    def _clip_gradients(self, gradients: list[tf.Tensor], update: Update, with_norm: bool) -> list[tf.Tensor]:
+    def _clip_gradients(
+        self, gradients: list[tf.Tensor], update: Update, norm: float | None, with_norm: bool
+    ) -> list[tf.Tensor]:
         """Clips gradients by their norm over all servers, which is the same on each server."""
+        dtype = keras.config.floatx()
+        if norm is not None:
+            return self._clip(gradients, tf.constant(norm, dtype))
         if not (self._clip.norm or self._clip.value or with_norm):
             return gradients
-        dtype = keras.config.floatx()
         squares = [tf.cast(tf.reduce_sum(tf.square(gradient)), dtype) for gradient in gradients]
         local_sum = float(tf.add_n(squares)) if squares else 0.0
         norm = tf.sqrt(tf.constant(self._sum_over_servers(f"norm/{update.ticket}", local_sum), dtype))

@@ -42,12 +42,16 @@ class ComputeResult(NamedTuple):
 
 
 class Reduction:
-    """A reducer with the variables of its state; the methods are called in replica functions."""
+    """A reducer with the variables of its state; the methods are called in replica functions.
+
+    Attributes:
+      variables: the variables.
+    """
 
     def __init__(self, reducer: Reducer, specs: Sequence[tf.TensorSpec], store: StateStore, prefix: str = ""):
         """Creates the state; `prefix` distinguishes its names from those of another reduction."""
         states = [dataclasses.replace(state, name=prefix + state.name) for state in reducer.state(specs)]
-        self._reducer, self._state = reducer, store.variables(states)
+        self._reducer, self.variables = reducer, store.variables(states)
 
     def reduce(self, tensors: Sequence[tf.Tensor], collectives: Collectives, *, name: str) -> ReductionResult:
         """Sums tensors over replicas; the reducer's new state is not assigned yet."""
@@ -55,11 +59,11 @@ class Reduction:
 
     def state(self) -> list[tf.Tensor]:
         """Returns the current state."""
-        return [tf.convert_to_tensor(variable) for variable in self._state]
+        return [tf.convert_to_tensor(variable) for variable in self.variables]
 
     def assign(self, state: Sequence[tf.Tensor]) -> None:
         """Assigns a new state."""
-        assign(self._state, state)
+        assign(self.variables, state)
 
 
 def square_norms(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -117,6 +117,10 @@ class Step:
         gradients, variables = [result.gradients[i] for i in indices], [self.variables[i] for i in indices]
         update = self._strategy.apply_locally if self.source.is_local else self._strategy.optimizer_shards.apply
         update(self.optimizer, gradients, variables)
+        self.store_state(result)
+
+    def store_state(self, result: ComputeResult) -> None:
+        """Stores the state of the reducer and of the loss scale after a step that is applied. A replica function."""
         self._reduction.assign(result.state)
         assign(self._scale, result.scale)
 
@@ -134,6 +138,11 @@ class Step:
         """Skips the step: undoes the forward pass and changes only the loss scale. A replica function."""
         self.undo(result)
         assign(self._scale, result.scale)
+
+    @property
+    def reducer_state(self) -> list[tf.Variable]:
+        """The variables of the reducer's state."""
+        return self._reduction.variables
 
     def undo(self, result: ComputeResult) -> None:
         """Undoes the side effects of the forward pass in `compute`. A replica function."""

@@ -20,8 +20,10 @@ from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import IndexedBatch, ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.gradients import Clip, Reducer, ReductionResult
+from tfdist.gradients import Clip
+from tfdist.gradients.compression import EXACT, choose_methods
 from tfdist.parameter_server.coordinator import Outcome, RangeResult
+from tfdist.parameter_server.pushed_gradients import PushReducer
 from tfdist.parameter_server.remote_variables import RemoteVariables
 from tfdist.parameter_server.statistics import Statistics
 from tfdist.parameter_server.update_order import Update, check_recorded
@@ -33,22 +35,13 @@ from tfdist.step.metrics import ModelMetrics
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
+from tfdist.step.validation import inner_optimizer
 from tfdist.storage import path_of
 from tfdist.synchronization import WeightSynchronizer
 
 _log = logging.getLogger(__name__)
 
 _DROPPED_ROWS, _REJECTIONS = "dropped_rows", "rejected_gradients"  # fields of records
-
-
-class ServerReducer(Reducer):
-    """Returns local gradients, because the servers sum them."""
-
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReductionResult:
-        """See base class."""
-        return ReductionResult(list(tensors), list(tensors), [], list(tensors))
 
 
 class IndependentShares(Recording):
@@ -75,6 +68,8 @@ class ServerSynchronizer(WeightSynchronizer):
       updates: all updates so far, if they are recorded; otherwise empty.
       replayed_updates: on the chief in a replay, the updates to repeat, by version.
       totals: number of `dropped_rows`, which no update has used, and of `rejected_gradients`, in the whole run.
+      methods: compression method of each gradient, and of the loss; empty before the first call of `loop`.
+      pushed_bytes: bytes of gradients that this worker has pushed per step, on average in the last call.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, remote: RemoteVariables, clip: Clip):
@@ -94,8 +89,10 @@ class ServerSynchronizer(WeightSynchronizer):
         self.remedy_for_slow_rank = (
             "" if remote.whole_batches else "--staleness=bounded(4) or async does not wait for it in each step."
         )
-        # Servers clip the sum of the workers' shares; a worker that computes whole batches clips their gradients itself.
-        refusal = remote.define(model.optimizer, Clip() if remote.whole_batches else clip) if strategy.is_chief else ""
+        self.methods: list[str] = []
+        self.pushed_bytes = 0.0
+        self.clip = clip
+        refusal = remote.define(inner_optimizer(model.optimizer), clip) if strategy.is_chief else ""
         if refusal := strategy.group.broadcast("servers/variables", refusal):
             raise InputError(
                 "Servers make the updates: optimizers, schedules and constraints must be classes of Keras or tfdist. "
@@ -105,15 +102,16 @@ class ServerSynchronizer(WeightSynchronizer):
     def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
         """See base class."""
         self._remote.check_holds(self._model)
+        self.methods = self._compression_methods(steps)
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
             check_supported(self._model, self._remote, settings, metrics, rate)
-            settings = dataclasses.replace(settings, batch_size=batch_size)
-            if not self._remote.whole_batches:
-                settings = dataclasses.replace(settings, clip=Clip())  # servers clip the sum
+            settings = dataclasses.replace(settings, batch_size=batch_size, clip=Clip())  # servers clip
             source = GradientSource(self._model, self._strategy, store, settings, metrics, self._collectives())
-            worker_step = Step(source, ServerReducer(), store)
-            return worker_step, TicketLoop(self, worker_step, self._strategy, self._remote)
+            agrees = not self._remote.whole_batches and settings.loss_scale is not None
+            reducer = PushReducer(self.methods, self._strategy.cluster.rank, agrees=agrees)
+            worker_step = Step(source, reducer, store)
+            return worker_step, TicketLoop(self, worker_step, reducer, self._strategy, self._remote)
 
         return steps.custom_loop(("tickets", batch_size), create)
 
@@ -123,6 +121,18 @@ class ServerSynchronizer(WeightSynchronizer):
             return OneReplica()
         staleness = self._remote.staleness
         return None if staleness.kind == SYNC else IndependentShares(self._strategy.step_collectives, staleness)
+
+    def _compression_methods(self, steps: Steps) -> list[str]:
+        """Returns the method of each tensor of `Steps.specs`. Rows of tables are not compressed."""
+        compression = steps.compression
+        methods = choose_methods(steps.specs, compression.rules, {}, compression.min_bytes)
+        tables = self._remote.tables.numbers
+        return [EXACT if i in tables or method.startswith(EXACT) else method for i, method in enumerate(methods)]
+
+    @property
+    def payload_per_step(self) -> float:
+        """See base class."""
+        return self.pushed_bytes
 
     def take_fields(self) -> Mapping[str, Any]:
         """See base class."""
@@ -190,24 +200,26 @@ def _update_to_json(update: Update) -> dict[str, Any]:
         "worker": update.workers[0],
         "versions": update.versions,
         "factor": update.factor,
+        "loss_scale": update.loss_scale,
     }
 
 
 def _parse_update(update: Mapping[str, Any]) -> Update:
     version, versions = int(update["version"]), tuple(map(int, update["versions"]))
     staleness = version - min(versions)
-    return Update(
-        version, int(update["ticket"]), (int(update["worker"]),), staleness, versions, float(update["factor"])
-    )
+    factor, loss_scale = float(update["factor"]), float(update["loss_scale"])
+    workers, ticket = (int(update["worker"]),), int(update["ticket"])
+    return Update(version, ticket, workers, staleness, versions, factor, loss_scale=loss_scale)
 
 
 def check_supported(
     model: keras.Model, remote: RemoteVariables, settings: Settings, metrics: ModelMetrics, rate: float
 ) -> None:
     """Raises `InputError` for options and models that parameter servers do not support."""
-    needs_global_norm = bool(getattr(model.optimizer, "global_clipnorm", None)) and remote.servers.count > 1
+    needs_global_norm = (
+        bool(getattr(inner_optimizer(model.optimizer), "global_clipnorm", None)) and remote.servers.count > 1
+    )
     rules = (
-        (bool(settings.loss_scale), "no loss scaling", "a loss scale", "--precision=mixed_bfloat16"),
         (rate != 1, "the same batch size in the whole run", "an elastic batch", "another --strategy"),
         (
             bool(remote.tables.numbers)
@@ -229,6 +241,12 @@ def check_supported(
             "--clip_norm, or the argument `clip` of Trainer",
         ),
         (
+            bool(settings.loss_scale) and not remote.whole_batches and remote.staleness.kind != SYNC,
+            "no loss scaling, if workers compute shares of different steps",
+            f"--staleness={remote.staleness} and a loss scale",
+            "--precision=mixed_bfloat16, or --staleness=sync",
+        ),
+        (
             remote.staleness.kind != SYNC and metrics.count_all_rows,
             "outputs and metrics that are independent for each row, if workers do not compute each step together",
             f"--staleness={remote.staleness} and a model whose rows depend on each other",
@@ -243,12 +261,22 @@ def check_supported(
 class TicketLoop:
     """The loop of one worker; see `Loop`."""
 
-    def __init__(self, synchronizer: ServerSynchronizer, step: Step, strategy: Strategy, remote: RemoteVariables):
-        self._synchronizer, self._step, self._strategy = synchronizer, step, strategy
+    def __init__(
+        self,
+        synchronizer: ServerSynchronizer,
+        step: Step,
+        reducer: PushReducer,
+        strategy: Strategy,
+        remote: RemoteVariables,
+    ):
+        self._synchronizer, self._step, self._reducer, self._strategy = synchronizer, step, reducer, strategy
         self._remote, self._servers = remote, remote.servers
         self._rank = strategy.cluster.rank
         self._compute: Any = tf.function(self._compute_in_context, autograph=False, reduce_retracing=True)
-        self._undo = tf.function(lambda result: strategy.run(step.undo, result), autograph=False, reduce_retracing=True)
+        self._skip = tf.function(lambda result: strategy.run(step.skip, result), autograph=False)
+        self._store_state = tf.function(lambda result: strategy.run(step.store_state, result), autograph=False)
+        if remote.whole_batches:  # others save their shares of such states, like those of layers
+            remote.worker_states = step.reducer_state
         self._is_traced = False
         self._last_pull: tuple[list[int], list[np.ndarray]] = [], []  # versions and states
         # Worker 0 holds the metrics of all workers, including lost ones. Shares of a step may count all rows instead.
@@ -271,17 +299,18 @@ class TicketLoop:
         if self._strategy.is_chief:
             self._remote.tolerate_losses()
             self._remote.write_changes(version=first)
-        self._servers.coordinate("open", worker=self._rank, first=first, end=end, updates=updates)
+        options = {"first": first, "end": end, "updates": updates, **self._loss_scale_options()}
+        self._servers.coordinate("open", worker=self._rank, **options)
         next_ticket, is_running = first, True  # `next_ticket` is that of the next batch
         known_batches: dict[int, Any] = {}  # by ticket; kept because a worker that computes one may be lost
         while is_running and (answer := self._servers.coordinate("take", worker=self._rank)):
-            ticket, version, active_tickets = answer
+            ticket, version, active_tickets, scale = answer
             for number in range(next_ticket, ticket + 1):
                 known_batches[number] = next(batches)
             next_ticket = max(next_ticket, ticket + 1)
             known_batches = {number: known_batches[number] for number in known_batches.keys() & {*active_tickets}}
             batch, numbers = known_batches[ticket]
-            is_running = self._compute_ticket(call, ticket, version, batch, numbers, with_norm)
+            is_running = self._compute_ticket(call, ticket, version, scale, batch, numbers, with_norm)
         for _ in range(next_ticket, end):
             next(batches)
         result = self._servers.result()
@@ -293,8 +322,11 @@ class TicketLoop:
             ticket < counted_end and ticket not in dropped_tickets
             for ticket in range(first, first + len(result.losses))
         ]
+        self._assign_scale(self._servers.coordinate("scale"))
         norm = self._remote.pull_all(first + len(result.updates))
         self._synchronizer.store_result(result, time.perf_counter() - start_time)
+        if call.tickets:
+            self._synchronizer.pushed_bytes = call.pushed_bytes / call.tickets
         return LoopResult(
             losses=tf.constant(result.losses, keras.config.floatx()),
             is_finite=tf.constant(is_counted),
@@ -339,42 +371,60 @@ class TicketLoop:
         call: "_Call",
         ticket: int,
         version: int | Sequence[int] | None,
+        scale: Sequence[float],
         batch: Any,
         numbers: tf.Tensor,
         with_norm: tf.Tensor,
     ) -> bool:
         """Pulls the given version, computes a ticket and pushes its gradient; returns whether training continues.
 
-        If the version is None, the weights and states are those of the last pull.
+        If the version is None, the weights and states are those of the last pull. `scale` is the state of the loss scale.
         """
         ids = self._remote.tables.ids(batch)
         if version is not None:
             self._last_pull = self._remote.pull(version, ids)[:2]
         versions, previous_states = self._last_pull
         self._remote.assign_states(previous_states)
+        self._assign_scale(scale)
+        needs_norm = bool(with_norm) and ticket == call.end - 1
+        is_whole = self._remote.whole_batches
         start_time = time.perf_counter()
         with self._remote.tables.check_known_ids():
-            result = self._compute(batch, tf.constant(ticket, tf.int64), with_norm)
+            needs_own_norm = is_whole and (needs_norm or bool(self._synchronizer.clip.norm))
+            result, payloads = self._compute(batch, tf.constant(ticket, tf.int64), tf.constant(needs_own_norm))
         loss, is_finite, norm = float(result.loss), bool(result.finite), float(result.norm)
         seconds = time.perf_counter() - start_time
         call.tickets += 1
         call.busy_seconds += seconds
         self._servers.work["compute"] += seconds
         self._servers.work["examples"] += len(numbers)
+        state = result._replace(gradients=[])
         if is_finite:
             new_states = [keras_internals.value_of(variable).numpy() for variable in self._remote.states]
-            gradients = [gradient.numpy() for gradient in result.gradients]
-            needs_norm = bool(with_norm) and ticket == call.end - 1
-            self._servers.push(ticket, versions, gradients, previous_states, new_states, ids=ids, with_norm=needs_norm)
+            gradients = [payload.numpy() for payload in payloads[:-1]]  # without the loss
+            self._servers.push(
+                ticket,
+                versions,
+                gradients,
+                previous_states,
+                new_states,
+                methods=self._reducer.methods,
+                ids=ids,
+                norm=norm if is_whole else None,
+                with_norm=needs_norm,
+            )
+            call.pushed_bytes += sum(array.nbytes for array in gradients) + sum(4 * len(rows) for rows in ids)
         else:
-            self._undo(result)
+            self._skip(state)
         arrays = [numbers.numpy(), *(variable.numpy() for variable in self._metrics)]
         values = {"loss": loss, "is_finite": is_finite, "versions": versions, "norm": norm, "rows": self._rows(batch)}
-        outcome = self._servers.commit(ticket, arrays, **values)
+        outcome = self._servers.commit(ticket, arrays, loss_scale=scale[0] if scale else 0.0, **values)
         if is_finite and outcome in (Outcome.REJECTED, Outcome.DROPPED, Outcome.UNUSED):
-            self._undo(result)
+            self._skip(state)
         if outcome in (Outcome.REJECTED, Outcome.UNUSED):
             self._servers.discard(ticket)
+        if is_finite and outcome == Outcome.APPLIED and self._step.reducer_state:
+            self._store_state(state)
         return outcome != Outcome.ENDED
 
     def _rows(self, batch: Any) -> tuple[int, int]:
@@ -384,9 +434,26 @@ class TicketLoop:
         rows = int(count_rows(batch))
         return rows, rows if self._remote.whole_batches else self._step.settings.batch_size or rows
 
+    def _loss_scale_options(self) -> dict[str, Any]:
+        settings = self._step.settings
+        if settings.loss_scale is None:
+            return {}
+        scale = [variable.numpy().item() for variable in self._step.source.scale]
+        options = {"scale": scale, "max_skipped_steps": settings.max_skipped_steps}
+        return options | {"loss_scale": dataclasses.asdict(settings.loss_scale)}
+
+    def _assign_scale(self, scale: Sequence[float]) -> None:
+        """Assigns the state of the loss scale, which is empty without loss scaling."""
+        for variable, value in zip(self._step.source.scale, scale, strict=False):
+            variable.assign(value)
+
     def _compute_in_context(self, *args: Any) -> Any:
+        def compute(*args: Any) -> Any:
+            result = self._step.compute(*args)
+            return result, self._reducer.payloads
+
         with self._remote.tables.in_step():
-            return self._strategy.run(self._step.compute, *args)
+            return self._strategy.run(compute, *args)
 
     def _iterate_batches(self, iterator: Iterator[Any], call: "_Call") -> Iterator[tuple[Any, tf.Tensor]]:
         """Yields batches and the indices of their examples, and measures the time of waiting for them."""
@@ -422,9 +489,11 @@ class _Call:
       wait_seconds: time of waiting for data.
       busy_seconds: time of computation.
       tickets: number of tickets that it has computed.
+      pushed_bytes: bytes of their gradients or shares.
     """
 
     end: int
     wait_seconds: float = 0.0
     busy_seconds: float = 0.0
     tickets: int = 0
+    pushed_bytes: int = 0

@@ -34,7 +34,9 @@ from tfdist.data.batches import count_rows
 from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.gradients import Clip, Sum
+from tfdist.gradients import Clip
+from tfdist.gradients.compression import EXACT
+from tfdist.parameter_server.pushed_gradients import PushReducer
 from tfdist.parameter_server.servers import BY_ROWS
 from tfdist.parameter_server.update_order import Update
 from tfdist.reporting.warn_once import warn_once
@@ -64,6 +66,7 @@ class Replay(WeightSynchronizer):
         strategy: Strategy,
         updates: Sequence[Update],
         placement: Sequence[int],
+        methods: Sequence[str],
         shares: int = 1,
     ):
         """Initializes the replay.
@@ -73,10 +76,11 @@ class Replay(WeightSynchronizer):
           strategy: strategy of one device.
           updates: all updates of the recorded run, in order.
           placement: see `Servers.placement`.
+          methods: see `ServerSynchronizer.methods`.
           shares: number of workers that share a batch; 1 if each update is that of a whole batch.
         """
         self._model, self._strategy, self._updates, self._placement = model, strategy, updates, placement
-        self._shares = shares
+        self._methods, self._shares = methods, shares
 
     def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
         """See base class. Returns the shares of all workers in turn."""
@@ -89,16 +93,18 @@ class Replay(WeightSynchronizer):
             # Servers clip the sum of shares.
             step_clip, sum_clip = (settings.clip, Clip()) if self._shares == 1 else (Clip(), settings.clip)
             settings = dataclasses.replace(settings, batch_size=batch_size, clip=step_clip)
-            replay_step = Step(GradientSource(self._model, self._strategy, store, settings, metrics), Sum(), store)
+            worker = tf.Variable(0)
+            source = GradientSource(self._model, self._strategy, store, settings, metrics)
+            replay_step = Step(source, PushReducer(self._methods, worker), store)
             return replay_step, ReplayLoop(
-                replay_step, self._strategy, self._updates, self._placement, self._shares, sum_clip
+                replay_step, self._strategy, self._updates, self._placement, worker, self._shares, sum_clip
             )
 
         return steps.custom_loop("replay", create)
 
 
 class ReplayLoop:
-    """A `Loop` that keeps the weights after each of its updates."""
+    """A `Loop` that keeps the weights after each of its updates, and the error feedback of each worker."""
 
     def __init__(
         self,
@@ -106,12 +112,18 @@ class ReplayLoop:
         strategy: Strategy,
         updates: Sequence[Update],
         placement: Sequence[int],
+        worker: tf.Variable,
         shares: int,
         clip: Clip,
     ):
-        """Initializes the loop; see `Replay`. `clip` is for the sums of shares."""
+        """Initializes the loop; see `Replay`.
+
+        `worker` is assigned the rank of the worker whose gradient is computed; `clip` is for the sums of shares.
+        """
         self._step, self._strategy, self._updates, self._placement = step, strategy, updates, placement
-        self._shares, self._clip = shares, clip
+        self._worker, self._shares, self._clip = worker, shares, clip
+        self._initial_state = [variable.numpy() for variable in step.reducer_state]
+        self._state_by_worker: dict[int, list[np.ndarray]] = {}
         variables = (*step.variables, *keras_internals.moving_statistics(step.source.model))[: len(placement)]
         self._variables = [*map(keras_internals.value_of, variables)]
         self._compute = tf.function(lambda *args: strategy.run(step.compute, *args), autograph=False)
@@ -127,7 +139,7 @@ class ReplayLoop:
         losses, is_counted = np.zeros([count]), np.zeros([count], bool)
         for update in self._updates[first : first + count]:
             losses[update.ticket - first], is_counted[update.ticket - first] = np.nan, bool(update.factor)
-            if not update.factor:  # dropped
+            if not update.factor:  # dropped, or not finite
                 versions[update.version + 1] = versions[update.version]
                 continue
             shares, server_count = batches[update.ticket - first], len(update.versions) // len(update.workers)
@@ -136,8 +148,10 @@ class ReplayLoop:
                 server_versions = update.versions[number * server_count :][:server_count]
                 read_values = [self._read(versions, server_versions, i) for i in range(len(self._placement))]
                 self._assign(read_values)
+                self._set_worker(worker, update.loss_scale)
                 share = shares[worker if self._shares > 1 else 0]
                 results.append(self._compute(share, tf.constant(update.ticket, tf.int64), with_norm))
+                self._state_by_worker[worker] = [value.numpy() for value in results[-1].state]
                 all_states.append(self._values()[weight_count:])
             states = [_mean(values) for values in zip(*all_states, strict=True)]
             weights, current_states = versions[update.version][:weight_count], versions[update.version][weight_count:]
@@ -174,6 +188,15 @@ class ReplayLoop:
         gradients = [_scaled(total, scale) for total in sums]
         gradients = [_scaled(gradient, factor) for gradient in self._clip(gradients, global_norm(gradients))]
         self._step.apply(results[0]._replace(gradients=gradients), self._step.unused_variables())
+
+    def _set_worker(self, worker: int, loss_scale: float) -> None:
+        """Assigns the rank, the error feedback and the loss scale of a worker."""
+        self._worker.assign(worker)
+        for scale in self._step.source.scale[:1]:
+            scale.assign(loss_scale)
+        state = self._state_by_worker.get(worker, self._initial_state)
+        for variable, value in zip(self._step.reducer_state, state, strict=True):
+            variable.assign(value)
 
     def _values(self) -> list[np.ndarray]:
         return [variable.numpy() for variable in self._variables]
@@ -329,7 +352,10 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
             "A verification compares with Keras on one device, which updates all rows of an embedding. Received: "
             "--sparse_updates=lazy. Use --sparse_updates=exact."
         )
-    is_replayed = bool(remote) and remote.staleness.kind != SYNC and remote.staleness.bound != 0
+    is_replayed = bool(remote) and (
+        (remote.staleness.kind != SYNC and remote.staleness.bound != 0)
+        or (remote.whole_batches and session.config.compression != EXACT)
+    )
     if is_replayed:
         remote.records_updates = True
     steps_per_call = _STEPS_PER_REPLAY if is_replayed else 1
@@ -355,7 +381,7 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
         synchronizer: Any = strategy_trainer.program.synchronizer
         updates = synchronizer.updates
         shares = session.strategy.training_shares[1]
-        replay = Replay(reference.model, single, updates, remote.servers.placement, shares)
+        replay = Replay(reference.model, single, updates, remote.servers.placement, synchronizer.methods, shares)
         reference._program = reference.program._replace(synchronizer=replay)
     noise = _noise(session, reference)
     differing_layers = _different_by_design(session, reference.model)

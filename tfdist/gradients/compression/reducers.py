@@ -99,11 +99,14 @@ class AllGatherReducer(Vectorwise):
     """Sums vectors by sending each replica's code to all others: for a code of c bytes, each receives c (N - 1) bytes.
 
     The code is sent in one message with 4 more bytes, a float that is finite if and only if the vector is.
+
+    Attributes:
+      coder: packs and decodes the codes.
     """
 
     def __init__(self, codec: Codec):
         self._codec = codec
-        self._coder = CodecCompiler(codec)
+        self.coder = CodecCompiler(codec)
         self.biased = codec.biased
         self.experimental = codec.experimental
 
@@ -124,10 +127,10 @@ class AllGatherReducer(Vectorwise):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the sum, this replica's contribution to it, and the checks of all replicas."""
         size, wire = x.shape[0], collectives.wire
-        packed = self._coder.encode(x, seed, wire)
+        packed = self.coder.encode(x, seed, wire)
         [codes] = collectives.all_gather([packed], name=name)
-        total, checks = self._coder.sum(codes, collectives.size, size, wire)
-        local_value, _ = self._coder.decode(packed, size, wire)
+        total, checks = self.coder.sum(codes, collectives.size, size, wire)
+        local_value, _ = self.coder.decode(packed, size, wire)
         return total, local_value, checks
 
 
@@ -146,7 +149,7 @@ class ReduceScatterReducer(AllGatherReducer):
     def _sum(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        replicas, wire, coder = collectives.size, collectives.wire, self._coder
+        replicas, wire, coder = collectives.size, collectives.wire, self.coder
         if replicas <= 2 or not wire.native_all_to_all:
             return super()._sum(x, seed, collectives, name)
         size = x.shape[0]

@@ -1,0 +1,122 @@
+"""Compression of the gradients that workers push to servers.
+
+A codec that sends its code to all replicas also sends it to a server. A worker uses it with its error feedback, as the only
+replica, and pushes the code; the servers decode and sum the codes of all shares, as each replica does with other strategies.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.collectives import Collectives, OneReplica
+from tfdist.config.rules import parse_rules
+from tfdist.config.staleness import PUSHED_METHODS
+from tfdist.distribution.strategy import State
+from tfdist.gradients import ErrorFeedback, Reducer, ReductionResult
+from tfdist.gradients.compression import EXACT, AllGatherReducer, create
+from tfdist.gradients.reducer import split_at, tensor_specs
+
+
+def create_push_reducer(methods: str) -> Reducer:
+    """Creates the reducer of a worker: of a codec, with or without error feedback.
+
+    Args:
+      methods: one of `PUSHED_METHODS`, or two separated by |.
+    """
+    specs = parse_rules(methods)[0].methods
+    assert all(spec.name in PUSHED_METHODS for spec in specs)  # servers run no code that a message names
+    return create(specs)
+
+
+class _Messages(OneReplica):
+    """Collectives of one replica that keep what it sends.
+
+    Attributes:
+      rank: rank of the worker, from which random numbers are derived.
+      payloads: the gathered tensors.
+    """
+
+    def __init__(self, rank: int | tf.Variable):
+        self.rank = rank
+        self.payloads: list[tf.Tensor] = []
+
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        self.payloads += tensors
+        return list(tensors)
+
+
+class PushReducer(Reducer):
+    """Encodes the gradients of a worker. Totals are its gradients as servers decode them; the servers sum them.
+
+    Attributes:
+      methods: compression method of each tensor.
+      payloads: in the latest trace, what to push for each tensor: its code, or the tensor itself if it is not compressed.
+    """
+
+    def __init__(self, methods: Sequence[str], worker: int | tf.Variable = 0, *, agrees: bool = False):
+        """Initializes the reducer.
+
+        Args:
+          methods: method of each tensor, `EXACT` for no compression.
+          worker: rank of the worker.
+          agrees: whether a step is finite only if the shares of all workers are. Cost: a round trip to the coordinator.
+        """
+        self.methods, self._worker, self._agrees = list(methods), worker, agrees
+        self._reducers = [None if text == EXACT else create_push_reducer(text) for text in methods]
+        self.payloads: list[tf.Tensor] = []
+
+    def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
+        """See base class. Each worker has its own errors and numbers of random draws."""
+        reducers = zip(specs, self._reducers, strict=True)
+        states = [state for spec, reducer in reducers if reducer for state in reducer.state([spec])]
+        return [dataclasses.replace(state, per_replica=True) for state in states]
+
+    def reduce(
+        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
+    ) -> ReductionResult:
+        """See base class."""
+        self.payloads, result, remaining = [], ReductionResult([], [], [], []), list(state)
+        for i, (tensor, reducer) in enumerate(zip(tensors, self._reducers, strict=True)):
+            messages, reduction = _Messages(self._worker), ReductionResult([tensor], [tensor], [], [tensor])
+            if reducer:
+                tensor_state, remaining = split_at(remaining, len(reducer.state(tensor_specs([tensor]))))
+                reduction = reducer.reduce([tensor], tensor_state, messages, name=f"{name}/{i}")
+            self.payloads += messages.payloads or [tensor]
+            for values, tensor_values in zip(result, reduction, strict=True):
+                values += tensor_values
+        if self._agrees:
+            flag = tf.where(result.all_finite(), [0.0], [float("nan")])
+            result = result._replace(witnesses=collectives.all_reduce([flag], name=f"{name}/finite"))
+        return result
+
+
+class GradientDecoder:
+    """Decodes and sums pushed gradients on a server."""
+
+    def __init__(self) -> None:
+        self._reducers: dict[str, AllGatherReducer] = {}
+
+    def sum(self, payloads: Sequence[np.ndarray], method: str, variable: tf.Variable) -> tf.Tensor:
+        """Returns the sum of the gradients of a variable, in the order of the payloads.
+
+        Args:
+          payloads: the payload of each share; see `PushReducer`.
+          method: compression method of the gradient.
+          variable: the variable.
+        """
+        if method == EXACT:
+            total = tf.constant(payloads[0])
+            for payload in payloads[1:]:
+                total += payload
+            return total
+        if method not in self._reducers:
+            reducer = create_push_reducer(method)
+            reducer = reducer.inner if isinstance(reducer, ErrorFeedback) else reducer
+            assert isinstance(reducer, AllGatherReducer)
+            self._reducers[method] = reducer
+        codes, size = tf.constant(np.concatenate(payloads)), variable.shape.num_elements()
+        total, _ = self._reducers[method].coder.sum(codes, len(payloads), size, OneReplica.wire)
+        return tf.cast(tf.reshape(total, variable.shape), variable.dtype)
