@@ -10,7 +10,7 @@
 # make horovod      builds Horovod for the installed TensorFlow and MPI, in three minutes; needs g++
 # make chaos        SEEDS=100 runs of each strategy that are killed and preempted at random, and must end as if they were not
 # make fuzz         FUZZ_EXAMPLES=20000 arbitrary inputs for each parser of what others can send or write; make test tries 100
-# make peers        creates .venv-peers with PyTorch, which benchmarks/ compares with
+# make peers        creates .venv-peers with PyTorch and tf_keras, which benchmarks/ compares with
 # make docs         builds the documentation site: open site/index.html; a warning is an error
 # make dist         builds the source distribution and the wheel of a release in dist/
 # make outdated     prints newer versions of TensorFlow, Keras and other packages, and the tests that pin the behavior of the old
@@ -115,7 +115,7 @@ peers: $(PEERS)/.installed
 
 $(PEERS)/.installed: $(CREATED) constraints.txt
 	@$(PY) -m venv $(PEERS)
-	@$(CONSTRAINED) $(PEERS)/bin/python $(PIP_INSTALL) torch==2.13.0 numpy
+	@$(CONSTRAINED) $(PEERS)/bin/python $(PIP_INSTALL) torch==2.13.0 numpy tensorflow tf_keras==2.21.0
 	@touch $@
 
 $(CREATED):

@@ -47,13 +47,14 @@ def train(rows: int, batch_size: int, steps: int, checkpoint: str) -> None:
     sizes: dict[str, int] = {}
     begin = messages.Connection.begin
 
-    def counted(self: Any, method: str, message: Any, seconds: float | None) -> Any:
-        answer = begin(self, method, message, seconds)
-        sizes[method] = sizes.get(method, 0) + len(messages.encode(message))
+    def counted(self: Any, calls: Any, seconds: float | None = None) -> Any:
+        answers = begin(self, calls, seconds)
 
         def received() -> Any:
-            found = answer()
-            sizes[method] += len(messages.encode(found))
+            found = answers()
+            for (method, message), answer in zip(calls, found, strict=True):
+                parts = [*messages.encode(message), *messages.encode(answer)]
+                sizes[method] = sizes.get(method, 0) + sum(map(len, parts))
             return found
 
         return received

@@ -221,7 +221,7 @@ class _Server:
             job.on_departure(lambda loss: coordinator.forget(loss.rank))
         handlers = {**self.variables.handlers, **(self._coordinator.handlers if self._coordinator else {})}
         self.host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
-        self._service = Service(handlers, _token(job, number), self.host, threads=8 * cluster.size + 8)
+        self._service = Service(handlers, _token(job, number), self.host)
         self.address = f"{self.host}:{self._service.port}"
 
     def connect(self, coordinator: Connection) -> None:
@@ -243,7 +243,7 @@ class _Server:
             self._connection.call("leave", {"member": self._workers + self._number - 1})
         if self._connection:
             self._connection.close()
-        time.sleep(_CLOSING_SECONDS)  # lets clients close their connections first, to avoid messages of gRPC
+        time.sleep(_CLOSING_SECONDS)  # the last answers may not have been sent yet
         self._service.close()
 
     def _have_left(self) -> bool:

@@ -162,15 +162,6 @@ def warming_up() -> Program:
     return program
 
 
-def in_float16(strategy: ParameterServer) -> None:
-    def make() -> Program:
-        program = small()
-        program.model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "mse")
-        return program
-
-    trained(strategy, make)
-
-
 REFUSED = {
     "a custom train step": (
         lambda strategy: trained(strategy, PROGRAMS["custom_train_step"]),
@@ -185,7 +176,6 @@ REFUSED = {
         "Received: Could not locate class 'Warmup'[.] Use",
     ),
     "the state of a model that servers no longer hold": (save_the_first_of_two, "hold one model at a time"),
-    "a loss scale": (in_float16, "need no loss scaling. Received: a LossScaleOptimizer"),
 }
 
 

@@ -1,14 +1,11 @@
 """Tests of `tfdist.parameter_server.messages`."""
 
+import contextlib
 import json
-import random
-import subprocess
-import sys
+import socket
 import threading
 import tracemalloc
-from concurrent import futures
 
-import grpc
 import ml_dtypes
 import numpy as np
 import psutil
@@ -16,38 +13,10 @@ import pytest
 
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server import messages
-from tfdist.parameter_server.messages import Connection, Message, Service, decode, encode
+from tfdist.parameter_server.messages import Connection, Message, Service, as_tensor, decode, encode
 from tfdist.parameter_server.variable_server import VariableServer
 
 ARRAYS = [np.arange(6, dtype=np.float64).reshape(2, 3), np.zeros([0, 4], np.int64), np.ones([], ml_dtypes.bfloat16)]
-
-
-def test_a_message_is_what_was_encoded():
-    values, arrays = decode(encode(Message({"a": [1, None, "b"]}, ARRAYS)))
-    assert values == {"a": [1, None, "b"]}
-    assert [(a.dtype, a.tolist()) for a in arrays] == [(a.dtype, a.tolist()) for a in ARRAYS]
-
-
-def with_header(header, data=b""):
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data
-
-
-HOSTILE = {
-    "nothing": b"",
-    "no header": (2**62).to_bytes(8, "little") + b"{}",
-    "no JSON": (3).to_bytes(8, "little") + b"abc",
-    "a list": with_header([]),
-    "too few bytes": with_header({"values": {}, "arrays": [["float32", [2]]]}, b"1234"),
-    "too many bytes": with_header({"values": {}, "arrays": []}, b"1"),
-    "a negative dim": with_header({"values": {}, "arrays": [["float32", [-1]]]}),
-    "a huge dim": with_header({"values": {}, "arrays": [["float32", [2**62, 2**62]]]}),
-    "4 GiB that are not there": with_header({"values": {}, "arrays": [["float32", [2**30]]]}, b"1234"),
-    "no elements of a huge dim": with_header({"values": {}, "arrays": [["float32", [0, 2**70]]]}),
-    "nested lists": (200_000).to_bytes(8, "little") + b"[" * 200_000,
-    "objects": with_header({"values": {}, "arrays": [["object", [1]]]}, b"12345678"),
-    "an unknown dtype": with_header({"values": {}, "arrays": [["float33", [1]]]}, b"12345678"),
-}
 
 
 @pytest.fixture
@@ -55,85 +24,122 @@ def service():
     def fail(message):
         raise RuntimeError("of the handler")
 
-    served = Service({"echo": lambda message: message, "fail": fail}, "secret", "127.0.0.1", threads=2)
+    served = Service({"echo": lambda message: message, "fail": fail}, "secret", "127.0.0.1")
     yield f"127.0.0.1:{served.port}"
     served.close()
+
+
+def test_a_message_is_what_was_sent(service):
+    values, arrays = Connection(service, "secret", "server 0").call("echo", {"a": [1, None, "b"]}, ARRAYS * 400)
+    assert values == {"a": [1, None, "b"]} and len(arrays) == 1200
+    for received, sent in zip(arrays, ARRAYS * 400, strict=True):
+        assert (received.dtype, received.tolist()) == (sent.dtype, sent.tolist())
+        assert as_tensor(received).dtype == sent.dtype and (as_tensor(received).numpy() == sent).all()
+
+
+DIGEST = messages._digest([])
+HOSTILE = {
+    "no JSON": b"abc",
+    "a list": b"[]",
+    "nested lists": b"[" * 200_000,
+    "no digest": json.dumps({"title": "echo", "values": {}, "arrays": []}).encode(),
+    **{
+        name: json.dumps({"title": "echo", "values": {}, "arrays": arrays, "digest": DIGEST}).encode()
+        for name, arrays in {
+            "a negative dim": [["float32", [-1]]],
+            "a huge dim": [["float32", [2**62, 2**62]]],
+            "4 EiB that are not there": [["float32", [2**60]]],
+            "no elements of a huge dim": [["float32", [0, 2**70]]],
+            "objects": [["object", [1]]],
+            "an unknown dtype": [["float33", [1]]],
+        }.items()
+    },
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_bytes_of_a_member_are_refused_without_memory_and_the_server_goes_on(service, name, monkeypatch):
     tracemalloc.start()
-    with pytest.raises((ValueError, KeyError, TypeError, OverflowError, RecursionError)):
-        decode(HOSTILE[name])
+    with pytest.raises(messages._NOT_A_MESSAGE):
+        decode(HOSTILE[name], lambda count: np.zeros([min(count, 1000)], np.uint8))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
     connection = Connection(service, "secret", "server 0")
     with monkeypatch.context() as patch:
-        patch.setattr(messages, "encode", lambda _: HOSTILE[name])
-        with pytest.raises(PeerLostError, match="INVALID_ARGUMENT, not a message"):
-            connection.call("echo", {})
+        patch.setattr(messages, "encode", lambda m, t: [HOSTILE[name] + b"\n"] if t == "echo" else encode(m, t))
+        channel = connection._open(None)
+        channel.send([("echo", Message({}))])
+    with contextlib.closing(channel.socket):
+        assert channel.receive()[0].startswith("not a call: ")
+        with pytest.raises(ConnectionResetError):
+            channel.receive()
     assert connection.call("echo", {"a": 1}).values == {"a": 1}
 
 
-class Between(grpc.GenericRpcHandler):
+class Between:
     """A reader and writer on the path from a client to a server.
 
     Attributes:
-      calls: method, message and seal of each call.
-      answers: answers and their seals.
-      alter_call: function of a call that returns the one that is sent.
-      alter_answer: function of an answer that returns the one that is sent.
+      address: address for the client.
+      sent: bytes of the client, a list for each connection.
+      alter_sent: function of the number of the connection and of bytes of the client that returns what the server gets.
+      alter_answer: function of bytes of the server that returns what the client gets.
     """
 
     def __init__(self, address):
-        self.channel = grpc.insecure_channel(address)
-        self.calls, self.answers, self.alter_call, self.alter_answer = (
-            [],
-            [],
-            lambda *call: call,
-            lambda *answer: answer,
-        )
-        self.server = grpc.server(futures.ThreadPoolExecutor(2))
-        self.server.add_generic_rpc_handlers((self,))
-        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        self.server.start()
+        self._address = messages.split_address(address)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.sent, self.alter_sent, self.alter_answer = [], lambda data: data, lambda data: data
+        self._ends = contextlib.ExitStack()
+        threading.Thread(target=self._accept, daemon=True).start()
 
-    def send(self, method, data, seal):
-        answer, call = self.channel.unary_unary(method).with_call(data, metadata=(("tfdist-seal-bin", seal),))
-        return answer, dict(call.trailing_metadata())["tfdist-seal-bin"]
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client = self._ends.enter_context(self._listener.accept()[0])
+                server = self._ends.enter_context(socket.create_connection(self._address))
+                sent = []
+                self.sent.append(sent)
 
-    def service(self, details):
-        def forward(data, context):
-            self.calls.append((details.method, data, dict(details.invocation_metadata)["tfdist-seal-bin"]))
-            try:
-                self.answers.append(self.send(*self.alter_call(*self.calls[-1])))
-            except grpc.RpcError as error:
-                context.abort(error.code(), error.details())
-            answer, seal = self.alter_answer(*self.answers[-1])
-            context.set_trailing_metadata((("tfdist-seal-bin", seal),))
-            return answer
+                def keep(data, sent=sent):
+                    sent.append(data)
+                    return self.alter_sent(data)
 
-        return grpc.unary_unary_rpc_method_handler(forward)
+                threading.Thread(target=self._forward, args=[client, server, keep], daemon=True).start()
+                answer = lambda data: self.alter_answer(data)  # noqa: E731
+                threading.Thread(target=self._forward, args=[server, client, answer], daemon=True).start()
+
+    @staticmethod
+    def _forward(source, target, change):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 20):
+                target.sendall(change(data))
+        for end in (source, target):
+            messages._shut_down(end)
 
     def close(self):
-        self.server.stop(None)
-        self.channel.close()
+        messages._shut_down(self._listener)
+        self._listener.close()
+        self._ends.close()
 
 
 @pytest.fixture
 def pushed():
     """Yields a server's gradients, someone between it and a client, and a function that pushes a gradient."""
     server = VariableServer(lambda version, seconds: [], lambda key, number: 0.0)
-    service = Service(server.handlers, "secret", "127.0.0.1", threads=2)
+    service = Service(server.handlers, "secret", "127.0.0.1")
     between = Between(f"127.0.0.1:{service.port}")
-    connection = Connection(between.address, "secret", "server 0")
+    connections = [Connection(between.address, "secret", "server 0") for _ in range(2)]
 
-    def push(ticket):
-        connection.call("push", {"worker": 0, "ticket": ticket}, [np.full([20_000], ticket, np.float32)])
+    def push(ticket, connection=0):
+        array = np.full([2_000], ticket, np.float32)
+        connections[connection].call("push", {"worker": 0, "ticket": ticket}, [array], seconds=5)
 
     yield server._gradient_messages, between, push
-    connection.close()
+    for connection in connections:
+        connection.close()
     between.close()
     service.close()
 
@@ -142,116 +148,77 @@ def flipped(data, position):
     return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
 
 
-ALTERED_CALLS = {
-    "nothing": (lambda method, data, seal: (method, data, seal), None),
-    "a byte of the header": (lambda method, data, seal: (method, flipped(data, 12), seal), "not the message"),
-    "a byte of a gradient": (lambda method, data, seal: (method, flipped(data, 9_000), seal), "not the message"),
-    "a byte more": (lambda method, data, seal: (method, data + b"1", seal), "not the message"),
-    "the length of the header": (
-        lambda method, data, seal: (method, (2**63).to_bytes(8, "little") + data[8:], seal),
-        "not the message",
-    ),
-    "the method": (lambda method, data, seal: (method.replace("push", "write"), data, seal), "not authenticated"),
-    "the client": (lambda method, data, seal: (method, data, flipped(seal, 0)), "not authenticated"),
-    "the number": (lambda method, data, seal: (method, data, flipped(seal, 16)), "not authenticated"),
-    "a short seal": (lambda method, data, seal: (method, data, seal[:-1]), "not authenticated"),
-    "no seal": (lambda method, data, seal: (method, data, b""), "not authenticated"),
+ALTERED = {
+    "the MAC": lambda data: flipped(data, 8),
+    "the header": lambda data: flipped(data, 90),
+    "the length of the header": lambda data: (2**62).to_bytes(8, "little") + data[8:],
+    "a byte of a gradient": lambda data: flipped(data, len(data) - 100),
 }
 
 
-@pytest.mark.parametrize("name", ALTERED_CALLS)
+@pytest.mark.parametrize("name", ALTERED)
 def test_an_altered_call_is_refused_and_changes_nothing(name, pushed):
     gradients, between, push = pushed
-    between.alter_call, refusal = ALTERED_CALLS[name]
-    if refusal:
-        with pytest.raises(PeerLostError, match=f"UNAUTHENTICATED, {refusal}"):
-            push(1)
-    else:
-        push(1)
-    assert len(gradients) == (not refusal)
-    between.alter_call = ALTERED_CALLS["nothing"][0]
-    push(2)
-    assert (2, 0) in gradients
+    push(1)
+    between.alter_sent = ALTERED[name]
+    with pytest.raises(PeerLostError, match="server 0 did not answer push"):
+        push(2)
+    assert [*gradients] == [(1, 0)]
+    between.alter_sent = lambda data: data
+    push(3, connection=1)
+    assert [*gradients] == [(1, 0), (3, 0)]
 
 
-def test_a_recorded_push_is_refused_by_the_same_server_and_by_others(pushed):
+def test_a_repeated_push_is_refused_in_its_connection_and_in_others(pushed):
     gradients, between, push = pushed
     push(1), push(2)
     gradients.clear()  # as they are applied
-    other_server = Service({"push": lambda message: message}, "secret of server 1", "127.0.0.1", threads=2)
-    elsewhere = Between(f"127.0.0.1:{other_server.port}")
-    for sender, reason in ((between, "a repeated call"), (elsewhere, "not authenticated")):
-        for call in between.calls:
-            with pytest.raises(grpc.RpcError) as refused:
-                sender.send(*call)
-            assert (refused.value.code(), reason) == (
-                grpc.StatusCode.UNAUTHENTICATED,
-                refused.value.details()[: len(reason)],
-            )
-    elsewhere.close(), other_server.close()
-    assert not gradients
-    push(3)
-    assert [*gradients] == [(3, 0)]
+    sent = between.sent[0].copy()
+    between.alter_sent = lambda data: b"".join(sent[-1:])
+    with pytest.raises(PeerLostError):
+        push(3)
+    between.alter_sent = lambda data: data
+    with socket.create_connection(messages.split_address(between.address)) as client:  # the whole connection
+        client.sendall(b"".join(sent))
+        client.settimeout(5)
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := client.recv(1 << 16):
+                received += data
+    assert len(received) == 32 and not gradients  # a new random number, and the end
+    push(4, connection=1)
+    assert [*gradients] == [(4, 0)]
 
 
-ALTERED_ANSWERS = {
-    "a byte": (lambda answer, seal: (flipped(answer, 10), seal), "not the message"),
-    "no seal": (lambda answer, seal: (answer, b""), "not authenticated"),
-    "the seal of the call": (lambda answer, seal: (answer, b"call"), "not authenticated"),
-    "that of another call": (lambda answer, seal: (answer, b"other"), "an answer to another call"),
-}
-
-
-@pytest.mark.parametrize("name", ALTERED_ANSWERS)
-def test_an_answer_of_anyone_else_is_refused(name, pushed):
+@pytest.mark.parametrize("position", [8, 90])
+def test_an_altered_answer_is_refused(position, pushed):
     _, between, push = pushed
     push(1)
-    alter, reason = ALTERED_ANSWERS[name]
-
-    def alter_answer(answer, seal):
-        answer, seal = alter(answer, seal)
-        return answer, {b"call": between.calls[-1][2], b"other": between.answers[0][1]}.get(seal, seal)
-
-    between.alter_answer = alter_answer
-    with pytest.raises(PeerLostError, match=f"server 0 did not answer push: the answer is {reason}"):
+    between.alter_answer = lambda data: flipped(data, position)
+    with pytest.raises(PeerLostError, match="server 0 did not answer push: a message that is not authenticated"):
         push(2)
-    between.alter_answer = lambda *answer: answer
-    push(3)
 
 
-def test_calls_arrive_in_any_order_within_the_window_and_once():
-    calls, numbers = messages._AdmittedCalls(), [*range(5000)]
-    for start in range(0, 5000, 500):
-        numbers[start : start + 500] = random.Random(start).sample(numbers[start : start + 500], 500)
-    assert all([calls.admit(number) for number in numbers])
-    assert not any([calls.admit(number) for number in numbers])
-    assert calls.admit(10_000) and calls.admit(9_000) and not calls.admit(9_000) and not calls.admit(10_000 - 1024)
+def test_a_server_without_the_token_is_refused():
+    other = Service({"echo": lambda message: message}, "secret of server 1", "127.0.0.1")
+    with pytest.raises(PeerLostError, match="server 0 did not answer echo: its token is not that of this job"):
+        Connection(f"127.0.0.1:{other.port}", "secret of server 0", "server 0").call("echo", {})
+    other.close()
 
 
-SEND_100_MB = """
-import sys, grpc
-channel = grpc.insecure_channel(sys.argv[1], options=[("grpc.max_send_message_length", -1)])
-try:
-    channel.unary_unary("/tfdist.parameter_server/echo")(bytes(100 << 20), metadata=(("tfdist-seal-bin", bytes(96)),))
-except grpc.RpcError as error:
-    print(error.code().name)
-"""
-
-
-def test_a_message_without_the_token_takes_no_memory(service):
-    process, sizes, is_over = psutil.Process(), [], threading.Event()
-
-    def sample():
-        while not is_over.wait(0.002):
-            sizes.append(process.memory_info().rss)
-
-    sampler = threading.Thread(target=sample)
-    sampler.start()
-    command = [sys.executable, "-c", SEND_100_MB, service]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    is_over.set(), sampler.join()
-    assert done.stdout == "UNAUTHENTICATED\n", done.stderr
-    assert max(sizes) - sizes[0] < 30 << 20
+def test_a_client_without_the_token_has_no_memory_or_time_of_others(service, monkeypatch):
+    monkeypatch.setattr(messages, "MAX_UNAUTHENTICATED", 3)
+    clients = [socket.create_connection(messages.split_address(service)) for _ in range(5)]
+    assert Connection(service, "secret", "server 0").call("echo", {"a": 1}).values == {"a": 1}
+    assert [len(client.recv(33, socket.MSG_WAITALL)) for client in clients[:3]] == [
+        32
+    ] * 3  # a random number, and the end
+    process, size = psutil.Process(), psutil.Process().memory_info().rss
+    with contextlib.suppress(OSError):
+        clients[4].sendall(bytes(64 << 20))
+    assert process.memory_info().rss - size < 30 << 20
+    for client in clients:
+        client.close()
 
 
 def test_only_the_given_address_is_served(service):
@@ -260,15 +227,23 @@ def test_only_the_given_address_is_served(service):
     assert {address.ip.removeprefix("::ffff:") for address in listening if address.port == port} == {"127.0.0.1"}
 
 
-def test_a_foreign_token_is_refused(service):
-    for token in ("", "Secret", "secret "):
-        with pytest.raises(PeerLostError, match="server 0 did not answer echo: UNAUTHENTICATED, not authenticated"):
-            Connection(service, token, "server 0").call("echo", {})
-
-
-def test_a_failing_handler_fails_its_call_only(service):
+def test_a_failing_handler_fails_its_calls_only(service):
     connection = Connection(service, "secret", "server 0 (rank 2)")
-    with pytest.raises(PeerLostError, match=r"server 0 \(rank 2\) did not answer fail: UNKNOWN, .*of the handler"):
+    with pytest.raises(PeerLostError, match=r"server 0 \(rank 2\) did not answer fail: RuntimeError: of the handler"):
         connection.call("fail", {})
-    [array] = connection.call("echo", {}, [np.zeros([3_000_000], np.float32)]).arrays  # 12 MB, above gRPC's default
-    assert array.shape == (3_000_000,)
+    sizes = [0, 1, 3_000_000]
+    answers = connection.begin([("echo", Message({"size": n}, [np.zeros([n])])) for n in sizes])()
+    assert [(values["size"], array.size) for values, [array] in answers] == [(n, n) for n in sizes]
+    handled = []
+    handlers = {"fail": lambda _: 1 / 0, "log": lambda message: handled.append(message) or message}
+    other = Service(handlers, "secret", "127.0.0.1")
+    with pytest.raises(PeerLostError, match="did not answer fail"):
+        Connection(f"127.0.0.1:{other.port}", "secret", "server").begin([("fail", Message({})), ("log", Message({}))])()
+    other.close()
+    assert not handled
+
+
+def test_the_header_has_the_digest_of_the_first_arrays():
+    header, *_ = encode(Message({}, [np.zeros([10])]))
+    with pytest.raises(ValueError, match="other data"):
+        decode(header, lambda count: np.ones([count], np.uint8))

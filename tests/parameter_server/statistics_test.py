@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 
 from tests.waiting import wait_for
+from tfdist.coordination.messages import OVERHEAD
 from tfdist.parameter_server.coordinator import Coordinator, RangeResult
 from tfdist.parameter_server.messages import Connection, Message, Service, encode
 from tfdist.parameter_server.servers import Servers
@@ -56,7 +57,8 @@ def test_commits_have_the_bytes_of_the_encoded_messages_of_each_server():
     def service(number):
         def handle(method, answer):
             def handler(message):
-                sizes[number][method] = sizes[number].get(method, 0) + len(encode(message)) + len(encode(answer))
+                parts = [*encode(message, method), *encode(answer)]
+                sizes[number][method] = sum(map(len, parts)) + 2 * (8 + OVERHEAD)  # the length and the MAC of a header
                 return answer
 
             return handler
@@ -71,7 +73,6 @@ def test_commits_have_the_bytes_of_the_encoded_messages_of_each_server():
             {"pull": handle("pull", pulled), "push": handle("push", Message({})), "commit": commit},
             "",
             "127.0.0.1",
-            threads=2,
         )
 
     services = [service(number) for number in range(2)]
@@ -95,7 +96,7 @@ def test_the_server_whose_answer_is_awaited_is_named():
     ends = threading.Event()
     value = Message({}, [np.zeros([])])
     handlers = (lambda _: value), (lambda _: value if ends.wait(20) else None)
-    services = [Service({"fetch": handler}, "", "127.0.0.1", threads=1) for handler in handlers]
+    services = [Service({"fetch": handler}, "", "127.0.0.1") for handler in handlers]
     names = (f"server {number} (rank {number + 2})" for number in range(2))
     connections = [Connection(f"127.0.0.1:{s.port}", "", name) for s, name in zip(services, names, strict=True)]
     servers = Servers(connections, worker=0, workers=1)

@@ -1,4 +1,4 @@
-"""Tests of `tfdist.parameter_server.variable_server`, with the calls of `Servers` over gRPC."""
+"""Tests of `tfdist.parameter_server.variable_server`, with the calls of `Servers` over TCP."""
 
 import contextlib
 import functools
@@ -46,12 +46,14 @@ def served(count, shard_variables="by_size"):
     for number in range(count):
         found = VariableServer(following, functools.partial(total, number))
         variable_servers.append(found)
-        services.append(Service(found.handlers, "secret", "127.0.0.1", threads=8))
+        services.append(Service(found.handlers, "secret", "127.0.0.1"))
     connections = [Connection(f"127.0.0.1:{service.port}", "secret", "server") for service in services]
     workers = [Servers(connections, rank, 2, shard_variables) for rank in range(2)]
     for worker in workers:
         worker.place([(path, value.nbytes) for path, value in WEIGHTS.items()], [("state", 8)])
     yield workers, updates
+    for connection in connections:
+        connection.close()
     for found, service in zip(variable_servers, services, strict=True):
         found.close()
         service.close()
@@ -254,7 +256,9 @@ def test_messages_have_the_rows_in_use(monkeypatch):
             [TableForm(0, "embedding/embeddings", (10_000, 64), "float64", None, False)],
             **options_of(keras.optimizers.SGD(1.0), lazy=True),
         )
-        monkeypatch.setattr(messages, "encode", lambda message: sizes.append(len(data := encode(message))) or data)
+        monkeypatch.setattr(
+            messages, "encode", lambda *message: sizes.extend(map(len, data := encode(*message))) or data
+        )
         _, [rows], *_ = workers[0].pull(0, [ids])
         workers[0].push(0, [0, 0], [rows + 1], [], [], ids=[ids])
     assert rows.shape == (1_000, 64) and sum(sizes) < 1.05 * 2 * rows.nbytes
@@ -289,7 +293,7 @@ def test_unused_weights_are_left_alone_and_written_ones_are_read():
         versions, weights, *_ = workers[1].pull(7)
         assert versions == [7, 7] and not weights[0].any()
         assert (workers[1].fetch(["slot/2/1"])["slot/2/1"] == 2).all()
-        updates += [None] * 7
+        updates += [Update(0, 0, (0,), 0)] * 7  # of an earlier range
         workers[0].push(7, [7, 7], GRADIENTS[0], [], [])
         updates.append(Update(7, 7, (0,), 0))
         _, after, *_ = workers[1].pull(8)

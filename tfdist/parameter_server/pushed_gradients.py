@@ -17,6 +17,7 @@ from tfdist.distribution.strategy import State
 from tfdist.gradients import ErrorFeedback, Reducer, ReductionResult
 from tfdist.gradients.compression import EXACT, AllGatherReducer, create
 from tfdist.gradients.reducer import split_at, tensor_specs
+from tfdist.parameter_server.messages import as_tensor
 
 
 def create_push_reducer(methods: str) -> Reducer:
@@ -108,9 +109,9 @@ class GradientDecoder:
           variable: the variable.
         """
         if method == EXACT:
-            total = tf.constant(payloads[0])
+            total = as_tensor(payloads[0])
             for payload in payloads[1:]:
-                total += payload
+                total += as_tensor(payload)
             return total
         if method not in self._reducers:
             reducer = create_push_reducer(method)

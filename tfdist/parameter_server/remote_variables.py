@@ -15,6 +15,7 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import byte_size, count_of
 from tfdist.gradients import Clip
 from tfdist.parameter_server.embedding_tables import EmbeddingTables, RemoteTable, RemoteVariable, is_table
+from tfdist.parameter_server.messages import as_tensor
 from tfdist.parameter_server.servers import Servers
 from tfdist.parameter_server.variable_server import optimizer_keys
 
@@ -191,17 +192,16 @@ class RemoteVariables(OptimizerShards):
           The version of each server, the states, and the latest gradient norm that was requested.
         """
         versions, weights, states, norm = self.servers.pull(version, ids)
-        for number, (variable, value) in enumerate(
-            zip([*self._weights, *self.states], [*weights, *states], strict=True)
-        ):
+        for number, (variable, value) in enumerate(zip(self._weights, weights, strict=True)):
             if number not in self.tables.numbers:
-                keras_internals.value_of(variable).assign(value)
+                keras_internals.value_of(variable).assign(as_tensor(value))
+        self.assign_states(states)
         if ids:
             self.tables.assign(ids, [weights[number] for number in self.tables.numbers])
         return versions, states, norm
 
     def assign_states(self, states: Sequence[np.ndarray]) -> None:
-        """Assigns values that `pull` has returned to the states."""
+        """Assigns copies of values that `pull` has returned to the states, because a step changes them."""
         for variable, value in zip(self.states, states, strict=True):
             keras_internals.value_of(variable).assign(value)
 
@@ -239,7 +239,8 @@ class RemoteVariables(OptimizerShards):
 
 
 def _array(variable: keras.Variable) -> np.ndarray:
-    return np.array(keras_internals.value_of(variable))
+    """Returns the value, which shares the memory of the variable until the next assignment."""
+    return np.asarray(tf.convert_to_tensor(keras_internals.value_of(variable)))
 
 
 def _constraint(variable: keras.Variable) -> Any:

@@ -355,9 +355,9 @@ class Servers:
         """Calls all servers at once, and returns their answers."""
         with self._measure(method) if method in _MEASURED else contextlib.nullcontext():
             answers = [
-                connection.begin(method, message(number), None) for number, connection in enumerate(self._connections)
+                connection.begin([(method, message(number))]) for number, connection in enumerate(self._connections)
             ]
-            return [answer() for answer in answers]
+            return [message for answer in answers for message in answer()]
 
     @contextlib.contextmanager
     def _measure(self, method: str) -> Iterator[None]:

@@ -57,8 +57,10 @@ def blocks(shape: Sequence[int], dtype: Any) -> Iterator[tuple[int, int]]:
 def sum_rows(shares: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Sums the rows of several shares by id, in the order of the shares; returns sorted, distinct ids and the sums.
 
-    Rows must be summed before the optimizer, which is not linear.
+    Rows must be summed before the optimizer, which is not linear. The ids of a share are sorted and distinct.
     """
+    if len(shares) == 1:
+        return shares[0]
     ids, positions = np.unique(np.concatenate([share_ids for share_ids, _ in shares]), return_inverse=True)
     rows = [share_rows for _, share_rows in shares]
     totals = np.zeros([len(ids), *rows[0].shape[1:]], rows[0].dtype)

@@ -162,11 +162,11 @@ class VariableServer:
             tables = zip(self._numbers[self._dense_count :], message.arrays, strict=False)
             for table, ids in zip(self._tables, message.arrays, strict=False):
                 table.pull_counts[ids] += 1  # they are distinct
-            rows = [np.array(tf.gather(self._variables[f"weight/{number}"], ids)) for number, ids in tables]
-            return Message(
-                {"version": self._version, "norm": self._norm, "update_seconds": self._update_seconds},
-                [*(np.array(self._variables[key]) for key in keys), *rows],
-            )
+            rows = [tf.gather(self._variables[f"weight/{number}"], ids) for number, ids in tables]
+            # Reading does not copy: an update copies a variable first if it is still being sent.
+            arrays = [*(self._variables[key].read_value() for key in keys), *rows]
+            values = {"version": self._version, "norm": self._norm, "update_seconds": self._update_seconds}
+            return Message(values, list(map(np.asarray, arrays)))
 
     def push(self, message: Message) -> Message:
         """Stores a worker's gradient, or its share of one, until the coordinator orders its update.
@@ -177,8 +177,8 @@ class VariableServer:
             the weights other than tables. The arrays are the payloads of their gradients; ids of rows and their gradients
             for each table; and values before and after the forward pass for each state, unless workers have their own states.
         """
-        with self._changed:
-            self._gradient_messages[message.values["ticket"], message.values["worker"]] = message
+        # Not under the lock, which an update holds; setting an item is atomic.
+        self._gradient_messages[message.values["ticket"], message.values["worker"]] = message
         return Message({})
 
     def discard(self, message: Message) -> Message:
@@ -201,12 +201,12 @@ class VariableServer:
     def fetch(self, message: Message) -> Message:
         """Returns the values of the variables `keys`."""
         with self._changed:
-            return Message({}, [np.array(self._variables[key]) for key in message.values["keys"]])
+            return Message({}, [np.asarray(self._variables[key].read_value()) for key in message.values["keys"]])
 
     def read_rows(self, message: Message) -> Message:
         """Returns rows of variable `key`, a table or its slot; the array contains their ids."""
         with self._changed:
-            return Message({}, [np.array(tf.gather(self._variables[message.values["key"]], message.arrays[0]))])
+            return Message({}, [np.asarray(tf.gather(self._variables[message.values["key"]], message.arrays[0]))])
 
     def row_use(self, message: Message) -> Message:
         """Returns the use of the rows of each table; see `TableRows.use`."""
