@@ -51,11 +51,10 @@ def train(rows: int, batch_size: int, steps: int, checkpoint: str) -> None:
         answers = begin(self, calls, seconds)
 
         def received() -> Any:
-            found = answers()
-            for (method, message), answer in zip(calls, found, strict=True):
+            for (method, message), answer in zip(calls, answers(), strict=True):
                 parts = [*messages.encode(message), *messages.encode(answer)]
                 sizes[method] = sizes.get(method, 0) + sum(map(len, parts))
-            return found
+                yield answer
 
         return received
 

@@ -59,7 +59,8 @@ def work(running, rank, seed, updates=()):
     if not rank:
         worker.write({}, version=0)
     worker.coordinate("open", worker=rank, first=0, end=TICKETS, updates=updates)
-    while answer := worker.coordinate("take", worker=rank):
+    answer = worker.coordinate("take", worker=rank)
+    while answer:
         ticket, version, *_ = answer
         values = values if version is None else worker.pull(version)
         versions, weights, [state], _ = values
@@ -67,7 +68,8 @@ def work(running, rank, seed, updates=()):
         gradients = [np.sin(weight * (ticket + 1)) for weight in weights]
         worker.push(ticket, versions, gradients, [state], [state * 0.5 + ticket])
         arrays = [np.array([ticket]), np.array(applied + 1)]
-        outcome = worker.commit(ticket, arrays, loss=float(ticket), is_finite=True, versions=versions)
+        loss = {"loss": float(ticket), "is_finite": True}
+        outcome, answer = worker.commit_and_take(ticket, arrays, versions=versions, **loss)
         applied += outcome == Outcome.APPLIED
         if outcome == Outcome.REJECTED:
             worker.discard(ticket)

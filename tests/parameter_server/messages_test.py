@@ -238,7 +238,8 @@ def test_a_failing_handler_fails_its_calls_only(service):
     handlers = {"fail": lambda _: 1 / 0, "log": lambda message: handled.append(message) or message}
     other = Service(handlers, "secret", "127.0.0.1")
     with pytest.raises(PeerLostError, match="did not answer fail"):
-        Connection(f"127.0.0.1:{other.port}", "secret", "server").begin([("fail", Message({})), ("log", Message({}))])()
+        calls = [("fail", Message({})), ("log", Message({}))]
+        list(Connection(f"127.0.0.1:{other.port}", "secret", "server").begin(calls)())
     other.close()
     assert not handled
 

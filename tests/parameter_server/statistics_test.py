@@ -66,11 +66,11 @@ def test_commits_have_the_bytes_of_the_encoded_messages_of_each_server():
         pulled = Message({"version": 0, "norm": 0.0, "update_seconds": 1.5}, [np.zeros([100 * (number + 1)])])
 
         def commit(message):
-            works.append(message.values["work"])
+            works.extend([message.values["work"]] if "work" in message.values else [])
             return Message({"value": True})
 
         return Service(
-            {"pull": handle("pull", pulled), "push": handle("push", Message({})), "commit": commit},
+            {"pull": handle("pull", pulled), "push": handle("push", Message({})), "commit": commit, "take": commit},
             "",
             "127.0.0.1",
         )
@@ -83,7 +83,7 @@ def test_commits_have_the_bytes_of_the_encoded_messages_of_each_server():
             size.clear()
         servers.pull(0)
         servers.push(ticket, [0, 0], [np.zeros([200]), np.zeros([100])], [], [])
-        servers.commit(ticket, [])
+        servers.commit_and_take(ticket, [])
         found = {f"{method}/{server}": size for server, size_by in enumerate(sizes) for method, size in size_by.items()}
         assert {name: size for name, size in works[ticket].items() if "/" in name} == found
         assert min(found.values()) > 100 and works[ticket]["pull"] > 0 and works[ticket]["push"] > 0

@@ -310,8 +310,8 @@ class Connection:
         self.byte_counts: collections.Counter[str] = collections.Counter()
         self._idle: collections.deque[_Channel] = collections.deque()
 
-    def begin(self, calls: Sequence[Call], seconds: float | None = None) -> Callable[[], list[Message]]:
-        """Starts calls, which the server makes one after the other until one fails; returns a function that waits for answers.
+    def begin(self, calls: Sequence[Call], seconds: float | None = None) -> Callable[[], Iterator[Message]]:
+        """Starts calls, which the server makes one after the other until one fails; returns a function that yields answers.
 
         Args:
           calls: names of handlers, and their arguments. Only the last answer may be large, because it is read after all calls
@@ -324,17 +324,16 @@ class Connection:
             for (method, _), size in zip(calls, channel.send(calls), strict=True):
                 self.byte_counts[method] += size
 
-        def answers() -> list[Message]:
-            messages = []
-            for method, _ in calls:
+        def answers() -> Iterator[Message]:
+            for remaining, (method, _) in zip(range(len(calls) - 1, -1, -1), calls, strict=True):
                 with self._lost_if_it_fails(method, channel):
                     failure, message, size = channel.receive()
                     if failure:
                         raise ConnectionError(failure)
                 self.byte_counts[method] += size
-                messages.append(message)
-            self._idle.append(channel)
-            return messages
+                if not remaining:
+                    self._idle.append(channel)
+                yield message
 
         return answers
 

@@ -105,15 +105,23 @@ class Servers:
         """Calls the coordinator and returns its answer."""
         return self._connections[0].call(method, values).values["value"]
 
-    def commit(self, ticket: int, arrays: Sequence[np.ndarray], **values: Any) -> Outcome:
-        """Commits a gradient that all servers have, and sends the work; see `Coordinator.commit`."""
+    def commit_and_take(self, ticket: int, arrays: Sequence[np.ndarray], **values: Any) -> tuple[Outcome, Any]:
+        """Commits a gradient that all servers have, with the work, and takes the next ticket, in one round trip.
+
+        Returns:
+          The answers of `Coordinator.commit` and `Coordinator.take`.
+        """
         for server, connection in enumerate(self._connections):
             for method in _MEASURED:
                 self.work[f"{method}/{server}"] = connection.byte_counts.pop(method, 0)
         values |= {"worker": self._worker, "ticket": ticket, "work": self.work}
         self.work = collections.defaultdict(float)
+        calls = [("commit", Message(values, arrays)), ("take", Message({"worker": self._worker}))]
         with self._measure("push"):
-            return Outcome(self._connections[0].call("commit", values, arrays).values["value"])
+            answers = self._connections[0].begin(calls)()
+            outcome = Outcome(next(answers).values["value"])
+        [answer] = answers
+        return outcome, answer.values["value"]
 
     def result(self) -> RangeResult:
         """Returns the result of a range; see `Coordinator.result`."""

@@ -301,16 +301,17 @@ class TicketLoop:
             self._remote.write_changes(version=first)
         options = {"first": first, "end": end, "updates": updates, **self._loss_scale_options()}
         self._servers.coordinate("open", worker=self._rank, **options)
-        next_ticket, is_running = first, True  # `next_ticket` is that of the next batch
+        next_ticket = first  # that of the next batch
         known_batches: dict[int, Any] = {}  # by ticket; kept because a worker that computes one may be lost
-        while is_running and (answer := self._servers.coordinate("take", worker=self._rank)):
+        answer = self._servers.coordinate("take", worker=self._rank)
+        while answer:
             ticket, version, active_tickets, scale = answer
             for number in range(next_ticket, ticket + 1):
                 known_batches[number] = next(batches)
             next_ticket = max(next_ticket, ticket + 1)
             known_batches = {number: known_batches[number] for number in known_batches.keys() & {*active_tickets}}
             batch, numbers = known_batches[ticket]
-            is_running = self._compute_ticket(call, ticket, version, scale, batch, numbers, with_norm)
+            answer = self._compute_ticket(call, ticket, version, scale, batch, numbers, with_norm)
         for _ in range(next_ticket, end):
             next(batches)
         result = self._servers.result()
@@ -375,8 +376,8 @@ class TicketLoop:
         batch: Any,
         numbers: tf.Tensor,
         with_norm: tf.Tensor,
-    ) -> bool:
-        """Pulls the given version, computes a ticket and pushes its gradient; returns whether training continues.
+    ) -> Any:
+        """Pulls the given version, computes a ticket and pushes its gradient; returns the answer of `Coordinator.take`.
 
         If the version is None, the weights and states are those of the last pull. `scale` is the state of the loss scale.
         """
@@ -418,14 +419,15 @@ class TicketLoop:
             self._skip(state)
         arrays = [numbers.numpy(), *(variable.numpy() for variable in self._metrics)]
         values = {"loss": loss, "is_finite": is_finite, "versions": versions, "norm": norm, "rows": self._rows(batch)}
-        outcome = self._servers.commit(ticket, arrays, loss_scale=scale[0] if scale else 0.0, **values)
+        values |= {"loss_scale": scale[0] if scale else 0.0}
+        outcome, answer = self._servers.commit_and_take(ticket, arrays, **values)
         if is_finite and outcome in (Outcome.REJECTED, Outcome.DROPPED, Outcome.UNUSED):
             self._skip(state)
         if outcome in (Outcome.REJECTED, Outcome.UNUSED):
             self._servers.discard(ticket)
         if is_finite and outcome == Outcome.APPLIED and self._step.reducer_state:
             self._store_state(state)
-        return outcome != Outcome.ENDED
+        return answer
 
     def _rows(self, batch: Any) -> tuple[int, int]:
         """Returns the numbers of rows that this worker computes, and of the whole batch."""
