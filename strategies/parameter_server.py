@@ -28,6 +28,7 @@ from tfdist.config.staleness import (
     parse_staleness,
 )
 from tfdist.coordination import Group, LostMember
+from tfdist.coordination.job_token import join_address
 from tfdist.distribution.strategy import JobVariables, Result, Strategy, VariableBlocks
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator
@@ -221,8 +222,8 @@ class _Server:
             job.on_departure(lambda loss: coordinator.forget(loss.rank))
         handlers = {**self.variables.handlers, **(self._coordinator.handlers if self._coordinator else {})}
         self.host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
-        self._service = Service(handlers, _token(job, number), self.host)
-        self.address = f"{self.host}:{self._service.port}"
+        self._service = Service(handlers, _token(job, number), self.host, clients=cluster.size)
+        self.address = join_address(self.host, self._service.port)
 
     def connect(self, coordinator: Connection) -> None:
         """Sets the connection to the coordinator."""

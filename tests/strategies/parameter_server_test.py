@@ -334,9 +334,10 @@ def test_a_scaled_loss_skips_the_steps_of_one_device_bit_for_bit(staleness, serv
     assert repr(train(served(staleness))) == repr(expected)  # losses may be NaN
 
 
-def test_the_limit_of_skipped_steps_ends_a_run(served, mixed_float16):
+@pytest.mark.parametrize("staleness", ["bounded(0)", "sync"])
+def test_the_limit_of_skipped_steps_ends_a_run(staleness, served, mixed_float16):
     scale = LossScale(initial=2.0**60, growth_interval=0, cap=2.0**60)
-    trainer = parity.make_trainer(served("bounded(0)"), CASE, loss_scale=scale, max_skipped_steps=3)
+    trainer = parity.make_trainer(served(staleness), CASE, loss_scale=scale, max_skipped_steps=3)
     with pytest.raises(NotFiniteError, match="the last is step 2"):
         trainer.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=12, verbose=0)
     assert trainer.model.optimizer.iterations == 0

@@ -30,6 +30,7 @@ _PARAMETERS = {
     ASYNC: (("late", "pull_every"), ASYNC),
     REPLAY: (("path",), "replay(runs/async)"),
 }
+_ONLY_BY_NAME = ("late", "pull_every", "rows")
 _LATE_PARAMETERS = {
     APPLY: ((), APPLY),
     REJECT: (("after", "rows"), "reject(after=8)"),
@@ -202,7 +203,7 @@ def _parse_call(
         call = ast.parse(f"f{argument_text or '()'}", mode="eval").body  # `async` is not a name in Python
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         call = None
-    if not isinstance(call, ast.Call) or len(call.args) > len(keys):
+    if not isinstance(call, ast.Call) or len(call.args) > sum(key not in _ONLY_BY_NAME for key in keys):
         raise InputError(f"{text}: the arguments of {name} must be {', '.join(keys)}. Write {example}")
     pairs = [*zip(keys, call.args, strict=False), *((keyword.arg or "**", keyword.value) for keyword in call.keywords)]
     arguments: dict[str, Any] = {}

@@ -145,6 +145,7 @@ class Coordinator:
         """Handlers of calls, by name."""
         return {
             "open": lambda message: _acknowledge(self.open, message),
+            "clear_updates": lambda message: _acknowledge(self.clear_updates, message),
             "scale": lambda message: _answer(self.scale()),
             "take": lambda message: _answer(self.take(**message.values)),
             "commit": lambda message: _answer(self.commit(**message.values, arrays=message.arrays)),
@@ -211,6 +212,11 @@ class Coordinator:
             # All servers have applied the previous updates: a worker has pulled this version from each.
             self._updates, self._first_version = [], first
             self._changed.notify_all()
+
+    def clear_updates(self) -> None:
+        """Forgets the updates of a range that all servers have applied, before their version is set."""
+        with self._changed:
+            self._updates, self._first_version = [], 0
 
     def _asynchronous_order(self, first: int, updates: Sequence[Sequence[Any]]) -> UpdateOrder:
         if updates:
@@ -359,7 +365,7 @@ class Coordinator:
             self._wait(
                 worker,
                 lambda: (
-                    order.version == self._end_of_updates or (self._failed_ticket is not None and not self._synchronous)
+                    order.version >= self._end_of_updates or (self._failed_ticket is not None and not self._synchronous)
                 ),
             )
             last = self._end_ticket - 1 if self._failed_ticket is None else self._failed_ticket
@@ -463,7 +469,9 @@ class Coordinator:
         while self._is_needed(order.version) and (update := order.next_update()) is not None:
             versions, rows = self._versions.pop(update.ticket, {}), self._rows.pop(update.ticket)
             is_overflowed = update.ticket in self._overflowed_tickets
-            if not isinstance(order, Recorded):
+            if isinstance(order, Recorded):
+                update = update._replace(factor=0.0) if is_overflowed else update
+            else:
                 all_versions = tuple(version for worker in update.workers for version in versions[worker])
                 factor = (
                     0.0
@@ -473,7 +481,9 @@ class Coordinator:
                 row_factor, loss_scale = self._row_factor(update.ticket, rows), self._loss_scales[update.ticket]
                 update = Update(*update[:4], all_versions, factor, row_factor, loss_scale)
             self._updates.append(update)
-            if self._loss_scale and (is_overflowed or update.factor):
+            # Concurrent gradients overflow together: those with a larger scale than the current one are already answered.
+            is_answered = is_overflowed and bool(self._scale) and update.loss_scale > self._scale[0]
+            if self._loss_scale and (is_overflowed or update.factor) and not is_answered:
                 values = self._loss_scale.next_state(self._scale, not is_overflowed)
                 self._scale = [tf.convert_to_tensor(value).numpy().item() for value in values]
                 if self._scale[-1] >= self._max_skipped_steps:

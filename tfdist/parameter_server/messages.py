@@ -18,6 +18,7 @@ import math
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-from tfdist.coordination.job_token import split_address
+from tfdist.coordination.job_token import join_address, listen, split_address
 from tfdist.coordination.messages import HELLO_SECONDS, MAX_UNAUTHENTICATED, OVERHEAD, Session, WrongSealError
 from tfdist.errors import PeerLostError
 
@@ -35,6 +36,8 @@ _DIGESTED_BYTES = 64 << 10
 _MAX_BUFFERS = 1024  # of a call of sendmsg
 _ALIGNMENT = 64  # of the tensors of TensorFlow
 _NONCE_BYTES = 32
+_KEEPALIVE_SECONDS = 60
+_RETRY_SECONDS = 0.1  # after a connection that could not be accepted
 _PROOF = b"\n"  # the first message of each end
 _DTYPES = {np.dtype(getattr(ml_dtypes, name)).name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16",)}
 _NOT_A_MESSAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError, MemoryError)
@@ -128,6 +131,9 @@ class _Channel:
         self.socket = connection
         connection.settimeout(HELLO_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # routers forget idle connections
+        if hasattr(socket, "TCP_KEEPIDLE"):  # not on all systems
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         connection.sendall(nonce)
         nonces = [nonce, self._receive(_NONCE_BYTES).tobytes()]
@@ -207,7 +213,7 @@ class Service:
       port: the port on which it listens.
     """
 
-    def __init__(self, handlers: Mapping[str, Handler], token: str, host: str, *, port: int = 0):
+    def __init__(self, handlers: Mapping[str, Handler], token: str, host: str, *, port: int = 0, clients: int = 0):
         """Starts the server.
 
         Args:
@@ -215,10 +221,11 @@ class Service:
           token: secret of this server and its clients, different from those of other servers.
           host: name or address of this host, on which the server listens.
           port: port to listen on; 0 for any.
+          clients: number of processes that may connect at the same time, if there are many.
         """
         self._handlers, self._token = handlers, token
-        [(family, *_), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        self._listener = socket.create_server((host, port), family=family, backlog=socket.SOMAXCONN)
+        self._max_unauthenticated = max(MAX_UNAUTHENTICATED, 4 * clients)
+        self._listener = listen(join_address(host, port), "Give this host a name that it can resolve.")
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()  # guards the attributes below
         self._connections: set[socket.socket] = set()
@@ -241,15 +248,19 @@ class Service:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                continue  # the client has gone, or there are no more descriptors
+                time.sleep(_RETRY_SECONDS)  # the client has gone, or there are no more descriptors
+                continue
             with self._lock:
-                if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
+                if len(self._unauthenticated) >= self._max_unauthenticated:
                     oldest = next(iter(self._unauthenticated))
                     del self._unauthenticated[oldest]
                     _shut_down(oldest)
                 self._connections.add(connection)
                 self._unauthenticated[connection] = None
-            threading.Thread(target=self._serve, args=[connection], name="calls", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=[connection], name="calls", daemon=True).start()
+            except RuntimeError:  # no more threads
+                self._remove(connection)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -260,10 +271,13 @@ class Service:
                 while self._answer(channel):
                     pass
         finally:
-            with self._lock:
-                self._connections.discard(connection)
-                self._unauthenticated.pop(connection, None)
-            connection.close()
+            self._remove(connection)
+
+    def _remove(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+            self._unauthenticated.pop(connection, None)
+        connection.close()
 
     def _answer(self, channel: _Channel) -> bool:
         """Answers a call; returns whether another one may follow."""
@@ -378,7 +392,7 @@ class Connection:
             try:
                 channel = _Channel(connection, self._token, is_server=False)
             except (WrongSealError, ConnectionResetError):
-                raise PermissionError("its token is not that of this job") from None
+                raise PermissionError("its token is not that of this job, or it has ended") from None
             stack.pop_all()
         connection.settimeout(seconds)
         return channel

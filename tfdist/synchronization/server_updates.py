@@ -298,6 +298,7 @@ class TicketLoop:
         updates = self._updates_to_replay(first, end)
         if self._strategy.is_chief:
             self._remote.tolerate_losses()
+            self._servers.coordinate("clear_updates")
             self._remote.write_changes(version=first)
         options = {"first": first, "end": end, "updates": updates, **self._loss_scale_options()}
         self._servers.coordinate("open", worker=self._rank, **options)
@@ -350,16 +351,14 @@ class TicketLoop:
         updates = [recorded[version] for version in range(first, end) if version in recorded]
         problem = ""
         if self._strategy.is_chief:
-            workers, servers, has_tables = (
-                self._strategy.cluster.size,
-                self._servers.count,
-                bool(self._remote.tables.numbers),
-            )
-            problem = (
-                check_recorded(updates, first, workers, servers, has_tables)
-                if len(updates) == end - first
-                else f"only {len(recorded)} updates"
-            )
+            has_tables, has_scale = bool(self._remote.tables.numbers), bool(self._step.settings.loss_scale)
+            if len(updates) < end - first:
+                problem = f"only {len(recorded)} updates"
+            elif any(bool(update.loss_scale) != has_scale for update in updates):
+                problem = "another --precision, with or without a loss scale: use the same"
+            else:
+                workers = self._strategy.cluster.size
+                problem = check_recorded(updates, first, workers, self._servers.count, has_tables)
         if problem := self._strategy.group.broadcast("replay", problem):
             raise InputError(
                 f"A replay repeats whole calls of a run with the same options. Received: steps {first} to {end - 1} of "

@@ -387,7 +387,13 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
     differing_layers = _different_by_design(session, reference.model)
     limit = tolerance(session.config, reference.model.optimizer)
     if is_replayed:
-        max_staleness = max(update.version - min(update.versions) for update in updates if update.factor)
+        ages = [update.version - min(update.versions) for update in updates if update.factor]
+        if not ages:
+            raise InputError(
+                f"A verification needs an update. Received: {len(updates)} gradients that were not finite. Use more --steps, or "
+                "a smaller loss scale."
+            )
+        max_staleness = max(ages)
         print_line(
             f"One device makes the same updates from the same weights, which were up to {max_staleness} updates old."
             + (f" {synchronizer.totals['dropped_rows']} rows were dropped." if remote.staleness.drops_shares else "")
