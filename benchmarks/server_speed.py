@@ -272,15 +272,16 @@ def _push_and_pull(rank: int, _: str) -> Callable[[], object]:
     arrays = [np.ones(shape, np.float32) for shape in EXCHANGED]
     gradients = [tf.constant(array) for array in arrays]
     copies = [tf.Variable(array) for array in arrays]
+    methods = ["none"] * len(arrays)
     servers = Servers([Connection(f"127.0.0.1:{port}", "token", "server 0")], 0, 1)
-    servers.place([array.nbytes for array in arrays], [])
+    servers.place([(f"w{number}", array.nbytes) for number, array in enumerate(arrays)], [])
     forms = {number: (f"w{number}", None, False) for number in range(len(arrays))}
     optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD())
     options = {"floatx": "float32", "epsilon": 1e-7, "clip_norm": 0.0, "clip_value": 0.0}
     servers.define(dict(enumerate(arrays)), [], forms, optimizer=optimizer, lazy=False, **options)
 
     def step() -> None:
-        servers.push(0, [0], list(map(np.asarray, gradients)), (), ())
+        servers.push(0, [0], list(map(np.asarray, gradients)), (), (), methods=methods)
         _, values, *_ = servers.pull(0)
         for variable, value in zip(copies, values, strict=True):
             variable.assign(as_tensor(value))

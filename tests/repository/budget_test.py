@@ -17,9 +17,9 @@ from tests.repository.architecture_test import ROOT, runs_when_started
 QUICK_SECONDS = 900
 QUICK_WAITING_SECONDS = 600
 
-LINES = 73_547  # 71,817 before parameter servers
-FUNCTIONS_WITH_PROCESSES = 649  # 645 before faults of parameter servers
-SLEEPS = 94  # 92 before
+LINES = 74_879  # 71,817 before parameter servers
+FUNCTIONS_WITH_PROCESSES = 658  # 645 before faults of parameter servers
+SLEEPS = 96  # 92 before parameter servers
 
 FILES = sorted((ROOT / "tests").rglob("*.py"))
 TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
