@@ -34,6 +34,7 @@ from tfdist.data.batches import count_rows
 from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
+from tfdist.errors.formatting import count_of
 from tfdist.gradients import Clip
 from tfdist.gradients.compression import EXACT
 from tfdist.parameter_server.pushed_gradients import PushReducer
@@ -390,8 +391,8 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
         ages = [update.version - min(update.versions) for update in updates if update.factor]
         if not ages:
             raise InputError(
-                f"A verification needs an update. Received: {len(updates)} gradients that were not finite. Use more --steps, or "
-                "a smaller loss scale."
+                "A verification needs an update. Received: gradients that were not finite, in all "
+                f"{count_of(len(updates), 'step')}. Use more --steps, or a smaller loss scale."
             )
         max_staleness = max(ages)
         print_line(
