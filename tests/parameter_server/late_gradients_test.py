@@ -66,10 +66,10 @@ def work(running, rank, seed, updates=()):
         versions, weights, [state], _ = values
         time.sleep(random.random() ** 6 * 0.06)
         gradients = [np.sin(weight * (ticket + 1)) for weight in weights]
-        worker.push(ticket, versions, gradients, [state], [state * 0.5 + ticket])
         arrays = [np.array([ticket]), np.array(applied + 1)]
         loss = {"loss": float(ticket), "is_finite": True}
-        outcome, answer = worker.commit_and_take(ticket, arrays, versions=versions, **loss)
+        calls = worker.commit_calls(ticket, arrays, versions=versions, **loss)
+        outcome, answer = worker.push(ticket, versions, gradients, [state], [state * 0.5 + ticket], calls=calls)
         applied += outcome == Outcome.APPLIED
         if outcome == Outcome.REJECTED:
             worker.discard(ticket)

@@ -83,7 +83,7 @@ def test_commits_have_the_bytes_of_the_encoded_messages_of_each_server():
             size.clear()
         servers.pull(0)
         servers.push(ticket, [0, 0], [np.zeros([200]), np.zeros([100])], [], [])
-        servers.commit_and_take(ticket, [])
+        servers.commit_and_take(servers.commit_calls(ticket, []))
         found = {f"{method}/{server}": size for server, size_by in enumerate(sizes) for method, size in size_by.items()}
         assert {name: size for name, size in works[ticket].items() if "/" in name} == found
         assert min(found.values()) > 100 and works[ticket]["pull"] > 0 and works[ticket]["push"] > 0

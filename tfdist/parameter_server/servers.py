@@ -17,7 +17,7 @@ from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import PeerLostError
 from tfdist.gradients.compression import EXACT
 from tfdist.parameter_server.coordinator import Outcome, RangeResult
-from tfdist.parameter_server.messages import Connection, Message
+from tfdist.parameter_server.messages import Call, Connection, Message
 from tfdist.parameter_server.table_rows import TableForm, count_rows, split
 from tfdist.parameter_server.update_order import Update
 
@@ -105,21 +105,29 @@ class Servers:
         """Calls the coordinator and returns its answer."""
         return self._connections[0].call(method, values).values["value"]
 
-    def commit_and_take(self, ticket: int, arrays: Sequence[np.ndarray], **values: Any) -> tuple[Outcome, Any]:
-        """Commits a gradient that all servers have, with the work, and takes the next ticket, in one round trip.
+    def commit_calls(self, ticket: int, arrays: Sequence[np.ndarray], **values: Any) -> list[Call]:
+        """Returns calls that commit a gradient that all servers have, with the work, and take the next ticket.
 
-        Returns:
-          The answers of `Coordinator.commit` and `Coordinator.take`.
+        See `Coordinator`. The bytes of a push that is sent together with these calls are part of the next commit.
         """
         for server, connection in enumerate(self._connections):
             for method in _MEASURED:
                 self.work[f"{method}/{server}"] = connection.byte_counts.pop(method, 0)
         values |= {"worker": self._worker, "ticket": ticket, "work": self.work}
         self.work = collections.defaultdict(float)
-        calls = [("commit", Message(values, arrays)), ("take", Message({"worker": self._worker}))]
+        return [("commit", Message(values, arrays)), ("take", Message({"worker": self._worker}))]
+
+    def commit_and_take(self, calls: Sequence[Call], push: Message | None = None) -> tuple[Outcome, Any]:
+        """Makes the calls of `commit_calls` in one round trip, after a push to the same server, if any.
+
+        Returns:
+          The answers of `Coordinator.commit` and `Coordinator.take`.
+        """
         with self._measure("push"):
-            answers = self._connections[0].begin(calls)()
-            outcome = Outcome(next(answers).values["value"])
+            pushes = [("push", push)] if push else []
+            answers = self._connections[0].begin([*pushes, *calls])()
+            *_, commit_answer = (next(answers) for _ in range(len(pushes) + 1))
+            outcome = Outcome(commit_answer.values["value"])
         [answer] = answers
         return outcome, answer.values["value"]
 
@@ -245,7 +253,8 @@ class Servers:
         ids: Sequence[np.ndarray] = (),
         norm: float | None = None,
         with_norm: bool = False,
-    ) -> None:
+        calls: Sequence[Call] = (),
+    ) -> tuple[Outcome, Any] | None:
         """Sends gradients, and the states before and after the forward pass, to their servers.
 
         Args:
@@ -258,6 +267,10 @@ class Servers:
           ids: distinct ids of the rows of each table.
           norm: norm of the gradients; None if they are a share.
           with_norm: whether the servers compute the norm of the sum of the shares.
+          calls: calls for `commit_and_take` once all servers have the gradients; those to a single server are sent together.
+
+        Returns:
+          The result of `commit_and_take`; None without calls.
         """
         positions = [split(table_ids, self.count) for table_ids in ids]
 
@@ -276,7 +289,10 @@ class Servers:
             values |= {"norm": norm, "with_norm": with_norm}
             return Message(values, [*arrays, *states])
 
+        if calls and self.count == 1:
+            return self.commit_and_take(calls, message_for(0))
         self._call_all("push", message_for)
+        return self.commit_and_take(calls) if calls else None
 
     def discard(self, ticket: int) -> None:
         """Removes this worker's share of a ticket, which no update uses."""

@@ -399,10 +399,17 @@ class TicketLoop:
         self._servers.work["compute"] += seconds
         self._servers.work["examples"] += len(numbers)
         state = result._replace(gradients=[])
+        if not is_finite:
+            self._skip(state)
+        arrays = [numbers.numpy(), *(variable.numpy() for variable in self._metrics)]
+        values = {"loss": loss, "is_finite": is_finite, "versions": versions, "norm": norm, "rows": self._rows(batch)}
+        values |= {"loss_scale": scale[0] if scale else 0.0}
+        calls = self._servers.commit_calls(ticket, arrays, **values)
         if is_finite:
             new_states = [keras_internals.value_of(variable).numpy() for variable in self._remote.states]
-            gradients = [payload.numpy() for payload in payloads[:-1]]  # without the loss
-            self._servers.push(
+            gradients = [np.asarray(payload) for payload in payloads[:-1]]  # without the loss
+            call.pushed_bytes += sum(array.nbytes for array in gradients) + sum(4 * len(rows) for rows in ids)
+            answers = self._servers.push(
                 ticket,
                 versions,
                 gradients,
@@ -412,14 +419,12 @@ class TicketLoop:
                 ids=ids,
                 norm=norm if is_whole else None,
                 with_norm=needs_norm,
+                calls=calls,
             )
-            call.pushed_bytes += sum(array.nbytes for array in gradients) + sum(4 * len(rows) for rows in ids)
+            assert answers
         else:
-            self._skip(state)
-        arrays = [numbers.numpy(), *(variable.numpy() for variable in self._metrics)]
-        values = {"loss": loss, "is_finite": is_finite, "versions": versions, "norm": norm, "rows": self._rows(batch)}
-        values |= {"loss_scale": scale[0] if scale else 0.0}
-        outcome, answer = self._servers.commit_and_take(ticket, arrays, **values)
+            answers = self._servers.commit_and_take(calls)
+        outcome, answer = answers
         if is_finite and outcome in (Outcome.REJECTED, Outcome.DROPPED, Outcome.UNUSED):
             self._skip(state)
         if outcome in (Outcome.REJECTED, Outcome.UNUSED):
