@@ -382,11 +382,7 @@ def print_server_layout(config: LayoutConfig, output: Output) -> int:
     abstract_model = planned_model(config)
     plan = abstract_model.plan(Mesh({_AXIS: workers}), {"batch": _AXIS}, Shard(axis=_AXIS), rows * workers)
     plans = {id(variable): planned for variable, planned in zip(abstract_model.variables, plan.variables, strict=True)}
-    states = (
-        keras_internals.moving_statistics(abstract_model.model)
-        if computes_whole_batch or staleness.drops_shares
-        else []
-    )
+    states = keras_internals.moving_statistics(abstract_model.model) if staleness.has_server_states else []
     server_variables = [*abstract_model.model.trainable_variables, *states]
     layers = [
         v for v in keras_internals.layers_of(abstract_model.model) if is_table(v, config.min_table_bytes, servers)

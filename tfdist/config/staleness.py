@@ -109,6 +109,11 @@ class Staleness:
         """Whether an update does not wait for the shares of all workers."""
         return self.kind in (BACKUP, QUORUM)
 
+    @property
+    def has_server_states(self) -> bool:
+        """Whether servers hold the variables that layers assign, because an update may not use all workers."""
+        return self.whole_batches or self.drops_shares
+
     def needed_shares(self, workers: int) -> int:
         """Returns the number of shares for which an update waits, if workers compute shares.
 

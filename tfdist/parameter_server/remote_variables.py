@@ -66,7 +66,6 @@ class RemoteVariables(OptimizerShards):
         self.tables = EmbeddingTables(strategy, servers, [])
         self._is_chief, self.servers, self.staleness = strategy.is_chief, servers, staleness
         self.whole_batches, self.records_updates = staleness.whole_batches, False
-        self._has_states = staleness.whole_batches or staleness.drops_shares
         self._non_slots: dict[str, keras.Variable] = {}  # other than slots, by key
         self._slot_values: list[tuple[RemoteVariable, np.ndarray]] = []  # of an optimizer that is already built
         self._weights: list[keras.Variable] = []
@@ -98,7 +97,7 @@ class RemoteVariables(OptimizerShards):
         self._weights = list(model.trainable_variables)
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a `LossScaleOptimizer`
         self.tables = EmbeddingTables(self._strategy, self.servers, self._weights, model)
-        self.states = keras_internals.moving_statistics(model) if self._has_states else []
+        self.states = keras_internals.moving_statistics(model) if self.staleness.has_server_states else []
         is_built = optimizer.built  # for example in a loaded model
         twin = type(optimizer).from_config(optimizer.get_config()) if is_built else optimizer
         owners = keras_internals.build_partially(twin, self._weights, ())

@@ -124,10 +124,10 @@ class Servers:
           The answers of `Coordinator.commit` and `Coordinator.take`.
         """
         with self._measure("push"):
-            pushes = [("push", push)] if push else []
-            answers = self._connections[0].begin([*pushes, *calls])()
-            *_, commit_answer = (next(answers) for _ in range(len(pushes) + 1))
-            outcome = Outcome(commit_answer.values["value"])
+            answers = self._connections[0].begin([*([("push", push)] if push else []), *calls])()
+            if push:
+                next(answers)
+            outcome = Outcome(next(answers).values["value"])
         [answer] = answers
         return outcome, answer.values["value"]
 

@@ -324,7 +324,8 @@ class TicketLoop:
             ticket < counted_end and ticket not in dropped_tickets
             for ticket in range(first, first + len(result.losses))
         ]
-        self._assign_scale(self._servers.coordinate("scale"))
+        if self._step.source.scale:
+            self._assign_scale(self._servers.coordinate("scale"))
         norm = self._remote.pull_all(first + len(result.updates))
         self._synchronizer.store_result(result, time.perf_counter() - start_time)
         if call.tickets:
@@ -381,10 +382,11 @@ class TicketLoop:
         If the version is None, the weights and states are those of the last pull. `scale` is the state of the loss scale.
         """
         ids = self._remote.tables.ids(batch)
-        if version is not None:
+        if version is None:
+            self._remote.assign_states(self._last_pull[1])
+        else:
             self._last_pull = self._remote.pull(version, ids)[:2]
         versions, previous_states = self._last_pull
-        self._remote.assign_states(previous_states)
         self._assign_scale(scale)
         needs_norm = bool(with_norm) and ticket == call.end - 1
         is_whole = self._remote.whole_batches
