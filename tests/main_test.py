@@ -95,7 +95,7 @@ def test_versions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     ]
 
 
-@pytest.mark.parametrize("arguments", [(), ("--version",), ("help", "train"), ("completion", "bash")])
+@pytest.mark.parametrize("arguments", [(), ("--version",), ("help", "train")])
 def test_imports_no_tensorflow(arguments: tuple[str, ...]):
     code = (
         "import sys\nfrom tfdist.__main__ import main\ntry:\n  code = main(sys.argv[1:])\n"

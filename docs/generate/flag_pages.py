@@ -4,13 +4,14 @@ import functools
 import itertools
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tfdist.__main__ import commands
 from tfdist.cli import command
 from tfdist.cli.command import EVERY_COMMAND
-from tfdist.completion import describe_command
 from tfdist.config import strategy_registry
 from tfdist.config.fields import NO_EFFECT_HELP, TOPICS
 
@@ -20,7 +21,7 @@ _INDEX = """\
 
 Every flag of every command, in a line each; the name leads to its default, its commands and the details. `tfdist help COMMAND`
 prints the flags of one command; a boolean flag is written `--name` or `--noname`. [Commands](commands.md) describes flag files,
-YAML files and completion; in the library, the same names are arguments.
+YAML files; in the library, the same names are arguments.
 """
 _BOOST = "---\nsearch:\n  boost: 2\n---\n\n"
 
@@ -55,14 +56,20 @@ def link(name: str) -> str:
     return f"{_path(_entries()[name].page)}#{name}"
 
 
+def _flags_of(command_name: str) -> list[dict[str, Any]]:
+    """Returns the flags of a command with an effect, as it describes them."""
+    asked = [sys.executable, "-m", f"tfdist.{command_name}", "--helpjson"]
+    described = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+    return [flag for flag in described["flags"] if flag["topic"] != NO_EFFECT_HELP]
+
+
 @functools.cache
 def _entries() -> dict[str, _Entry]:
     """Returns the flags by their anchors, in the order of pages and topics."""
     entries: dict[str, _Entry] = {}
     for name in sorted(commands(), key=lambda name: name != "train"):  # whose flags most others share
-        for flag in describe_command(name)["flags"]:
-            if flag["topic"] != NO_EFFECT_HELP:
-                entries.setdefault(json.dumps(flag, sort_keys=True), _Entry(flag, [])).commands.append(name)
+        for flag in _flags_of(name):
+            entries.setdefault(json.dumps(flag, sort_keys=True), _Entry(flag, [])).commands.append(name)
     for name, about in {**command.FILES, **command.HELP_LINE}.items():
         entries[name] = _Entry({"name": name.removeprefix("--"), "help": about, "topic": EVERY_COMMAND}, [])
     order = {topic: place for place, topic in enumerate(TOPICS)}

@@ -11,7 +11,6 @@ from absl import flags as absl_flags
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tfdist import models
 from tfdist.cli import command, flags
 from tfdist.config.fields import NO_EFFECT_HELP
 from tfdist.config.job_config import JobConfig, RunConfig
@@ -80,14 +79,6 @@ def test_flags_without_effect_are_flags_of_training(kind):
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     assert kind.ignored_flags and {*kind.ignored_flags} < names
     assert not {"model", "dataset", "batch_size", "mesh_shape"} & {*kind.ignored_flags}
-
-
-def test_what_is_known_of_a_flag_is_accepted():
-    """The names that completion offers, and no others that the library has."""
-    assert TrainConfig.__dataclass_fields__["model"].metadata["flag"].known == models.NAMES
-    for kind in (TrainConfig, RunConfig):
-        known = kind.__dataclass_fields__["strategy"].metadata["flag"].known
-        assert [kind(strategy=name).strategy for name in known] == [*known]
 
 
 def test_no_flags_are_the_defaults():

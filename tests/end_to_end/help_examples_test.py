@@ -40,7 +40,7 @@ def test_each_has_flags_that_exist(examples: dict[str, list[str]]):
     for command, lines in examples.items():
         for line in lines:
             found = uses(f"```bash\n{line}\n```")
-            assert command in [name for name, _ in found] or command == "completion", line
+            assert command in [name for name, _ in found], line
             for name, flags in found:
                 assert {*flags} <= {*known_flags(name), *EVERY_COMMANDS}, line
 
@@ -60,14 +60,9 @@ def run(line: str, directory: pathlib.Path) -> str:
     return done.stdout
 
 
-def test_those_without_training_work(examples: dict[str, list[str]], tmp_path: pathlib.Path):
-    run(examples["completion"][0], tmp_path)
-
-
 @pytest.mark.full
 def test_all_work(examples: dict[str, list[str]], tmp_path: pathlib.Path):
     shutil.copy(ROOT / "examples" / "keras_plain.py", tmp_path / "script.py")
-    (tmp_path / ".zfunc").mkdir()
     first = [command for command in examples if command not in OF_A_RUN]
     for command in (*sorted(first, key=lambda name: name != "train"), *OF_A_RUN):
         for line in examples[command]:

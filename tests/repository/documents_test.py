@@ -34,7 +34,6 @@ NAMES = (
 )
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
 DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
-    "completion": lambda values: None,
     "bench": lambda values: flags.define(values, BenchConfig),
     "train": flags.define,
     "explain": flags.define,

@@ -11,9 +11,8 @@ import sys
 import pytest
 
 import tfdist
+from tests.repository.documents_test import known_flags
 from tfdist.__main__ import commands
-from tfdist.completion import describe_command
-from tfdist.config.fields import NO_EFFECT_HELP
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -46,12 +45,7 @@ def test_each_public_name_has_an_entry(site: pathlib.Path):
 
 
 def test_each_flag_has_an_entry(site: pathlib.Path):
-    flags = {
-        flag["name"]
-        for name in commands()
-        for flag in describe_command(name)["flags"]
-        if flag["topic"] != NO_EFFECT_HELP
-    }
+    flags = {name for command in commands() for name in known_flags(command)}
     assert len(flags) > 100
     flags |= {"flagfile", "config", "help"}
     pages = (site / "reference" / "flags").glob("*.html")

@@ -211,7 +211,7 @@ EVERY_COMMAND = "Every command"  # topic of the flags that all commands have
 _CLOSED_ERRORS = (errno.EPIPE, errno.EIO)  # errors of writing to a closed pipe or terminal
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 _CONFIG = "config"
-_JSON = "helpjson"  # the help as data, for completion and other programs
+_JSON = "helpjson"  # the help as data, for other programs
 _HELP = ("help", "helpshort", "helpfull", _JSON)
 FILES = {
     "--flagfile": "Read flags from a file, one per line; later flags win.",
@@ -576,7 +576,6 @@ def _flag_data(topic_and_flag: tuple[str, absl_flags.Flag]) -> dict[str, Any]:
         "type": flag.flag_type(),
         "boolean": bool(flag.boolean),
         "choices": list(getattr(flag.parser, "choices", ())),
-        "known": list(getattr(flag.parser, "known", ())),
     }
 
 

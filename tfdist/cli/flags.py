@@ -21,18 +21,17 @@ _DEFINE: dict[type, Callable[..., Any]] = {
 
 
 class TextParser(absl_flags.ArgumentParser[str]):
-    """Parses a text, and has its properties for help, completion and configuration files.
+    """Parses a text, and has its properties for help and configuration files.
 
     Attributes:
       choices: allowed texts; empty for any.
       structure: see `tfdist.config.fields.Flag`.
-      known: see `tfdist.config.fields.Flag`.
     """
 
     syntactic_help = ""
 
-    def __init__(self, choices: tuple[str, ...] = (), structure: type = str, known: tuple[str, ...] = ()):
-        self.choices, self.structure, self.known = choices, structure, known
+    def __init__(self, choices: tuple[str, ...] = (), structure: type = str):
+        self.choices, self.structure = choices, structure
 
 
 def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainConfig) -> None:
@@ -52,7 +51,7 @@ def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainCon
     for field in sorted(dataclasses.fields(config_type), key=lambda field: positions.get(topics[field.name], -1)):
         flag, topic = field.metadata["flag"], topics[field.name]
         # absl groups flags by the module that defines them, while the help groups them by topic.
-        parser = TextParser(flag.choices, flag.structure, flag.known)
+        parser = TextParser(flag.choices, flag.structure)
         define_flag = _DEFINE.get(type(field.default), functools.partial(define_text, parser))
         define_flag(field.name, field.default, flag.help, flag_values=flag_values, module_name=topic)
 

@@ -98,8 +98,7 @@ class Flag(NamedTuple):
         step; None for the value of the command.
       structure: `list` for comma-separated parts, `dict` for pairs `a: b` separated by semicolons; a configuration file may
         contain such a list or mapping.
-      known: known names, for completion.
-      known_only: whether only known names and `package.module:function` are valid.
+      known: the only valid names, besides `package.module:function`; empty for no restriction.
       safe_values: regular expression of the names that a run directory may contain in safe mode, besides the default and
         `choices`. Such a name must not let the run choose what the command imports, calls or connects to.
     """
@@ -119,7 +118,6 @@ class Flag(NamedTuple):
     trial_value: Any = None
     structure: type = str
     known: tuple[str, ...] = ()
-    known_only: bool = False
     safe_values: str = ""
 
 
@@ -286,6 +284,6 @@ def _normalize_text(field: dataclasses.Field, value: str) -> tuple[str, Any]:
         raise InputError(
             f"--{name}={text} is not known.{nearest(synonym if synonym in flag.choices else text, flag.choices)}"
         )
-    if flag.known_only:
+    if flag.known:
         check_name(name, text, flag.known)
     return text, parsed

@@ -134,7 +134,7 @@ class JobConfig(JobOptions):
 class RunConfig(JobConfig, ParameterServerOptions):
     """Configuration of a program that calls Keras's `fit`, `evaluate` and `predict`."""
 
-    strategy: str = flag_field(AUTO, DEVICES, strategy_help(RUN_KERAS_FIT), known=(AUTO, *RUN_KERAS_FIT))
+    strategy: str = flag_field(AUTO, DEVICES, strategy_help(RUN_KERAS_FIT))
     devices: int = flag_field(
         0,
         DEVICES,

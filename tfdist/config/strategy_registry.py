@@ -13,7 +13,6 @@ from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.cluster.topology import parse_topology
 from tfdist.config import fields
 from tfdist.config.all_reduce import (
-    ALGORITHMS,
     ENGINE,
     TFDIST_ALGORITHMS,
     AlgorithmTable,
@@ -431,7 +430,7 @@ def strategy_help(names: tuple[str, ...] = NAMES) -> str:
 class JobOptions(Flags):
     """The strategy, its options for any job, and how the job's processes find each other."""
 
-    strategy: str = flag_field(AUTO, DEVICES, strategy_help(), known=(AUTO, *NAMES))
+    strategy: str = flag_field(AUTO, DEVICES, strategy_help())
     devices: int = flag_field(
         0,
         DEVICES,
@@ -462,7 +461,6 @@ class JobOptions(Flags):
         f"Algorithm for sums over replicas: engine (its own all-reduce), {', '.join(TFDIST_ALGORITHMS)}, auto (measures which "
         "is fastest, by size) or auto(table=FILE) (as measured before). docs/guides/all_reduce.md explains them.",
         check=validate_all_reduce,
-        known=(*ALGORITHMS, "auto"),
         is_option=True,
         safe_values=fields.ANY_TEXT,
     )

@@ -54,7 +54,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         parse=parse,
         fixed=True,
         known=_MODELS,
-        known_only=True,
         safe_values="|".join(_MODELS),
     )
     dataset: str = flag_field(
@@ -66,7 +65,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         parse=parse,
         fixed=True,
         known=DATA_SETS,
-        known_only=True,
         safe_values=SAFE_DATA_SETS,
     )
     data_dir: str | None = flag_field(
@@ -146,7 +144,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         f"step(every=..., factor=0.1), {USER_CODE}. docs/guides/gradients.md has the equations.",
         check=normalize_decay,
         parse=parse_decay,
-        known=tuple(DECAYS),
         trial_value="none",
         safe_values="|".join(DECAYS),
     )
@@ -175,7 +172,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         "post_local_sgd, hierarchical_local_sgd, diloco, easgd or fedavg (docs/guides/local_sgd.md).",
         parse=parse_sync,
         fixed=True,
-        known=tuple(SYNCS),
         trial_value="every_step",
         safe_values="|".join(SYNCS),
     )
