@@ -131,48 +131,36 @@ def test_the_launcher_takes_it_too(write):
     assert seen == [("1:4", 3)]
 
 
+def test_a_value_may_be_left_out(write):
+    write("model:\ndata_dir: null\nseed: 3\n")
+    assert parsed("--config=run.yaml") == TrainConfig(seed=3)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lr: 0.1\n", "run.yaml, line 1: lr is not a flag of tfdist train. Use --learning_rate=0.1."),
-        ("batch-size: 3\n", "in lower case: --batch_size=3."),
-        ("help: true\n", "run.yaml, line 1: help is not a flag of tfdist train."),
-        ("config: other.yaml\n", "run.yaml, line 1: config is not a flag of tfdist train."),
-        ("flagfile: flags.txt\n", "run.yaml, line 1: flagfile is not a flag of tfdist train."),
-        ("batch_size: [3, 4]\n", "run.yaml, line 1: batch_size must be a single value. Received: a list."),
-        ("model: {name: mlp}\n", "run.yaml, line 1: model must be a single value. Received: a mapping."),
-        (
-            "mesh_shape: {data: [2]}\n",
-            "run.yaml, line 1: mesh_shape must be a string, or a list or mapping of strings.",
-        ),
-        ("model:\nseed: 1\n", "run.yaml, line 1: model has no value. Write one, or leave it out."),
-        ("data_dir: null\n", "run.yaml, line 1: data_dir has no value."),
-        ("jit_compile: maybe\n", "run.yaml, line 1: "),
-        ("jit_compile: !!bool maybe\n", "run.yaml, line 1: --jit_compile must be true or false. Received: maybe."),
-        ("seed: " + "[" * 20_000, "without deep nesting. Received: run.yaml."),
-        ('"\\e]0;a\\a": 1\n', r"\x1b]0;a\x07 is not a flag"),
-        ("seed: 1\nseed: 2\n", "run.yaml, line 2: seed is given twice."),
-        ("seed: 1\n\tmodel: mlp\n", "run.yaml, line 2: "),
-        ("seed: 1\n---\nseed: 2\n", "run.yaml, line 2: "),
-        ("seed: !!python/object/apply:os.getcwd []\n", "run.yaml, line 1: "),
-        ("[1, 2]: 3\n", "run.yaml, line 1 must be a string"),
-        (
-            "seed: 1\nbatch_size: 0\n",
-            "--batch_size must be at least 1 and finite. Received: 0. --batch_size is from run.yaml, line 2.",
-        ),
+        ("lr: 0.1\n", "run.yaml: lr is not a flag of tfdist train. Use --learning_rate=0.1."),
+        ("batch-size: 3\n", "Use --batch_size=3."),
+        ("help: true\n", "run.yaml: help is not a flag of tfdist train."),
+        ("config: other.yaml\n", "run.yaml: config is not a flag of tfdist train."),
+        ("flagfile: flags.txt\n", "run.yaml: flagfile is not a flag of tfdist train."),
+        ("batch_size: [3, 4]\n", "run.yaml: --batch_size must be an integer. Received: 3,4."),
+        ("jit_compile: maybe\n", "run.yaml: --jit_compile must be true or false. Received: maybe."),
+        ("seed: " + "[" * 20_000, "--config must name a YAML file. Received: run.yaml ("),
+        ("seed: 1\n\tmodel: mlp\n", "--config must name a YAML file. Received: run.yaml ("),
+        ("[1, 2]: 3\n", "--config must name a YAML file. Received: run.yaml ("),
+        ("- 3\n", "--config must name a file that maps names of flags to values"),
         ("steps: 3\nepochs: 2\n", "--steps=3 --epochs=2"),
-        ("precision: fp16\n", "--precision is from run.yaml, line 1."),
     ],
 )
-def test_errors_name_the_file_and_the_line(write, refusal, text: str, message: str):
+def test_errors_name_the_file(write, refusal, text: str, message: str):
     write(text)
     assert message in refusal("--config=run.yaml")
 
 
-def test_what_cannot_be_read(write, refusal, tmp_path: pathlib.Path):
+def test_what_cannot_be_read(refusal, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    assert "--config must name a readable text file. Received: binary (" in refusal("--config=binary")
-    (tmp_path / "control").write_bytes(b"seed: \x01")
-    assert "control: " in refusal("--config=control")
+    assert "--config must name a YAML file. Received: binary (" in refusal("--config=binary")
     (tmp_path / "flags.txt").write_bytes(b"--model=\xff\xfe\n")
     assert "can't decode byte" in refusal("--flagfile=flags.txt")

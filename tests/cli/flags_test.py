@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import shlex
 import subprocess
 import sys
 
@@ -163,22 +162,11 @@ LAUNCHERS = {field.name for field in dataclasses.fields(Job)}
 
 
 def test_every_flag_that_is_named_exists():
-    assert command.ALIASES.keys() <= OURS
-    assert command.LAUNCHER_ALIASES.keys() <= LAUNCHERS
-    for ours, _ in command.REPLACEMENTS.values():
-        values = absl_flags.FlagValues()
-        flags.define(values)
-        written = shlex.split(ours)
-        given = [word for word in written if "=" in word or values[word[2:]].boolean]
-        assert {word.partition("=")[0][2:] for word in written} <= OURS
-        assert values(["program", *given]) == ["program"]
-        flags.config(values)
+    assert command.OTHER_NAMES.keys() <= OURS
+    assert command.LAUNCHER_NAMES.keys() <= LAUNCHERS
 
 
-def test_an_alias_is_in_one_place_and_no_flag_of_ours():
-    same = [alias for aliases in command.ALIASES.values() for alias in aliases.split()]
-    launched = [alias for aliases in command.LAUNCHER_ALIASES.values() for alias in aliases.split()]
-    known = [*same, *command.REPLACEMENTS]
-    assert len(known) == len({*known}) and len(launched) == len({*launched})
-    assert not OURS & {*known}
-    assert not LAUNCHERS & {*launched}
+def test_another_name_is_in_one_place_and_no_flag_of_ours():
+    for names, ours in ((command.OTHER_NAMES, OURS), (command.LAUNCHER_NAMES, LAUNCHERS)):
+        others = [other for text in names.values() for other in text.split()]
+        assert len(others) == len({*others}) and not ours & {*others}

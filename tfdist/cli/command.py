@@ -16,7 +16,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from absl import flags as absl_flags
@@ -31,182 +31,38 @@ from tfdist.errors.engine_errors import one_line, out_of_memory
 from tfdist.errors.formatting import did_you_mean
 from tfdist.storage.registry import text_of
 
-KINDS: dict[type, str] = {str: "a single value", list: "a list", dict: "a mapping"}
-_NULL, _BOOL = "tag:yaml.org,2002:null", "tag:yaml.org,2002:bool"
-
-
-class Entry(NamedTuple):
-    """A flag in a configuration file.
-
-    Attributes:
-      name: its name.
-      text: its value, as on a command line.
-      kind: form of the value: a key of `KINDS`.
-      boolean: "true" or "false" if the value is a boolean in YAML, else None.
-      location: file and line, for messages.
-    """
-
-    name: str
-    text: str
-    kind: type
-    boolean: str | None
-    location: str
-
-
-def read(path: str) -> list[Entry]:
-    """Returns the flags in a configuration file, in order.
-
-    Raises:
-      InputError: the file cannot be read, is not YAML, or is not a mapping of names to values.
-    """
-    try:
-        root = yaml.compose(text_of(path), yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        cause = getattr(error, "strerror", None) or error
-        raise InputError(f"--config must name a readable text file. Received: {path} ({cause}).") from error
-    except RecursionError as error:
-        raise InputError(f"--config must name a YAML file without deep nesting. Received: {path}.") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{_location(path, error)}: {_problem(error)}. --config must name a YAML file.") from error
-    if root is None:
-        return []
-    if not isinstance(root, yaml.MappingNode):
-        raise InputError(
-            "--config must name a file that maps names of flags to values, one per line, such as batch_size: 64. "
-            f"Received: {path}. For flags as on a command line, use --flagfile."
-        )
-    return list(_entries(path, root))
-
-
-def _entries(path: str, root: yaml.MappingNode) -> Iterator[Entry]:
-    names: set[str] = set()
-    for key, value in root.value:
-        location = f"{path}, line {key.start_mark.line + 1}"
-        name = _scalar(location, key)
-        if name in names:
-            raise InputError(f"{location}: {name} is given twice.")
-        names.add(name)
-        yield Entry(name, *_value(f"{location}: {name}", value), location)
-
-
-def _value(location: str, node: yaml.Node) -> tuple[str, type, str | None]:
-    """Returns the text, the kind and the boolean of an `Entry`."""
-    if isinstance(node, yaml.SequenceNode):
-        return ",".join(_scalar(location, item) for item in node.value), list, None
-    if isinstance(node, yaml.MappingNode):
-        pairs = [f"{_scalar(location, key)}: {_scalar(location, item)}" for key, item in node.value]
-        return "; ".join(pairs), dict, None
-    text = _scalar(location, node)
-    # `!!bool` may precede any text.
-    boolean = yaml.SafeLoader.bool_values.get(text.lower()) if node.tag == _BOOL else None
-    return text, str, None if boolean is None else str(boolean).lower()
-
-
-def _scalar(location: str, node: yaml.Node) -> str:
-    if not isinstance(node, yaml.ScalarNode):
-        raise InputError(
-            f"{location} must be a string, or a list or mapping of strings. Received: a nested list or mapping."
-        )
-    if node.tag == _NULL:
-        raise InputError(f"{location} has no value. Write one, or leave it out.")
-    return str(node.value)
-
-
-def _location(path: str, error: yaml.YAMLError) -> str:
-    mark: Any = getattr(error, "problem_mark", None)
-    return f"{path}, line {mark.line + 1}" if mark else path
-
-
-def _problem(error: yaml.YAMLError) -> str:
-    return " ".join(str(getattr(error, "problem", None) or error).split()).rstrip(".")
-
-
-# Names of flags in Lightning, Accelerate, DeepSpeed, torchrun, Horovod, Transformers, Megatron and Keras. They are not
-# accepted, but used in messages about unknown flags.
-
-ALIASES = {  # other names of our flags
-    "accumulate_steps": "gradient_accumulation_steps grad_accumulation_steps accumulate_grad_batches accumulation_steps "
-    "accum_steps grad_accum grad_accum_steps accum_iter backward_passes_per_step update_freq",
-    "batch_size": "bs b batch global_batch_size train_batch_size",
-    "bucket_mb": "bucket_cap_mb fusion_threshold_mb",
-    "checkpoint_every": "save_steps save_every save_interval save_freq checkpoint_interval checkpoint_freq ckpt_every "
-    "checkpointing_steps",
-    "clip_norm": "grad_clip gradient_clip gradient_clipping gradient_clip_val max_grad_norm clip_grad clip_grad_norm "
-    "clip_gradients clipnorm global_clipnorm",
-    "clip_value": "clipvalue",
-    "communication": "backend dist_backend ddp_backend",
-    "config": "config_file config_path cfg deepspeed_config",
-    "coordinator": "master_addr main_process_ip rdzv_endpoint dist_url",
-    "data_dir": "data_path dataset_path dataset_dir data_root",
-    "dataset": "data dataset_name",
-    "decay": "schedule learning_rate_schedule learning_rate_scheduler scheduler lr_scheduler lr_scheduler_type lr_schedule "
-    "lr_decay lr_decay_style",
-    "devices": "gpus num_gpus n_gpus n_gpu ngpus num_devices n_devices num_replicas gpus_per_node",
-    "epochs": "max_epochs num_epochs n_epochs num_train_epochs train_epochs epoch",
-    "eval_every": "eval_steps eval_interval eval_freq val_every val_check_interval validation_steps",
-    "keep": "save_total_limit max_to_keep keep_last checkpoints_total_limit",
-    "learning_rate": "lr base_lr init_lr initial_lr peak_lr max_lr",
-    "log_every": "logging_steps log_interval log_steps log_freq log_every_n_steps print_freq",
-    "loss": "criterion loss_fn",
-    "mesh_shape": "mesh device_mesh",
-    "model": "arch model_name model_type model_name_or_path",
-    "optimizer": "opt optim",
-    "output_dir": "save_dir log_dir logdir checkpoint_dir ckpt_dir work_dir model_dir default_root_dir outdir out_dir "
-    "out run_dir",
-    "precision": "dtype mixed_precision torch_dtype",
-    "recompute": "gradient_checkpointing activation_checkpointing recompute_activations remat",
-    "resume": "resume_from_checkpoint ckpt_path checkpoint ckpt load_checkpoint restore load resume_from",
-    "seed": "random_seed rng_seed seed_everything manual_seed",
-    "shard": "zero zero_stage deepspeed fsdp sharded_ddp use_distributed_optimizer",
-    "start_timeout_seconds": "start_timeout rdzv_timeout",
-    "steps": "max_steps num_steps n_steps train_steps num_train_steps max_train_steps train_iters max_iters iterations iters",
-    "steps_per_call": "steps_per_execution steps_per_loop",
-    "strategy": "distribution_strategy distribute_strategy distributed_type",
-    "warmup_steps": "num_warmup_steps lr_warmup_steps lr_warmup_iters warmup warmup_iters",
+# Names of flags in Lightning, Accelerate, DeepSpeed, torchrun, Horovod and Transformers, for messages about unknown flags.
+OTHER_NAMES = {
+    "accumulate_steps": "gradient_accumulation_steps accumulate_grad_batches backward_passes_per_step",
+    "batch_size": "bs global_batch_size train_batch_size",
+    "checkpoint_every": "save_steps save_every save_interval",
+    "clip_norm": "max_grad_norm grad_clip gradient_clipping gradient_clip_val",
+    "communication": "backend dist_backend",
+    "data_dir": "data_path dataset_path",
+    "decay": "lr_scheduler lr_scheduler_type scheduler",
+    "devices": "gpus num_gpus n_gpus",
+    "epochs": "max_epochs num_epochs num_train_epochs",
+    "eval_every": "eval_steps eval_interval",
+    "learning_rate": "lr base_lr init_lr",
+    "log_every": "logging_steps log_interval log_every_n_steps",
+    "output_dir": "save_dir logdir work_dir default_root_dir",
+    "precision": "fp16 bf16 amp half mixed_precision dtype",
+    "recompute": "gradient_checkpointing activation_checkpointing remat",
+    "resume": "resume_from_checkpoint ckpt_path",
+    "seed": "random_seed",
+    "shard": "zero zero_stage deepspeed fsdp",
+    "steps": "max_steps num_steps train_steps max_train_steps",
+    "steps_per_call": "steps_per_execution",
+    "strategy": "accelerator distribution_strategy",
+    "warmup_steps": "num_warmup_steps",
 }
-LAUNCHER_ALIASES = {  # other names of flags of `tfdist launch`
-    "elastic_timeout_seconds": "elastic_timeout",
+LAUNCHER_NAMES = {
     "hosts": "hostfile host_discovery_script",
     "max_restarts": "reset_limit",
     "node_rank": "machine_rank",
-    "nodes": "nnodes num_nodes num_machines n_nodes",
-    "processes": "np n nproc nprocs num_proc num_procs num_processes nproc_per_node world_size processes_per_node "
-    "gpus num_gpus",
+    "nodes": "nnodes num_nodes num_machines",
+    "processes": "np num_proc num_processes nproc_per_node world_size",
 }
-_MESH = "--strategy=mesh --mesh_shape='data:2;model:4'"
-_GLOBAL = "It is the global batch size, over all replicas."
-REPLACEMENTS = {  # flags that have another syntax here: our flags, and a note
-    "accelerator": ("--strategy", ""),
-    "amp": ("--precision=mixed_float16", ""),
-    "bf16": ("--precision=mixed_bfloat16", ""),
-    "bfloat16": ("--precision=mixed_bfloat16", ""),
-    "cpu": ("--strategy=single", "GPUs are hidden by CUDA_VISIBLE_DEVICES=-1."),
-    "fast_dev_run": ("--steps=1", ""),
-    "float16": ("--precision=mixed_float16", ""),
-    "fp16": ("--precision=mixed_float16", ""),
-    "fp16_allreduce": ("--compression=fp16", ""),
-    "gloo": ("--strategy=horovod --communication=gloo", ""),
-    "half": ("--precision=mixed_float16", ""),
-    "micro_batch_size": ("--accumulate_steps", "Its value is the number of micro-steps of a step."),
-    "momentum": ("--optimizer='sgd(momentum=0.9)'", ""),
-    "mpi": ("--strategy=horovod --communication=mpi", ""),
-    "multi_gpu": ("--strategy=mirrored", ""),
-    "per_device_train_batch_size": ("--batch_size", _GLOBAL),
-    "per_gpu_train_batch_size": ("--batch_size", _GLOBAL),
-    "profiler": ("--profile_steps=10:20", ""),
-    "sync_batchnorm": ("--batch_norm=synchronized", ""),
-    "sync_bn": ("--batch_norm=synchronized", ""),
-    "tensor_model_parallel_size": (_MESH, ""),
-    "tensor_parallel_size": (_MESH, ""),
-    "torch_compile": ("--jit_compile", ""),
-    "tp": (_MESH, ""),
-    "train_micro_batch_size_per_gpu": ("--batch_size", _GLOBAL),
-    "use_amp": ("--precision=mixed_float16", ""),
-    "warmup_ratio": ("--warmup_steps", "Its value is a number of steps."),
-    "weight_decay": ("--optimizer='adamw(weight_decay=0.01)'", ""),
-    "xla": ("--jit_compile", ""),
-}
-_LAUNCH = "tfdist launch"
 EVERY_COMMAND = "Every command"  # topic of the flags that all commands have
 _CLOSED_ERRORS = (errno.EPIPE, errno.EIO)  # errors of writing to a closed pipe or terminal
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
@@ -218,68 +74,32 @@ FILES = {
     f"--{_CONFIG}": "Read flags from a YAML file that maps their names to values; the command line and --flagfile win.",
 }
 _KINDS = {"int": "an integer", "float": "a number, such as 0.001", "bool": "true or false"}  # by absl's names of types
+_NULL = ("", "null", "~")  # YAML's ways to leave a value out
 HELP_LINE = {"--help": "Show this help."}
 _log = logging.getLogger(__name__)
 
 
-def _invert_aliases(names: Mapping[str, str]) -> dict[str, str]:
-    return {alias: flag for flag, aliases in names.items() for alias in aliases.split()}
+def _flags_by_other_name(names: Mapping[str, str]) -> dict[str, str]:
+    return {other: flag for flag, others in names.items() for other in others.split()}
 
 
-_FLAG_BY_ALIAS = _invert_aliases(ALIASES)
-_LAUNCHER_FLAG_BY_ALIAS = _invert_aliases(LAUNCHER_ALIASES) | {name: name for name in LAUNCHER_ALIASES}
+_TRAIN_FLAGS, _LAUNCHER_FLAGS = _flags_by_other_name(OTHER_NAMES), _flags_by_other_name(LAUNCHER_NAMES)
 
 
-def hint(flag_text: str, known_flags: Mapping[str, Any], program: str) -> str:
-    """Returns the flag that an unknown one may mean, as the end of a message such as ` Use --learning_rate=0.1.`.
-
-    Args:
-      flag_text: the unknown flag as written by the user, such as "--lr=0.1" or "-np".
-      known_flags: the flags of the command, by name, each with a `parser` and `boolean` as in absl.
-      program: name of the command, such as "tfdist train".
-
-    Returns:
-      The hint, or "" if the flag has no equivalent in this command.
-    """
+def _hint(flag_text: str, known_flags: Mapping[str, Any], program: str) -> str:
+    """Returns the flag that an unknown one, such as "--lr=0.1" or "-np", may mean, as a sentence; "" if there is none."""
     name, _, value = flag_text.lstrip("-").partition("=")
     name = name.replace("-", "_").lower()
-    if name in known_flags:
-        return f" Flags are written with underscores, in lower case: {_format_flag(name, value, known_flags[name])}."
-    if name.startswith("no_") and name[3:] in known_flags and known_flags[name[3:]].boolean:
-        return f" Use --no{name[3:]}."
-    if name in REPLACEMENTS:
-        suggestion, note = REPLACEMENTS[name]
-        flags = [word.removeprefix("--").partition("=")[0] for word in suggestion.split()]
-        return f" Use {suggestion}. {note}".rstrip() if all(flag in known_flags for flag in flags) else ""
-    if _FLAG_BY_ALIAS.get(name) in known_flags:
-        return _suggest_flag(_FLAG_BY_ALIAS[name], value, known_flags[_FLAG_BY_ALIAS[name]])
-    if _LAUNCHER_FLAG_BY_ALIAS.get(name) in known_flags:
-        return _suggest_flag(_LAUNCHER_FLAG_BY_ALIAS[name], value, known_flags[_LAUNCHER_FLAG_BY_ALIAS[name]])
-    if name in _LAUNCHER_FLAG_BY_ALIAS and "strategy" in known_flags:
-        return f" The launcher has it: `{_LAUNCH} --{_LAUNCHER_FLAG_BY_ALIAS[name]}={value or 'N'} -- {program} ...`."
-    suggestion = _FLAG_BY_ALIAS.get(name, name)
-    if name == "local_rank" and "strategy" in known_flags:
-        return " Each process learns its rank from the launcher's environment variables: leave it out."
-    if "processes" in known_flags and suggestion in TrainConfig.__dataclass_fields__:
-        return f" It belongs to the command that is started: write --{suggestion} after `--`."
+    flags = [flag for flag in (name, _TRAIN_FLAGS.get(name), _LAUNCHER_FLAGS.get(name)) if flag]
+    for flag in flags:
+        if flag in known_flags:
+            return f" Use --{flag}{f'={value}' if value and not known_flags[flag].boolean else ''}."
+    if name in _LAUNCHER_FLAGS and "strategy" in known_flags:
+        return f" The launcher has it: `tfdist launch --{flags[-1]}={value or 'N'} -- {program} ...`."
+    if "processes" in known_flags and flags[-1] in TrainConfig.__dataclass_fields__:
+        return f" It belongs to the command that is started: write --{flags[-1]} after `--`."
     is_script_argument = program == "tfdist run" and not difflib.get_close_matches(name, known_flags)
     return " Arguments of the script follow its name." if is_script_argument else ""
-
-
-def _suggest_flag(name: str, value: str, flag: Any) -> str:
-    choices = getattr(flag.parser, "choices", ())
-    choices_text = f": {', '.join(choices[:-1])} or {choices[-1]}" if choices and value not in choices else ""
-    return f" Use {_format_flag(name, value, flag)}{choices_text}."
-
-
-def _format_flag(name: str, value: str, flag: Any) -> str:
-    """Returns a flag with a value, or without it if the flag does not accept the value."""
-    choices = getattr(flag.parser, "choices", ())
-    try:
-        flag.parser.parse(value)
-    except (TypeError, ValueError):
-        return f"--{name}"
-    return f"--{name}={value}" if value and not flag.boolean and (not choices or value in choices) else f"--{name}"
 
 
 def render(
@@ -327,15 +147,6 @@ class _HelpRequested(Exception):
     """Raised when `--help` is parsed, which ignores later and unknown flags."""
 
 
-class _FlagValues(absl_flags.FlagValues):
-    """Flag values that raise an error if a flag file includes itself, for which absl only warns."""
-
-    def _get_flag_file_lines(self, filename: str, parsed_file_stack: list[str] | None = None) -> list[str]:
-        if filename in (parsed_file_stack or []):
-            raise absl_flags.CantOpenFlagFileError(f"flagfile: it includes itself: '{filename}'")
-        return list(super()._get_flag_file_lines(filename, parsed_file_stack))
-
-
 class _HelpFlag(absl_flags.BooleanFlag):
     def parse(self, argument: str | bool) -> None:
         super().parse(argument)
@@ -372,8 +183,7 @@ def run(
       The exit code, after flushing all output; the caller exits the process with it.
     """
     program = f"tfdist {name}"
-    locations: dict[str, str] = {}
-    values = _FlagValues()
+    values = absl_flags.FlagValues()
     values.set_gnu_getopt(False)  # flags after the first argument may belong to another command
     try:
         define(values)
@@ -384,7 +194,7 @@ def run(
             absl_flags.DEFINE_flag(help_flag, values, __name__)
         command_line = argv() if callable(argv) else argv
         remaining_arguments = parse(
-            values, list(sys.argv if command_line is None else command_line), program, arguments, locations
+            values, list(sys.argv if command_line is None else command_line), program, arguments
         )
         with _stack_on_sigusr1(), naming_flags(), contextlib.ExitStack() as stack:
             call_arguments: list[Any] = [values]
@@ -410,7 +220,7 @@ def run(
     except TfdistError as error:
         _log.debug("Traceback of the error:", exc_info=error)
         code = INTERRUPTED if isinstance(error, Interrupted) else error.exit_code
-        return _report(program, _with_location(str(error), locations), code)
+        return _report(program, str(error), code)
     except Exception as error:
         if memory_error := out_of_memory(error):
             _log.debug("Traceback of the cause:", exc_info=error)
@@ -456,7 +266,6 @@ def parse(
     argv: list[str],
     program: str,
     arguments: str,
-    locations: dict[str, str] | None = None,
 ) -> list[str]:
     """Parses a command line and returns the arguments after the flags.
 
@@ -465,7 +274,6 @@ def parse(
       argv: command line, including the program name.
       program: name of the command in messages.
       arguments: arguments after the flags; empty if the command takes only flags.
-      locations: filled with file and line of the flags in `--config`.
 
     Raises:
       InputError: the command line, or a file that it names, is invalid; the message is one line.
@@ -487,7 +295,7 @@ def parse(
             f'Only flags are accepted, written --name=value. Received: "{remaining_arguments[0]}". {remedy}'
         )
     for path in reversed(values[_CONFIG].value or []):  # the last one wins
-        _read_config(values, path, program, {} if locations is None else locations)
+        _read_config(values, path, program)
     return remaining_arguments
 
 
@@ -501,35 +309,50 @@ def _invalid_value(values: absl_flags.FlagValues, error: Exception) -> str:
 def _unknown_flag(values: absl_flags.FlagValues, flag_text: str, program: str) -> str:
     known_flags = {name: values[name] for name in values if name not in ("h", *_HELP)}
     name = flag_text.partition("=")[0]
-    remedy = hint(flag_text, known_flags, program)
+    remedy = _hint(flag_text, known_flags, program)
     if not remedy:
         similar = did_you_mean(name.lstrip("-"), known_flags, form="--{}")
         remedy = f"{similar} `{program} --help` lists the flags."
     return f"{name} is not a flag of {program}.{remedy}"
 
 
-def _read_config(values: absl_flags.FlagValues, path: str, program: str, locations: dict[str, str]) -> None:
-    """Sets the flags of a configuration file that are not set yet."""
-    for entry in read(path):
-        if entry.name not in values or entry.name in ("h", _CONFIG, *_HELP):
-            problem = _unknown_flag(values, f"--{entry.name}={entry.text}", program)
-            raise InputError(f"{entry.location}: {problem.removeprefix('--')}")
-        flag = values[entry.name]
-        if entry.kind not in (str, getattr(flag.parser, "structure", str)):
-            raise InputError(f"{entry.location}: {entry.name} must be {KINDS[str]}. Received: {KINDS[entry.kind]}.")
-        if flag.present:
+def _read_config(values: absl_flags.FlagValues, path: str, program: str) -> None:
+    """Sets the flags of a configuration file that are not set yet; a value without a text leaves its flag out."""
+    for name, value in _read_yaml(path).items():
+        text = _text(value)
+        if name not in values or name in ("h", _CONFIG, *_HELP):
+            raise InputError(f"{path}: {_unknown_flag(values, f'--{name}={text}', program).removeprefix('--')}")
+        flag = values[name]
+        if flag.present or text in _NULL:
             continue
         try:
-            flag.parse(entry.boolean if flag.boolean and entry.boolean else entry.text)
+            flag.parse(str(yaml.SafeLoader.bool_values.get(text.lower(), text)) if flag.boolean else text)
         except absl_flags.Error as error:
-            raise InputError(f"{entry.location}: {_invalid_value(values, error)}") from error
-        locations[entry.name] = entry.location
+            raise InputError(f"{path}: {_invalid_value(values, error)}") from error
 
 
-def _with_location(message: str, locations: Mapping[str, str]) -> str:
-    """Adds the file and line of the first flag in a message that was read from a configuration file."""
-    flags = [name for name in re.findall(r"--(\w+)", message) if name in locations]
-    return f"{message.rstrip('.')}. --{flags[0]} is from {locations[flags[0]]}." if flags else message
+def _read_yaml(path: str) -> dict[str, Any]:
+    try:
+        values = yaml.load(text_of(path), yaml.BaseLoader) or {}  # numbers stay as they are written
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(
+            f"--config must name a YAML file. Received: {path} ({one_line(str(error)).rstrip('.')})."
+        ) from error
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise InputError(
+            "--config must name a file that maps names of flags to values, one per line, such as batch_size: 64. "
+            f"Received: {path}. For flags as on a command line, use --flagfile."
+        )
+    return values
+
+
+def _text(value: Any) -> str:
+    """Returns a value of a configuration file as on a command line; a list has commas, and a mapping semicolons."""
+    if isinstance(value, list):
+        return ",".join(map(_text, value))
+    if isinstance(value, dict):
+        return "; ".join(f"{_text(key)}: {_text(item)}" for key, item in value.items())
+    return str(value)
 
 
 def only_argument(arguments: list[str], rule: str, remedy: str) -> str:

@@ -25,13 +25,12 @@ class TextParser(absl_flags.ArgumentParser[str]):
 
     Attributes:
       choices: allowed texts; empty for any.
-      structure: see `tfdist.config.fields.Flag`.
     """
 
     syntactic_help = ""
 
-    def __init__(self, choices: tuple[str, ...] = (), structure: type = str):
-        self.choices, self.structure = choices, structure
+    def __init__(self, choices: tuple[str, ...] = ()):
+        self.choices = choices
 
 
 def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainConfig) -> None:
@@ -51,7 +50,7 @@ def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainCon
     for field in sorted(dataclasses.fields(config_type), key=lambda field: positions.get(topics[field.name], -1)):
         flag, topic = field.metadata["flag"], topics[field.name]
         # absl groups flags by the module that defines them, while the help groups them by topic.
-        parser = TextParser(flag.choices, flag.structure)
+        parser = TextParser(flag.choices)
         define_flag = _DEFINE.get(type(field.default), functools.partial(define_text, parser))
         define_flag(field.name, field.default, flag.help, flag_values=flag_values, module_name=topic)
 

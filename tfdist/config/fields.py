@@ -96,8 +96,6 @@ class Flag(NamedTuple):
       training_only: whether it affects training only, and is ignored when a model is exported.
       trial_value: its value in the trials of a batch-size search, which omit everything that does not affect the cost of a
         step; None for the value of the command.
-      structure: `list` for comma-separated parts, `dict` for pairs `a: b` separated by semicolons; a configuration file may
-        contain such a list or mapping.
       known: the only valid names, besides `package.module:function`; empty for no restriction.
       safe_values: regular expression of the names that a run directory may contain in safe mode, besides the default and
         `choices`. Such a name must not let the run choose what the command imports, calls or connects to.
@@ -116,7 +114,6 @@ class Flag(NamedTuple):
     fixed: bool = False
     training_only: bool = False
     trial_value: Any = None
-    structure: type = str
     known: tuple[str, ...] = ()
     safe_values: str = ""
 

@@ -89,7 +89,6 @@ class JobConfig(JobOptions):
         check=str,
         parse=parse_rules,
         training_only=True,
-        structure=dict,
     )
     compression_min_bytes: int = flag_field(65536, GRADIENTS, "Minimum size in bytes of gradients to compress.")
     bucket_mb: float = flag_field(

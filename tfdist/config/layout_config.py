@@ -43,7 +43,6 @@ class LayoutConfig(TrainConfig):
         check=lambda text: text if text == AUTO else normalize_layout(text),
         is_option=True,
         neutral_values=("",),
-        structure=dict,
     )
     memory_gb: float = flag_field(
         0.0, DEVICES, "Memory per device in GiB for state and activations, for --layout=auto."

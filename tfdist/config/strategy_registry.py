@@ -470,7 +470,6 @@ class JobOptions(Flags):
         "Numbers of consecutive replicas on each host, such as 2,2, for --all_reduce. Set by the launcher by default.",
         check=normalize_topology,
         is_option=True,
-        structure=list,
         safe_values=fields.ANY_TEXT,
     )
     coordinator: str = flag_field(
@@ -520,7 +519,6 @@ class TrainerOptions(PipelineOptions, ParameterServerOptions):
         parse=parse_mesh,
         is_option=True,
         neutral_values=("",),
-        structure=dict,
         safe_values=fields.ANY_TEXT,
     )
     layout: str = flag_field(
@@ -532,7 +530,6 @@ class TrainerOptions(PipelineOptions, ParameterServerOptions):
         check=normalize_layout,
         is_option=True,
         neutral_values=("",),
-        structure=dict,
         safe_values=fields.ANY_TEXT,
     )
     shard: str = flag_field(

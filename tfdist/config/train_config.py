@@ -181,7 +181,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Comma-separated Keras metrics. Empty records the loss only.",
         check=normalize_names,
         fixed=True,
-        structure=list,
         safe_values=rf"{CATALOG_NAME}(,{CATALOG_NAME})*",
     )
     callbacks: str = flag_field(

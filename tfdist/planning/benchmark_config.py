@@ -95,7 +95,6 @@ class BenchConfig:
         MEASURED,
         f"Comma-separated operations to measure: {', '.join(TRAFFIC)}. Defaults to all.",
         check=lambda text: text and ",".join(parse_operations(text)),
-        structure=list,
     )
     all_reduce: str = flag_field(
         "",
@@ -103,14 +102,12 @@ class BenchConfig:
         f"Comma-separated all-reduce algorithms to compare, instead of operations: {', '.join(ALGORITHMS)}; all means those "
         "that exist on the job's hosts.",
         check=lambda text: ",".join(parse_algorithms(text)),
-        structure=list,
     )
     sizes: str = flag_field(
         "4B:64MB",
         MEASURED,
         f"{_SIZES}, each {GROWTH} times the one before. {UNITS_HELP}.",
         check=lambda text: text if parse_sizes(text) else "",
-        structure=list,
     )
     dtype: str = flag_field("float32", MEASURED, f"Data type of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
     repeats: int = flag_field(5, MEASURED, "Number of measurements of each size.", minimum=1, maximum=10**9)
