@@ -32,7 +32,6 @@ from tfdist.config.monitor import Monitor, parse_early_stopping, parse_monitor
 from tfdist.config.pipeline import (
     ZBH1,
     BalancedCut,
-    CSVSchedule,
     GPipe,
     Interleaved,
     LayerCut,
@@ -89,9 +88,6 @@ WRITTEN = {
         ("pipedream", PipeDream()),
         ("pipedream(vertical_sync=True)", PipeDream(vertical_sync=True)),
         ("2bw", TwoBW()),
-        ("csv:schedule.csv", CSVSchedule(file="schedule.csv")),
-        ("csv:runs/my run/schedule (2).csv", CSVSchedule(file="runs/my run/schedule (2).csv")),
-        ("csv:s3://bucket/schedule.csv", CSVSchedule(file="s3://bucket/schedule.csv")),
     ],
     parse_sync: [
         ("every_step", EveryStep()),
@@ -213,13 +209,11 @@ REFUSED = {
         ("", "expected a name"),
         ("g-pipe", 'g-pipe is not a known pipeline schedule. Did you mean "gpipe"?'),
         ("1F1B", 'Did you mean "1f1b"?'),
-        ("dualpipe", "Known: 1f1b, 2bw, csv:FILE, gpipe, interleaved, pipedream, zb_h1."),
+        ("dualpipe", "Known: 1f1b, 2bw, gpipe, interleaved, pipedream, zb_h1."),
         ("gpipe(chunks=2)", 'gpipe has no parameter "chunks".'),
         ("interleaved(2)", "expected key=value"),
         ("interleaved(chunks=2.0)", "at least 2. Received: 2.0."),
         ("interleaved(chunks=True)", "at least 2. Received: True."),
-        ("csv", "csv must name a file. Write csv:schedule.csv"),
-        ("csv: ", "must name a file. Write csv:schedule.csv"),
     ],
     parse_specs: [("a,b,a(x=1)", "a is given twice"), ("a,b(", "column 2")],
     parse_sync: [

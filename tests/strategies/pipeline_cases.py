@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import hashlib
-import pathlib
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -43,7 +41,7 @@ class Case:
     Attributes:
       model: a key of `MODELS`, with arguments.
       optimizer: a key of `OPTIMIZERS`.
-      schedule: as in `--pipeline_schedule`; "csv" for a file with an order of its own.
+      schedule: as in `--pipeline_schedule`; "reversed" for forward passes in the reverse order.
       micro_batches: micro-batches of a step.
       options: a key of `OPTIONS`.
       fault: a key of `FAULTS`.
@@ -110,15 +108,12 @@ def make_trainer(strategy: tfdist.Strategy, case: Case) -> tuple[tfdist.Trainer,
 
 
 def schedule_of(case: Case, processes: int) -> Schedule:
-    """Returns a case's schedule; that of a file has the last micro-batch first in its forward passes."""
-    if case.schedule != "csv":
+    """Returns a case's schedule."""
+    if case.schedule != "reversed":
         return make_schedule(case.schedule, processes, case.micro_batches)
-    order = range(case.micro_batches)
-    lines = [[*(f"{p}F{m}" for m in reversed(order)), *(f"{p}B{m}" for m in order)] for p in range(processes)]
-    with tempfile.TemporaryDirectory() as directory:
-        file = pathlib.Path(directory, "schedule.csv")
-        file.write_text("\n".join(map(",".join, lines)))
-        return make_schedule(f"csv:{file}", processes, case.micro_batches)
+    schedule, count = make_schedule("gpipe", processes, case.micro_batches), case.micro_batches
+    rows = tuple((*reversed(row[:count]), *row[count:]) for row in schedule.actions)
+    return dataclasses.replace(schedule, name="reversed", actions=rows)
 
 
 def fit(trainer: tfdist.Trainer, made: Made, case: Case, **options: Any) -> Any:

@@ -46,7 +46,7 @@ MASKS = tuple(
 )
 BESIDE = {
     TWO: (
-        Case("several", "adamw", "csv", 8),
+        Case("several", "adamw", "reversed", 8),
         Case("dropped", micro_batches=1, options="recompute"),
         Case("text", "adamw"),
         Case("looked_up"),
@@ -156,7 +156,7 @@ def possible() -> list[tuple[str, str, str, int]]:
     for mesh in ("stage:2", "stage:3", "stage:4", "stage:2;data:2"):
         stages = sizes(mesh)[0]
         combined = itertools.product(
-            LAYERS, ("gpipe", "1f1b", "zb_h1", "csv", INTERLEAVED), (1, 4, 6 if stages == 3 else 8)
+            LAYERS, ("gpipe", "1f1b", "zb_h1", "reversed", INTERLEAVED), (1, 4, 6 if stages == 3 else 8)
         )
         found += [
             (mesh, model, schedule, count)

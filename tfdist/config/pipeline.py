@@ -10,7 +10,6 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer, nearest
 
 MEASURES = ("time", "parameters", "memory")
-_CSV = "csv"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,43 +152,21 @@ class TwoBW(PipelineSchedule):
     name: ClassVar[str] = "2bw"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CSVSchedule(PipelineSchedule):
-    """A schedule from a CSV file in the format of torch.distributed.pipelining, with a line per process.
-
-    Attributes:
-      file: path of the file.
-    """
-
-    name: ClassVar[str] = _CSV
-
-    file: str
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.file}"
-
-
 SCHEDULE_CLASSES: dict[str, type[PipelineSchedule]] = {
     kind.name: kind for kind in (GPipe, OneFOneB, Interleaved, ZBH1, PipeDream, TwoBW)
 }
 NO_FLUSH_SCHEDULES = (PipeDream, TwoBW)
-_FORMS = (*SCHEDULE_CLASSES, f"{_CSV}:FILE")
 
 
 def parse_pipeline_schedule(text: str) -> PipelineSchedule:
-    """Parses the value of `--pipeline_schedule`, such as `1f1b`, `interleaved(chunks=2)` or `csv:schedule.csv`.
+    """Parses the value of `--pipeline_schedule`, such as `1f1b` or `interleaved(chunks=2)`.
 
     Raises:
       InputError: the name or a parameter is unknown or out of range.
     """
-    name, colon, file = text.strip().partition(":")
-    if name == _CSV:
-        if not colon or not file.strip():
-            raise InputError(f"{text} must name a file. Write {_CSV}:schedule.csv")
-        return CSVSchedule(file=file.strip())
     spec = parse(text)
     if spec.name not in SCHEDULE_CLASSES:
-        raise InputError(f"{spec.name} is not a known pipeline schedule.{nearest(spec.name, _FORMS)}")
+        raise InputError(f"{spec.name} is not a known pipeline schedule.{nearest(spec.name, SCHEDULE_CLASSES)}")
     schedule: PipelineSchedule = call(SCHEDULE_CLASSES[spec.name], spec)
     return schedule
 
@@ -284,7 +261,7 @@ class PipelineOptions:
         DEFAULT_SCHEDULE,
         DEVICES,
         "Pipeline schedule, the order of forward and backward passes, for --strategy=pipeline: gpipe, 1f1b, "
-        "interleaved(chunks=2), zb_h1, pipedream, pipedream(vertical_sync=True), 2bw or csv:FILE (docs/guides/pipelines.md).",
+        "interleaved(chunks=2), zb_h1, pipedream, pipedream(vertical_sync=True) or 2bw (docs/guides/pipelines.md).",
         parse=parse_pipeline_schedule,
         is_option=True,
         neutral_values=(DEFAULT_SCHEDULE,),

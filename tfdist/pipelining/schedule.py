@@ -75,7 +75,7 @@ class Messages(NamedTuple):
 class Schedule:
     """The order in which the processes of a pipeline compute one batch.
 
-    A process computes its actions in this order, each when its message has arrived. `check_schedule` validates a schedule.
+    A process computes its actions in this order, each when its message has arrived.
 
     Attributes:
       name: name of the schedule in `--pipeline_schedule`.

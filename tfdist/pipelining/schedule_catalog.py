@@ -1,17 +1,13 @@
-"""The schedules of `--pipeline_schedule`, and schedules from CSV files."""
+"""The schedules of `--pipeline_schedule`."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.config import pipeline as grammar
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer
 from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
-from tfdist.pipelining.schedule_simulation import check_schedule
 from tfdist.pipelining.timeline import Timeline
-from tfdist.storage import AnyPath
-from tfdist.storage.registry import read_text
 
 # The functions of this section make a `Schedule` for S processes and M micro-batches. All of them compute the gradients of a
 # stage in the order of micro-batches, so their sums are bitwise equal. The bubble is the share of idle time, for equal stages
@@ -210,61 +206,6 @@ def steady_state(timeline: Timeline, micro_batches: int) -> Timeline:
     return timeline.clip(start, start + seconds)
 
 
-# CSV files in the format of torch.distributed.pipelining and of torchtitan's `pipeline_parallel_schedule_csv`: one line per
-# process and one cell per action, `0F0,0F1,,0B0`. A cell consists of the stage, the kind (F; B, or I and W) and the
-# micro-batch. Empty cells are idle time and ignored, as are cells of communication (`0SEND_F0`, `1RECV_F0`), because actions
-# determine the messages.
-
-_ACTION = re.compile(r"([0-9]{1,6})([FBIW])([0-9]{1,6})")
-_COMMUNICATION_CELL = re.compile(r"[0-9]*(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*|")
-
-
-def parse_csv(processes: int, micro_batches: int, text: str, source: str) -> Schedule:
-    """Parses a schedule, without the checks of `check_schedule`.
-
-    Args:
-      processes: number of processes.
-      micro_batches: number of micro-batches.
-      text: contents of the file.
-      source: path of the file, for errors.
-
-    Raises:
-      InputError: a cell is not an action.
-    """
-    rows = []
-    for number, line in enumerate(text.splitlines(), 1):
-        actions = []
-        for cell in map(str.strip, line.split(",")):
-            match = _ACTION.fullmatch(cell)
-            if match:
-                actions.append(Action(match[2], int(match[1]), int(match[3])))
-            elif not _COMMUNICATION_CELL.fullmatch(cell):
-                raise InputError(
-                    f"{source}, line {number}: a cell must be stage, F, B, I or W, and micro-batch, such as 0F0, or empty. "
-                    f"Received: {cell[:40]}. Write the schedule with a line for each process."
-                )
-        rows.append(tuple(actions))
-    while rows and not rows[-1]:
-        rows.pop()
-    stages = 1 + max((action.stage for row in rows for action in row), default=-1)
-    if not stages:
-        raise InputError(
-            f"{source} must have a line of actions for each process. Received: none. Write 0F0,0F1,0B0,0B1."
-        )
-    return Schedule(f"csv:{source}", processes, stages, micro_batches, tuple(rows))
-
-
-def read_csv(processes: int, micro_batches: int, file: AnyPath) -> Schedule:
-    """Reads a schedule; see `parse_csv`.
-
-    Raises:
-      InputError: the file does not exist or is invalid.
-    """
-    rule = "csv:FILE must name a file with a schedule, a line for each process."
-    text = read_text(file, rule, "Write, for example, csv:schedule.csv.")
-    return parse_csv(processes, micro_batches, text, str(file))
-
-
 # Functions of the number of processes, the number of micro-batches, and the parameters in the flag.
 _SCHEDULES: Mapping[type[grammar.PipelineSchedule], Callable[..., Schedule]] = {
     grammar.GPipe: gpipe,
@@ -273,24 +214,23 @@ _SCHEDULES: Mapping[type[grammar.PipelineSchedule], Callable[..., Schedule]] = {
     grammar.ZBH1: zb_h1,
     grammar.PipeDream: pipedream,
     grammar.TwoBW: two_bw,
-    grammar.CSVSchedule: read_csv,
 }
 
 
 def make_schedule(spec: str | grammar.PipelineSchedule, processes: int, micro_batches: int) -> Schedule:
-    """Returns a valid schedule.
+    """Returns a schedule.
 
     Args:
-      spec: "gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1", "pipedream", "2bw" or "csv:FILE", or the
-        result of `parse_pipeline_schedule`.
+      spec: "gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1", "pipedream" or "2bw", or the result of
+        `parse_pipeline_schedule`.
       processes: number of processes of a pipeline, at least 1.
       micro_batches: number of micro-batches of a batch, at least 1.
 
     Raises:
-      InputError: the spec is unknown, its file is invalid, or the schedule does not support these numbers.
+      InputError: the spec is unknown, or the schedule does not support these numbers.
     """
     for name, number in (("processes", processes), ("micro_batches", micro_batches)):
         if not is_integer(number) or number < 1:
             raise InputError(f"{name} must be an integer of at least 1. Received: {number!r}. Use 4, for example.")
     kind = grammar.parse_pipeline_schedule(spec) if isinstance(spec, str) else spec
-    return check_schedule(_SCHEDULES[type(kind)](processes, micro_batches, **dataclasses.asdict(kind)))
+    return _SCHEDULES[type(kind)](processes, micro_batches, **dataclasses.asdict(kind))

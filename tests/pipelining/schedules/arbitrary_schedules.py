@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from tfdist.pipelining.schedule import Action, Schedule, result_of
 from tfdist.pipelining.schedule_catalog import make_schedule
+from tfdist.pipelining.schedule_simulation import simulate
 
 
 @st.composite
@@ -38,6 +39,17 @@ def any_schedules(draw: st.DrawFn) -> Schedule:
             rows[process].append(action)
             done.add(result_of(action))
     return Schedule("any", processes, stages, micro_batches, tuple(map(tuple, rows)))
+
+
+def computes_a_batch(schedule: Schedule) -> bool:
+    """Returns whether each stage computes each micro-batch once, in its process, and no action waits for another forever."""
+    for stage in range(schedule.stages):
+        row = [x for x in schedule.actions[schedule.process_of(stage)] if x.stage == stage]
+        for m in range(schedule.micro_batches):
+            if sorted(x.kind for x in row if x.micro_batch == m) not in (["B", "F"], ["F", "I", "W"]):
+                return False
+    spans = simulate(schedule, forward=1.0, backward=2.0).spans
+    return [len(row) for row in spans] == [len(row) for row in schedule.actions]
 
 
 def durations(count: int) -> st.SearchStrategy[list[float]]:

@@ -1,12 +1,10 @@
-"""Predicted timelines: the ideals of emulated stages, the parts of backward passes, and cycles."""
+"""Predicted timelines: the ideals of emulated stages, and the parts of backward passes."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipelining.schedules.arbitrary_schedules import any_schedules, durations
-from tfdist.errors import InputError
-from tfdist.pipelining.schedule import Action, Schedule
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.pipelining.schedule_simulation import simulate
 
@@ -61,11 +59,3 @@ def test_durations_of_the_parts_of_a_backward_pass():
     assert seconds(weight=2) == [1, 4, 2]
     assert seconds(weight=2, input_gradient=5) == [1, 5, 2]
     assert seconds(weight=[8]) == [1, 0, 8]
-
-
-def test_a_cycle_of_actions_is_named():
-    rows = ((Action("F", 0, 0), Action("B", 0, 1), Action("F", 0, 1), Action("B", 0, 0)), ())
-    with pytest.raises(
-        InputError, match="process 0 waits before 0B1 for 0F1 of process 0. Each action must come after"
-    ):
-        simulate(Schedule("own", 2, 2, 2, rows), forward=1, backward=2)
