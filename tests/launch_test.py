@@ -137,7 +137,6 @@ HANDLER = "atexit.register(time.sleep, 1000); atexit.register(lambda: time.sleep
     "how, end, code, reason",
     [
         (THREAD, "raise ValueError('wrong')", 1, "code 1 (failed): ValueError: wrong. "),
-        (HANDLER, "sys.exit(7)", 7, "code 7. "),
         (
             HANDLER,
             "import tfdist.errors; raise tfdist.errors.PeerLostError('late')",

@@ -97,16 +97,6 @@ def test_errors_with_a_code_do_not_go_to_the_hook(hooked):
     assert hooked == []
 
 
-def test_a_hook_that_fails_hides_no_error(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "excepthook", lambda *arguments: {}["in the hook"])
-    assert _run(_raiser(ValueError("in the program"))) == 1
-    captured = capsys.readouterr().err
-    first, second = captured.split("\nOriginal exception was:\n")
-    assert first.startswith("Error in sys.excepthook:\nTraceback") and first.endswith("KeyError: 'in the hook'\n")
-    assert second.startswith("Traceback") and second.endswith("ValueError: in the program\n")
-    assert captured.count("ValueError: in the program") == 1
-
-
 def test_a_hook_may_exit(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", lambda *arguments: sys.exit(7))
     with pytest.raises(SystemExit) as end:

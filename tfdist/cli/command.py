@@ -23,7 +23,6 @@ from absl import flags as absl_flags
 
 from tfdist.cli import output
 from tfdist.cluster import signals
-from tfdist.cluster.exit_status import call_excepthook
 from tfdist.config.fields import NO_EFFECT_HELP
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import ExitCode, InputError, Interrupted, TfdistError, naming_flags
@@ -232,8 +231,10 @@ def run(
 
 
 def _fail(error: Exception) -> int:
+    """Reports an error as Python does before it ends a process; the hook may raise `SystemExit`."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     try:
-        call_excepthook(error)
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         flush()
     return ExitCode.FAILED

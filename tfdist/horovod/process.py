@@ -7,12 +7,12 @@ import atexit
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster import exit_status
 from tfdist.coordination import Group
 from tfdist.coordination.client import goodbye_of, is_planned
 from tfdist.errors import InputError, TfdistError
@@ -22,8 +22,6 @@ _engines: list[Engine] = []  # the engine in use, if any
 # The job's group, joined once per process, even if the engine then fails, and left at exit.
 _groups: list[Group] = []
 _init_callbacks: list[Callable[[], None]] = []
-
-exit_status.watch()  # before the program evaluates `sys.exit(main())`
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
@@ -91,8 +89,8 @@ def _leave_at_exit() -> None:
 
 
 def _leave_groups() -> None:
-    """Leaves the group at exit, with the exit code; a failed process does not wait for other ranks."""
-    code, reason = goodbye_of(exit_status.cause())
+    """Leaves the group at exit; a process that an error has ended does not wait for other ranks."""
+    code, reason = goodbye_of(getattr(sys, "last_value", None))
     with contextlib.suppress(TfdistError):  # the lost rank reports the error
         if is_planned(code):
             shutdown()
