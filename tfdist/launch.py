@@ -11,14 +11,12 @@ import fcntl
 import functools
 import os
 import pathlib
-import re
-import shlex
 import shutil
 import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import flags
@@ -32,47 +30,19 @@ from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import MAX_EARLY_FAILURES, MAX_LATER_FAILURES
 
-_PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?")
-_VALUE_OPTIONS = ("-W", "-X", "--check-hash-based-pycs")
-_PROGRAM_OPTIONS = re.compile(
-    r"-[a-zA-Z]*[cmhV?].*|--(help.*|version)"
-)  # options with a program, or without need of one
 
-
-def check_program(name: str, arguments: Sequence[str] = ()) -> None:
+def check_program(name: str) -> None:
     """Checks that a program can be started, before the launcher creates logs and connects to other hosts.
 
     Raises:
-      InputError: the program cannot be started, or is Python without a program.
+      InputError: the program cannot be started.
     """
-    if shutil.which(name):
-        if _PYTHON.fullmatch(os.path.basename(name)) and not _names_program(arguments):
-            raise InputError(
-                "Python must be given a program, since ranks have no standard input. Received: "
-                f"{shlex.join([name, *arguments])}. Write the program into a file: {name} program.py."
-            )
-        return
-    if os.path.isdir(name):
-        problem, remedy = "which is a directory", "Give a program"
-    elif name.endswith(".py") and os.path.isfile(name):
-        problem, remedy = "which is a script, not a program", f"Write python {name}"
-    elif os.path.isfile(name):
-        problem, remedy = "a file that is not executable, or not on the PATH", f"Write ./{name}, or make it executable"
-    else:
-        problem, remedy = "which is not on the PATH", "Correct it, or give its path"
-    raise InputError(f'The command must be a program that can be started. Received: "{name}", {problem}. {remedy}.')
-
-
-def _names_program(arguments: Sequence[str]) -> bool:
-    iterator = iter(arguments)
-    for argument in iterator:
-        if argument in _VALUE_OPTIONS:
-            next(iterator, None)
-        elif not argument.startswith("-") or _PROGRAM_OPTIONS.fullmatch(argument):
-            return True
-        elif argument == "-":  # standard input
-            return False
-    return False
+    if not shutil.which(name):
+        remedy = f"Write python {name}" if name.endswith(".py") else "Correct it, or give its path"
+        raise InputError(
+            f'The command must be a program that can be started. Received: "{name}", which is no executable file on the PATH. '
+            f"{remedy}."
+        )
 
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET of <linux/sched.h>
@@ -197,7 +167,7 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
     fields |= parse_processes(fields["processes"])
     job = Job(**fields | {"processes": fields["processes"] + fields["servers"]})
     _prepend_bin_to_path()
-    check_program(arguments[0], arguments[1:])
+    check_program(arguments[0])
     if job.isolate:
         enter()
     received_signals: list[int] = []

@@ -8,7 +8,6 @@ import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,14 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.arbitrary import TEXTS, VALUES, near
-from tests.coordination.client_test import WELCOME, Scripted
-from tests.coordination.conftest import TOKEN, Job
-from tests.coordination.wire import GATHER, HELLO, Wire
+from tests.coordination.conftest import Job
+from tests.coordination.wire import HELLO
 from tests.waiting import DEADLINE
-from tfdist.coordination import RemoteGroup, Server
-from tfdist.coordination.job_token import LOOPBACK, join_address, listen, split_address
+from tfdist.coordination.job_token import LOOPBACK, join_address, split_address
 from tfdist.coordination.messages import encode
-from tfdist.errors import InputError, PeerLostError
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.fuzz]
 
@@ -33,7 +29,6 @@ fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 FIELDS = "code deadline doubt host name nonce pid place rank ranks reason size ticket topic type value values version".split()
 TYPES = "hello join gather publish doubt beat goodbye".split()
-ANSWERS = "welcome refused challenge values failed waiting published beat lost closed".split()
 
 
 def messages(types: list[str]) -> st.SearchStrategy[dict[str, Any]]:
@@ -42,16 +37,6 @@ def messages(types: list[str]) -> st.SearchStrategy[dict[str, Any]]:
     return st.builds(lambda kind, more: {**more, "type": kind}, st.sampled_from(types) | TEXTS, fields)
 
 
-PUBLISH = {"type": "publish", "ranks": None, "topic": "x", "value": 1}
-GOODBYE = {"type": "goodbye", "code": 0, "reason": ""}
-OF_MEMBERS = messages(TYPES) | near(GATHER) | near(PUBLISH) | near(GOODBYE)
-OF_SERVERS = (
-    messages(ANSWERS)
-    | near({"type": "values", "ticket": 1, "values": [0, 1]})
-    | near({"type": "failed", "ticket": 1, "reason": "x", "bad": False})
-    | near({"type": "published", "ranks": None, "topic": "x", "value": 1})
-    | near({"type": "lost", "rank": 0, "reason": "x", "code": 1})
-)
 RAW = (
     st.binary(max_size=300)
     | st.lists(messages(TYPES) | near(HELLO), max_size=3).map(lambda all_of_them: b"".join(map(encode, all_of_them)))
@@ -115,44 +100,6 @@ def test_bytes_of_an_untrusted_client(pair: Job, raw: bytes) -> None:
     for line in send(pair.server.address, raw).splitlines():
         assert json.loads(line)["type"] in ("challenge", "refused")
     assert pair.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
-
-
-@fuzzed
-@given(sent=st.lists(OF_MEMBERS, min_size=1, max_size=4))
-def test_messages_of_a_member(sent: list[dict[str, Any]]) -> None:
-    """The other member's next operation fails when the sender is lost or has left, instead of waiting for its deadline."""
-    server = Server(listen(f"{LOOPBACK}:0", ""), size=2, token=TOKEN)
-    member = RemoteGroup(server.address, rank=0, size=2, token=TOKEN, timeout=DEADLINE)
-    try:
-        with Wire(server.address, {**HELLO, "rank": 1}, TOKEN) as wire, contextlib.suppress(OSError):
-            for message in sent:
-                wire.send(message)
-        began = time.monotonic()
-        with pytest.raises((PeerLostError, InputError)):
-            member.barrier("next", deadline=60.0)
-        assert time.monotonic() - began < 30.0
-        member.leave()
-    finally:
-        server.close()
-
-
-@fuzzed
-@given(sent=st.lists(OF_SERVERS, max_size=4))
-def test_messages_of_a_server(sent: list[dict[str, Any]]) -> None:
-    """A member's operations fail when the server is lost, instead of waiting for their deadlines."""
-    with contextlib.closing(Scripted(WELCOME, *sent, ends=True)) as server:
-        try:
-            member = RemoteGroup(server.address, rank=1, size=2, token="t", timeout=DEADLINE)
-        except InputError as error:  # the first messages arrived with the welcome
-            assert "Another program listens there" in str(error)
-            return
-        member.subscribe("x", lambda value: None)
-        began = time.monotonic()
-        with pytest.raises((PeerLostError, InputError)):
-            for _ in range(len(sent) + 2):  # messages may answer some of them
-                member.gather("x", 1, deadline=60.0)
-        assert time.monotonic() - began < 30.0
-        member.leave()
 
 
 METHODS = st.sampled_from([b"GET", b"PUT", b"DELETE", b"POST", b"HEAD", b"", b"\xff"])

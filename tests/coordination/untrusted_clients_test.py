@@ -12,8 +12,8 @@ from tests.coordination.members import outcome
 from tests.coordination.wire import GATHER, HELLO, Wire, drip
 from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination.job_token import split_address
-from tfdist.coordination.messages import LIMIT, MAX_LINE_LENGTH, MAX_LINES, encode
-from tfdist.coordination.server import Connection, PendingOperations
+from tfdist.coordination.messages import LIMIT, encode
+from tfdist.coordination.server import PendingOperations
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -50,27 +50,6 @@ def test_an_untrusted_client_learns_nothing_without_the_token(job):
         assert sorted(challenge) == ["nonce", "type"]
         assert refused["type"] == "refused" and "token" in refused["reason"]
     assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {**GATHER, "deadline": 10**400},
-        {**GATHER, "deadline": float("nan")},
-        {**GATHER, "deadline": -1},
-        {**GATHER, "deadline": "1"},
-        {**GATHER, "ticket": None},
-        {"type": "goodbye", "code": 10**400, "reason": ""},
-        {"type": "publish", "ranks": None, "topic": ["x"], "value": 1},
-    ],
-)
-def test_a_member_whose_message_makes_no_sense_is_lost_and_the_others_continue(job, message):
-    three = job(3)
-    three.members[2]._client._send(encode(message))
-    loss = wait_for(three.members[0].first_loss)
-    assert loss and loss.rank == 2 and "it sent a" in loss.reason
-    pair = three.start(three.members[0].subgroup([0, 1]).gather, "x", 0)
-    assert three.members[1].subgroup([0, 1]).gather("x", 1) == [0, 1] == pair.result(DEADLINE)
 
 
 def test_an_error_while_one_member_is_served_costs_that_member_alone(job, monkeypatch, caplog):
@@ -135,37 +114,6 @@ def test_without_descriptors_it_pauses_and_says_so_once(job, monkeypatch, caplog
     assert time.monotonic() - began >= 0.4
     assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
     assert caplog.text.count("No connections to the group are accepted for 0.5 s") == 1
-
-
-def test_untrusted_clients_do_not_flood_the_log(job, caplog):
-    two = job(2)
-    for _ in range(50):
-        untrusted_client(two, raw=encode({"type": "\x1b[31m" + "x" * 2000}))
-    two.server.close()
-    *lines, last = caplog.messages
-    assert (
-        len(lines) == MAX_LINES and last == f"... and {50 - MAX_LINES} more lines about connections in the last minute"
-    )
-    assert all("which sent" in line and line.isprintable() and len(line) <= MAX_LINE_LENGTH for line in lines)
-
-
-def test_a_connection_that_cannot_be_registered_costs_itself_alone(job, monkeypatch, caplog):
-    two = job(2, members=False)
-    two.join(0)
-    register, failures = Connection.__init__, iter([RuntimeError("a mistake"), OSError(errno.EINVAL, "reset")])
-
-    def broken(self, *arguments):
-        for failure in failures:
-            raise failure
-        register(self, *arguments)
-
-    monkeypatch.setattr(Connection, "__init__", broken)
-    for _ in range(2):
-        with socket.create_connection(split_address(two.server.address)) as sock:
-            assert is_closed(sock)
-    two.join(1)
-    assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
-    assert [record.levelname for record in caplog.records] == ["ERROR"] * 2
 
 
 def test_a_server_that_closes_does_not_wait_for_untrusted_clients(job, monkeypatch):

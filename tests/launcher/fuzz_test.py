@@ -1,21 +1,18 @@
 """Arbitrary bytes and reports for the rendezvous of launchers: `make fuzz` sends many, `make test` a few."""
 
-import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.arbitrary import VALUES, near
+from tests.arbitrary import near
 from tests.coordination.fuzz_test import errors_logged, send
-from tests.coordination.wire import Wire
 from tests.launcher.rendezvous_server_test import HELLO, Open
 from tfdist.coordination.messages import encode
 from tfdist.launcher import orders
 from tfdist.launcher.job import Outcome
-from tfdist.launcher.orders import OrderKind, Report
+from tfdist.launcher.orders import Report
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.fuzz]
 
@@ -38,13 +35,3 @@ def opened() -> Iterator[Open]:
 def test_bytes_of_an_untrusted_client(opened: Open, raw: bytes) -> None:
     send(opened.address, raw)
     assert opened.said == []
-
-
-@fuzzed
-@given(sent=st.lists(near(REPORT) | st.builds(lambda kind: {"type": kind}, VALUES), min_size=1, max_size=3))
-def test_messages_of_a_launcher(opened: Open, sent: list[dict[str, Any]]) -> None:
-    with contextlib.suppress(OSError, StopIteration), Wire(opened.address, HELLO, "token") as wire:
-        for message in sent:
-            wire.send(message)
-        wire.rest()
-    assert opened.controller.order("own").kind is not OrderKind.OVER

@@ -1,16 +1,12 @@
 import pathlib
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from tests.launcher.launching import members
 from tests.waiting import DEADLINE, wait_for
 from tfdist.errors import InputError
 from tfdist.launcher import hosts
-from tfdist.launcher.hosts import Hosts, Programs, matches_host, parse, read
+from tfdist.launcher.hosts import Hosts, matches_host, parse, read
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -36,8 +32,8 @@ def program(path: pathlib.Path, text: str) -> str:
 
 def test_a_program_is_run_and_a_file_is_read(tmp_path):
     (tmp_path / "file").write_text("node1:2\n")
-    assert read(str(tmp_path / "file"), Programs()) == {"node1": 2}
-    assert read(program(tmp_path / "program", "echo node2:3"), Programs()) == {"node2": 3}
+    assert read(str(tmp_path / "file")) == {"node1": 2}
+    assert read(program(tmp_path / "program", "echo node2:3")) == {"node2": 3}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +48,7 @@ def test_a_program_that_fails_or_lists_nothing_is_named(tmp_path, monkeypatch, t
     monkeypatch.setattr(hosts, "PROGRAM_SECONDS", 0.1 if "sleep" in text else 30.0)
     path = program(tmp_path / "program", text)
     with pytest.raises(InputError) as raised:
-        read(path, Programs())
+        read(path)
     assert str(raised.value) == f"--hosts must be a file, or a program, that lists hosts. Received: {path}: {said}."
 
 
@@ -96,43 +92,3 @@ def test_that_there_are_fewer_slots_is_believed_when_it_is_said_twice(tmp_path, 
         while followed.slots != {"a": 3} and time.monotonic() < end:
             seen += [followed.slots["a"]] if not seen or seen[-1] != followed.slots["a"] else []
     assert not {1, 2} & set(seen) and followed.slots == {"a": 3}
-
-
-# Prints once, then hangs, together with its child processes.
-HANGING = """
-cd "$(dirname "$0")"
-if [ -e begun ]; then
-  sleep 1000 &
-  echo $$ >writing && mv writing hangs
-  wait
-fi
-touch begun
-echo localhost:1
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_program_that_hangs_ends_with_its_launcher(number, tmp_path):
-    hangs = tmp_path / "hangs"
-    command = [sys.executable, "-m", "tfdist.launch", "--processes=1:1", "--log_dir=logs", "--grace_seconds=1"]
-    command += [f"--hosts={program(tmp_path / 'program', HANGING)}", "--", "sleep", "1000"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as launcher:
-        try:
-            wait_for(hangs.exists)
-            group = int(hangs.read_text())
-            wait_for(lambda: len(members(group)) == 2)  # its shell and the shell's child
-            launcher.send_signal(number)
-            said = launcher.communicate(timeout=DEADLINE)[1]
-            wait_for(lambda: not members(group))
-        finally:
-            launcher.kill()
-            for process in members(int(hangs.read_text())) if hangs.exists() else []:
-                process.kill()
-    assert "--hosts" not in said  # being ended is not an error of the list
-
-
-def test_after_the_end_no_program_begins(tmp_path):
-    programs = Programs()
-    programs.end()
-    with pytest.raises(InputError, match="the job is over"):
-        read(program(tmp_path / "program", "echo node1"), programs)

@@ -1,5 +1,4 @@
 import operator
-import pickle
 import threading
 
 import pytest
@@ -17,20 +16,14 @@ class Picky(Exception):
         super().__init__(f"step {step}: {loss}")
 
 
-@pytest.fixture(params=["cloudpickle", "pickle"])
-def pickler(request, monkeypatch):
-    monkeypatch.setattr(spawn, "pickler", pytest.importorskip(request.param))
-    return request.param
-
-
-def test_a_call_comes_back(tmp_path, pickler):
+def test_a_call_comes_back(tmp_path):
     spawn.write_call(tmp_path, operator.add, (2, 3), {})
     assert spawn.read_result(tmp_path, 1) is None
     spawn.make_call(tmp_path, 1)
     assert spawn.read_result(tmp_path, 1) == spawn.CallResult(5)
 
 
-def test_an_exception_comes_back_with_its_traceback(tmp_path, pickler):
+def test_an_exception_comes_back_with_its_traceback(tmp_path):
     spawn.write_call(tmp_path, operator.truediv, (1, 0), {})
     spawn.make_call(tmp_path, 0)
     result = spawn.read_result(tmp_path, 0)
@@ -38,8 +31,6 @@ def test_an_exception_comes_back_with_its_traceback(tmp_path, pickler):
 
 
 def test_an_exception_that_does_not_travel_is_told_of(tmp_path):
-    pytest.importorskip("cloudpickle")
-
     def fail():
         raise Picky(7, "inf")
 
@@ -56,16 +47,6 @@ def test_a_value_that_does_not_travel_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("error", [NotFiniteError("x"), ValueError("y")])
-def test_what_does_not_travel_at_all_is_bad_input(tmp_path, pickler, error):
+def test_what_does_not_travel_at_all_is_bad_input(tmp_path, error):
     with pytest.raises(InputError, match="spawn must be able to pickle"):
         spawn.write_call(tmp_path, operator.add, (threading.Lock(), error), {})
-
-
-def test_without_cloudpickle_a_notebooks_function_is_bad_input(tmp_path, monkeypatch):
-    monkeypatch.setattr(spawn, "pickler", pickle)
-
-    def fn():
-        pass
-
-    with pytest.raises(InputError, match="Install cloudpickle, or put the function into a module"):
-        spawn.write_call(tmp_path, fn, (), {})

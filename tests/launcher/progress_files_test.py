@@ -27,7 +27,7 @@ def memory(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def test_the_last_step_of_any_rank_counts(memory, caplog):
+def test_the_last_step_of_any_rank_counts(memory):
     notes = ProgressFiles(memory)
     paths = [notes.create(rank) for rank in range(3)]
     assert notes.read(range(3)) == (None, False)
@@ -35,11 +35,10 @@ def test_the_last_step_of_any_rank_counts(memory, caplog):
     assert notes.read(range(3)) == (7, True) and notes.read([0, 1]) == (7, False)
     notes.create(0), notes.create(2)
     assert notes.read(range(3)) == (None, False)
-    assert not caplog.messages
 
 
 @pytest.mark.parametrize("emptied", [".", "notes", "notes/rank-1"])
-def test_what_somebody_has_removed_was_not_noted_and_is_made_anew(emptied, memory, caplog):
+def test_what_somebody_has_removed_was_not_noted_and_is_made_anew(emptied, memory):
     notes = ProgressFiles(memory)
     for rank in range(2):
         write(notes.create(rank), 7)
@@ -47,10 +46,8 @@ def test_what_somebody_has_removed_was_not_noted_and_is_made_anew(emptied, memor
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     kept = 7 if "rank" in emptied else None
     assert notes.read(range(2)) == (kept, False) == notes.read(range(2))
-    assert len(caplog.messages) == 1 and str(memory) in caplog.messages[0]
     write(notes.create(1), 9)
     assert notes.read(range(2)) == (9, False)
-    assert memory.stat().st_mode & 0o077 == 0 or emptied != "."
 
 
 def test_a_rank_that_forbids_a_restart_is_heard_in_an_emptied_directory_too(memory):
@@ -67,15 +64,5 @@ def full(path: pathlib.Path) -> None:
 
 def test_a_memory_that_is_full_at_first_is_bad_input(memory, monkeypatch):
     monkeypatch.setattr(progress_file, "create", full)
-    with pytest.raises(InputError, match=r"notes/rank-0 \(No space left on device\)\. Free space in "):
+    with pytest.raises(InputError, match=r"notes/rank-0 \(No space left on device\)\. Free space there"):
         ProgressFiles(memory).create(0)
-
-
-def test_one_that_is_full_later_lets_ranks_note_nothing(memory, monkeypatch, caplog):
-    notes = ProgressFiles(memory)
-    write(notes.create(0), 7)
-    with monkeypatch.context() as patched:
-        patched.setattr(progress_file, "create", full)
-        assert notes.create(0) is None and notes.create(1) is None
-        assert notes.read(range(2)) == (None, False)  # not from an earlier attempt
-    assert len(caplog.messages) == 1

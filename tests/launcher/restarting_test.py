@@ -69,7 +69,7 @@ def test_a_job_outlives_what_empties_its_launchers_directory(launch) -> None:
     one = launch("--max_restarts=2", fault=die("rank == 1 and restart < 2 and step == 8", empties))
     assert one.end() == 0
     assert sorted({restart for _, _, restart, _, _ in one.begun()}) == [0, 1, 2]
-    assert "Traceback" not in one.output and one.output.count("is missing (No such file or directory)") == 1
+    assert "Traceback" not in one.output
 
 
 @pytest.mark.parametrize("size", ["2", "1:2"])

@@ -5,40 +5,26 @@ incomplete or contradictory. `TFDIST_COORDINATOR=host:port` overrides the addres
 """
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Mapping
 
 from tfdist.cluster import tf_config
 from tfdist.errors import InputError
 
-_MAX_HOSTS = 65536  # limits the memory for mistakes such as [1-1000000000]
-_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_NODES = re.compile(r"((?:\[\d[\d,-]*\]|[^\[\],\s])+)(?:,.*)?")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-def expand_hosts(text: str) -> list[str]:
-    """Expands a host list, preserving order and leading zeros: `gpu[09-10],login1` is gpu09, gpu10, login1.
-
-    Args:
-      text: comma-separated names, each with any number of bracketed lists of numbers and ranges.
-
-    Returns:
-      The host names; the last bracket of a name varies fastest.
+def first_host(text: str) -> str:
+    """Returns the first host of Slurm's node list: `gpu09` of `gpu[09-10,12],login1`.
 
     Raises:
-      InputError: `text` is not a host list.
+      InputError: `text` is not a node list.
     """
-    hosts: list[str] = []
-    for name in _split_names(text):
-        parts = [_expand_ranges(text, match[1]) if match[2] is None else [match[2]] for match in _PART.finditer(name)]
-        if _PART.sub("", name) or not parts:
-            raise _host_list_error(text, f"{name!r} has unbalanced brackets")
-        hosts += itertools.islice(map("".join, itertools.product(*parts)), _MAX_HOSTS + 1)
-        if len(hosts) > _MAX_HOSTS:
-            raise _host_list_error(text, f"it names more than {_MAX_HOSTS} hosts")
-    return hosts
+    nodes = _NODES.fullmatch(text.strip())
+    if not nodes:
+        raise InputError(f"A list of nodes must read like gpu[01-03,07],login1. Received: {text!r}.")
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes[1])
 
 
 def expand_counts(text: str) -> list[int]:
@@ -50,29 +36,7 @@ def expand_counts(text: str) -> list[int]:
     matches = [_COUNT.fullmatch(part) for part in text.split(",")]
     if not all(matches):
         raise InputError(f"A list of task counts must read like 4(x2),3. Received: {text!r}.")
-    repeats = [(int(match[1]), int(match[2] or 1)) for match in matches if match]
-    return [count for count, times in repeats for _ in range(min(times, _MAX_HOSTS))]
-
-
-def _split_names(text: str) -> list[str]:
-    return re.split(r",(?![^\[]*\])", text.strip())
-
-
-def _expand_ranges(text: str, ranges: str) -> list[str]:
-    numbers: list[str] = []
-    for item in ranges.split(","):
-        match = _RANGE.fullmatch(item)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise _host_list_error(text, f"{item!r} is neither a number nor an increasing range")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last - first >= _MAX_HOSTS:
-            raise _host_list_error(text, f"it names more than {_MAX_HOSTS} hosts")
-        numbers += [str(number).zfill(len(match[1])) for number in range(first, last + 1)]
-    return numbers
-
-
-def _host_list_error(text: str, reason: str) -> InputError:
-    return InputError(f"A host list must read like gpu[01-03,07],login1: {reason}. Received: {text!r}.")
+    return [int(match[1]) for match in matches if match for _ in range(int(match[2] or 1))]
 
 
 Environment = Mapping[str, str]
@@ -169,7 +133,7 @@ def from_slurm(env: Environment) -> Cluster | None:
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise _missing_variable("Slurm", "SLURM_STEP_NODELIST")
-    return _cluster(env, "Slurm", ranks, f"{expand_hosts(nodes)[0]}:{12000 + job % 20000}")
+    return _cluster(env, "Slurm", ranks, f"{first_host(nodes)}:{12000 + job % 20000}")
 
 
 def from_kubernetes(env: Environment) -> Cluster | None:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple, Protocol
 
 from tfdist.cluster import exit_status
@@ -21,7 +21,6 @@ from tfdist.coordination.job_token import split_address
 from tfdist.coordination.messages import (
     DOUBTED_BEATS,
     LIMIT,
-    MAX_DEADLINE,
     OVERHEAD,
     VERSION,
     WRONG_TOKEN,
@@ -30,15 +29,11 @@ from tfdist.coordination.messages import (
     MessageReader,
     Session,
     WrongSealError,
-    deadline_field,
     derive_token,
     encode,
     encode_limited,
-    exit_code_of,
     nonce,
     printable,
-    ranks_of,
-    take,
 )
 from tfdist.errors import ExitCode, InputError, PeerLostError, TfdistError, exceptions
 from tfdist.errors.engine_errors import error_summary
@@ -64,8 +59,6 @@ def connect(
     limit: int,
     timeout: float,
     server: str,
-    duration_fields: Sequence[str] = (),
-    string_fields: Sequence[str] = (),
 ) -> AuthenticatedConnection:
     """Connects and joins, retrying until the server answers.
 
@@ -76,8 +69,6 @@ def connect(
       limit: maximum size of a message from the server, in bytes.
       timeout: total seconds to wait.
       server: name of the server in error messages.
-      duration_fields: names of fields in the welcome that must be positive numbers of seconds.
-      string_fields: names of fields in the welcome that must be strings.
 
     Raises:
       PeerLostError: no server answered in time.
@@ -87,7 +78,7 @@ def connect(
     problem = "no answer"
     while time.monotonic() < end:
         try:
-            return _connect_once(address, hello, token, limit, end, duration_fields, string_fields)
+            return _connect_once(address, hello, token, limit, end)
         except OSError as error:
             problem = error.strerror or str(error)
         time.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))
@@ -100,8 +91,6 @@ def _connect_once(
     token: str,
     limit: int,
     end: float,
-    duration_fields: Sequence[str],
-    string_fields: Sequence[str],
 ) -> AuthenticatedConnection:
     sock = socket.create_connection(split_address(address), timeout=max(end - time.monotonic(), RETRY_SECONDS))
     try:
@@ -115,10 +104,6 @@ def _connect_once(
         lines.unseal = session.unseal
         sock.sendall(session.seal(encode({"type": "join"})))
         welcome = _expect(next_message(sock, lines, end), "welcome")
-        take(welcome, **dict.fromkeys(string_fields, str))
-        for number in take(welcome, **dict.fromkeys(duration_fields, (int, float))):
-            if not 0 < number <= MAX_DEADLINE:
-                raise BadMessage(f"a welcome with {number!r:.80} seconds")
         return AuthenticatedConnection(sock, lines, session.seal, welcome, list(lines.feed(b"")))
     except WrongSealError as error:
         sock.close()
@@ -397,13 +382,11 @@ class Client:
         self._send_lock = threading.Lock()
         hello = {"type": "hello", "rank": rank, "size": size, "version": VERSION}
         hello |= {"pid": os.getpid(), "host": socket.gethostname()}
-        server, duration_fields = name_member(server_rank, noun), ("heartbeat", "lost_after")
-        connection = connect(
-            address, hello, token, (size + 1) * LIMIT, timeout, server, duration_fields, string_fields=("nonce",)
-        )
-        self._secret = derive_token(token, connection.welcome["nonce"])
+        connection = connect(address, hello, token, (size + 1) * LIMIT, timeout, name_member(server_rank, noun))
+        welcome = connection.welcome
+        self._secret = derive_token(token, welcome["nonce"])
         self._sock, self._lines, self._seal = connection.sock, connection.lines, connection.seal
-        self._heartbeat, self._lost_after = (float(connection.welcome[name]) for name in duration_fields)
+        self._heartbeat, self._lost_after = float(welcome["heartbeat"]), float(welcome["lost_after"])
         self._sock.settimeout(self._lost_after)
         self._liveness = Liveness(self._lines, self._heartbeat)
         self._receive(connection.pending_messages)
@@ -512,7 +495,7 @@ class Client:
                 "ticket": self._ticket_count,
                 "name": name,
             }
-            message |= {"value": value, "deadline": deadline_field(deadline)}
+            message |= {"value": value, "deadline": deadline}
             message["place"] = caller_location() if threading.current_thread() is threading.main_thread() else ""
             line = encode_limited(message, name)
             if self._end_reason:
@@ -573,17 +556,14 @@ class Client:
     def _handle(self, message: Message) -> None:
         kind = message["type"]
         if kind == "lost":
-            rank, reason = take(message, rank=int, reason=str)
-            code = message["code"] if message["code"] is None else exit_code_of(message)
-            is_departure = message.get("tolerated") is True and rank != self.rank
-            (self._record_departure if is_departure else self._record_loss)(LostMember(rank, reason, code, self._noun))
+            loss = LostMember(message["rank"], message["reason"], message["code"], self._noun)
+            is_departure = message.get("tolerated") and loss.rank != self.rank
+            (self._record_departure if is_departure else self._record_loss)(loss)
         elif kind == "closed":
-            [reason] = take(message, reason=str)
-            self._fail_gathers(reason or "the group has ended")
+            self._fail_gathers(message["reason"] or "the group has ended")
         elif kind == "published":
-            ranks = ranks_of(message, self.rank, self.size) or tuple(range(self.size))
-            [topic] = take(message, topic=str)
-            self._publications.put((ranks, topic), message["value"])
+            ranks = range(self.size) if message["ranks"] is None else message["ranks"]
+            self._publications.put((tuple(ranks), message["topic"]), message["value"])
         elif kind == "waiting" and self._noun == "rank":  # launchers may wait for each other without limit
             name, missing, place = message["name"], message["missing"], message["place"]
             _log.warning("Rank %d waits for %s in '%s', called at %s.", self.rank, missing, name, place)

@@ -1,4 +1,4 @@
-"""Horovod's rendezvous server, which stores the addresses of ranks. Its clients are not authenticated, so it has limits."""
+"""Horovod's rendezvous server, which stores the addresses of ranks. Its clients are not authenticated."""
 
 import contextlib
 import errno
@@ -11,9 +11,6 @@ if TYPE_CHECKING:
 
 MAX_VALUE_BYTES = 1 << 20
 MAX_NAME_LENGTH = 256  # characters of a scope or a key
-MAX_CONNECTIONS = 256  # at the same time; further ones are closed
-_KEYS = 10_000  # in addition to 100 per rank
-_BYTES = 64 << 20  # in addition to 1 KiB per pair of ranks
 
 
 def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
@@ -31,8 +28,6 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
     """
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    max_keys, max_bytes = _KEYS + 100 * len(slots), _BYTES + 1024 * len(slots) ** 2
-
     class Handler(RendezvousHandler):
         def do_PUT(self) -> None:
             if not self._has_names():
@@ -40,11 +35,6 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
             size = self.headers.get("Content-Length", "")
             if not size.isdecimal() or len(size) > 9 or int(size) > MAX_VALUE_BYTES:
                 self.send_status_code(413)
-                return
-            with self.server.cache_lock:
-                value_sizes = [len(value) for scope in self.server.cache.values() for value in scope.values()]
-            if len(value_sizes) >= max_keys or sum(value_sizes) + int(size) > max_bytes:
-                self.send_status_code(507)
                 return
             super().do_PUT()
 
@@ -73,23 +63,6 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
 
         def __init__(self, address: tuple[str, int]):
             super().__init__(address, Handler, 0)
-            self._free_connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
-
-        def process_request(self, request: Any, client_address: Any) -> None:
-            if not self._free_connections.acquire(blocking=False):
-                self.shutdown_request(request)
-                return
-            try:
-                super().process_request(request, client_address)
-            except BaseException:  # no thread could be started
-                self._free_connections.release()
-                raise
-
-        def process_request_thread(self, request: Any, client_address: Any) -> None:
-            try:
-                super().process_request_thread(request, client_address)
-            finally:
-                self._free_connections.release()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Ignores errors of connections, because clients are not trusted."""

@@ -8,16 +8,10 @@ answers a gather with `values` or `failed`, preceded by `waiting` if it takes lo
 members.
 """
 
-import collections
 import hashlib
 import hmac
 import json
-import logging
-import math
 import secrets
-import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -29,7 +23,6 @@ LIMIT = 1 << 20  # maximum bytes per message
 MIN_BYTES_PER_SECOND = 1 << 20  # an incomplete message does not count as silence if it arrives at this rate
 DOUBTED_BEATS = 3  # missing heartbeats that count as a loss after an engine has reported a failure
 LIMIT_BEFORE_HELLO = 1 << 12  # for unauthenticated senders
-MAX_DEADLINE = 1e9  # seconds; longer ones are sent as null
 
 Message = dict[str, Any]
 
@@ -69,54 +62,6 @@ def take(message: Message, **kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
         if name not in message or not isinstance(message[name], kind):
             raise BadMessage(f"a {message['type']!r} whose {name!r} is {message.get(name)!r:.80}")
     return tuple(message[name] for name in kinds)
-
-
-def deadline_field(deadline: float) -> float | None:
-    """Encodes a deadline in seconds as a field of a message."""
-    return deadline if deadline <= MAX_DEADLINE else None
-
-
-def deadline_of(message: Message) -> float:
-    """Returns the deadline of a message in seconds, infinity for null.
-
-    Raises:
-      BadMessage: the field is missing, or not a number of seconds up to `MAX_DEADLINE`.
-    """
-    (deadline,) = take(message, deadline=(int, float, type(None)))
-    if deadline is None:
-        return math.inf
-    if not 0 <= deadline <= MAX_DEADLINE:  # false for NaN, too
-        raise BadMessage(f"a {message['type']!r} whose 'deadline' is {deadline!r:.80}")
-    return float(deadline)
-
-
-def exit_code_of(message: Message) -> int:
-    """Returns the exit code of a message.
-
-    Raises:
-      BadMessage: the field is missing, or not an exit code.
-    """
-    (code,) = take(message, code=int)
-    if not -255 <= code <= 255:
-        raise BadMessage(f"a {message['type']!r} whose 'code' is {code!r:.80}")
-    return code
-
-
-def ranks_of(message: Message, sender: int, size: int) -> tuple[int, ...] | None:
-    """Returns the ranks of a message's subgroup; None for all members.
-
-    Raises:
-      BadMessage: the ranks are not valid and in increasing order, or do not include the sender.
-    """
-    (ranks,) = take(message, ranks=(list, type(None)))
-    if ranks is None:
-        return None
-    valid_ranks = set(range(size))
-    if any(type(rank) is not int or rank not in valid_ranks for rank in ranks) or sorted(set(ranks)) != ranks:
-        raise BadMessage(f"a {message['type']!r} whose 'ranks' are {ranks!r:.80}")
-    if sender not in ranks:
-        raise BadMessage(f"a {message['type']!r} for ranks without its own, {ranks!r:.80}")
-    return None if len(ranks) == size else tuple(ranks)
 
 
 class MessageReader:
@@ -249,54 +194,6 @@ def _mac(key: bytes, number: int, message: bytes) -> bytes:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-MAX_LINES = 10  # per minute and level
-MAX_LINE_LENGTH = 500  # characters
-_MINUTE = 60.0
-
-
-class LimitedLog:
-    """Writes the first lines of each minute to a log, and the number of omitted lines.
-
-    Lines are truncated, and control characters are escaped.
-    """
-
-    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic):
-        self._log, self._clock = log, clock
-        self._lock = threading.Lock()  # guards the attributes below
-        self._minute_start = clock()
-        self._lines: collections.Counter[int] = collections.Counter()  # by level
-
-    def warning(self, line: str) -> None:
-        """Writes a warning."""
-        self._write(logging.WARNING, line)
-
-    def error(self, message: str, error: Exception) -> None:
-        """Writes a message about an unexpected exception, with its traceback."""
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        self._write(logging.ERROR, f"{message} ({type(error).__name__}: {error})", f"\n{frames}")
-
-    def summarize(self, force: bool = False) -> None:
-        """Writes the number of omitted lines at the end of a minute, or if forced; must be called periodically."""
-        with self._lock:
-            self._summarize(force)
-
-    def _write(self, level: int, line: str, trusted_text: str = "") -> None:
-        with self._lock:
-            self._summarize()
-            self._lines[level] += 1
-            if self._lines[level] <= MAX_LINES:
-                self._log.log(level, "%s%s", printable(line, MAX_LINE_LENGTH), trusted_text)
-
-    def _summarize(self, force: bool = False) -> None:
-        if not force and self._clock() - self._minute_start < _MINUTE:
-            return
-        omitted = sum(max(0, lines - MAX_LINES) for lines in self._lines.values())
-        if omitted:
-            self._log.warning("... and %d more lines about connections in the last minute", omitted)
-        self._minute_start = self._clock()
-        self._lines.clear()
 
 
 HELLO_SECONDS = 10.0  # from the connection to admission

@@ -23,24 +23,21 @@ from tfdist.coordination.messages import (
     OVERHEAD,
     WRONG_TOKEN,
     BadMessage,
-    LimitedLog,
     Message,
     MessageReader,
     Session,
     WrongSealError,
     create_challenge,
-    deadline_of,
     encode,
-    exit_code_of,
     join_refusal,
     nonce,
-    ranks_of,
-    take,
+    printable,
     version_refusal,
 )
 from tfdist.errors import exceptions
 
 _CHUNK = 1 << 16
+_log = logging.getLogger("tfdist.coordination")
 
 
 class Connection:
@@ -144,7 +141,6 @@ class Connection:
             self._sock.close()
 
 
-MAX_PENDING = 10_000  # operations, far more than programs use
 DEADLOCK_SECONDS = 10.0  # after which members that wait for each other get an error
 REPORTED_SECONDS = 20.0  # after which waiting members are notified of the missing ones
 
@@ -244,8 +240,6 @@ class PendingOperations:
         operations = self._operations.setdefault(key, [])
         entry = next((operation for operation in operations if rank not in operation.tickets), None)
         if entry is None:
-            if sum(map(len, self._operations.values())) >= MAX_PENDING:
-                raise BadMessage(f"a gather while {MAX_PENDING} are pending")
             operations.append(entry := PendingOperation(name, key[0]))
         entry.tickets[rank] = ticket
         entry.start_time = min(entry.start_time, now)
@@ -445,7 +439,6 @@ class Server:
         self.size = size
         self._token, self._noun = token, noun
         self._nonce = nonce()  # for tokens that members derive, because other groups may share the token
-        self._log = LimitedLog(logging.getLogger("tfdist.coordination"))
         self._addresses = addresses
         self._heartbeat, self._lost_after = heartbeat, lost_after
         self._operations = PendingOperations(size, noun, self._describe_absence)
@@ -486,7 +479,6 @@ class Server:
         finally:
             for connection in self._connections():
                 connection.close()
-            self._log.summarize(force=True)
             self._selector.close()
             for sock in (self._listener, self._wake_sender, self._wake_receiver):
                 sock.close()
@@ -522,7 +514,7 @@ class Server:
                 if mask & selectors.EVENT_READ:
                     self._read(key.data)
             except Exception as error:  # affects this connection only
-                self._log.error(f"Dropped a connection from {key.data.peer}, which could not be served", error)
+                _log.exception("Dropped a connection from %s, which could not be served", key.data.peer)
                 self._drop(key.data, f"it could not be served ({type(error).__name__}: {error})")
 
     def _accept(self) -> None:
@@ -530,7 +522,7 @@ class Server:
             sock, peer = self._listener.accept()
         except OSError as error:
             if error.errno in NO_RESOURCES:
-                self._log.warning(f"No connections to the group are accepted for {PAUSE_SECONDS:g} s: {error}")
+                _log.warning("No connections to the group are accepted for %g s: %s", PAUSE_SECONDS, error)
                 self._selector.unregister(self._listener)
                 self._paused_until = time.monotonic() + PAUSE_SECONDS
             return  # otherwise, the client has disconnected
@@ -539,8 +531,7 @@ class Server:
             min(unauthenticated_connections, key=lambda connection: connection.accept_time).close()
         try:
             Connection(sock, peer[0], self._selector)
-        except Exception as error:  # such as an immediate reset
-            self._log.error(f"Dropped a connection from {peer[0]}, which could not be served", error)
+        except OSError:  # an immediate reset
             sock.close()
 
     def _read(self, connection: Connection) -> None:
@@ -562,7 +553,7 @@ class Server:
             else:
                 self._drop(connection, f"it sent {error}")
         except BadMessage as error:
-            self._log.warning(f"Dropped a connection from {connection.peer}, which sent {error}")
+            _log.debug("Dropped a connection from %s, which sent %s", connection.peer, error)
             self._drop(connection, f"it sent {error}")
 
     def _handle(self, connection: Connection, message: Message) -> None:
@@ -572,22 +563,19 @@ class Server:
         if rank is None:
             self._handle_unauthenticated(connection, message)
         elif message["type"] == "gather":
-            ticket, name, value, location = take(message, ticket=int, name=str, value=object, place=str)
-            deadline = deadline_of(message)
-            ranks, now = ranks_of(message, rank, self.size), time.monotonic()
-            self._send(self._operations.add(rank, ticket, name, value, deadline, now, location, ranks))
+            ticket, name, value, deadline = (message[field] for field in ("ticket", "name", "value", "deadline"))
+            ranks, now = _ranks_of(message), time.monotonic()
+            self._send(self._operations.add(rank, ticket, name, value, deadline, now, message["place"], ranks))
         elif message["type"] == "publish":
-            topic, value = take(message, topic=str, value=object)
-            ranks = ranks_of(message, rank, self.size)
-            broadcast_message = {"type": "published", "ranks": ranks, "topic": topic, "value": value}
-            self._send([Answer(member, broadcast_message) for member in ranks or self._members])
+            self._send(
+                [Answer(member, message | {"type": "published"}) for member in _ranks_of(message) or self._members]
+            )
         elif message["type"] == "tolerate":
-            self.tolerated_members |= {*(ranks_of(message, rank, self.size) or range(self.size))} - {rank}
+            self.tolerated_members |= {*message["ranks"]} - {rank}
         elif message["type"] == "doubt":
             self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
         elif message["type"] == "goodbye":
-            (reason,) = take(message, reason=str)
-            self._goodbye(connection, rank, exit_code_of(message), reason)
+            self._goodbye(connection, rank, message["code"], message["reason"])
 
     def _handle_unauthenticated(self, connection: Connection, message: Message) -> None:
         if connection.hello:  # this message is sealed, so the sender knows the token
@@ -598,7 +586,7 @@ class Server:
             connection.challenge(message, self._token)
 
     def _refuse(self, connection: Connection, refusal: str, *, is_sealed: bool = True) -> None:
-        self._log.warning(f"Refused a connection from {connection.peer}. {refusal}")
+        _log.warning("Refused a connection from %s. %s", connection.peer, printable(refusal, 1000))
         connection.refuse(refusal, is_sealed=is_sealed)
 
     def _admit(self, connection: Connection, hello: Message) -> None:
@@ -647,7 +635,6 @@ class Server:
         connection.end()
 
     def _beat(self, now: float) -> None:
-        self._log.summarize()
         for connection in self._connections():
             if connection.is_ending or connection.rank is None:
                 if now - (connection.last_received if connection.is_ending else connection.accept_time) > HELLO_SECONDS:
@@ -688,6 +675,11 @@ class Server:
             for key, mask in self._selector.select(0.05):
                 if isinstance(key.data, Connection):
                     self._handle_event(key, mask)
+
+
+def _ranks_of(message: Message) -> tuple[int, ...] | None:
+    """Returns the ranks of a message's subgroup; None for all members."""
+    return None if message["ranks"] is None else tuple(message["ranks"])
 
 
 def _lost_message(loss: LostMember) -> Message:

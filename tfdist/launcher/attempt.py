@@ -156,8 +156,8 @@ def _create_tasks(host: Host, placement: Placement, variables: Sequence[dict[str
     tasks = []
     for rank, rank_variables in zip(placement.ranks(), variables, strict=True):
         environment = job_environment | rank_variables
-        if host.progress_files and (path := host.progress_files.create(rank.rank)):
-            environment[progress_file.VARIABLE] = str(path)
+        if host.progress_files:
+            environment[progress_file.VARIABLE] = str(host.progress_files.create(rank.rank))
         if rank.rank == 0 and (columns := terminal.columns_of(sys.stderr)):
             width = max(columns - len(prefix(rank.rank)), 1)  # the last state of a progress bar remains as a line
             environment[terminal.LAUNCHER_VARIABLE] = str(width)
@@ -195,7 +195,7 @@ def _supervise(
             child.reap()
         raise
     stops = [*hooks.stops, lambda: stop_requested(host), lambda: _check_output(host, screens)]
-    hooks = hooks._replace(stops=stops, is_repeated=lambda: is_repeated_request(host), poll=host.guard.check)
+    hooks = hooks._replace(stops=stops, is_repeated=lambda: is_repeated_request(host))
     all_children, evaluator = list(children), children.pop() if evaluator_task else None
     supervisor = Supervisor(children, channels, hooks, evaluator)
     try:

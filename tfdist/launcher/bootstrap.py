@@ -19,7 +19,6 @@ from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.order_sources import FixedNodes, LocalController, OrderSource, attempt_group
 from tfdist.launcher.orders import Order, OrderKind, Report, new_job_name
-from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.placement import reachable_address
 from tfdist.launcher.rendezvous_server import BEAT_SECONDS, LOST_AFTER_SECONDS, RendezvousServer
 
@@ -128,9 +127,7 @@ class RemoteAgent(OrderSource):
 
 
 @contextlib.contextmanager
-def open_order_source(
-    job: Job, environment: Mapping[str, str], guard: OrphanGuard, say: Callable[[str], object]
-) -> Iterator[OrderSource]:
+def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[str], object]) -> Iterator[OrderSource]:
     """Yields the order source of this launcher.
 
     Raises:
@@ -145,7 +142,7 @@ def open_order_source(
         if job.is_elastic and job.coordinator and listener is None:
             yield stack.enter_context(RemoteAgent(job, _token(job, environment)))
             return
-        hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
+        hosts = stack.enter_context(Hosts(job.hosts)) if job.hosts else None
         controller = JobController(job, say, host_slots=lambda: hosts.slots if hosts else None, job_name=new_job_name())
         token = _token(job, environment) if listener else ""
         # Created before remote launchers join: the first launcher owns the job.

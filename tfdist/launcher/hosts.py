@@ -1,23 +1,21 @@
 """The hosts of an elastic job and their slots, read from a file or from the output of a program."""
 
-import contextlib
 import ipaddress
 import itertools
 import logging
 import os
 import re
-import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Mapping
 from socket import AF_INET, AF_INET6
 from types import TracebackType
+from typing import Any
 
 import psutil
 
 from tfdist.errors import InputError
-from tfdist.launcher.orphan_guard import OrphanGuard
 
 READ_SECONDS = 1.0  # interval between two reads
 PROGRAM_SECONDS = 30.0  # time limit of the program
@@ -47,63 +45,7 @@ def parse(text: str, source: str) -> dict[str, int]:
     return slots
 
 
-class Programs:
-    """Runs programs one at a time; `guard` kills a running program if this process is killed."""
-
-    def __init__(self, guard: OrphanGuard | None = None):
-        self._guard = guard
-        self._lock = threading.Lock()
-        self._running: subprocess.Popen[bytes] | None = None
-        self._ended = False
-
-    def output_of(self, path: str) -> str:
-        """Runs a program and returns its output; kills its process group after a time limit."""
-        program = self._start(path)
-        try:
-            with program:
-                try:
-                    out, err = program.communicate(timeout=PROGRAM_SECONDS)
-                except BaseException:
-                    _kill(program)
-                    raise
-        finally:
-            with self._lock:
-                self._running = None
-            if self._guard:
-                self._guard.forget(program.pid)
-        if program.returncode:
-            raise subprocess.CalledProcessError(program.returncode, path, out, err)
-        return out.decode(errors="replace")
-
-    def end(self) -> None:
-        """Kills the process group of the running program, if any, and prevents further runs."""
-        with self._lock:
-            self._ended = True
-            if self._running and self._running.returncode is None:
-                _kill(self._running)
-
-    def _start(self, path: str) -> subprocess.Popen[bytes]:
-        with self._lock:
-            if self._ended:
-                raise OSError("the job is over")
-            self._running = program = subprocess.Popen(
-                [os.path.abspath(path)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-            if self._guard:
-                self._guard.add(program.pid)
-            return program
-
-
-def _kill(program: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(program.pid, signal.SIGKILL)
-
-
-def read(path: str, programs: Programs) -> dict[str, int]:
+def read(path: str) -> dict[str, int]:
     """Reads the slots from a file, or from the output of an executable file.
 
     Raises:
@@ -111,7 +53,7 @@ def read(path: str, programs: Programs) -> dict[str, int]:
     """
     try:
         if os.access(path, os.X_OK) and os.path.isfile(path):
-            text, source = programs.output_of(path), f"what {path} prints"
+            text, source = _output_of(path), f"what {path} prints"
         else:
             with open(path, encoding="utf-8") as file:
                 text, source = file.read(), path
@@ -128,6 +70,11 @@ def read(path: str, programs: Programs) -> dict[str, int]:
     raise InputError(f"--hosts must be a file, or a program, that lists hosts. Received: {path}: {problem}.")
 
 
+def _output_of(path: str) -> str:
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "check": True}
+    return subprocess.run([os.path.abspath(path)], timeout=PROGRAM_SECONDS, **options).stdout.decode(errors="replace")
+
+
 class Hosts:
     """The current contents of `--hosts`, read periodically in a thread, because a program may be slow.
 
@@ -138,9 +85,8 @@ class Hosts:
       InputError: the first read fails; see `read`.
     """
 
-    def __init__(self, path: str, guard: OrphanGuard | None = None):
-        self._path, self._programs = path, Programs(guard)
-        self._slots = read(path, self._programs)
+    def __init__(self, path: str):
+        self._path, self._slots = path, read(path)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._read_periodically, name="hosts", daemon=True)
 
@@ -155,14 +101,13 @@ class Hosts:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._ended.set()
-        self._programs.end()
         self._thread.join(READ_SECONDS)
 
     def _read_periodically(self) -> None:
         problem, last_slots = "", self._slots
         while not self._ended.wait(READ_SECONDS):
             try:
-                slots, problem = read(self._path, self._programs), ""
+                slots, problem = read(self._path), ""
                 if slots == last_slots or sum(slots.values()) >= sum(self._slots.values()):
                     self._slots = slots
                 last_slots = slots

@@ -173,7 +173,6 @@ def _exhausted_decision(count: int, flag: str) -> Decision:
     return Decision(None, f"--{flag}={count} is used up" if count else "")
 
 
-_MAX_POLL_SECONDS = 5.0  # interval between polls above which this process was suspended
 ASSUMED_TRAINING_SECONDS = 3600.0  # after which training has probably begun, even without recorded steps
 
 # Exit codes that are rarely the cause, the least likely first.
@@ -193,8 +192,6 @@ class AttemptState:
       reports: reports of launchers whose processes have ended.
       stop_reason: why the attempt was ordered to stop, or None.
       end_required_since: time since which all its processes must end, or None.
-      last_poll: time of the last poll.
-      awake_seconds: seconds since `end_required_since`, except while this process was suspended.
     """
 
     number: int
@@ -205,8 +202,6 @@ class AttemptState:
     reports: dict[str, Report] = dataclasses.field(default_factory=dict)
     stop_reason: Outcome | None = None
     end_required_since: float | None = None
-    last_poll: float = 0.0
-    awake_seconds: float = 0.0
 
     @property
     def size(self) -> int:
@@ -225,10 +220,7 @@ class AttemptState:
         whose processes end with code 0 or 75 does not notify the others, whose processes may continue.
         """
         if self.end_required_since is None and (self.stop_reason or any(map(_requires_end, self.reports.values()))):
-            self.end_required_since = self.last_poll = now
-        if self.end_required_since is not None:
-            self.awake_seconds += min(now - self.last_poll, _MAX_POLL_SECONDS)
-        self.last_poll = now
+            self.end_required_since = now
         return -math.inf if self.end_required_since is None else now - self.end_required_since
 
     @property
@@ -419,16 +411,13 @@ class JobController:
             self._begin(self._plan(enabled_slots) or self._plan(self._all_slots()), now)
 
     def _give_up(self, attempt: AttemptState) -> None:
-        """Abandons launchers that have not reported.
-
-        If the first launcher is one of them, and was not suspended, the job is over.
-        """
+        """Abandons launchers that have not reported; if the first launcher is one of them, the job is over."""
         reason = "has not said how its processes ended"
         for name in attempt.pending_launchers:
             if name in self._members and name != self._first_launcher:
                 self._refusals[name] = Outcome(ExitCode.PEER_LOST, f"this launcher {reason}")
                 self.lose_launcher(name, reason)
-        if self._first_launcher in attempt.pending_launchers and attempt.awake_seconds >= self._report_timeout:
+        if self._first_launcher in attempt.pending_launchers:
             self._outcome = self._outcome or Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher {reason}")
             self._attempt = None
 

@@ -58,7 +58,7 @@ def run(
     """
     with contextlib.ExitStack() as stack:
         guard = stack.enter_context(OrphanGuard())
-        order_source = stack.enter_context(open_order_source(job, environment, guard, say))
+        order_source = stack.enter_context(open_order_source(job, environment, say))
         logs = log_directory(job.log_dir, order_source.all_launchers)
         memory = stack.enter_context(_memory(guard))
         # Progress shows whether a failure is repeated, and whether training has begun.

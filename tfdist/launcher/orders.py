@@ -6,8 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from tfdist.coordination.group import LAUNCHER
-from tfdist.coordination.messages import BadMessage, Message, take
+from tfdist.coordination.messages import Message
 from tfdist.errors import ExitCode
 from tfdist.launcher.job import Outcome, ProcessEnd
 
@@ -78,13 +77,9 @@ def encode_order(order: Order) -> Message:
 
 
 def decode_order(message: Message) -> Order:
-    """Decodes an order; raises `BadMessage` if it is invalid."""
-    kinds = {"kind": str, "attempt": int, "node": int, "nodes": int, "processes": int, "address": str, "purpose": str}
-    kind, *numbers = take(message, **kinds)
-    if kind not in list(OrderKind):
-        raise BadMessage(f"an order to {kind!r:.80}")
-    outcome, launched = take(message, outcome=list, launched=str)
-    return Order(OrderKind(kind), *numbers)._replace(outcome=_decode_outcome(outcome), launched=launched)
+    """Decodes an order."""
+    fields = {name: message[name] for name in Order._fields}
+    return Order(**fields | {"kind": OrderKind(message["kind"]), "outcome": Outcome(*message["outcome"])})
 
 
 def encode_report(report: Report) -> Message:
@@ -93,29 +88,13 @@ def encode_report(report: Report) -> Message:
 
 
 def decode_report(message: Message) -> Report:
-    """Decodes a report; raises `BadMessage` if it is invalid."""
-    outcome, *fields = take(message, outcome=list, stopped=bool, dead=int, step=(int, type(None)), final=bool)
-    [absent] = take(message, absent=list)
-    if not all(_is_count(number) for number in (message["dead"], message["step"] or 0, *absent)):
-        raise BadMessage(f"a report of {message['dead']!r:.80}, {message['step']!r:.80} and {absent!r:.80}")
-    return Report(_decode_outcome(outcome), *fields)._replace(absent=tuple(absent))
+    """Decodes a report."""
+    fields = {name: message[name] for name in Report._fields}
+    return Report(**fields | {"outcome": Outcome(*message["outcome"]), "absent": tuple(message["absent"])})
 
 
 def _encode_outcome(outcome: Outcome) -> list[object]:
     return [int(outcome.code), outcome.reason, outcome.rank]  # without the log, a local file
-
-
-def _decode_outcome(fields: list[object]) -> Outcome:
-    code, reason, rank = fields if len(fields) == 3 else (None, None, None)
-    if not isinstance(code, int) or not isinstance(reason, str) or not isinstance(rank, int | None):
-        raise BadMessage(f"an outcome that is {fields!r:.80}")
-    if not -255 <= code <= 255 or not LAUNCHER <= (rank or 0) < 1 << 31:
-        raise BadMessage(f"an outcome that is {fields!r:.80}")
-    return Outcome(code, reason, rank)
-
-
-def _is_count(number: object) -> bool:
-    return type(number) is int and 0 <= number < 1 << 63
 
 
 # Exit codes that do not count as failures of the process itself; a stall ends all processes.

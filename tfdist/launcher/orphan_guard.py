@@ -1,7 +1,6 @@
 """Ensures that a launcher leaves no orphaned processes, even if SIGKILL ends it."""
 
 import contextlib
-import logging
 import math
 import secrets
 import signal
@@ -54,9 +53,6 @@ def collect_signals(numbers: tuple[signal.Signals, ...] = END_SIGNALS) -> Iterat
             signal.signal(number, handler)
 
 
-_log = logging.getLogger("tfdist.launch")
-
-
 class OrphanGuard:
     """A small process that kills the launcher's processes after the launcher has been killed.
 
@@ -87,7 +83,6 @@ class OrphanGuard:
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
-        self._has_warned = False
         self._send(f"{self._variable}\n")
         return self
 
@@ -109,16 +104,6 @@ class OrphanGuard:
         """Kills processes of the job that have left their process group, except for added groups."""
         reaper.kill_by_variable(self._variable, self._groups)
 
-    def check(self) -> None:
-        """Warns once if the guard has been killed. Must be polled."""
-        if not self._has_warned and self._process.poll() is not None:
-            self._has_warned = True
-            _log.warning(
-                "tfdist launch: process %d, the guard of this job's processes, was killed: if SIGKILL ends this "
-                "launcher now, they outlive it.",
-                self._process.pid,
-            )
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._send("done\n")
         with contextlib.suppress(BrokenPipeError):
@@ -138,6 +123,6 @@ class OrphanGuard:
     def _send(self, line: str) -> None:
         if self._input.closed:  # during shutdown, by another thread
             return
-        with contextlib.suppress(BrokenPipeError):  # see `check`
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed
             self._input.write(line.encode())
             self._input.flush()

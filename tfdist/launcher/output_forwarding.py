@@ -260,58 +260,29 @@ class ProgressFiles:
     """
 
     def __init__(self, memory: pathlib.Path):
-        self._memory, self._folder = memory, memory / "notes"
-        self._created_ranks: set[int] = set()  # by rank
-        self._has_room = self._is_warned = False
+        self._folder = memory / "notes"
 
-    def create(self, rank: int) -> pathlib.Path | None:
-        """Creates the file of a rank that is about to start.
-
-        Returns:
-          The path; None if there is no memory for the file of a restarted rank.
+    def create(self, rank: int) -> pathlib.Path:
+        """Creates the file of a rank that is about to start, and returns its path.
 
         Raises:
-          InputError: there is no memory for the first file.
+          InputError: there is no memory for the file.
         """
         path = self._path(rank)
         try:
-            self._memory.mkdir(mode=0o700, exist_ok=True)
-            self._folder.mkdir(exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             progress_file.create(path)
         except OSError as error:
-            if not self._has_room:
-                raise InputError(
-                    f"The ranks' progress files must fit in memory. Received: {path} ({error.strerror}). Free space in "
-                    f"{self._memory.parent}."
-                ) from error
-            self._warn(path, error)
-            self._created_ranks.discard(rank)
-            return None
-        self._has_room = True
-        self._created_ranks.add(rank)
+            raise InputError(
+                f"The ranks' progress files must fit in memory. Received: {path} ({error.strerror}). Free space there."
+            ) from error
         return path
 
     def read(self, ranks: Iterable[int]) -> tuple[int | None, bool]:
         """Returns the last step that one of the ranks has recorded, or None, and whether one forbids a restart."""
-        steps, final = [], False
-        for path in map(self._path, self._created_ranks.intersection(ranks)):
-            try:
-                steps.append(progress_file.read(path))
-                final = final or progress_file.forbids_restart(path)
-            except OSError as error:
-                self._warn(path, error)
-        return max((step for step in steps if step is not None), default=None), final
+        paths = [path for path in map(self._path, ranks) if path.exists()]  # logind may have removed them
+        steps = [step for path in paths if (step := progress_file.read(path)) is not None]
+        return max(steps, default=None), any(map(progress_file.forbids_restart, paths))
 
     def _path(self, rank: int) -> pathlib.Path:
         return self._folder / f"rank-{rank}"
-
-    def _warn(self, path: pathlib.Path, error: OSError) -> None:
-        if not self._is_warned:
-            _log.warning(
-                "tfdist launch: %s is missing (%s); other files of the launcher in %s, including commits, may be "
-                "missing, too. The job continues without them.",
-                path,
-                error.strerror,
-                self._memory,
-            )
-        self._is_warned = True

@@ -21,7 +21,6 @@ from tfdist.coordination.messages import (
     MAX_UNAUTHENTICATED,
     OVERHEAD,
     BadMessage,
-    LimitedLog,
     Message,
     MessageReader,
     WrongSealError,
@@ -40,6 +39,7 @@ LOST_AFTER_SECONDS = 10.0  # without a heartbeat; no engine blocks a launcher's 
 _POLL_SECONDS = 0.1  # polling interval for orders
 _PAUSE_SECONDS = 1.0  # pause of accepting connections if there are no resources for them
 _CHUNK = 1 << 16
+_log = logging.getLogger("tfdist.launch")
 
 
 class RendezvousServer:
@@ -56,7 +56,6 @@ class RendezvousServer:
         self._numbers = itertools.count(1)
         self._group: Server | None = None
         self._threads: list[threading.Thread] = []
-        self._log = LimitedLog(logging.getLogger("tfdist.launch"))
         self._unauthenticated: list[socket.socket] = []  # the oldest first
 
     def open(self, controller: JobController) -> None:
@@ -85,7 +84,6 @@ class RendezvousServer:
             thread.join(max(0.0, end - time.monotonic()))
         self._listener.close()
         self.close_group()
-        self._log.summarize(force=True)
 
     def close_group(self) -> None:
         """Closes the last group, whose launchers then stop waiting; does not affect running processes."""
@@ -103,18 +101,13 @@ class RendezvousServer:
                 sock, peer = self._listener.accept()
             except OSError as error:
                 if error.errno in NO_RESOURCES:
-                    self._log.warning(f"No launchers are accepted for {_PAUSE_SECONDS:g} s: {error}")
+                    _log.warning("No launchers are accepted for %g s: %s", _PAUSE_SECONDS, error)
                     self._ended.wait(_PAUSE_SECONDS)
                 continue  # otherwise, the job is over or the client has disconnected
             if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:  # a launcher sends its hello immediately
                 _shut_down(self._unauthenticated.pop(0))
             self._unauthenticated.append(sock)
-            try:
-                self._start(self._serve, sock, str(peer[0]))
-            except Exception as error:  # no thread could be started
-                self._unauthenticated.remove(sock)
-                self._log.error(f"Dropped a connection from {peer[0]}, which could not be served", error)
-                sock.close()
+            self._start(self._serve, sock, str(peer[0]))
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
         with sock, contextlib.suppress(OSError, BadMessage):
@@ -159,7 +152,7 @@ class RendezvousServer:
         except (OSError, BadMessage) as error:
             self._controller.lose_launcher(name, f"is lost: {error}")
         except Exception as error:  # must not end the job
-            self._log.error(f"{name} could not be served", error)
+            _log.exception("%s could not be served", name)
             self._controller.lose_launcher(name, f"could not be served ({type(error).__name__}: {error})")
         finally:
             self._controller.remove_launcher(name)

@@ -1,7 +1,6 @@
 """Runs a function in new processes that train together, from a notebook or a script."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import pathlib
@@ -12,14 +11,13 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import cloudpickle  # type: ignore[import-untyped]  # pickles functions of a notebook or the main script, too
+
 from tfdist.errors import ExitCode, InputError, SpawnError, TfdistError, exceptions
 from tfdist.errors.engine_errors import out_of_memory
 from tfdist.launcher import job_runner
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.supervision import deadline
-
-# The standard library's pickle cannot serialize functions of a notebook or the main script.
-pickler: Any = importlib.import_module("cloudpickle") if importlib.util.find_spec("cloudpickle") else pickle
 
 
 class CallResult(NamedTuple):
@@ -43,12 +41,11 @@ def write_call(directory: pathlib.Path, fn: Callable[..., Any], args: Sequence[A
       InputError: the function or an argument cannot be pickled.
     """
     try:
-        data = pickler.dumps((fn, tuple(args), dict(kwargs)))
-        if pickler is pickle:
-            _check_importable(fn)
+        data = cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
     except Exception as error:  # __reduce__ methods may raise anything
         raise InputError(
-            f"spawn must be able to pickle the function and its arguments. Received: {error!r}. {_remedy()}"
+            f"spawn must be able to pickle the function and its arguments. Received: {error!r}. Objects that hold open "
+            "files, threads or TensorFlow objects cannot be pickled: create them inside the function."
         ) from error
     (directory / "call.pickle").write_bytes(data)
 
@@ -58,7 +55,7 @@ def make_call(directory: pathlib.Path, rank: int) -> CallResult:
     try:
         fn, args, kwargs = pickle.loads((directory / "call.pickle").read_bytes())
         result = CallResult(fn(*args, **kwargs))
-        data = pickler.dumps(result)
+        data = cloudpickle.dumps(result)
     except Exception as error:
         result = CallResult(error=error, trace=traceback.format_exc())
         data = _dump_error(result)
@@ -81,25 +78,11 @@ def _result_path(directory: pathlib.Path, rank: int) -> pathlib.Path:
 
 def _dump_error(result: CallResult) -> bytes:
     try:
-        data = pickler.dumps(result)
+        data = cloudpickle.dumps(result)
         pickle.loads(data)  # an exception whose constructor takes other arguments can be pickled but not unpickled
         return data
     except Exception:
-        return pickler.dumps(result._replace(error=RuntimeError(f"{type(result.error).__name__}: {result.error}")))
-
-
-def _check_importable(fn: Callable[..., Any]) -> None:
-    if getattr(fn, "__module__", None) == "__main__":
-        raise pickle.PicklingError(f"{fn!r} belongs to __main__, which a new process does not have")
-
-
-def _remedy() -> str:
-    if pickler is pickle:
-        return "Install cloudpickle, or put the function into a module that can be imported."
-    return (
-        "Objects that hold open files, threads or TensorFlow objects cannot be pickled: create them inside the "
-        "function."
-    )
+        return cloudpickle.dumps(result._replace(error=RuntimeError(f"{type(result.error).__name__}: {result.error}")))
 
 
 # Sets the parent's search path before importing tfdist; `-m` would need it in the environment.
@@ -142,8 +125,7 @@ def spawn(
     Their output is printed with the rank as a prefix. If a process fails, all of them are terminated. None of them outlives
     this process.
 
-    Functions of an importable module are pickled by name. Functions of a notebook or the main script are pickled by value,
-    which requires cloudpickle.
+    Functions of an importable module are pickled by name. Functions of a notebook or the main script are pickled by value.
 
     Args:
       fn: the function; it and its arguments are pickled.

@@ -51,7 +51,6 @@ class SupervisorHooks(NamedTuple):
 
     Attributes:
       stops: polled for reasons to end the processes.
-      poll: called periodically.
       is_repeated: returns whether the user has repeated the request to end the job.
       loss: returns the first loss in the ranks' group.
       on_stop: called with a failure before the processes are ended.
@@ -63,7 +62,6 @@ class SupervisorHooks(NamedTuple):
     """
 
     stops: Sequence[Callable[[], Stop | None]] = ()
-    poll: Callable[[], object] = lambda: None
     is_repeated: Callable[[], bool] = lambda: False
     loss: Callable[[], LostMember | None] = lambda: None
     on_stop: Callable[[Outcome], None] = lambda outcome: None
@@ -213,7 +211,6 @@ class Supervisor:
     def _wait_until(self, condition: Callable[[], object], seconds: float = float("inf")) -> None:
         end = time.monotonic() + seconds
         while True:
-            self._hooks.poll()
             self._poll_evaluator()
             departed_members = self._hooks.departed_members()
             for child in self._children:
