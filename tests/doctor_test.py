@@ -17,7 +17,7 @@ from tests import documented_json
 from tfdist import doctor
 from tfdist.cli import doctor_engines
 from tfdist.cli.doctor_engines import Frameworks, ProgramResult, SmokeTestResult
-from tfdist.cli.doctor_report import Finding, Status
+from tfdist.cli.doctor_machine import Finding, Status
 from tfdist.cli.output import TEXT, Output
 from tfdist.cluster import environment
 from tfdist.config.strategy_registry import NAMES, strategy_declaration

@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command, early_checks, flags, tensorflow_import
+from tfdist.cli import command, early_checks, flags
 from tfdist.cli.output import TEXT, Output
+from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.all_reduce import AUTO
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
@@ -38,7 +39,7 @@ _EXAMPLES = (
 def main(config: BenchConfig, output: Output = TEXT) -> int:
     """Measures the collectives; returns the exit code."""
     context = early_checks.check_cluster(config, early_checks.detect_context(config))
-    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
+    load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import open_strategy
     from tfdist.planning import benchmark_results
     from tfdist.reporting import RunDirectory

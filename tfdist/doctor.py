@@ -12,7 +12,7 @@ from absl import flags
 
 from tfdist.cli import command, doctor_engines, doctor_machine
 from tfdist.cli.doctor_engines import Children, SmokeTestResult
-from tfdist.cli.doctor_report import Finding, Section, Status, lines
+from tfdist.cli.doctor_machine import Finding, Section, Status, lines
 from tfdist.cli.output import Output
 from tfdist.config.strategy_registry import NAMES
 from tfdist.errors import ExitCode, InputError

@@ -4,7 +4,8 @@ import json
 import sys
 from typing import Any
 
-from tfdist.cli import command, flags, tensorflow_import, weights
+from tfdist.cli import command, flags, weights
+from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.trained_config import EvaluateConfig
 from tfdist.storage import path_of
 
@@ -14,7 +15,7 @@ def main(run: str, config: EvaluateConfig) -> int:
     weights.sources(run, config.checkpoint)  # reports errors without delay
     if config.output:
         weights.check_output(config.output)
-    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
+    load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import trained_run
     from tfdist.reporting.plain_reporter import format_number
     from tfdist.reporting.schema import to_json

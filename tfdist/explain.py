@@ -4,12 +4,13 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from tfdist.cli import command, early_checks, flags, tensorflow_import
-from tfdist.cli.output import text_table
+from tfdist.cli import command, early_checks, flags
+from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.job_config import RunConfig
 from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import ExitCode, InputError
+from tfdist.reporting.plain_reporter import text_table
 from tfdist.run import check_script, run_script
 
 _HEADER = ("value", "what it is", "on replicas")
@@ -25,7 +26,7 @@ def main(config: TrainConfig, script: str = "", arguments: Sequence[str] = ()) -
         check_script(pathlib.Path(script))
     else:
         early_checks.check_data(config, early_checks.detect_context(config))
-    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
+    load_tensorflow()  # imported late, after parsing flags
     from tfdist.row_semantics import explanation
 
     def end(result: explanation.Explanation) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command, flags, tensorflow_import, weights
+from tfdist.cli import command, flags, weights
+from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.fields import OUTPUT, check_fields, flag_field
 from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.trained_config import TrainedConfig, WeightsConfig
@@ -48,7 +49,7 @@ def main(run: str, config: ExportConfig) -> int:
     sources = weights.sources(run, config.checkpoint)  # reports errors without delay
     default = weights.run_directory_of(sources[0]) / f"export-STEP{_ENDINGS[config.format]}"
     _check_output(path_of(config.output) if config.output else default, config.format)
-    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
+    load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import trained_run
 
     with trained_run.open_run(run, config.trained_config) as model:

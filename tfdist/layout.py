@@ -4,12 +4,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command, flags, tensorflow_import
-from tfdist.cli.output import TEXT, Output, text_table
+from tfdist.cli import command, flags
+from tfdist.cli.output import TEXT, Output
+from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.fields import AUTO
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.config.layouts import Shard, parse_layout, parse_shard, replication_reason, rules_text, unused_rule_warnings
 from tfdist.errors.formatting import byte_size
+from tfdist.reporting.plain_reporter import text_table
 
 if TYPE_CHECKING:
     from tfdist.planning.layout_plan import Plan, VariablePlan
@@ -31,11 +33,11 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
         from tfdist.cli import layout_reports
 
         return layout_reports.print_replica_layout(config, output)
-    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
-    from tfdist.cli.planned_model import planned_model
+    load_tensorflow()  # imported late, after parsing flags
     from tfdist.config.mesh import mesh_of
     from tfdist.data import check_equal_shares
     from tfdist.planning import layout_plan
+    from tfdist.planning.layout_plan import planned_model
 
     abstract_model = planned_model(config)
     mesh = mesh_of(config.mesh_shape, 0 if config.mesh_shape else config.devices)

@@ -5,7 +5,8 @@ import io
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command, flags, tensorflow_import, weights
+from tfdist.cli import command, flags, weights
+from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.trained_config import PredictConfig
 from tfdist.errors import InputError
 from tfdist.storage import path_of
@@ -21,7 +22,7 @@ def main(run: str, config: PredictConfig) -> int:
     weights.sources(run, config.checkpoint)  # reports errors without delay
     if config.output:
         weights.check_output(config.output)
-    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
+    load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import trained_run
 
     with trained_run.open_run(run, config) as model:

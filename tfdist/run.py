@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from absl import flags as absl_flags
 
-from tfdist.cli import command, early_checks, flags, tensorflow_import
+from tfdist.cli import command, early_checks, flags
 from tfdist.cluster.exit_status import message_with_location
+from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.job_config import RunConfig
 from tfdist.errors import ExitCode, InputError, naming_arguments
 
@@ -25,7 +26,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
     """
     check_script(pathlib.Path(script))
     context = early_checks.check_cluster(config, early_checks.detect_context(config))
-    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
+    load_tensorflow()  # imported late, after parsing flags
     import keras
 
     from tfdist import keras_fit

@@ -21,6 +21,7 @@ from tfdist.errors.engine_errors import one_line
 from tfdist.errors.formatting import nearest
 from tfdist.reporting import RunDirectory, run_summary
 from tfdist.reporting.file_errors import cause, reraise_as_output_error
+from tfdist.reporting.plain_reporter import text_table
 from tfdist.reporting.run_summary import RunSummary, is_higher_better, read_run
 from tfdist.storage import StoragePath, path_of, storage_of
 
@@ -194,7 +195,7 @@ def _compare(runs: Sequence[RunSummary], directory: StoragePath, config: RunsCon
     if not difference_rows:
         blocks = [["results", *names]]
         print(f"All flags of the {len(runs)} runs are equal, except --output_dir.\n")
-    output_lines = run_summary.align_columns(
+    output_lines = text_table(
         run_summary.fit_rows([*blocks, *run_summary.results(runs)], terminal.columns_of(sys.stdout) or None)
     )
     print(*output_lines, sep="\n")

@@ -23,9 +23,10 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         return evaluator.main(config)
     # Imported late, to print help without delay.
     from tfdist.checkpoint import in_memory
-    from tfdist.cli import early_checks, resume, search, tensorflow_import
+    from tfdist.cli import early_checks, resume, search
+    from tfdist.cluster.quiet_tensorflow import load_tensorflow
     from tfdist.cluster.terminal import show_temporarily
-    from tfdist.reporting.logger_catalog import check_installed
+    from tfdist.reporting.loggers import check_installed
 
     context = early_checks.detect_context(config)
     early_checks.check_data(config, context)
@@ -38,7 +39,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     if decision and decision[0] and not config.dry_run:
         print(decision[0])
         return 0
-    seconds = tensorflow_import.load_tensorflow()  # imported late, after parsing flags
+    seconds = load_tensorflow()  # imported late, after parsing flags
     from tfdist.cli import dry_run, run
     from tfdist.trainer.data_warnings import check_examples
     from tfdist.trainer.options import Checks, Schedule

@@ -3,8 +3,9 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command, early_checks, flags, tensorflow_import
+from tfdist.cli import command, early_checks, flags
 from tfdist.cli.output import TEXT, Output
+from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.train_config import VerifyConfig
 from tfdist.errors import ExitCode
 
@@ -17,7 +18,7 @@ def main(config: VerifyConfig, output: Output = TEXT) -> int:
     """Trains twice and compares; returns 0 if the results are equal within the tolerance, else 1."""
     context = early_checks.check_cluster(config, early_checks.detect_context(config))
     early_checks.check_data(config, context)
-    tensorflow_import.load_tensorflow()  # imported late, after parsing flags
+    load_tensorflow()  # imported late, after parsing flags
     import keras
 
     from tfdist.cli import run

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tfdist.cli import doctor_engines, doctor_machine
-from tfdist.cli.doctor_report import Finding, Section, Status
+from tfdist.cli.doctor_machine import Finding, Section, Status
 from tfdist.cli.horovod_build import PATCHED
 from tfdist.errors.formatting import byte_size
 

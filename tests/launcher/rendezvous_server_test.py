@@ -14,10 +14,10 @@ from tests.waiting import DEADLINE, wait_for
 from tfdist.coordination.job_token import join_address, listen, split_address
 from tfdist.coordination.messages import VERSION, encode
 from tfdist.errors import InputError, PeerLostError
-from tfdist.launcher import bootstrap, orders, rendezvous_server
-from tfdist.launcher.bootstrap import RemoteAgent
+from tfdist.launcher import order_sources, orders, rendezvous_server
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
+from tfdist.launcher.order_sources import RemoteAgent
 from tfdist.launcher.orders import OrderKind, Report
 from tfdist.launcher.rendezvous_server import RendezvousServer
 
@@ -110,7 +110,7 @@ def test_a_guest_that_is_silent_or_sends_bytes_that_make_no_message_is_lost(drip
 
 
 def test_bytes_that_make_no_message_do_not_hide_a_lost_lobby(monkeypatch) -> None:
-    monkeypatch.setattr(bootstrap, "LOST_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr(order_sources, "LOST_AFTER_SECONDS", 0.3)
     with contextlib.closing(Scripted({"type": "welcome"})) as server:
         job = Job(processes=2, min_processes=1, hosts="x", coordinator=server.address, start_timeout_seconds=DEADLINE)
         with RemoteAgent(job, "t") as agent:

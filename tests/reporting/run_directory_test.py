@@ -69,18 +69,6 @@ def test_the_names_of_the_files(tmp_path):
     assert [str(path.relative_to(tmp_path)) for path in named] == names
 
 
-@pytest.mark.parametrize("name", ["logs", "checkpoints", "ledger", "tensorboard/train", "tensorboard/plugins/profile"])
-def test_a_directory_of_a_run_is_no_link(tmp_path, name):
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "run" / name).parent.mkdir(parents=True)
-    (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
-    (tmp_path / "latest").symlink_to(tmp_path / "run")
-    with pytest.raises(
-        InputError, match=rf"must be writable. Received: .*latest \({name} is a link, which is not followed"
-    ):
-        RunDirectory(tmp_path / "latest").make()
-
-
 def test_an_empty_directory_is_taken(tmp_path):
     assert create(tmp_path).path == tmp_path
 

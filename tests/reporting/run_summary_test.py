@@ -8,12 +8,12 @@ import pytest
 
 from tfdist.checkpoint.format import lock
 from tfdist.errors import InputError
+from tfdist.reporting.plain_reporter import text_table
 from tfdist.reporting.run_summary import (
     AXES,
     KILLED,
     RUNNING,
     abbreviate,
-    align_columns,
     as_json,
     differences,
     draw,
@@ -151,7 +151,7 @@ def test_a_long_data_set_is_shortened_in_the_middle_and_what_has_no_room_is_name
     lines = table([run], "accuracy", 80)
     assert max(map(len, lines)) <= 80 and "best accuracy" in lines[0] and "csv:/data...='kind')" in lines[1]
     assert lines[2].startswith("Left out in 80 columns: started, loss, accuracy, best loss")
-    assert max(map(len, align_columns(fit_rows([["data set", run.flags["dataset"], "digits"]], 80)))) <= 80
+    assert max(map(len, text_table(fit_rows([["data set", run.flags["dataset"], "digits"]], 80)))) <= 80
 
 
 @pytest.mark.parametrize(("length", "text"), [(10, "0123456789"), (9, "012...789"), (8, "012...89"), (3, "...")])
@@ -197,8 +197,8 @@ def test_durations(seconds, text):
 
 
 def test_nothing_that_a_terminal_would_interpret_is_printed():
-    assert align_columns([["a\x1b[2J", "b"]]) == ["a [2J  b"]
-    assert align_columns([]) == []
+    assert text_table([["a\x1b[2J", "b"]]) == ["a [2J  b"]
+    assert text_table([]) == []
 
 
 @pytest.fixture

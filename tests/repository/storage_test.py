@@ -23,7 +23,7 @@ OF_ONE_MACHINE = {
     "tfdist.reporting.environment": "what the kernel says of the process",
     "tfdist.parameter_server.embedding_tables": "a table that is read as a whole, in a temporary file",
     "tfdist.planning.trials": "what the kernel says of processes",
-    "tfdist.cli.batch_size_search": "flag files of trials",
+    "tfdist.cli.search": "flag files of trials",
     "tfdist.keras_fit.patches": "files that Keras's own `save` writes",
     "tfdist.install_horovod": "a build of Horovod",
     "tfdist.cli.horovod_build": "a build of Horovod",

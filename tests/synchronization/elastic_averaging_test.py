@@ -87,21 +87,6 @@ def test_two_fits_are_one(mirrored3):
     assert_two_fits_are_one(mirrored3, "easgd(period=3)", 4, 6)
 
 
-def test_weights_that_the_program_sets_are_the_center(mirrored3):
-    run = Regression(mirrored3, "easgd(period=2)")
-    run.fit(5)
-    run.trainer.model.set_weights([np.zeros((5, 2)), np.zeros(2)])
-    assert not run.evaluated().any()
-    run.start, begun = np.zeros((6, 2)), len(run.seen.steps)
-    run.fit(2)
-    run.seen.steps = run.seen.steps[begun:]
-    first, after = (  # the exchange is after step 6, the first of this fit
-        [w - RATE * run.gradient(0, r, w) for r, w in enumerate([run.start] * REPLICAS)],
-        0.3,
-    )
-    assert_close(run.evaluated(), after * sum(first))
-
-
 def test_another_number_of_replicas_begins_at_the_center(mirrored3, tmp_path):
     run = Regression(mirrored3, "easgd(period=3)")
     checkpoints = tfdist.Checkpoints(directory=str(tmp_path), every="4")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfdist.cli.doctor_report import Finding, Section, Status
+from tfdist.cli.doctor_machine import Finding, Section, Status
 from tfdist.cluster import keras_backend
 from tfdist.config.strategy_registry import DECLARATIONS, SmokeTest
 from tfdist.errors import ExitCode, TfdistError, exceptions

@@ -1,6 +1,7 @@
-"""Sections of `tfdist doctor` about this machine: versions, hardware, limits, environment variables and network."""
+"""Sections of the report of `tfdist doctor`, and those about this machine: versions, hardware, limits, variables, network."""
 
 import contextlib
+import enum
 import importlib.metadata
 import math
 import os
@@ -11,7 +12,7 @@ import resource
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import psutil
@@ -19,7 +20,6 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import tfdist
-from tfdist.cli.doctor_report import Finding, Section, Status, warning_or_ok
 from tfdist.cli.horovod_build import PATCHED
 from tfdist.cluster.affinity import cpu_quota
 from tfdist.cluster.environment import describe, detect_cluster, hint
@@ -35,6 +35,56 @@ from tfdist.coordination.job_token import (
 from tfdist.errors import InputError
 from tfdist.errors.formatting import byte_size
 from tfdist.reporting.environment import versions
+
+
+class Status(enum.StrEnum):
+    """The meaning of a finding."""
+
+    OK = "ok"
+    WARNING = "warning"  # works, but may fail later or elsewhere
+    MISSING = "missing"  # not installed
+    FAILED = "failed"  # installed, and does not work
+
+
+class Finding(NamedTuple):
+    """A line of the report.
+
+    Attributes:
+      status: meaning of the finding.
+      text: one line.
+      remedy: a command or instruction that fixes a problem; may be empty.
+    """
+
+    status: Status
+    text: str
+    remedy: str = ""
+
+
+class Section(NamedTuple):
+    """A part of the report.
+
+    Attributes:
+      name: key of the facts.
+      facts: JSON values, with units in the names.
+      findings: interpretation of the facts.
+    """
+
+    name: str
+    facts: Mapping[str, Any]
+    findings: list[Finding]
+
+
+def lines(finding: Finding) -> Iterator[str]:
+    """Yields the lines of a finding."""
+    yield f"  {finding.status:<8} {finding.text}"
+    if finding.remedy:
+        yield f"           -> {finding.remedy}"
+
+
+def warning_or_ok(problem: str, remedy: str, otherwise: str) -> Finding:
+    """Returns a warning if there is a problem, else an OK."""
+    return Finding(Status.WARNING, problem, remedy) if problem else Finding(Status.OK, otherwise)
+
 
 _PACKAGES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
 _HOROVOD, _INSTALL_HOROVOD = "horovod", "tfdist install_horovod"

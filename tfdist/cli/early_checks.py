@@ -14,7 +14,6 @@ from tfdist.config.data_set_files import check_files
 from tfdist.config.strategy_registry import AUTO, strategy_declaration
 from tfdist.coordination import job_token
 from tfdist.distribution.strategy_selection import Detection, detect
-from tfdist.errors import InputError
 
 
 class ProcessContext(NamedTuple):
@@ -44,23 +43,15 @@ def check_cluster(config: Any, context: ProcessContext) -> ProcessContext:
     Raises:
       InputError: the job or the other flags are not valid for the strategy.
     """
-    if ":" in config.strategy:  # the declaration of a user's strategy is known only after its import
-        return context
-    # Only TensorFlow knows the number of devices: flags are refused if they are invalid for one and for several.
-    counts = (config.devices,) if config.devices or config.strategy != AUTO else (1, 2)
-    refusals = []
-    for devices in counts:
-        detection = detect(context.environment, config.strategy, devices, cluster=context.cluster)
-        strategy = strategy_declaration(detection.strategy)
-        try:
-            if strategy.name != config.strategy:  # otherwise it is checked with the other flags
-                check_strategy(config, strategy)
-            if strategy.check_processes:
-                strategy.check_processes(config, context.cluster.size)
-            return context._replace(detection=detection) if len(counts) == 1 else context
-        except InputError as error:
-            refusals.append(error)
-    raise refusals[0]
+    if ":" in config.strategy or (config.strategy == AUTO and not config.devices):
+        return context  # only the import of a user's strategy tells its declaration, and only TensorFlow the number of devices
+    detection = detect(context.environment, config.strategy, config.devices, cluster=context.cluster)
+    strategy = strategy_declaration(detection.strategy)
+    if strategy.name != config.strategy:  # otherwise it is checked with the other flags
+        check_strategy(config, strategy)
+    if strategy.check_processes:
+        strategy.check_processes(config, context.cluster.size)
+    return context._replace(detection=detection)
 
 
 def check_data(config: Any, context: ProcessContext) -> None:

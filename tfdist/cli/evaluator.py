@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tfdist.checkpoint.format import newest, step_of
-from tfdist.cli import resume, tensorflow_import
+from tfdist.cli import resume
 from tfdist.cli.early_checks import check_data, detect_context
 from tfdist.cluster import signals
 from tfdist.cluster.environment import without_sources
+from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.cluster.tf_config import EVALUATOR
 from tfdist.config.fields import replace_fields
 from tfdist.config.strategy_registry import REFERENCE
@@ -48,7 +49,7 @@ def main(config: TrainConfig) -> int:
     check_data(config, detect_context(config, environment))
     is_recording = threading.Lock()  # SIGTERM leaves no incomplete record
     with _exit_on_sigterm(is_recording):
-        tensorflow_import.load_tensorflow()  # imported late, after parsing flags
+        load_tensorflow()  # imported late, after parsing flags
         from tfdist.cli import run, trained_run
         from tfdist.reporting import python_logging
 
@@ -205,7 +206,7 @@ class CheckpointEvaluator:
         _log.info("eval after %d steps: %s", step, values)
 
     def _make_reporters(self) -> "list[Reporter]":
-        from tfdist.reporting.logger_catalog import TENSORBOARD
+        from tfdist.reporting.loggers import TENSORBOARD
         from tfdist.reporting.reporter import MetricsFile
         from tfdist.reporting.tensorboard import TensorBoardReporter
 

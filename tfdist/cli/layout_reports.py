@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import tensorflow_import
-from tfdist.cli.output import Output, text_table
+from tfdist.cli.output import Output
+from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.config.layouts import ProcessGrid, Shard, parse_grid
 from tfdist.config.mesh import Mesh, parse_mesh
@@ -16,6 +16,7 @@ from tfdist.distribution.balanced_parts import describe_parts, sizes_of_parts
 from tfdist.errors import InputError
 from tfdist.errors.formatting import byte_size, count_of
 from tfdist.pipelining.schedule_catalog import make_schedule
+from tfdist.reporting.plain_reporter import text_table
 
 if TYPE_CHECKING:
     from tfdist.planning.layout_plan import Plan, SpreadPlan, VariablePlan
@@ -27,8 +28,8 @@ _MAX_LISTED = 3  # paths of replicated variables, and tensors between stages
 
 def print_replica_layout(config: LayoutConfig, output: Output) -> int:
     """Prints the plan of replicas; returns the exit code."""
-    tensorflow_import.load_tensorflow()
-    from tfdist.cli.planned_model import planned_model
+    load_tensorflow()
+    from tfdist.planning.layout_plan import planned_model
 
     rows = -(-config.batch_size // (config.processes * config.accumulate_steps))
     mesh = Mesh({_AXIS: config.processes})
@@ -172,12 +173,11 @@ def print_pipeline_layout(config: LayoutConfig, output: Output) -> int:
     rows = _rows(config, grid)
     parse_cut(config.cut)
     make_schedule(config.pipeline_schedule, grid.stages, config.micro_batches)  # before TensorFlow is loaded
-    tensorflow_import.load_tensorflow()
+    load_tensorflow()
     import keras
 
-    from tfdist.cli.planned_model import planned_model
     from tfdist.cluster.devices import limit_threads
-    from tfdist.planning.layout_plan import plan_spread
+    from tfdist.planning.layout_plan import plan_spread, planned_model
     from tfdist.planning.pipeline_plan import plan_pipeline
 
     limit_threads(config.intra_op_threads)
@@ -369,11 +369,11 @@ def _milliseconds(seconds: float) -> str:
 
 def print_server_layout(config: LayoutConfig, output: Output) -> int:
     """Prints the plan."""
-    tensorflow_import.load_tensorflow()
+    load_tensorflow()
     from tfdist import keras_internals
-    from tfdist.cli.planned_model import planned_model
     from tfdist.parameter_server.embedding_tables import is_table
     from tfdist.parameter_server.servers import placement_of
+    from tfdist.planning.layout_plan import planned_model
 
     staleness = parse_staleness(config.staleness)
     computes_whole_batch = staleness.whole_batches

@@ -14,12 +14,6 @@ from typing import Any
 SCHEMA = 1
 
 
-def text_table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Returns the lines of a table with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
 class Output:
     """The output of a command.
 

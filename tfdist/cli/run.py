@@ -51,7 +51,7 @@ from tfdist.reporting import LoggedRun, Reporter, RunDirectory, python_logging
 from tfdist.reporting.display import chief_reporter
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.ledger_file import LedgerFile, NullLedger, UpdatesFile
-from tfdist.reporting.logger_catalog import check_user_defined, make_loggers
+from tfdist.reporting.loggers import check_user_defined, make_loggers
 from tfdist.reporting.profile import NullProfile, ProfileWindow
 from tfdist.reporting.run_directory import default_path, flag_values
 from tfdist.reporting.run_summary import best_evaluation, duration

@@ -1,16 +1,204 @@
-"""`--find`: runs the search for a batch size or learning rate."""
+"""`--find`: runs the search for a learning rate, or tries batch sizes for a training command, each in its own directory."""
 
 import dataclasses
+import json
 import logging
+import math
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from tfdist.cli import batch_size_search
+from tfdist.cli import flags
 from tfdist.cli.early_checks import ProcessContext, check_cluster
+from tfdist.cluster.environment import Cluster
 from tfdist.config.search import BatchSizeSearch, LearningRateSearch, parse_search
 from tfdist.config.train_config import TrainConfig
-from tfdist.reporting.run_directory import FIND
-from tfdist.storage import path_of
+from tfdist.errors import ExitCode, InputError
+from tfdist.errors.formatting import byte_size
+from tfdist.launcher.job import Job
+from tfdist.planning import batch_size
+from tfdist.planning.rate_curve import plot_batch_sizes
+from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes
+from tfdist.reporting.file_errors import reraise_as_write_error
+from tfdist.reporting.run_directory import FIND, RunDirectory, default_path
+from tfdist.storage import StoragePath, path_of, storage_of
 
 _log = logging.getLogger(__name__)
+
+_SCHEMA = 1  # of NAME.json; increased when a key is renamed or removed, or changes its meaning
+_SECONDS = 1.0  # for the steps whose speed is measured
+_MAX_STEPS = 1000
+
+
+def _directory(config: TrainConfig) -> StoragePath:
+    """Returns the output directory of a search; by default, it is named after data set and model."""
+    name = default_path(config.dataset, config.model, f"find-{time.strftime('%Y%m%d-%H%M%S')}")
+    return path_of(os.path.expanduser(config.output_dir or name))
+
+
+def _check_directory(folder: StoragePath) -> None:
+    """Checks and creates the directory of a search.
+
+    Raises:
+      InputError: its parent contains a run, or the directory cannot be written.
+    """
+    if RunDirectory(folder.parent).is_run:
+        raise InputError(
+            f"A search starts with new weights and needs an output directory without a run. Received: {folder.parent}, "
+            "which has one. Give another --output_dir."
+        )
+    RunDirectory.check(folder.parent)
+    RunDirectory(folder).make()
+
+
+def _write(folder: StoragePath, name: str, results: Mapping[str, Any], config: TrainConfig, png: bytes) -> None:
+    """Writes the result of a search."""
+    flags = {name: value for name, value in dataclasses.asdict(config).items() if name != "output_dir"}
+    facts = {"schema": _SCHEMA, **results, "flags": flags}
+    for path, contents in (
+        (folder / f"{name}.json", f"{json.dumps(facts, indent=2)}\n".encode()),
+        (folder / f"{name}.png", png),
+    ):
+        with reraise_as_write_error(path):
+            storage_of(path).replace(path, contents)
+
+
+class Facts(NamedTuple):
+    """Properties of a trial's job, read from its run directory.
+
+    Attributes:
+      examples: number of training examples.
+      replicas: number of replicas.
+      strategy: name of the strategy.
+    """
+
+    examples: int
+    replicas: int
+    strategy: str
+
+
+class TrainingTrials:
+    """Prepares trials.
+
+    Attributes:
+      facts: properties of the last successful trial; None before the first one.
+      was_short: whether its steps took too little time to measure their speed; the next trial has more steps.
+    """
+
+    def __init__(self, config: TrainConfig, search: BatchSizeSearch):
+        self.facts: Facts | None = None
+        self.was_short = False
+        self._config, self._search, self._timed_steps = config, search, search.steps // 2
+
+    def __call__(self, batch_size: int, folder: pathlib.Path) -> TrialProgram:
+        """Prepares a trial with files in `folder`."""
+        run, file = folder / "run", folder / "flags.txt"
+        file.write_text(flags.flags_text(self._trial_config(batch_size)))
+        command = [sys.executable, "-m", "tfdist.train", f"--flagfile={file}", f"--output_dir={run}"]
+        return TrialProgram(lambda rank: command, self._reader(run))
+
+    def _trial_config(self, batch_size: int) -> TrainConfig:
+        timed_steps = self._timed_steps
+        values = {field.name: field.metadata["flag"].trial_value for field in dataclasses.fields(TrainConfig)}
+        return dataclasses.replace(
+            self._config,
+            **{name: value for name, value in values.items() if value is not None},
+            batch_size=batch_size,
+            steps=2 * timed_steps,
+            epochs=0,
+            log_every=timed_steps,
+            eval_every=2 * timed_steps + 1,
+        )
+
+    def _adapt(self, step_seconds: float) -> None:
+        """Adapts the number of steps to their duration; a batch of twice the size takes at most twice as long."""
+        self.was_short = step_seconds * self._timed_steps < _SECONDS / 2 and self._timed_steps < _MAX_STEPS
+        required_steps = math.ceil(_SECONDS / max(step_seconds, 1e-6))
+        self._timed_steps = min(max(self._search.steps // 2, required_steps), _MAX_STEPS)
+
+    def _reader(self, run: pathlib.Path) -> Callable[[], float]:
+        def read() -> float:
+            directory = RunDirectory(path_of(run))
+            start = directory.read_starts()[-1]
+            self.facts = Facts(start["examples"], start["replicas"], start["strategy"])
+            last_record = [record for record in directory.records() if record["kind"] == "train"][-1]
+            self._adapt(float(last_record["step_seconds"]))
+            return float(last_record["examples_per_second"])
+
+        return read
+
+
+def search_batch_size(config: TrainConfig, search: BatchSizeSearch, context: ProcessContext) -> int:
+    """Searches by trials in separate processes, prints and writes the result, and returns the exit code.
+
+    TensorFlow is imported by the trials only.
+
+    Raises:
+      InputError: the output directory cannot be used, or the search is not possible here.
+    """
+    _check_single_process(search, context.cluster)
+    if 0 < search.max < config.batch_size:
+        raise InputError(
+            f"A search for the batch size starts at --batch_size, which must be at most max. Received: "
+            f"--batch_size={config.batch_size} and max={search.max}. Raise max, or lower --batch_size."
+        )
+    job = _job(search)
+    folder = _directory(config) / FIND
+    _check_directory(folder)
+    memory = search.memory_bytes or available_bytes()
+    training = TrainingTrials(config, search)
+    print(f"Trying batch sizes, with {search.steps} steps each, in {byte_size(memory)} of memory.", file=sys.stderr)
+    print(f"{'batch size':>10}  {'examples/s':>10}  {'memory':>10}", flush=True)
+    with Trials(training, job, memory=memory, seconds=SECONDS) as trials:
+        result = batch_size.search(
+            lambda size: _run_trial(trials, training, size),
+            config.batch_size,
+            lambda: search.max or (training.facts.examples if training.facts else 0),
+            memory,
+            lambda trial: print(_row(trial), flush=True),
+        )
+    results = {**result.to_json(), **(training.facts._asdict() if training.facts else {})}
+    title = f"Speed and memory by batch size: {config.model}, {config.strategy}"
+    _write(folder, search.name, results, config, plot_batch_sizes(result, title))
+    print(result.describe())
+    if result.fastest:
+        print(
+            f"Train with --batch_size={result.fastest.batch_size}. The best learning rate depends on it: search with "
+            f"--find=learning_rate --batch_size={result.fastest.batch_size}."
+        )
+    print(folder / f"{search.name}.png", flush=True)
+    return 0 if result.fastest else ExitCode.OUT_OF_MEMORY
+
+
+def _run_trial(trials: Trials, training: TrainingTrials, size: int) -> Trial:
+    """Tries a size, and repeats it with more steps if the trial was too short to measure its speed."""
+    trial = trials(size)
+    return trials(size) if training.was_short and not trial.failure else trial
+
+
+def _job(search: BatchSizeSearch) -> Job:
+    try:
+        return Job(processes=search.processes, launcher=search.launcher)
+    except InputError as error:  # names a flag, which here is a parameter
+        raise InputError(f"--find: {str(error).removeprefix('--')}") from error
+
+
+def _row(trial: Trial) -> str:
+    if trial.failure:
+        return f"{trial.batch_size:>10}  {'-':>10}  {'-':>10}  {trial.failure}"
+    return f"{trial.batch_size:>10}  {trial.examples_per_second:>10.0f}  {byte_size(trial.memory_bytes):>10}"
+
+
+def _check_single_process(search: BatchSizeSearch, cluster: Cluster) -> None:
+    if cluster.size > 1:
+        raise InputError(
+            "A search for the batch size must run in one process, which starts those of its trials. Received: a process "
+            f"of a job of {cluster.size} ({cluster.source}). Leave out the launcher, and give "
+            f'--find="batch_size(processes={cluster.local_size})".'
+        )
 
 
 def search_learning_rate(config: TrainConfig, search: LearningRateSearch, context: ProcessContext) -> int:
@@ -19,10 +207,10 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, contex
     Raises:
       InputError: the output directory cannot be used, or the search is not possible here.
     """
-    from tfdist.cli import tensorflow_import
+    from tfdist.cluster.quiet_tensorflow import load_tensorflow
 
     context = check_cluster(config, context)
-    tensorflow_import.load_tensorflow()
+    load_tensorflow()
     from tfdist.cli import run as training
     from tfdist.planning.learning_rate import find_learning_rate
     from tfdist.planning.rate_curve import plot_learning_rates
@@ -31,10 +219,10 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, contex
 
     with training.open_session(config, context) as session:
         strategy = session.strategy
-        path = strategy.group.broadcast("output_dir", str(batch_size_search.directory(config)))
+        path = strategy.group.broadcast("output_dir", str(_directory(config)))
         folder = path_of(path) / FIND
         if strategy.is_chief:
-            batch_size_search.check(folder)
+            _check_directory(folder)
         trainer = training.make_trainer(session, strategy)
         with python_logging.setup(strategy.cluster.rank, folder / f"rank-{strategy.cluster.rank}.log"):
             _log.info("%s", session.detection.reason)
@@ -49,7 +237,7 @@ def search_learning_rate(config: TrainConfig, search: LearningRateSearch, contex
             )
         if strategy.is_chief:
             figure = plot_learning_rates(result)
-            batch_size_search.write(folder, search.name, result.to_json(), config, figure)
+            _write(folder, search.name, result.to_json(), config, figure)
             print(result.describe())
             if result.suggestion is not None:
                 print(_usage(config, result.suggestion))
@@ -79,5 +267,5 @@ def run(config: TrainConfig, context: ProcessContext) -> int:
     """
     search = parse_search(config.find)
     if isinstance(search, BatchSizeSearch):
-        return batch_size_search.run(config, search, context)
+        return search_batch_size(config, search, context)
     return search_learning_rate(config, search, context)

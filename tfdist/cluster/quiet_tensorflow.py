@@ -5,10 +5,13 @@ import importlib.util
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from tfdist.cluster.terminal import show_temporarily
 
 # TensorFlow's startup messages. Other messages, and all messages before an exception, are shown. C++ code writes them to the
 # file descriptor of stderr before it reads TF_CPP_MIN_LOG_LEVEL, so only redirection can hide them.
@@ -135,3 +138,18 @@ def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def load_tensorflow() -> float:
+    """Imports TensorFlow and Keras, detects devices, and returns the seconds that it took.
+
+    Also disables later INFO and WARNING messages, unless TF_CPP_MIN_LOG_LEVEL is set.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    start_time = time.monotonic()
+    with show_temporarily("Loading TensorFlow ..."), filter_stderr():
+        import keras  # noqa: F401 - imported here so that its import time is included
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+    return time.monotonic() - start_time

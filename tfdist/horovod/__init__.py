@@ -16,15 +16,6 @@ Objects (`broadcast_object`, `allgather_object`, elastic states) are pickled, an
 from typing import Any
 
 from tfdist.horovod import callbacks, elastic
-from tfdist.horovod.barrier import (
-    barrier,
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
-)
 from tfdist.horovod.compression import Compression, Compressor
 from tfdist.horovod.data_movement import (
     allgather,
@@ -86,7 +77,17 @@ from tfdist.horovod.process import (
     stop_timeline,
 )
 from tfdist.horovod.process_sets import ProcessSet, global_process_set
-from tfdist.horovod.reductions import allreduce, grouped_allreduce
+from tfdist.horovod.reductions import (
+    allreduce,
+    barrier,
+    grouped_allreduce,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
 from tfdist.horovod.sync_batch_norm import SyncBatchNormalization
 from tfdist.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
 

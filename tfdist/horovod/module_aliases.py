@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.horovod import barrier, data_movement, object_exchange, ops, process, process_sets, reductions
+from tfdist.horovod import data_movement, object_exchange, ops, process, process_sets, reductions
 from tfdist.horovod.errors import UnknownNameError
 
 
@@ -108,9 +108,7 @@ def _names_of(*modules: types.ModuleType) -> dict[str, Any]:
     }
 
 
-mpi_ops = HorovodModule(
-    "mpi_ops", _names_of(data_movement, object_exchange, ops, process, process_sets, reductions, barrier)
-)
+mpi_ops = HorovodModule("mpi_ops", _names_of(data_movement, object_exchange, ops, process, process_sets, reductions))
 util = HorovodModule(
     "util", {"_executing_eagerly": executing_eagerly, "vars_to_refs": vars_to_refs, "refs_to_vars": refs_to_vars}
 )

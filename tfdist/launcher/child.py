@@ -24,13 +24,12 @@ _log = logging.getLogger("tfdist.launch")
 def out_of_memory_kills() -> int:
     """Returns the number of processes that the kernel has killed in this process's control group for lack of memory.
 
-    Child processes are in the same group unless they are moved; cgroup v2 includes nested groups. Returns 0 if the system
-    does not count these events.
+    Child processes are in the same group unless they are moved. Returns 0 without version 2 of control groups.
     """
     for counter in _counter_files():
         try:
             return int(re.search(r"^oom_kill (\d+)$", counter.read_text(), re.MULTILINE)[1])  # type: ignore[index]
-        except (OSError, TypeError):  # no file, or an older kernel
+        except (OSError, TypeError):  # no file, or no such line
             continue
     return 0
 
@@ -38,19 +37,10 @@ def out_of_memory_kills() -> int:
 def _counter_files() -> list[pathlib.Path]:
     """Returns files that may contain the counter; the path of the group may be invisible in a container."""
     try:
-        lines = _MEMBERSHIP.read_text().splitlines()
+        path = _MEMBERSHIP.read_text().rpartition("0::/")[2].strip()
     except OSError:
         return []
-    files = []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if "memory" in controllers.split(","):
-            root, name = _ROOT / "memory", "memory.oom_control"
-        elif not controllers:
-            root, name = _ROOT, "memory.events"
-        else:
-            continue
-        files += [root / path.lstrip("/") / name, root / name]
-    return files
+    return [_ROOT / path / "memory.events", _ROOT / "memory.events"]
 
 
 class LocalProcess(Protocol):

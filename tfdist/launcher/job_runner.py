@@ -15,10 +15,9 @@ from typing import Self
 from tfdist.checkpoint import in_memory
 from tfdist.errors import ExitCode, InputError, PeerLostError
 from tfdist.launcher.attempt import Host, StopCheck, attempt, is_repeated_request, stop_requested
-from tfdist.launcher.bootstrap import open_order_source
 from tfdist.launcher.child import NewProcess, Start
 from tfdist.launcher.job import SUCCESS, Job, Outcome
-from tfdist.launcher.order_sources import OrderSource
+from tfdist.launcher.order_sources import OrderSource, open_order_source
 from tfdist.launcher.orders import Order, OrderKind, Report
 from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.output_forwarding import ProgressFiles, log_directory

@@ -1,23 +1,30 @@
-"""Sources of a launcher's orders: a job controller in the same process, or a fixed number of nodes."""
+"""Sources of a launcher's orders: a job controller here or on another host, or a fixed number of nodes."""
 
 import abc
 import contextlib
-from collections.abc import Iterator
+import errno
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 from tfdist.coordination import Group, LocalGroup
-from tfdist.coordination.group import LAUNCHER
-from tfdist.coordination.job_token import LOOPBACK
+from tfdist.coordination.client import Liveness, connect, send_or_shut_down
+from tfdist.coordination.group import LAUNCHER, NO_GOODBYE, silence_reason
+from tfdist.coordination.job_token import LOOPBACK, group_token, listen, split_address
 from tfdist.coordination.join import RemoteGroup, wait_for_members
-from tfdist.coordination.messages import derive_token
-from tfdist.launcher import node_group
-from tfdist.launcher.hosts import LOOPBACK_NAMES, local_host_names
+from tfdist.coordination.messages import LIMIT, VERSION, BadMessage, derive_token, encode
+from tfdist.errors import ExitCode, InputError
+from tfdist.launcher import node_group, orders
+from tfdist.launcher.hosts import LOOPBACK_NAMES, Hosts, local_host_names, matches_host
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.orders import Order, OrderKind, Report, new_job_name
 from tfdist.launcher.placement import reachable_address
+from tfdist.launcher.rendezvous_server import BEAT_SECONDS, LOST_AFTER_SECONDS, RendezvousServer
 
 LOCAL_LAUNCHER = "this launcher"  # name of the first launcher
+_CHUNK = 1 << 16
 
 
 class OrderSource(abc.ABC):
@@ -132,3 +139,159 @@ def attempt_group(order: Order, token: str, timeout: float) -> Iterator[Group]:
         yield wait_for_members(group, timeout)
     finally:
         group.leave()
+
+
+class RemoteAgent(OrderSource):
+    """A launcher's connection to the rendezvous server, with one receiving thread; a context manager.
+
+    Raises:
+      PeerLostError: the server did not respond in time.
+      InputError: the server has rejected this launcher.
+    """
+
+    def __init__(self, job: Job, token: str):
+        self._job, self.all_launchers = job, LocalGroup()
+        hello = {"type": "hello", "version": VERSION, "places": local_host_names()}
+        server = "the coordinator's launcher"
+        connection = connect(job.coordinator, hello, token, LIMIT, job.start_timeout_seconds, server)
+        self._token = token
+        self._sock, self._lines, self._seal = connection.sock, connection.lines, connection.seal
+        self.host = reachable_address(job.coordinator, serves=False)
+        self._order = Order(OrderKind.WAIT)
+        self._reported_attempt: int | None = None  # the last attempt that was reported
+        self._has_left = False
+        self._loss_outcome: Outcome | None = None
+        self._send_lock, self._order_lock = threading.Lock(), threading.Lock()
+        for message in connection.pending_messages:
+            self._receive_order(message)
+        self._thread = threading.Thread(target=self._listen, name="guest", daemon=True)
+        self._thread.start()
+
+    def order(self) -> Order:
+        """See base class. Ignores orders for an attempt that has already ended here."""
+        order, loss_outcome = self._order, self._loss_outcome
+        is_active = order.kind in (OrderKind.RUN, OrderKind.STOP) and order.attempt != self._reported_attempt
+        if loss_outcome and order.kind != OrderKind.OVER:
+            return Order(OrderKind.STOP if is_active else OrderKind.OVER, order.attempt, outcome=loss_outcome)
+        return order if is_active or order.kind == OrderKind.OVER else Order(OrderKind.WAIT)
+
+    def report(self, report: Report) -> None:
+        """See base class. Leaves the job if the end of this launcher was requested."""
+        self._reported_attempt = self._order.attempt
+        self._send(orders.encode_report(report))
+        if report.stopped:
+            self.end(report.outcome)
+
+    def launchers(self, order: Order) -> AbstractContextManager[Group]:
+        """See base class."""
+        return attempt_group(order, self._token, self._job.start_timeout_seconds)
+
+    def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
+        """See base class."""
+        with self._order_lock:
+            self._has_left = True
+            self._order = Order(OrderKind.OVER, outcome=outcome)
+        self._send({"type": "goodbye"})
+
+    def __enter__(self) -> "RemoteAgent":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_left = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join(LOST_AFTER_SECONDS)
+        self._sock.close()
+
+    def _listen(self) -> None:
+        problem = NO_GOODBYE
+        try:
+            self._receive_messages()
+        except (OSError, BadMessage) as error:
+            problem = str(error)
+        if not self._has_left:
+            self._loss_outcome = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {problem}")
+        with contextlib.suppress(OSError):  # otherwise, the rendezvous server would wait if the main thread hangs
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _receive_messages(self) -> None:
+        """Receives messages until the server closes the connection; raises `OSError` if the server is silent."""
+        self._sock.settimeout(BEAT_SECONDS)
+        liveness = Liveness(self._lines, BEAT_SECONDS)
+        while not liveness.is_silent(LOST_AFTER_SECONDS):
+            self._send({"type": "beat"})
+            try:
+                data = self._sock.recv(_CHUNK)
+            except TimeoutError:
+                continue
+            for message in self._lines.feed(data):
+                liveness.record_message()
+                self._receive_order(message)
+            if not data:
+                return
+        raise OSError(silence_reason(LOST_AFTER_SECONDS))
+
+    def _receive_order(self, message: dict[str, object]) -> None:
+        if message["type"] == "order":
+            with self._order_lock:
+                if not self._has_left:  # otherwise the job is over
+                    self._order = orders.decode_order(message)
+
+    def _send(self, message: dict[str, object]) -> None:
+        with contextlib.suppress(OSError), self._send_lock:  # the receiving thread detects the end of the connection
+            send_or_shut_down(self._sock, self._seal, encode(message))
+
+
+@contextlib.contextmanager
+def open_order_source(job: Job, environment: Mapping[str, str], say: Callable[[str], object]) -> Iterator[OrderSource]:
+    """Yields the order source of this launcher.
+
+    Raises:
+      PeerLostError: the launcher of another host did not connect.
+      InputError: the coordinator's address or `--hosts` is invalid.
+    """
+    with contextlib.ExitStack() as stack:
+        if job.nodes > 1:
+            yield FixedNodes(job, stack.enter_context(node_group.launchers(job, environment)))
+            return
+        listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
+        if job.is_elastic and job.coordinator and listener is None:
+            yield stack.enter_context(RemoteAgent(job, _token(job, environment)))
+            return
+        hosts = stack.enter_context(Hosts(job.hosts)) if job.hosts else None
+        controller = JobController(job, say, host_slots=lambda: hosts.slots if hosts else None, job_name=new_job_name())
+        token = _token(job, environment) if listener else ""
+        # Created before remote launchers join: the first launcher owns the job.
+        local_controller = LocalController(job, controller, token)
+        if listener:
+            host = split_address(job.coordinator)[0]
+            rendezvous_server = stack.enter_context(RendezvousServer(listener, host, token))
+            controller.open_group, controller.close_group = rendezvous_server.open_group, rendezvous_server.close_group
+            rendezvous_server.open(controller)
+        yield local_controller
+
+
+def _token(job: Job, environment: Mapping[str, str]) -> str:
+    return group_token(node_group.token(job, environment), "launcher", job.coordinator)
+
+
+def _listener(coordinator: str) -> socket.socket | None:
+    """Returns the rendezvous server's socket if this is the first launcher on the coordinator's host, else None."""
+    if not is_this_host(split_address(coordinator)[0]):
+        return None
+    try:
+        return listen(coordinator, "Choose another --coordinator, the same on every host.")
+    except InputError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
+            return None  # used by an earlier launcher, or by another program, to which the connection will fail
+        raise
+
+
+def is_this_host(host: str) -> bool:
+    """Returns whether a host name or address is this host's; False if it cannot be resolved."""
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    names = [*LOOPBACK_NAMES, *local_host_names()]
+    return any(matches_host(str(info[4][0]).partition("%")[0], names) for info in infos)

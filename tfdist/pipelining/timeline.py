@@ -91,14 +91,12 @@ def draw(timelines: Mapping[str, Timeline]) -> "Figure":
       timelines: by title, such as `{"1f1b, predicted": ..., "1f1b, measured": ...}`; at least one.
     """
     # Imported late, because it takes 0.4 s.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     rows = [len(timeline.spans) for timeline in timelines.values()]
     height = sum(_ROW * count + 0.45 for count in rows) + 0.8
     figure = Figure(figsize=(_WIDTH, height), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     panels: list[Axes] = [*figure.subplots(len(rows), 1, squeeze=False, sharex=True, height_ratios=rows)[:, 0]]
     end = max(timeline.makespan for timeline in timelines.values()) or 1.0
     factor, unit = (1e3, "ms") if end < 1 else (1.0, "s")

@@ -104,11 +104,9 @@ def draw(measurements: Sequence[Measurement]) -> "Figure":
     Args:
       measurements: at least one measurement, all with the same strategy and dtype.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.6), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     time_axes, bandwidth_axes = figure.subplots(1, 2)
     first_measurement = measurements[0]
     figure.suptitle(

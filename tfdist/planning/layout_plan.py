@@ -6,11 +6,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist import keras_internals
+from tfdist import data, keras_internals, models
+from tfdist.config.layout_config import LayoutConfig
 from tfdist.config.layouts import (
     Layout,
     Placement,
@@ -30,6 +32,8 @@ from tfdist.distribution.variable_layouts import (
 )
 from tfdist.errors import InputError
 from tfdist.layers import MixtureOfExperts
+from tfdist.layers.recompute import recompute
+from tfdist.optimizers.catalog import average_weights, create_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -595,6 +599,21 @@ class AbstractModel:
             if group:
                 total = sum(v.bytes // v.placement.computation.parts(mesh) for v in group)
                 yield Traffic(purpose, "all-gather", shard.axis, total)
+
+
+def planned_model(config: LayoutConfig) -> AbstractModel:
+    """Returns the model that the flags describe, without values for its variables; sets the precision."""
+    if config.precision != "float32":
+        keras.config.set_dtype_policy(config.precision)
+    data_set = data.load(config.dataset, config.data_dir)
+    sizes: Any = data_set.input_shape, data_set.classes  # may be unknown for a user-defined model
+
+    def make() -> Any:
+        optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)
+        average_weights(optimizer, config.ema)
+        return recompute(models.build(config.model, *sizes), config.recompute), optimizer
+
+    return AbstractModel(make)
 
 
 def cheapest_layout(

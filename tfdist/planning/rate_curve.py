@@ -233,11 +233,9 @@ def _losses_below(losses: Sequence[float], high: float) -> list[float]:
 
 def _figure(title: str) -> "tuple[Figure, Axes]":
     # Imported late, because it takes 0.4 s.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.8), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.set_title(title.replace("$", r"\$"), loc="left", fontweight="bold")
     axes.grid(color="#e6e6e6", linewidth=0.8)

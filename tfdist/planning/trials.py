@@ -24,35 +24,27 @@ from tfdist.launcher.supervision import Stop, deadline
 
 _SHARE = 0.9  # of the available memory; between two measurements, processes may use more
 _SECONDS_BETWEEN_CHILDREN = 0.5
-_STATUS_FIELDS = ("RssAnon:", "RssShmem:")  # without pages of files, which can be read again
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
-_CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 _MAX_OOM_SCORE = "1000"  # the kernel kills this process first if the host runs out of memory
 
 
 def available_bytes() -> int:
     """Returns 90% of the available memory of the host, or of a container with a limit."""
     candidates = [psutil.virtual_memory().available]
-    for limit, usage in _CGROUP_FILES:
-        with contextlib.suppress(OSError, ValueError):  # without a limit, "max"
-            candidates.append(int((_CGROUP / limit).read_text()) - int((_CGROUP / usage).read_text()))
+    with contextlib.suppress(OSError, ValueError):  # without a limit, "max"
+        limit, usage = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        candidates.append(limit - usage)
     return int(max(min(candidates), 1) * _SHARE)
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
     """Returns the total memory of processes, without pages of files; processes that have ended do not count."""
-    return sum(map(_resident, pids))
-
-
-def _resident(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        lines = [line.split() for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()]
-        sizes = [int(line[1]) * 1024 for line in lines if line and line[0] in _STATUS_FIELDS]
-        if sizes:
-            return sum(sizes)
-    with contextlib.suppress(psutil.Error):  # another operating system or kernel
-        return int(psutil.Process(pid).memory_info().rss)
-    return 0
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            memory = psutil.Process(pid).memory_info()
+            total += memory.rss - memory.shared
+    return total
 
 
 class MemoryLimit:

@@ -3,7 +3,7 @@
 Reporters receive records, but neither compute nor communicate.
 """
 
-from tfdist.reporting.logger import LoggedRun, Logger
+from tfdist.reporting.loggers import LoggedRun, Logger
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.run_directory import RunDirectory
 

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import TextIO
 
@@ -154,6 +154,13 @@ def format_number(value: float) -> str:
     if size >= 1000:
         return f"{value:.0f}"
     return f"{value:.4f}" if size < 10 else f"{value:.2f}"
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns rows as lines with aligned columns."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def printable(text: str) -> str:

@@ -29,14 +29,6 @@ _FILE_NAMES = {
     "tensorboard/evaluator/eval": re.compile(r"events\.out\.tfevents\..*"),
     "tensorboard": re.compile(r"plugins"),
 }
-_DIRECTORIES = (
-    _LOGS,
-    FIND,
-    *_FILE_NAMES,
-    "tensorboard/plugins",
-    "tensorboard/plugins/profile",
-    "tensorboard/evaluator",
-)
 
 
 class _Entry:
@@ -284,16 +276,13 @@ class RunDirectory:
         return flag_values((self.read_starts() or [{}])[-1].get("flags"))
 
     def make(self) -> None:
-        """Creates the directory if it does not exist; it may be a link.
+        """Creates the directory if it does not exist.
 
         Raises:
-          InputError: it cannot be created, or a directory of the run in it is a link, through which other files would change.
+          InputError: it cannot be created.
         """
         with _reraise_as_input_error(self.path):
             self._storage.make_directory(self.path)
-        for name in _DIRECTORIES:
-            if self._storage.is_link(self.path / name):
-                raise _unwritable(self.path, f"{name} is a link, which is not followed")
 
     def records(self) -> list[dict[str, Any]]:
         """Returns the records so far, in the schema of metrics.jsonl."""
@@ -414,11 +403,7 @@ def _reraise_as_input_error(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from error
-
-
-def _unwritable(path: AnyPath, reason: str) -> InputError:
-    return InputError(
-        f"The output directory must be writable. Received: {path} ({reason}). Give another --output_dir, or free space "
-        "there, or fix its permissions."
-    )
+        raise InputError(
+            f"The output directory must be writable. Received: {path} ({error.strerror or error}). Give another "
+            "--output_dir, or free space there, or fix its permissions."
+        ) from error

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import InputError
-from tfdist.reporting.plain_reporter import format_number, printable
+from tfdist.reporting.plain_reporter import format_number, text_table
 from tfdist.reporting.run_directory import RunDirectory, flag_values
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
 from tfdist.storage import StoragePath, storage_of
@@ -280,7 +280,7 @@ def _width(cells: Mapping[str, Sequence[str]]) -> int:
 
 
 def _lines(cells: Mapping[str, Sequence[str]]) -> list[str]:
-    return align_columns([list(cells), *map(list, zip(*cells.values(), strict=True))])
+    return text_table([list(cells), *map(list, zip(*cells.values(), strict=True))])
 
 
 def abbreviate(text: str, length: int) -> str:
@@ -319,13 +319,6 @@ def results(runs: Sequence[RunSummary]) -> list[list[str]]:
         *([f"last {name}", *map(_last(name), runs)] for name in metrics),
         *([title, *(columns("")[title](run) for run in runs)] for title in ("steps", "status", "time", "started")),
     ]
-
-
-def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns rows as lines with aligned columns."""
-    cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def duration(seconds: float | None) -> str:
@@ -379,14 +372,12 @@ def draw(runs: Sequence[RunSummary], metrics: Sequence[str], axis: str = "step")
       axis: quantity on the horizontal axis, a key of `AXES`.
     """
     # Imported late, because it takes 0.4 s.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     figure = Figure(
         figsize=(max(5.5 * len(metrics), 7.5), 4.4 + 0.22 * min(len(runs), 12)), dpi=120, layout="constrained"
     )
-    FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):
         _panel(panel, runs, metric, axis)

@@ -124,10 +124,6 @@ class FileSystem(Storage):
         """See base class."""
         return Path(os.path.realpath(_local_path(path)))  # `Path.resolve` fails for a cycle of links
 
-    def is_link(self, path: StoragePath) -> bool:
-        """See base class."""
-        return _local_path(path).is_symlink()
-
     @contextlib.contextmanager
     def staged(self, path: StoragePath) -> Iterator[Path]:
         """See base class. Stages next to the path, so that a single rename suffices."""

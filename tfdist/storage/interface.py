@@ -276,10 +276,6 @@ class Storage(abc.ABC):
             for position in range(0, file.size, _COPY_BYTES):
                 copy.write(file.read(_COPY_BYTES, position))
 
-    def is_link(self, path: StoragePath) -> bool:
-        """Returns whether a path is a link, even if its target is missing."""
-        return False
-
     def check_writable(self, directory: StoragePath) -> None:
         """Raises `OSError` if a directory, which need not exist, is known not to be writable."""
 

@@ -24,7 +24,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.collectives import Collectives
 from tfdist.config.sync import EASGD
 from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Reducer
@@ -32,8 +31,6 @@ from tfdist.step.layer_state import TemporaryValues
 from tfdist.step.state_store import StateStore
 from tfdist.synchronization.exchange import Exchange, ExchangeResult, apply_constraints, square_norm
 from tfdist.synchronization.periodic import PeriodicSynchronizer
-
-_INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by size of a floating-point number in bytes
 
 
 class ElasticExchange(Exchange):
@@ -68,16 +65,14 @@ class ElasticExchange(Exchange):
 class ElasticSynchronizer(PeriodicSynchronizer):
     """Elastic averaging; the center is evaluated and exported, also right after an exchange.
 
-    If all replicas have bitwise equal weights, either the program assigned them or no replica has trained yet: these weights
-    are then also the center. With a single replica, weights become the center only before the first step.
+    The weights become the center before the first local step.
     """
 
     _sync: EASGD
 
     def __init__(self, sync: EASGD, model: keras.Model, strategy: Strategy, reducer: Reducer, store: StateStore):
         super().__init__(sync, model, strategy, reducer, store)
-        self._center = TemporaryValues(self._weights, strategy, self._center_of)
-        self._compiled_assign_center = strategy.compiled(lambda: strategy.run(self._assign_center))
+        self._center = TemporaryValues(self._weights, strategy, lambda _: self._global_weights.values())
 
     def _make_exchange(self, *args: Any) -> Exchange:
         """See base class."""
@@ -88,23 +83,11 @@ class ElasticSynchronizer(PeriodicSynchronizer):
         self._sync.check_alpha(self._strategy.replicas)
         if self._last_exchange is None:
             super().begin(step, batch_size)
-            return
         self._batch_size = batch_size
-        self._compiled_assign_center()
 
     def with_global_weights(self, step: int) -> contextlib.AbstractContextManager[None]:
         """See base class. Before the first step, all replicas have the center."""
         return contextlib.nullcontext() if self._last_exchange is None else self._center()
-
-    def _center_of(self, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the center, or the replicas' weights if they are all equal. A replica function."""
-        are_equal = replicas_agree(weights, self._strategy.collectives)
-        return [tf.where(are_equal, w, x) for w, x in zip(weights, self._global_weights.values(), strict=True)]
-
-    def _assign_center(self) -> tf.Tensor:
-        """Assigns the weights to the center if they are equal on all replicas. A replica function."""
-        self._global_weights.assign(self._center_of(self._exchange.local_weights()))
-        return tf.constant(True)
 
     def to_json(self) -> dict[str, Any]:
         """See base class. `center` tells that the global weights are evaluated, not the mean over replicas."""
@@ -113,20 +96,3 @@ class ElasticSynchronizer(PeriodicSynchronizer):
     def _can_resume(self, saved: Mapping[str, Any]) -> bool:
         """See base class. Replicas need not have the global weights."""
         return not saved.get("since")
-
-
-def replicas_agree(tensors: Sequence[tf.Tensor], collectives: Collectives) -> tf.Tensor:
-    """Returns whether several replicas have bitwise equal tensors, from a fingerprint. In a replica function."""
-    if collectives.size == 1:
-        return tf.constant(False)
-    total = tf.zeros([], tf.int64)
-    for tensor in tensors:
-        bits = tf.cast(tf.reshape(tf.bitcast(tensor, _INTEGERS[tensor.dtype.size]), [-1]), tf.int64)
-        multipliers = 2 * tf.range(tf.size(bits, tf.int64)) + 1
-        total = total * 1_000_003 + tf.reduce_sum(
-            bits * multipliers
-        )  # integers wrap, so the order of summation does not matter
-    parts = [tf.math.floormod(total, 2**24), tf.math.floormod(total // 2**24, 2**24)]
-    fingerprint = tf.cast(tf.stack(parts), tf.float32)  # exactly
-    [maximum, minimum] = collectives.all_reduce([fingerprint, -fingerprint], "max", name="elastic/agreement")
-    return tf.reduce_all(tf.equal(maximum, -minimum))

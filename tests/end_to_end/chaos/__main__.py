@@ -11,7 +11,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from tests.end_to_end.chaos.settings import SETTINGS
-from tfdist.cli import tensorflow_import
+from tfdist.cluster.quiet_tensorflow import load_tensorflow
 
 if TYPE_CHECKING:
     from tests.end_to_end.chaos.campaign import Outcome
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed, to repeat one (default: 0)")
     parser.add_argument("--strategies", default=",".join(SETTINGS), help=f"of {', '.join(SETTINGS)}; by default all")
     said = parser.parse_args()
-    tensorflow_import.load_tensorflow()  # without the messages of TensorFlow's own import
+    load_tensorflow()  # without the messages of TensorFlow's own import
     from tests.end_to_end.chaos.campaign import outcome, reference, table
 
     home = pathlib.Path(tempfile.mkdtemp(prefix="chaos-"))

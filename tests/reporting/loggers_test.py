@@ -15,7 +15,7 @@ from tfdist.config.rules import parse_specs
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.reporting import LoggedRun, Logger, Reporter, RunDirectory, RunPlan
-from tfdist.reporting.logger_catalog import CATALOG, check_installed, make_loggers
+from tfdist.reporting.loggers import CATALOG, check_installed, make_loggers
 
 PLAN = RunPlan(total_steps=4, batch_size=2)
 
