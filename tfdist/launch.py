@@ -5,16 +5,11 @@ On several hosts, run the same command on each, with --nodes, --coordinator, and
 """
 
 import contextlib
-import ctypes
 import dataclasses
-import fcntl
 import functools
 import os
-import pathlib
 import shutil
 import signal
-import socket
-import struct
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,55 +40,6 @@ def check_program(name: str) -> None:
         )
 
 
-_NEW_USER, _NEW_NET = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET of <linux/sched.h>
-_GET_FLAGS, _SET_FLAGS = 0x8913, 0x8914  # SIOCGIFFLAGS, SIOCSIFFLAGS of <linux/sockios.h>
-_UP = 0x1  # IFF_UP of <linux/if.h>
-_REQUEST = "16sh22x"  # struct ifreq: name and flags of an interface
-
-
-def enter() -> None:
-    """Moves this process and its future children into a new network namespace with only a loopback interface.
-
-    Users other than root also get a user namespace, in which they keep their ids. The process must be single-threaded.
-
-    Raises:
-      InputError: the system does not permit network namespaces.
-    """
-    user, group = os.geteuid(), os.getegid()
-    try:
-        _unshare(_NEW_NET if user == 0 else _NEW_NET | _NEW_USER)
-        if user:
-            _keep_ids(user, group)
-        _start_loopback()
-    except (OSError, AttributeError) as error:  # libc has no `unshare` outside Linux
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"--isolate needs a network namespace, which this system does not permit. Received: {reason}. Run it as root, "
-            "allow user namespaces, or leave it out and close the ports of the job to others."
-        ) from error
-
-
-def _unshare(namespaces: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).unshare(namespaces):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def _keep_ids(user: int, group: int) -> None:
-    """Maps the user and the group to themselves; otherwise, files would belong to `nobody`."""
-    process = pathlib.Path("/proc/self")
-    (process / "setgroups").write_text("deny")  # required to map a group without privileges
-    (process / "uid_map").write_text(f"{user} {user} 1")
-    (process / "gid_map").write_text(f"{group} {group} 1")
-
-
-def _start_loopback() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        response = fcntl.ioctl(sock, _GET_FLAGS, struct.pack(_REQUEST, b"lo", 0))
-        flags = struct.unpack(_REQUEST, response)[1]
-        fcntl.ioctl(sock, _SET_FLAGS, struct.pack(_REQUEST, b"lo", flags | _UP))
-
-
 _HELP = {
     "processes": "Number of processes to start on this host; or MIN:MAX for an elastic job: the total over all "
     "hosts, as many as --hosts has slots for. If a process fails, the others continue.",
@@ -108,8 +54,6 @@ _HELP = {
     "token_file": "File with the token that the launchers of several hosts share, if TFDIST_TOKEN is not set. Its mode must be "
     "0600.",
     "insecure": "Run a job over several hosts without a token: anyone who can reach the coordinator can join it.",
-    "isolate": "Run a job on one host in its own network namespace (Linux), so that nobody else can reach its ports and it can "
-    "reach no other network.",
     "start_timeout_seconds": "Seconds to wait for the launchers of the other hosts, and for ranks that do not start.",
     "log_dir": "Directory for the output of each rank, rank-N.log. Defaults to a new directory under runs/.",
     "grace_seconds": "Seconds that processes may take to save and exit when this command receives SIGTERM or Ctrl-C, when "
@@ -136,7 +80,7 @@ _DEFINE: dict[type, Callable[..., Any]] = {
 }
 _CHOICES = {"launcher": tuple(ENGINES)}  # validated by `Job`
 _TOPICS = {
-    "Processes": "processes servers evaluator launcher isolate log_dir grace_seconds",
+    "Processes": "processes servers evaluator launcher log_dir grace_seconds",
     "Several hosts": "nodes node_rank coordinator token_file insecure start_timeout_seconds",
     "Restarts": "max_restarts max_preemptions restart_backoff_seconds",
     "Elastic jobs": "hosts rejoin_seconds elastic_timeout_seconds",
@@ -168,8 +112,6 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
     job = Job(**fields | {"processes": fields["processes"] + fields["servers"]})
     _prepend_bin_to_path()
     check_program(arguments[0])
-    if job.isolate:
-        enter()
     received_signals: list[int] = []
     outcome = job_runner.run(
         job, lambda rank: arguments, os.environ, interrupts=_collect_signals(received_signals), say=_print_line

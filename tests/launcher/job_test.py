@@ -12,8 +12,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.waits]
         ({"launcher": "horovood"}, 'Received: "horovood". Did you mean "horovod"? Known: horovod, tensorflow.'),
         ({"nodes": 0}, "--nodes must be at least 1. Received: 0."),
         ({"node_rank": -1, "nodes": 2}, "--node_rank must be in [0, --nodes=2). Received: -1."),
-        ({"isolate": True, "nodes": 2, "coordinator": "host:1"}, "Received: --nodes=2"),
-        ({"isolate": True, "coordinator": "host:1"}, "--isolate is for a job on one host"),
         ({"start_timeout_seconds": 0.0}, "--start_timeout_seconds must be positive. Received: 0."),
         ({"grace_seconds": -1.0}, "--grace_seconds must not be negative. Received: -1."),
         ({"max_preemptions": -1}, "--max_preemptions must be at least 0. Received: -1."),

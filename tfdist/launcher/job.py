@@ -31,7 +31,6 @@ class Job:
         hosts.
       token_file: file with the launchers' token, see `job_token`; empty to read the token from the environment.
       insecure: whether a job over several hosts may run without a token.
-      isolate: whether the processes run in their own network namespace.
       start_timeout_seconds: time for all launchers to connect, and for all ranks to join if they use tfdist.
       log_dir: directory of the ranks' logs; empty for a new one under runs/.
       grace_seconds: time for the processes to save and end after a request to end the job, before they are killed.
@@ -56,7 +55,6 @@ class Job:
     coordinator: str = ""
     token_file: str = ""
     insecure: bool = False
-    isolate: bool = False
     start_timeout_seconds: float = 60.0
     log_dir: str = ""
     grace_seconds: float = 60.0
@@ -85,11 +83,6 @@ class Job:
                 raise InputError(f"--{name} must not be negative. Received: {getattr(self, name):g}.")
         if self.coordinator and not is_address(self.coordinator):
             raise InputError(f'--coordinator must be host:port. Received: "{self.coordinator}".')
-        if self.isolate and (self.nodes > 1 or self.coordinator):
-            raise InputError(
-                f"--isolate is for a job on one host, which no other host can reach then. Received: --nodes={self.nodes}, "
-                f'--coordinator="{self.coordinator}". Leave it out.'
-            )
         if self.servers and (self.is_elastic or self.nodes > 1 or self.launcher != "tensorflow"):
             elastic = f" --processes={self.min_processes}:{self.processes - self.servers}" if self.is_elastic else ""
             raise InputError(

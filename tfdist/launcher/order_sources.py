@@ -70,19 +70,15 @@ class LocalController(OrderSource):
         controller.add_launcher(LOCAL_LAUNCHER, [*LOOPBACK_NAMES, *local_host_names()])
 
     def order(self) -> Order:
-        """See base class."""
         return self._controller.order(LOCAL_LAUNCHER)
 
     def report(self, report: Report) -> None:
-        """See base class."""
         self._controller.record_report(LOCAL_LAUNCHER, report)
 
     def launchers(self, order: Order) -> AbstractContextManager[Group]:
-        """See base class."""
         return attempt_group(order, self._token, self._job.start_timeout_seconds)
 
     def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
-        """See base class."""
         self._controller.end(outcome, is_immediate)
 
 
@@ -96,7 +92,6 @@ class FixedNodes(OrderSource):
         self.host = reachable_address(job.coordinator, serves=group.rank == 0)
 
     def order(self) -> Order:
-        """See base class."""
         if self._outcome:
             return Order(OrderKind.OVER, outcome=self._outcome)
         return Order(
@@ -104,15 +99,12 @@ class FixedNodes(OrderSource):
         )
 
     def report(self, report: Report) -> None:
-        """See base class."""
         self._outcome = report.outcome
 
     def launchers(self, order: Order) -> AbstractContextManager[Group]:
-        """See base class."""
         return contextlib.nullcontext(self.all_launchers)
 
     def conclude(self, outcome: Outcome) -> Outcome:
-        """See base class."""
         return node_group.conclude(self.all_launchers, outcome, self._job.grace_seconds)
 
 
@@ -183,11 +175,9 @@ class RemoteAgent(OrderSource):
             self.end(report.outcome)
 
     def launchers(self, order: Order) -> AbstractContextManager[Group]:
-        """See base class."""
         return attempt_group(order, self._token, self._job.start_timeout_seconds)
 
     def end(self, outcome: Outcome, is_immediate: bool = False) -> None:
-        """See base class."""
         with self._order_lock:
             self._has_left = True
             self._order = Order(OrderKind.OVER, outcome=outcome)
