@@ -34,7 +34,7 @@ import numpy as np
 
 from tfdist.cluster import exit_status
 from tfdist.launcher import job_runner
-from tfdist.launcher.child import LocalProcess, NewProcess
+from tfdist.launcher.child import NewProcess
 
 _READ_BY_IMPORTS = re.compile(r"KERAS|PYTHON|LD_|XLA_|OMP_|OPENBLAS_|MKL_|MPL|TFDS|HOME$|PATH$|TF_(?!CONFIG|NUM_|CPP_)")
 _IMPORTED = (
@@ -54,7 +54,7 @@ _ROOT = pathlib.Path(__file__).parent.parent
 
 
 class Forked:
-    """A forked process: a `LocalProcess` of a launcher, and the part of the interface of `subprocess.Popen` that tests use."""
+    """A forked process: what a launcher uses of `NewProcess`, and what tests use of `subprocess.Popen`."""
 
     def __init__(self, connection: socket.socket):
         """Args: connection: where the process writes its id, and its parent the exit code."""
@@ -238,7 +238,7 @@ def _fork_ranks(launcher: list[str]) -> list[str]:
         return _serve(theirs)
     theirs.close()
 
-    def start(command: Sequence[str], environment: Mapping[str, str], out: int, err: int) -> LocalProcess:
+    def start(command: Sequence[str], environment: Mapping[str, str], out: int, err: int) -> "Forked | NewProcess":
         is_command = command[1:2] == ["-m"] and command[2].startswith("tfdist.")
         if is_command and can_fork(command, environment):
             return _ask(ours, command, environment, [out, err], "")
@@ -255,9 +255,7 @@ def main(modules: Sequence[str]) -> None:
         importlib.import_module(module)
     gc.freeze()  # so that the end of a fork does not copy all that was imported
     arguments = _serve(control)
-    if (
-        arguments[:2] == _LAUNCHER and "--isolate" not in arguments
-    ):  # which moves what starts later into another network
+    if arguments[:2] == _LAUNCHER:
         arguments = _fork_ranks(arguments)
     _run(*arguments)
 

@@ -35,7 +35,6 @@ __version__ = "0.1.0"
 quiet_tensorflow.filter_stderr_on_import()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 exit_status.end_with_exit_codes()
-keras_backend.check_on_import()
 # Horovod with MPI loads UCX, which would install handlers of SIGHUP, SIGSEGV and other signals.
 os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
 os.environ.setdefault("UCX_HANDLE_ERRORS", "")
@@ -102,6 +101,7 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+    keras_backend.check()
     if name in _MODULES:
         value = getattr(importlib.import_module(_MODULES[name]), name)
     else:

@@ -151,15 +151,6 @@ def test_processes_that_end_well_may_end_long_after_the_others(code):
     assert play.order("a", after=5.0).kind == (OrderKind.RUN if code else OrderKind.OVER)
 
 
-def test_the_launcher_that_decides_is_waited_for():
-    """It was suspended itself, and has just resumed."""
-    play = joined()
-    play.report("b", code=5)
-    play.order("b")
-    assert play.order("b", after=1e6).kind == OrderKind.WAIT
-    assert play.runs("a") == 2
-
-
 def test_the_job_is_over_for_the_others_if_the_launcher_that_decides_hangs():
     """Its main thread does, while its other threads answer: for example, its disk does not."""
     play = joined()

@@ -271,3 +271,20 @@ def test_the_tree_speaks_of_itself_alone():
         if place in path.read_text(encoding="utf-8", errors="ignore")
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_public_method_has_a_docstring_or_overrides_another_one():
+    """Those of other libraries, and of classes in functions, are not looked for."""
+    classes = {node.name: node for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)}
+
+    def is_described(kind: ast.ClassDef, method: ast.FunctionDef) -> bool:
+        own = [node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == method.name]
+        if any(ast.get_docstring(node) for node in own):
+            return True
+        bases = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in kind.bases]
+        return any(base not in classes or is_described(classes[base], method) for base in bases)
+
+    public = ((kind, node) for kind in classes.values() if kind.name[0] != "_" for node in kind.body)
+    methods = [(kind, node) for kind, node in public if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
+    assert len(methods) > 1000
+    assert not [f"{kind.name}.{method.name}" for kind, method in methods if not is_described(kind, method)]

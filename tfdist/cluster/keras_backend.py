@@ -1,33 +1,13 @@
-"""Raises an error if Keras is imported with a backend other than TensorFlow."""
+"""Refuses a backend of Keras other than TensorFlow."""
 
 import json
 import os
 import pathlib
 import sys
-from typing import Any
 
 from tfdist.errors import InputError
 
 REMEDY = "Set KERAS_BACKEND=tensorflow"  # it overrides keras.json
-
-
-class _Finder:
-    """Checks the backend before Keras is imported; finds no module."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """See `importlib.abc.MetaPathFinder`."""
-        if name == "keras":
-            check()
-
-
-def check_on_import() -> None:
-    """Makes the import of Keras raise `InputError` for backends other than TensorFlow.
-
-    Raises the error immediately if Keras is already imported.
-    """
-    if "keras" in sys.modules:
-        check()
-    sys.meta_path.insert(0, _Finder())
 
 
 def check() -> None:

@@ -11,6 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from tfdist.cluster import keras_backend
 from tfdist.cluster.terminal import show_temporarily
 
 # TensorFlow's startup messages. Other messages, and all messages before an exception, are shown. C++ code writes them to the
@@ -146,6 +147,7 @@ def load_tensorflow() -> float:
     Also disables later INFO and WARNING messages, unless TF_CPP_MIN_LOG_LEVEL is set.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    keras_backend.check()
     start_time = time.monotonic()
     with show_temporarily("Loading TensorFlow ..."), filter_stderr():
         import keras  # noqa: F401 - imported here so that its import time is included

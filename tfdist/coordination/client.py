@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tfdist.cluster import exit_status
 from tfdist.cluster.signals import caller_location
@@ -260,18 +260,11 @@ class Liveness:
         return now - self._last_received > limit + self._lines.allowance
 
 
-class Member(Protocol):
-    """A member of a group, which can leave it."""
-
-    def leave(self, code: int, reason: str) -> None:
-        """See `Group.leave`."""
-
-
-_members: weakref.WeakSet[Member] = weakref.WeakSet()
+_members: weakref.WeakSet["Client"] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_members.clear)  # the connections belong to the parent
 
 
-def leave_at_failure(member: Member) -> None:
+def leave_at_failure(member: "Client") -> None:
     """Makes a member leave its group when this process fails, even if other threads keep it running."""
     _members.add(member)
     _register_exit_handler()

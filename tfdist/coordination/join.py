@@ -86,31 +86,25 @@ class LocalGroup(Group):
         self._secret = secrets.token_hex(16)
 
     def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
-        """See base class."""
         return [_json_round_trip(value)]
 
     def publish(self, topic: str, value: Json) -> None:
-        """See base class."""
         self._publications.put(topic, _json_round_trip(value))
 
     def subscribe(self, topic: str, callback: Listener) -> None:
-        """See base class."""
         self._publications.listen(topic, callback)
 
     def on_loss(self, callback: Callable[[LostMember], None]) -> None:
         """Does nothing, because there are no other members."""
 
     def token_for(self, purpose: str) -> str:
-        """See base class."""
         return derive_token(self._secret, purpose)
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
-        """See base class."""
         members(self, ranks)
         return self
 
     def leave(self, code: int = 0, reason: str = "") -> None:
-        """See base class."""
         self._publications.close()
 
 

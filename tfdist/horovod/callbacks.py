@@ -52,7 +52,6 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local_keys.add(key_of(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See base class."""
         if self.broadcast_done:
             return
         if float(allreduce(tf.constant(float(self.model.built)), op=Min)):
@@ -64,7 +63,6 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """See base class."""
         if not self.broadcast_done:
             self._broadcast()
 
@@ -88,7 +86,6 @@ class MetricAverageCallback(keras.callbacks.Callback):
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """See base class."""
         if logs:
             names = sorted(logs)
             values = [np.asarray(logs[name], "float64") for name in names]  # numbers, and vector-valued metrics
@@ -135,7 +132,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See base class."""
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -145,11 +141,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """See base class."""
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """See base class."""
         if self.current_epoch < self.start_epoch or (
             self.end_epoch is not None and self.current_epoch >= self.end_epoch
         ):
@@ -160,7 +154,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self._set_rate(self.current_epoch + batch / (self.steps_per_epoch or 1))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """See base class."""
         if logs is not None:
             logs["lr"] = self._rate()
 
@@ -218,7 +211,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """See base class."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and rank() == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")

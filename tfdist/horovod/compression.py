@@ -32,12 +32,10 @@ class NoneCompressor(Compressor):
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """See base class."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """See base class."""
         return tensor
 
 
@@ -46,12 +44,10 @@ class FP16Compressor(Compressor):
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """See base class."""
         return (tf.cast(tensor, tf.float16) if tensor.dtype.is_floating else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """See base class."""
         return tf.cast(tensor, ctx)
 
 
@@ -146,7 +142,6 @@ class CompressedSum(Reducer):
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """See base class."""
         pairs = [self._compressor.compress(tensor) for tensor in tensors]
         sums = collectives.all_reduce([tensor for tensor, _ in pairs], name=name)
         totals = [self._compressor.decompress(s, context) for s, (_, context) in zip(sums, pairs, strict=True)]

@@ -200,7 +200,6 @@ class TensorFlowKerasState(_VariablesState):
         super().reset()
 
     def sync(self) -> None:
-        """See base class."""
         for optimizer in (self.optimizer, getattr(self.optimizer, "inner_optimizer", None)):
             if isinstance(optimizer, Distributed):
                 optimizer.synchronize()
@@ -227,14 +226,12 @@ class CommitStateCallback(keras.callbacks.Callback):
         self._batches_left = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """See base class."""
         self._batches_left -= 1
         if self._batches_left == 0:
             self._batches_left = self.batches_per_commit
             self.state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See base class."""
         self.state.commit()
 
 
@@ -246,11 +243,9 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.state = state
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """See base class."""
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See base class."""
         self.state.batch = 0
 
 
@@ -267,5 +262,4 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self._first_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See base class."""
         self.state.epoch = self._first_epoch + epoch + 1

@@ -88,7 +88,6 @@ class HorovodEngine(Engine):
         return group
 
     def collectives_of(self, process_set: Any) -> Collectives:
-        """See base class."""
         if process_set is hvd.global_process_set:
             return self.collectives
         return HorovodCollectives(process_set) if process_set.included() else OneReplica()
@@ -96,25 +95,20 @@ class HorovodEngine(Engine):
     def reduce(
         self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
     ) -> list[tf.Tensor]:
-        """See base class."""
         scales = {"prescale_factor": prescale, "postscale_factor": postscale}
         totals = _call_by_dtype(hvd.allreduce, _grouped_allreduce, tensors, call, op=int(op), **scales)
         return [_restore_shape(total, tensor) for total, tensor in zip(totals, tensors, strict=True)]
 
     def gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
-        """See base class."""
         return _call_by_dtype(hvd.allgather, _grouped_allgather, tensors, call)
 
     def broadcast(self, tensor: tf.Tensor, root: int, call: CallId) -> tf.Tensor:
-        """See base class."""
         return _restore_shape(_call_horovod(hvd.broadcast, [tensor], call, root_rank=root), tensor)
 
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
-        """See base class."""
         return _call_horovod(_alltoall, [tensor, tf.cast(splits, tf.int32)], call)
 
     def join(self) -> tf.Tensor:
-        """See base class."""
         last_rank = hvd.join()
         self._has_joined = True
         return last_rank
@@ -143,11 +137,9 @@ class HorovodEngine(Engine):
         return getattr(hvd, f"{kind}_op")()
 
     def count(self, process_set: Any) -> int | tf.Tensor:
-        """See base class."""
         return hvd.size_op(process_set.process_set_id) if self.is_elastic else process_set.size()
 
     def close(self) -> None:
-        """See base class."""
         hvd.shutdown()
 
 

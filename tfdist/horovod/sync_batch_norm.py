@@ -30,6 +30,5 @@ class SyncBatchNormalization(layers.SyncBatchNormalization):
         patch_keras()
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None) -> tf.Tensor:
-        """See base class."""
         with using(engine().collectives if is_initialized() else current()):
             return super().call(inputs, training=training, mask=mask)

@@ -28,19 +28,15 @@ class DistributedTape(tf.GradientTape):
         self._inner.__exit__(*error)
 
     def watch(self, tensor: Any) -> None:
-        """See base class."""
         self._inner.watch(tensor)
 
     def stop_recording(self) -> Any:
-        """See base class."""
         return self._inner.stop_recording()
 
     def reset(self) -> None:
-        """See base class."""
         self._inner.reset()
 
     def watched_variables(self) -> Any:
-        """See base class."""
         return self._inner.watched_variables()
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:

@@ -28,15 +28,12 @@ class StrategyCollectives(Collectives):
 
     @property
     def rank(self) -> int:
-        """See base class."""
         return self._strategy.cluster.rank
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         return self._run(self._strategy.collectives.all_reduce, tensors, op, name=name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if tf.executing_eagerly():
             return [self._eager_gather(tensor.dtype, tuple(tensor.shape[1:]))(tensor) for tensor in inputs]
@@ -111,7 +108,6 @@ class TensorFlowEngine(Engine):
         global_process_set.set_ranks(self.rank, self.size)
 
     def collectives_of(self, process_set: Any) -> Collectives:
-        """See base class."""
         if process_set is not global_process_set:
             raise horovod_required_error("A process set of some ranks", "Leave out process_set")
         return self.collectives
@@ -119,7 +115,6 @@ class TensorFlowEngine(Engine):
     def reduce(
         self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
     ) -> list[tf.Tensor]:
-        """See base class."""
         self._agreement.check(call.name, f"{op.name} (times {prescale:g} before, {postscale:g} after)", tensors)
         inputs = [scale_tensor(tensor, prescale) for tensor in tensors]
         if op in (Sum, Average):
@@ -135,7 +130,6 @@ class TensorFlowEngine(Engine):
         ]
 
     def gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
-        """See base class."""
         self._agreement.check(call.name, "gather", tensors, allows_uneven_rows=True)
         return self._gather(tensors, call)
 
@@ -155,28 +149,23 @@ class TensorFlowEngine(Engine):
         return tf.bitcast(tf.ensure_shape(tf.cast(total, bits.dtype), tensor.shape), tensor.dtype)
 
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
-        """See base class."""
         self._agreement.check(call.name, "exchange", [tensor], allows_uneven_rows=True)
         rows, table = self._gather([tensor, tf.cast(splits, tf.int32)[None]], call)  # table: [sender, receiver]
         parts = tf.split(rows, tf.reshape(table, [-1]), num=self.size * self.size)[self.rank :: self.size]
         return tf.concat(parts, 0), table[:, self.rank]
 
     def join(self) -> tf.Tensor:
-        """See base class."""
         raise horovod_required_error("hvd.join()", "Give every rank the same number of steps (steps_per_epoch)")
 
     def size_of(self, process_set_id: int) -> tf.Tensor:
-        """See base class."""
         if process_set_id:
             raise horovod_required_error("A process set of some ranks", "Leave out process_set_id")
         return tf.constant(self.size)
 
     def is_included(self, process_set_id: int) -> tf.Tensor:
-        """See base class."""
         return self.size_of(process_set_id) * 0 + 1
 
     def rank_of(self, kind: str) -> tf.Tensor:
-        """See base class."""
         return tf.constant(getattr(self, kind))
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
             ranks = f"{name_ranks([task.rank for task in tasks])} of {placement.size}"
             host.say(f"{ranks}{', an evaluator' if evaluator else ''}, logs in {host.logs}")
             exposure = ENGINES[host.job.launcher].exposure
-            if exposure and not (host.job.isolate or host.job.servers):
+            if exposure and not host.job.servers:
                 host.say(exposure)
         timeout, rejoin = (
             _StartTimeout(host.job.start_timeout_seconds, server),

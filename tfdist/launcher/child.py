@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tfdist.errors import ExitCode, InputError
 from tfdist.errors.exceptions import SIGNAL_OFFSET
@@ -43,25 +43,11 @@ def _counter_files() -> list[pathlib.Path]:
     return [_ROOT / path / "memory.events", _ROOT / "memory.events"]
 
 
-class LocalProcess(Protocol):
-    """A process on this host."""
-
-    @property
-    def pid(self) -> int:
-        """Id of the process and of its process group."""
-
-    def poll(self) -> int | None:
-        """Returns the exit code, -s for signal s, or None if the process is running. Does not free the id."""
-
-    def reap(self, seconds: float) -> bool:
-        """Waits for the end, with a timeout, and frees the id; returns whether the process has ended."""
-
-
 class NewProcess:
     """A process of a new program, with file descriptors `out` and `err` for its output.
 
     Attributes:
-      pid: see `LocalProcess`.
+      pid: id of the process and of its process group.
 
     Raises:
       OSError: the program cannot be started.
@@ -79,14 +65,14 @@ class NewProcess:
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        """See `LocalProcess`."""
+        """Returns the exit code, -s for signal s, or None if the process is running. Does not free the id."""
         status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if not status:
             return None
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
     def reap(self, seconds: float) -> bool:
-        """See `LocalProcess`."""
+        """Waits for the end, with a timeout, and frees the id; returns whether the process has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self._process.returncode is not None
@@ -104,7 +90,7 @@ class Task(NamedTuple):
     log: pathlib.Path
 
 
-Start = Callable[[Sequence[str], Mapping[str, str], int, int], LocalProcess]  # (command, environment, stdout, stderr)
+Start = Callable[[Sequence[str], Mapping[str, str], int, int], NewProcess]  # (command, environment, stdout, stderr)
 
 
 class Child:

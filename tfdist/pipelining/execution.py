@@ -49,7 +49,6 @@ class NoClock(ActionClock):
     """Reads no clock: nothing is added to the graph."""
 
     def begin(self, previous_results: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """See base class."""
         return list(previous_results)
 
     def end(self, results: Sequence[tf.Tensor]) -> None:

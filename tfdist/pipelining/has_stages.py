@@ -56,13 +56,11 @@ class HasStages(Strategy):
         return raise_on_all_members(self.group, name)
 
     def trace_together(self, function: Any, *args: Any) -> None:
-        """See base class."""
         with self.raise_on_all_members("trace"):
             function.get_concrete_function(*args)
 
     @property
     def job_collectives(self) -> Collectives:
-        """See base class."""
         return self.job
 
     @property
@@ -76,7 +74,6 @@ class HasStages(Strategy):
 
     @property
     def micro_batches(self) -> int:
-        """See base class."""
         return self.schedule.micro_batches
 
     @property

@@ -362,7 +362,6 @@ class StageBlocks(VariableBlocks):
 
     @property
     def _writes_replicated(self) -> bool:
-        """See base class."""
         return self._strategy.local_replicas.start == 0
 
     def saved_blocks(
@@ -397,7 +396,6 @@ class StageParts(ModelParts):
         self.computes_outputs = strategy.is_last
 
     def local_part(self, model: keras.Model) -> StagedModel:
-        """See base class."""
         strategy, schedule = self._strategy, self._strategy.schedule
         model = full_model(model)  # it may be the part of another trainer
         check_stage_model(model)
@@ -437,7 +435,6 @@ class StageParts(ModelParts):
 
     @contextlib.contextmanager
     def full_model(self, part: keras.Model) -> Iterator[keras.Model]:
-        """See base class."""
         assert isinstance(part, StagedModel)
         devices = self._strategy.stage_devices
         on_host = contextlib.nullcontext() if devices is None else devices.values_on_host(part.variables)

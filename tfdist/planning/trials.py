@@ -13,7 +13,7 @@ import psutil
 from tfdist.errors import ExitCode, InputError, TfdistError, TrialError
 from tfdist.errors.exceptions import SIGNAL_OFFSET
 from tfdist.errors.formatting import byte_size
-from tfdist.launcher.child import LocalProcess, NewProcess, Start
+from tfdist.launcher.child import NewProcess, Start
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_runner import CapturedJobs, last_line, read_log
 from tfdist.launcher.supervision import Stop, deadline
@@ -69,7 +69,7 @@ class MemoryLimit:
     def track(self, start: Start) -> Start:
         """Wraps `start`: the memory of processes that it starts, and of their children, is measured."""
 
-        def start_process(command: Sequence[str], environment: Mapping[str, str], out: int, err: int) -> LocalProcess:
+        def start_process(command: Sequence[str], environment: Mapping[str, str], out: int, err: int) -> NewProcess:
             process = start(command, environment, out, err)
             self._pids.append(process.pid)
             with contextlib.suppress(OSError):

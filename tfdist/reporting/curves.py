@@ -141,7 +141,6 @@ class CurvesReporter(Reporter):
         self._has_changed = False  # since the last plot
 
     def record(self, record: Mapping[str, Json]) -> None:
-        """See base class."""
         self.preload([record])
         if record.get("kind") == EVAL and self._clock() - self._last_draw_time >= self._seconds_between:
             self._draw()
@@ -163,7 +162,6 @@ class CurvesReporter(Reporter):
                 self._curves.setdefault(name, {}).setdefault(kind, []).append((int(record["step"]), point))
 
     def close(self, outcome: str) -> None:
-        """See base class."""
         if self._has_changed:
             self._draw()
 

@@ -211,7 +211,6 @@ class BarReporter(Reporter, abc.ABC):
         """Closes the bar; its last state stays visible."""
 
     def start(self, plan: RunPlan) -> None:
-        """See base class."""
         for row in banner(plan.description):
             self._print(row)
         self._plan, self._text = plan, BarText(plan, self._clock)
@@ -220,20 +219,17 @@ class BarReporter(Reporter, abc.ABC):
 
     @contextlib.contextmanager
     def busy(self, task: str) -> Iterator[None]:
-        """See base class."""
         self._set_status(f"{task} ...")
         yield
         self._set_status("")
 
     def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """See base class."""
         if self._text is not None:
             self._text.update(step, record)
         if self._clock() - self._last_draw_time >= self._seconds:
             self._draw()
 
     def record(self, record: Mapping[str, Json]) -> None:
-        """See base class."""
         if record.get("kind") == EVAL or self._text is None:
             self._print(line(record, self._plan))
         elif "step" in record:
@@ -241,7 +237,6 @@ class BarReporter(Reporter, abc.ABC):
         self._draw()
 
     def close(self, outcome: str) -> None:
-        """See base class."""
         if self._text is not None:
             self._set_status("")
             self._close_bar()

@@ -81,7 +81,6 @@ class Logger(Reporter, abc.ABC):
         """
 
     def record(self, record: Mapping[str, Json]) -> None:
-        """See base class."""
         kind = record.get("kind", TRAIN)
         values = {f"{kind}/{name}": value for name, value in scalars(record)}
         if values and "step" in record:
@@ -107,23 +106,18 @@ class OptionalReporter(Reporter):
             self._fail(error)
 
     def start(self, plan: RunPlan) -> None:
-        """See base class."""
         self._try(lambda: self._reporter.start(plan))
 
     def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """See base class."""
         self._try(lambda: self._reporter.progress(step, record))
 
     def record(self, record: Mapping[str, Json]) -> None:
-        """See base class."""
         self._try(lambda: self._reporter.record(record))
 
     def sync(self) -> None:
-        """See base class."""
         self._try(lambda: self._reporter.sync())
 
     def close(self, outcome: str) -> None:
-        """See base class."""
         self._try(lambda: self._reporter.close(outcome))
 
     def _try(self, call: Callable[[], object]) -> None:
@@ -200,18 +194,15 @@ class MLflowLogger(Logger):
         self._client.log_batch(self._id, tags=[self._tag(f"tfdist.{key}", value) for key, value in tags.items()])
 
     def start(self, plan: RunPlan) -> None:
-        """See base class."""
         self._set_tags({"total_steps": str(plan.total_steps)})
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """See base class."""
         now = int(time.time() * 1000)
         self._client.log_batch(
             self._id, metrics=[self._metric(name, value, now, step) for name, value in values.items()]
         )
 
     def close(self, outcome: str) -> None:
-        """See base class."""
         self._set_tags({"outcome": outcome})
         self._client.set_terminated(self._id, status=_STATUS.get(outcome, "FAILED"))
 
@@ -252,11 +243,9 @@ class WandbLogger(Logger):
         self._run.define_metric("*", step_metric="step")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """See base class."""
         self._run.log({"step": step, **values})
 
     def close(self, outcome: str) -> None:
-        """See base class."""
         self._run.summary["outcome"] = outcome
         self._run.finish(exit_code=0 if outcome == "done" else 1)
 

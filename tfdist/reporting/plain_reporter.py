@@ -50,24 +50,20 @@ class PlainReporter(Reporter):
         self._plan: RunPlan | None = None
 
     def start(self, plan: RunPlan) -> None:
-        """See base class."""
         self._plan = plan
         for text in banner(plan.description):
             self._write(text)
 
     @contextlib.contextmanager
     def busy(self, task: str) -> Iterator[None]:
-        """See base class."""
         start_time = self._clock()
         yield
         self._write(f"{printable(task)} took {self._clock() - start_time:.1f} s")
 
     def record(self, record: Mapping[str, Json]) -> None:
-        """See base class."""
         self._write(line(record, self._plan))
 
     def close(self, outcome: str) -> None:
-        """See base class."""
         if outcome:
             self._write(f"run ended: {printable(outcome)}")
 

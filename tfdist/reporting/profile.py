@@ -55,7 +55,6 @@ class ProfileWindow(NullProfile):
         self._is_running = False
 
     def on_step(self, step: int) -> None:
-        """See base class."""
         if self._is_running and step >= self._stop:
             self.close()
         elif not self._is_running and self._start <= step < self._stop:
@@ -63,7 +62,6 @@ class ProfileWindow(NullProfile):
             self._is_running = True
 
     def close(self) -> None:
-        """See base class."""
         if self._is_running:
             self._is_running = False
             self._profiler.stop()

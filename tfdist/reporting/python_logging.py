@@ -69,7 +69,6 @@ class LogReporter(Reporter):
     """Writes the description of a run to the log file."""
 
     def start(self, plan: RunPlan) -> None:
-        """See base class."""
         for line in banner(plan.description):
             _log.info("%s", line, extra=ONLY_IN_FILE)
 
@@ -83,7 +82,6 @@ class _File(logging.Handler):
         self.has_failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See base class."""
         try:
             self._file.write(f"{self.format(record)}\n".encode(errors="backslashreplace"))
         except Exception:
@@ -107,7 +105,6 @@ class _StandardError(logging.Handler):
     """Writes to the current `sys.stderr`, which a progress bar may replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See base class."""
         if getattr(record, "only_in_file", False):
             return
         try:

@@ -115,30 +115,25 @@ class MultiReporter(Reporter):
         self._reporters = tuple(reporters)
 
     def start(self, plan: RunPlan) -> None:
-        """See base class."""
         for reporter in self._reporters:
             reporter.start(plan)
 
     def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """See base class."""
         for reporter in self._reporters:
             reporter.progress(step, record)
 
     @contextlib.contextmanager
     def busy(self, task: str) -> Iterator[None]:
-        """See base class."""
         with contextlib.ExitStack() as stack:
             for reporter in self._reporters:
                 stack.enter_context(reporter.busy(task))
             yield
 
     def record(self, record: Mapping[str, Json]) -> None:
-        """See base class."""
         for reporter in self._reporters:
             reporter.record(record)
 
     def sync(self) -> None:
-        """See base class."""
         for reporter in self._reporters:
             reporter.sync()
 
@@ -180,11 +175,9 @@ class MetricsFile(Reporter):
         self._file.write(json.dumps(to_json(line), allow_nan=False).encode() + b"\n")
 
     def sync(self) -> None:
-        """See base class."""
         self._file.sync()
 
     def close(self, outcome: str) -> None:
-        """See base class."""
         self._file.close()
 
 
@@ -202,7 +195,6 @@ class OutcomeFile(Reporter):
             storage_of(self._path).remove(self._path)
 
     def close(self, outcome: str) -> None:
-        """See base class."""
         text = json.dumps({"outcome": outcome, "time": self._clock()})
         with reraise_as_write_error(self._path):
             storage_of(self._path).replace(self._path, f"{text}\n".encode())

@@ -90,11 +90,9 @@ class TensorBoardReporter(Reporter):
         self._first_step: int | None = None
 
     def start(self, plan: RunPlan) -> None:
-        """See base class."""
         self._first_step = plan.first_step + 1
 
     def record(self, record: Mapping[str, Json]) -> None:
-        """See base class."""
         if "step" not in record:
             return
         kind = str(record.get("kind", TRAIN))
@@ -108,7 +106,6 @@ class TensorBoardReporter(Reporter):
                 self._files[kind].histogram(f"servers/{server}/staleness", counts, *when)
 
     def close(self, outcome: str) -> None:
-        """See base class."""
         with reraise_as_write_error(self._directory):
             for file in self._files.values():
                 file.close()

@@ -48,7 +48,6 @@ class ElasticExchange(Exchange):
     def _update(
         self, weights: Sequence[tf.Tensor], totals: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor], ExchangeResult]:
-        """See base class."""
         *totals, rows, squares = totals
         replicas, center = self._strategy.replicas, self._global_weights.values()
         new_weights = apply_constraints(
@@ -75,11 +74,9 @@ class ElasticSynchronizer(PeriodicSynchronizer):
         self._center = TemporaryValues(self._weights, strategy, lambda _: self._global_weights.values())
 
     def _make_exchange(self, *args: Any) -> Exchange:
-        """See base class."""
         return ElasticExchange(*args, alpha=self._sync.effective_alpha(self._strategy.replicas))
 
     def begin(self, step: int, batch_size: int) -> None:
-        """See base class."""
         self._sync.check_alpha(self._strategy.replicas)
         if self._last_exchange is None:
             super().begin(step, batch_size)

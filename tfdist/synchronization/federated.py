@@ -214,7 +214,6 @@ class ClientGradients(GradientSource):
         return step[0], tf.cast(step[1], tf.int32), self.sync.clients + 1
 
     def _row_gradients(self, *args: Any) -> LocalGradients:
-        """See base class."""
         gradients, value = super()._row_gradients(*args)
         if not self.sync.proximal:
             return LocalGradients(gradients, value)
@@ -345,7 +344,6 @@ class FederatedSynchronizer(WeightSynchronizer):
         self.variables = self._state.global_weights.optimizer_variables
 
     def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
-        """See base class."""
         assert batch_size  # the batch size of a client
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:

@@ -77,11 +77,9 @@ class PeriodicSynchronizer(WeightSynchronizer):
         return Exchange(*args, optimizer_state=state, statistics=self._statistics)
 
     def is_local_step(self, step: int) -> bool:
-        """See base class."""
         return step >= self._sync.first_local_step
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         first, period = self._sync.first_local_step, self._sync.period
         return first if step < first else first + ((step - first) // period + 1) * period
 
@@ -129,7 +127,6 @@ class PeriodicSynchronizer(WeightSynchronizer):
         return recording.payload_bytes / self._sync.period if recording else 0
 
     def to_json(self) -> dict[str, Any]:
-        """See base class."""
         return {"last_exchange": self._last_exchange}
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
@@ -193,12 +190,10 @@ class HierarchicalSynchronizer(PeriodicSynchronizer):
         self._compiled_levels: dict[int | None, Any] = {}
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         [(period, _), *_] = self._levels
         return (step // period + 1) * period
 
     def run_exchanges(self, step: int) -> Mapping[str, float]:
-        """See base class."""
         has_replicas = self._strategy.replicas > 1
         due_levels = [level for level, (period, _) in enumerate(self._levels) if has_replicas and step % period == 0]
         if step % self._sync.period and due_levels and self._last_exchange is not None:

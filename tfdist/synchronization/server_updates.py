@@ -53,7 +53,6 @@ class IndependentShares(Recording):
         self._staleness = staleness
 
     def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
-        """See base class."""
         raise InputError(
             "Layers and losses must not communicate if workers compute different steps at the same time, as synchronized batch "
             f"normalization and masks do. Received: --staleness={self._staleness} and a call of {operation} ({name}). Use "
@@ -100,7 +99,6 @@ class ServerSynchronizer(WeightSynchronizer):
             )
 
     def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
-        """See base class."""
         self._remote.check_holds(self._model)
         self.methods = self._compression_methods(steps)
 
@@ -131,11 +129,9 @@ class ServerSynchronizer(WeightSynchronizer):
 
     @property
     def payload_per_step(self) -> float:
-        """See base class."""
         return self.pushed_bytes
 
     def take_fields(self) -> Mapping[str, Any]:
-        """See base class."""
         fields, staleness = self._statistics.take_fields(), self._remote.staleness
         names = {_DROPPED_ROWS: staleness.drops_shares, _REJECTIONS: staleness.late.kind == REJECT}
         for name in (name for name, is_possible in names.items() if is_possible or self.totals[name]):
@@ -144,11 +140,9 @@ class ServerSynchronizer(WeightSynchronizer):
         return fields
 
     def to_json(self) -> dict[str, Any]:
-        """See base class."""
         return dict(self.totals)
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
-        """See base class."""
         self.totals = collections.Counter(saved)
 
     @contextlib.contextmanager

@@ -273,11 +273,9 @@ class StreamingSynchronizer(WeightSynchronizer):
         self._pending_exchange: _PendingExchange | None = None
 
     def is_local_step(self, step: int) -> bool:
-        """See base class."""
         return step >= self._sync.first_local_step
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         if step < self._sync.first_local_step:
             return self._sync.first_local_step
         send_steps = [self._next_send_step(p, step) for p in self._fragment_indices]
@@ -295,7 +293,6 @@ class StreamingSynchronizer(WeightSynchronizer):
         return first_step if step < first_step else first_step + ((step - first_step) // period + 1) * period
 
     def begin(self, step: int, batch_size: int) -> None:
-        """See base class."""
         self._batch_size = batch_size
         if self.is_local_step(step) and not self._send_steps:
             self._send_steps = [step] * self._sync.fragment_count
@@ -324,7 +321,6 @@ class StreamingSynchronizer(WeightSynchronizer):
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """See base class."""
         try:
             yield
         except BaseException:
@@ -335,7 +331,6 @@ class StreamingSynchronizer(WeightSynchronizer):
 
     @contextlib.contextmanager
     def with_global_weights(self, step: int) -> Iterator[None]:
-        """See base class."""
         self.settle()
         with contextlib.ExitStack() as stack:
             for mean in self._means if self._send_steps else []:
@@ -351,7 +346,6 @@ class StreamingSynchronizer(WeightSynchronizer):
         return sum(recording.payload_bytes for recording in recordings) / self._sync.period
 
     def to_json(self) -> dict[str, Any]:
-        """See base class."""
         self.settle()
         pending = self._pending_exchange
         entry = (
