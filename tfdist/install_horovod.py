@@ -20,7 +20,6 @@ from absl import flags
 
 from tfdist.cli import command, horovod_build
 from tfdist.cli.horovod_build import PATCHED, SDIST, SHA256, VERSION, Build
-from tfdist.config.strategy_registry import NO_ONECCL
 from tfdist.errors import InputError, TfdistError
 
 # Horovod's CMake looks for TensorFlow in the running Python, so build isolation would not work.
@@ -95,19 +94,12 @@ def install(options: Options) -> None:
     except OSError as error:
         raise InputError(f"The cache must be writable. Received: {error}. Pass another --cache_dir.") from error
     _print_line(f"Horovod {PATCHED} for TensorFlow {build.tensorflow}; log: {log.path}")
-    cached_wheels = [] if options.force else [wheel for wheel in folder.glob("*.whl") if _is_intact(wheel)]
+    cached_wheels = [] if options.force else list(folder.glob("*.whl"))
     wheel = cached_wheels[0] if cached_wheels else make_wheel(build, options.cache, log)
     _print_line(f"Installing {wheel}")
     log.pip("install", "--force-reinstall", "--no-deps", str(wheel))
     log.pip("install", str(wheel))  # installs missing dependencies
     _print_line(f"import horovod.tensorflow works ({_transports(build)}).")
-
-
-def _is_intact(wheel: pathlib.Path) -> bool:
-    reason = horovod_build.check(wheel)
-    if reason:
-        _print_line(f"Not using {wheel}: {reason}.")
-    return not reason
 
 
 def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
@@ -137,7 +129,7 @@ def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
         arguments = ["--verbose", *_FROM_SOURCE, "--wheel-dir", str(folder), str(source)]
         log.pip("wheel", *arguments, environment=environment)
         (new_wheel,) = folder.glob("*.whl")
-        return horovod_build.add(new_wheel, cache / build.key)
+        return new_wheel.replace(cache / build.key / new_wheel.name)
 
 
 def _fetch(names: Iterable[str], folder: pathlib.Path, log: Log) -> None:
@@ -206,15 +198,12 @@ def define_flags(values: flags.FlagValues) -> None:
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tfdist" / "horovod"
     flags.DEFINE_bool("gpu", False, "Build for NCCL (needs nvcc and NCCL's headers).", flag_values=values)
     flags.DEFINE_bool("mpi", False, "Build for MPI as well (needs mpicxx).", flag_values=values)
-    flags.DEFINE_bool("ccl", False, "Not supported; prints the reason.", flag_values=values)
     flags.DEFINE_bool("force", False, "Build and install even if it is already installed.", flag_values=values)
     flags.DEFINE_string("cache_dir", str(cache), "Directory of cached wheels.", flag_values=values)
 
 
 def main(values: flags.FlagValues) -> None:
     """Installs Horovod as configured by the flags."""
-    if values.ccl:
-        raise InputError(f"{NO_ONECCL} Received: --ccl. Use --mpi.")
     install(Options(pathlib.Path(values.cache_dir).expanduser().resolve(), values.gpu, values.mpi, values.force))
 
 

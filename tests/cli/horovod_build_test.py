@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 import stat
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -274,14 +273,6 @@ def test_the_last_error_is_the_cause_and_not_its_echo(output: str, cause: str):
 
 
 @pytest.fixture
-def built(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A wheel next to the directory of the cache."""
-    wheel = tmp_path / "a-1.0-py3-none-any.whl"
-    wheel.write_bytes(b"a wheel")
-    return wheel
-
-
-@pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     folder = tmp_path / "cache" / "wheels"
     horovod_build.make_private(folder)
@@ -297,42 +288,3 @@ def test_a_new_directory_is_private_and_one_that_others_can_read_is_used(folder:
     folder.chmod(0o755)
     horovod_build.make_private(folder)
     assert mode(folder) == 0o755
-
-
-def test_a_wheel_is_moved_and_its_hash_recorded_for_sha256sum(built: pathlib.Path, folder: pathlib.Path):
-    wheel = horovod_build.add(built, folder)
-    assert wheel == folder / built.name
-    assert not built.exists()
-    assert not horovod_build.check(wheel)
-    record = folder / f"{wheel.name}.sha256"
-    assert mode(record) == 0o600
-    assert set(folder.iterdir()) == {wheel, record}
-    done = subprocess.run(["sha256sum", "--check", record.name], cwd=folder, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{wheel.name}: OK\n"
-
-
-def test_a_wheel_that_replaces_another_has_its_own_hash(built: pathlib.Path, folder: pathlib.Path):
-    horovod_build.add(built, folder)
-    built.write_bytes(b"another wheel")
-    wheel = horovod_build.add(built, folder)
-    assert wheel.read_bytes() == b"another wheel"
-    assert not horovod_build.check(wheel)
-
-
-def test_a_wheel_with_the_hash_of_its_predecessor_is_not_used(built, folder, monkeypatch: pytest.MonkeyPatch):
-    horovod_build.add(built, folder)
-    built.write_bytes(b"another wheel")
-
-    def interrupt(**_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tempfile.mkstemp", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        horovod_build.add(built, folder)
-    assert horovod_build.check(folder / built.name).startswith("its SHA-256 is ")
-
-
-def test_the_hash_of_another_file_is_not_the_wheel_s(built: pathlib.Path, folder: pathlib.Path):
-    wheel = horovod_build.add(built, folder)
-    renamed = wheel.rename(folder / "b-1.0-py3-none-any.whl")
-    assert horovod_build.check(renamed) == "its hash was not recorded"

@@ -22,7 +22,6 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import tempfile
 
 from tfdist.errors import InputError, TfdistError
 
@@ -270,13 +269,8 @@ def last_error(text: str) -> str:
     return cause
 
 
-# The cache of Horovod's wheels: directories that only their user can write, with a hash next to each wheel.
-# The hash, in a file for `sha256sum --check`, detects incomplete or modified wheels. It does not protect against someone who
-# can write both files; the owner and mode of the directories do.
-
-
 def make_private(folder: pathlib.Path) -> None:
-    """Creates a directory and its parents, unless it exists. A new directory is accessible to this user only.
+    """Creates a directory of the cache and its parents, unless it exists. A new one is accessible to this user only.
 
     Raises:
       InputError: it belongs to another user, or others can write to it.
@@ -290,40 +284,3 @@ def make_private(folder: pathlib.Path) -> None:
             f"Received: {folder}, of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}. Run: "
             f"chmod go-w {folder}, or pass another --cache_dir."
         )
-
-
-def add(wheel: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """Moves a wheel into a directory on the same file system, records its hash, and returns its new path.
-
-    Replaces an existing wheel. If this is interrupted, the wheel has no hash or a wrong one, and is not used.
-    """
-    line = _hash_line(_hash(wheel), wheel)
-    cached_wheel = wheel.replace(folder / wheel.name)
-    descriptor, partial = tempfile.mkstemp(dir=folder)  # with mode 0600
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(line)
-    os.replace(partial, _hash_file(cached_wheel))
-    return cached_wheel
-
-
-def check(wheel: pathlib.Path) -> str:
-    """Returns why a cached wheel must not be used; empty if it has the recorded hash."""
-    try:
-        recorded_line = _hash_file(wheel).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return "its hash was not recorded"
-    actual = _hash(wheel)
-    return "" if recorded_line == _hash_line(actual, wheel) else f"its SHA-256 is {actual} and not the recorded one"
-
-
-def _hash_file(wheel: pathlib.Path) -> pathlib.Path:
-    return wheel.with_name(f"{wheel.name}.sha256")
-
-
-def _hash_line(sha256: str, wheel: pathlib.Path) -> str:
-    return f"{sha256}  {wheel.name}\n"
-
-
-def _hash(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
