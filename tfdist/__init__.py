@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Hides TensorFlow's start-up messages; TF_CPP_MIN_LOG_LEVEL=0 shows them.
-quiet_tensorflow.filter_stderr_on_import()
+# Hides TensorFlow's messages; TF_CPP_MIN_LOG_LEVEL=0 shows them.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 exit_status.end_with_exit_codes()
 # Horovod with MPI loads UCX, which would install handlers of SIGHUP, SIGSEGV and other signals.
@@ -102,10 +101,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
     keras_backend.check()
-    if name in _MODULES:
-        value = getattr(importlib.import_module(_MODULES[name]), name)
-    else:
-        value = importlib.import_module(f"tfdist.{name}")
+    with quiet_tensorflow.filter_import():
+        module = importlib.import_module(_MODULES.get(name, f"tfdist.{name}"))
+    value = getattr(module, name) if name in _MODULES else module
     globals()[name] = value
     return value
 

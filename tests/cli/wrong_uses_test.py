@@ -37,7 +37,6 @@ FILES = {
     "word.yaml": "epochs: ten\n",
     "typo.flags": "--model=mlp\n--bach_size=3\n",
     "config.yaml": "model: mlp\n",
-    "itself.flags": "--flagfile=itself.flags\n",
     "run.flags": "--model=mlp\n",
     "mine.py": "def build(input_shape, classes):\n    return None\n\n\ndef nothing():\n    pass\n\n\nVALUE = 3\n",
     "custom.py": "import keras\n\n\nclass Own(keras.Model):\n    def call(self, x):\n        return x\n\n\n"

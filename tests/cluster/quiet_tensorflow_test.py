@@ -9,10 +9,7 @@ import pytest
 from tfdist.cluster import quiet_tensorflow
 
 PROGRAM = """\
-import sys, tfdist, importlib.util
-assert importlib.util.find_spec("tensorflow").loader.get_filename("tensorflow")
-import keras, importlib.resources
-assert importlib.resources.files("tensorflow").is_dir()
+import sys, tfdist
 sys.ps1 = "> "  # as in a notebook, where TensorFlow prints more
 strategy = tfdist.load_strategy("mirrored", devices=2)
 import tensorflow as tf
@@ -36,7 +33,7 @@ def test_the_library_starts_silently_unless_a_variable_asks_for_messages():
 
 @pytest.mark.processes
 def test_it_is_imported_without_a_stderr():
-    command = f'"{sys.executable}" -c "import tfdist, tensorflow; print(1)" 2>&-'
+    command = f'"{sys.executable}" -c "import tfdist; tfdist.Strategy; print(1)" 2>&-'
     done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "1\n")
 
@@ -62,10 +59,3 @@ def test_everything_is_shown_before_an_exception(capfd: pytest.CaptureFixture[st
         os.write(2, b"E0000 00:00:1795659360.924996   31137 cuda.cc:1] no driver\n")
         raise ImportError
     assert "no driver" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(("level", "filters"), [("0", False), ("1", False), ("2", True)])
-def test_the_import_is_filtered_unless_a_variable_asks_for_messages(level: str, filters: bool, monkeypatch):
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
-    spec = quiet_tensorflow._Finder().find_spec("tensorflow")
-    assert isinstance(spec.loader, quiet_tensorflow._FilteringLoader) == filters

@@ -91,24 +91,17 @@ def test_status(tmp_path, outcome, model, status):
     assert read_run(path.parent, "a").status == status
 
 
-def test_what_is_damaged_or_missing_is_unknown(tmp_path):
-    path = write(
-        tmp_path / "a", [{"step": 0, "flags": 5, "started": "then", "versions": [], "replicas": -1, "examples": 0}]
-    )
-    (path / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": [1], "accuracy": null}\n{"kind"')
-    (path / "outcome.json").write_text("[" * 9999)
+def test_a_run_that_has_just_begun(tmp_path):
+    path = write(tmp_path / "a", [{"step": 0, "flags": [], "started": "2026-01-01T00:00:00+00:00"}], ())
+    (path / "metrics.jsonl").write_text('{"kind"')  # killed while it wrote
     run = read_run(path, "a")
-    assert (run.steps, run.strategy) == (1, "")
-    assert (run.total_steps, run.start_time, run.seconds, run.replicas) == (None,) * 4
+    assert (run.steps, run.strategy, run.total_steps, run.seconds, run.replicas) == (0, "", None, None, None)
     assert not run.flags and not run.versions and run.best("loss") is None
-    for name in ("metrics.jsonl", "outcome.json"):
-        (path / name).unlink()
-    assert read_run(path, "a").steps == 0
 
 
 @pytest.mark.parametrize(
     ("contents", "message"),
-    [(None, "it is not the directory of a run"), ("", "is empty"), ("{}\n", "Each line of"), ("\xff", "Each line of")],
+    [(None, "it is not the directory of a run"), ("", "is empty"), ("\xff", "Each line of")],
 )
 def test_what_is_no_run(tmp_path, contents, message):
     if contents is not None:

@@ -336,9 +336,8 @@ def _read_yaml(path: str) -> dict[str, Any]:
     try:
         values = yaml.load(text_of(path), yaml.BaseLoader) or {}  # numbers stay as they are written
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(
-            f"--config must name a YAML file. Received: {path} ({one_line(str(error)).rstrip('.')})."
-        ) from error
+        cause = getattr(error, "problem", None) or getattr(error, "strerror", None) or one_line(str(error)).rstrip(".")
+        raise InputError(f"--config must name a YAML file. Received: {path} ({cause}).") from error
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise InputError(
             "--config must name a file that maps names of flags to values, one per line, such as batch_size: 64. "

@@ -1,15 +1,11 @@
 """Hides the startup messages of TensorFlow, and sets environment variables temporarily."""
 
 import contextlib
-import importlib.util
 import os
 import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
 
 from tfdist.cluster import keras_backend
 from tfdist.cluster.terminal import show_temporarily
@@ -64,49 +60,10 @@ def _flush() -> None:
         sys.stderr.flush()
 
 
-class _Finder:
-    """Finds the module `tensorflow`, with a loader that filters messages during the import."""
-
-    _is_searching = False
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
-        if name != "tensorflow" or self._is_searching:
-            return None
-        self._is_searching = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._is_searching = False
-        if spec and spec.loader and not shows_startup_messages():
-            # Has the methods that the import system calls.
-            spec.loader = _FilteringLoader(spec.loader, self)  # type: ignore[assignment]
-        return spec
-
-
-class _FilteringLoader:
-    """Wraps a loader, and filters messages during the import."""
-
-    def __init__(self, loader: Any, finder: _Finder):
-        self._loader = loader
-        self._finder = finder
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """See `importlib.abc.Loader`."""
-        module.__spec__.loader = module.__loader__ = self._loader  # type: ignore[union-attr]
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self._finder)
-        with filter_stderr():
-            self._loader.exec_module(module)
-
-
-def filter_stderr_on_import() -> None:
-    """Hides TensorFlow's startup messages when any module imports it first, unless they are enabled."""
-    if "tensorflow" not in sys.modules:
-        sys.meta_path.insert(0, _Finder())
+def filter_import() -> contextlib.AbstractContextManager[None]:
+    """Returns a context that hides the messages of the import of TensorFlow, unless they are enabled."""
+    is_shown = "tensorflow" in sys.modules or shows_startup_messages()
+    return contextlib.nullcontext() if is_shown else filter_stderr()
 
 
 def detect_devices() -> None:

@@ -284,10 +284,10 @@ class JobController:
     disabled for a while (see `Slots`), and the job continues with the remaining slots. If slots are added or removed, all
     processes save, stop, and are started again. Only checkpoints carry state from one attempt to the next.
 
-    If the processes end with a bad-input error after a launcher has joined, this launcher's program differs from the others':
-    the launcher is refused, and the others continue. If a larger number of processes ends with such an error after a smaller
-    number has trained, the larger number is not tried again. A launcher that stays connected, but does not report long after
-    its processes had to end, hangs (for example on a disk) and counts as lost. If the first launcher hangs, the job is over.
+    If a larger number of processes ends with a bad-input error after a smaller number has trained, the flags or the program
+    of a new launcher do not allow it, and it is not tried again. A launcher that stays connected, but does not report long
+    after its processes had to end, hangs (for example on a disk) and counts as lost. If the first launcher hangs, the job is
+    over.
 
     Attributes:
       open_group: serves the group of several launchers of an attempt; set by jobs on several hosts.
@@ -533,9 +533,7 @@ class JobController:
         if cause.code != ExitCode.BAD_INPUT and attempt.step is not None:
             self._trained_launchers.update(attempt.processes)
             self._trained_size = max(self._trained_size, attempt.size)
-        if misfits := self._find_misfits(attempt, cause):
-            self._refuse(misfits, cause, now)
-        elif cause.code == ExitCode.BAD_INPUT and 0 < self._trained_size < attempt.size:
+        if cause.code == ExitCode.BAD_INPUT and 0 < self._trained_size < attempt.size:
             self._limit_size(self._trained_size, attempt, cause)
         elif (
             (attempt.stop_reason == _RESIZE_OUTCOME or leaving_launchers)
@@ -547,18 +545,12 @@ class JobController:
             self._retry_or_end(attempt, cause, now)
 
     def _limit_size(self, size: int, attempt: AttemptState, cause: Outcome) -> None:
-        """Limits the job to a size that has worked, because the flags do not allow a larger one."""
+        """Limits the job to a size that has worked."""
         self._max_processes = size
         self._restarts.record_resize()
         self._print_line(
             f"{cause.reason}.{_log_text(cause)} {attempt.size} processes are too many: at most {size} from now on."
         )
-
-    def _find_misfits(self, attempt: AttemptState, cause: Outcome) -> list[str]:
-        """Returns the new launchers that have caused a bad-input error, if others have trained before."""
-        if cause.code != ExitCode.BAD_INPUT:
-            return []
-        return [name for name in self._untrained_launchers(attempt) if name != self._first_launcher]
 
     def _untrained_launchers(self, attempt: AttemptState) -> list[str]:
         if self._trained_launchers.isdisjoint(attempt.processes):
@@ -570,14 +562,6 @@ class JobController:
         if attempt.step is not None or cause.code in PREEMPTION_CODES:
             return []
         return [name for name in self._untrained_launchers(attempt) if name in self._members]
-
-    def _refuse(self, misfits: Sequence[str], cause: Outcome, now: float) -> None:
-        for name in misfits:  # some may already have left
-            self._refusals[name] = cause
-            self.lose_launcher(name, f"does not match the others, and is refused: {cause.reason}")
-        self._restarts.record_resize()
-        if not self._plan(self._enabled_slots(now)):  # no launcher can train before another one joins
-            self._not_before = now + self._job.restart_backoff_seconds
 
     def _retry_or_end(self, attempt: AttemptState, cause: Outcome, now: float) -> None:
         """Handles a failure, or a preemption that was not requested from a launcher."""

@@ -164,8 +164,12 @@ class RunDirectory:
     @property
     def end_facts(self) -> dict[str, Any]:
         """The facts passed to `finish`; empty if the run has not finished."""
-        facts = _json(self._contents(self.end)) if self.is_done else None
-        return facts if isinstance(facts, dict) and _is_count(facts.get("step")) else {}
+        return (_json(self._contents(self.end)) or {}) if self.is_done else {}
+
+    @property
+    def outcome_facts(self) -> dict[str, Any]:
+        """The outcome of the last start; empty if there is none."""
+        return _json(self._contents(self.outcome)) or {}
 
     def write(self, path: StoragePath, contents: bytes) -> None:
         """Writes a file of the run, such as `timeline`.
@@ -239,19 +243,13 @@ class RunDirectory:
         Raises:
           InputError: it cannot be read, or a line is invalid.
         """
-        starts = []
-        for number, line in enumerate(self._contents(self.starts).splitlines()):
-            start = _json(line)
-            if not (
-                isinstance(start, dict)
-                and _is_count(start.get("step"))
-                and all(isinstance(start.get(name, ""), str) for name in ("checkpoint", "commits", "launched"))
-            ):
-                raise InputError(
-                    f"Each line of {self.starts} must describe a start of the run. Received: an invalid line {number + 1}. "
-                    "Restore the file, or start a run in another directory."
-                )
-            starts.append(start)
+        lines = self._contents(self.starts).splitlines()
+        starts = [start for line in lines if (start := _json(line))]
+        if len(starts) < len(lines):
+            raise InputError(
+                f"Each line of {self.starts} must describe a start of the run. Received: a line that is not JSON. Restore "
+                "the file, or start a run in another directory."
+            )
         return starts
 
     def read_updates(self) -> list[dict[str, Any]]:
@@ -264,7 +262,7 @@ class RunDirectory:
             updates = {version: update for version, update in updates.items() if version < start["step"]}
             for line in self._contents(self.updates(number)).splitlines(keepends=True):
                 update = _json(line)
-                if not line.endswith(b"\n") or not isinstance(update, dict) or not _is_count(update.get("version")):
+                if not line.endswith(b"\n") or update is None:
                     break
                 updates[update["version"]] = update
         first = min(updates, default=0)
@@ -273,7 +271,7 @@ class RunDirectory:
 
     def last_flags(self) -> dict[str, str]:
         """Returns the values of the flags of the last start, as text by name; see `read_starts` for errors."""
-        return flag_values((self.read_starts() or [{}])[-1].get("flags"))
+        return flag_values((self.read_starts() or [{}])[-1].get("flags", []))
 
     def make(self) -> None:
         """Creates the directory if it does not exist.
@@ -301,11 +299,7 @@ class RunDirectory:
         records = []
         for line in self._contents(file).splitlines(keepends=True):
             record = _json(line)
-            if (
-                not isinstance(record, dict)
-                or not _is_count(record.get("step"))
-                or not isinstance(record.get("kind"), str)
-            ):
+            if record is None:
                 break
             records.append((line, record))
         return records
@@ -380,22 +374,18 @@ def default_path(dataset: str, model: str, ending: str) -> str:
     return f"runs/{'-'.join(names)}-{ending}"
 
 
-def flag_values(lines: Any) -> dict[str, str]:
+def flag_values(lines: Sequence[str]) -> dict[str, str]:
     """Returns the values of flags, as text by name, from the lines of a flag file; other lines are ignored."""
-    texts = [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
-    matches = [re.fullmatch(r"--(\w+)=(.*)", text, re.DOTALL) for text in texts]
+    matches = [re.fullmatch(r"--(\w+)=(.*)", line, re.DOTALL) for line in lines]
     return {match[1]: match[2] for match in matches if match}
 
 
-def _json(line: bytes) -> Any:
+def _json(line: bytes) -> dict[str, Any] | None:
+    """Returns the object on a line; None if a crash has left it incomplete."""
     try:
         return json.loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
-
-
-def _is_count(number: object) -> bool:
-    return type(number) is int and 0 <= number < 1 << 63
 
 
 @contextlib.contextmanager

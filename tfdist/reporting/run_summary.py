@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import itertools
-import json
 import math
 import re
 import textwrap
@@ -52,7 +51,7 @@ class RunSummary:
       versions: versions of packages, by name.
       strategy: name of the strategy; empty if unknown.
       replicas: number of replicas; None if unknown.
-      start_time: time of the first start, in seconds since 1970 (UTC); None if unknown.
+      start_time: time of the first start, in seconds since 1970 (UTC).
       starts: number of starts.
       seconds: wall time of all starts; None if unknown.
       steps: number of updates, according to the records.
@@ -67,7 +66,7 @@ class RunSummary:
     versions: Mapping[str, str]
     strategy: str
     replicas: int | None
-    start_time: float | None
+    start_time: float
     starts: int
     seconds: float | None
     steps: int
@@ -132,17 +131,17 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
     if not starts:
         raise InputError("its starts.jsonl is empty")
     last, records = starts[-1], directory.all_records()
-    outcome = _outcome(directory)
-    flags = flag_values(last.get("flags"))
-    steps, total = max([int(last["step"]), *(record["step"] for record in records)]), _total_steps(flags, last)
-    times = [_time(start.get("started")) for start in starts]
+    outcome = directory.outcome_facts
+    flags = flag_values(last.get("flags", []))
+    steps, total = max([last["step"], *(record["step"] for record in records)]), _total_steps(flags, last)
+    times = [datetime.datetime.fromisoformat(start["started"]).timestamp() for start in starts]
     return RunSummary(
         name=name,
         directory=directory,
         flags=flags,
-        versions=_texts(last.get("versions")),
+        versions=last.get("versions", {}),
         strategy=str(last.get("strategy") or flags.get("strategy", "")),
-        replicas=_count(last.get("replicas")),
+        replicas=last.get("replicas"),
         start_time=times[0],
         starts=len(starts),
         seconds=_seconds(times, [*records, outcome]),
@@ -180,36 +179,11 @@ def _is_locked(directory: RunDirectory) -> bool:
         return True
 
 
-def _outcome(directory: RunDirectory) -> dict[str, Any]:
-    storage = storage_of(directory.outcome)
-    try:
-        outcome = json.loads(storage.read(directory.outcome))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return outcome if isinstance(outcome, dict) else {}
-
-
-def _texts(value: Any) -> dict[str, str]:
-    return {str(name): str(text) for name, text in value.items()} if isinstance(value, dict) else {}
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
-
-
-def _time(text: Any) -> float | None:
-    try:
-        return datetime.datetime.fromisoformat(text).timestamp()
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None
-
-
-def _seconds(starts: Sequence[float | None], records: Sequence[Mapping[str, Any]]) -> float | None:
+def _seconds(starts: Sequence[float], records: Sequence[Mapping[str, Any]]) -> float | None:
     """Returns the total time from each start to the last record before the next start."""
-    known_starts = [start for start in starts if start is not None]
     times = [time for record in records if (time := number(record.get("time"))) is not None and math.isfinite(time)]
     total = 0.0
-    for start, end in itertools.pairwise([*known_starts, math.inf]):
+    for start, end in itertools.pairwise([*starts, math.inf]):
         total += max([time for time in times if start <= time < end], default=start) - start
     return total or None
 
@@ -332,9 +306,9 @@ def duration(seconds: float | None) -> str:
     return f"{rounded_seconds} s" if rounded_seconds >= 10 else f"{seconds:.1f} s"
 
 
-def format_time(seconds: float | None) -> str:
+def format_time(seconds: float) -> str:
     """Formats a time in the local time zone."""
-    return UNKNOWN if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def as_json(run: RunSummary) -> Mapping[str, Any]:
