@@ -33,59 +33,52 @@ _TITLES = {
 class _Report:
     def __init__(self, output: Output):
         self._output = output
-        self._facts: dict[str, Any] = {}
-        self._problems: list[dict[str, str | None]] = []
+        self._findings: list[dict[str, str | None]] = []
+        self._results: dict[str, list[dict[str, Any]]] = {"engines": [], "speeds": []}
 
     def add(self, section: Section) -> None:
-        self._facts[section.name] = section.facts
         self._title(section.name)
         for finding in section.findings:
             self._add_finding(section.name, finding)
 
     def add_engines(self, smoke_tests: Iterable[SmokeTestResult]) -> None:
-        name = "engines"
-        self._facts[name] = []
-        self._title(name)
+        self._title("engines")
         for result in smoke_tests:
-            self._add_finding(name, doctor_engines.smoke_test_finding(result))
-            self._facts[name].append(result.facts())
+            self._add_finding("engines", doctor_engines.smoke_test_finding(result))
+            self._results["engines"].append(result.facts())
 
     def add_speeds(self, smoke_tests: Iterable[SmokeTestResult]) -> None:
-        name = "speeds"
-        self._title(name)
+        self._title("speeds")
         results = []
         for result in smoke_tests:
-            self._add_finding(name, doctor_engines.speed_finding(result))
+            self._add_finding("speeds", doctor_engines.speed_finding(result))
             results.append(result)
-        self._facts[name] = [doctor_engines.speed_facts(result) for result in results]
+        self._results["speeds"] = [doctor_engines.speed_facts(result) for result in results]
         if fastest := doctor_engines.fastest_finding(results):
-            self._add_finding(name, fastest)
+            self._add_finding("speeds", fastest)
 
     def end(self) -> bool:
         """Prints the summary; returns whether everything installed works."""
-        counts = {status: sum(problem["status"] == status for problem in self._problems) for status in Status}
+        counts = {status: sum(finding["status"] == status for finding in self._findings) for status in Status}
         failure_count = counts[Status.FAILED]
         summary = f"{failure_count} failed" if failure_count else "Everything installed works"
         summary += f"; {counts[Status.MISSING]} missing, {counts[Status.WARNING]} warnings."
         self._output.line(f"\n{summary}")
-        self._output.result(
-            {"works": not failure_count, "engines": [], "speeds": [], **self._facts, "problems": self._problems}
-        )
+        self._output.result({"works": not failure_count, "findings": self._findings, **self._results})
         return not failure_count
 
     def _title(self, name: str) -> None:
-        if len(self._facts) > 1:
+        if self._findings:
             self._output.line()
         self._output.line(_TITLES[name])
 
     def _add_finding(self, section: str, finding: Finding) -> None:
         for line in lines(finding):
             self._output.line(line)
-        if finding.status != Status.OK:
-            text = " ".join(finding.text.split())
-            self._problems.append(
-                {"section": section, "status": str(finding.status), "text": text, "remedy": finding.remedy or None}
-            )
+        text = " ".join(finding.text.split())
+        self._findings.append(
+            {"section": section, "status": str(finding.status), "text": text, "remedy": finding.remedy or None}
+        )
 
 
 def define_flags(values: flags.FlagValues) -> None:

@@ -60,7 +60,7 @@ LAUNCHER_NAMES = {
     "max_restarts": "reset_limit",
     "node_rank": "machine_rank",
     "nodes": "nnodes num_nodes num_machines",
-    "processes": "np num_proc num_processes nproc_per_node world_size",
+    "processes": "np nproc num_proc num_processes nproc_per_node world_size",
 }
 EVERY_COMMAND = "Every command"  # topic of the flags that all commands have
 _CLOSED_ERRORS = (errno.EPIPE, errno.EIO)  # errors of writing to a closed pipe or terminal
@@ -79,7 +79,7 @@ _log = logging.getLogger(__name__)
 
 
 def _flags_by_other_name(names: Mapping[str, str]) -> dict[str, str]:
-    return {other: flag for flag, others in names.items() for other in others.split()}
+    return {other: flag for flag, others in names.items() for other in (flag, *others.split())}
 
 
 _TRAIN_FLAGS, _LAUNCHER_FLAGS = _flags_by_other_name(OTHER_NAMES), _flags_by_other_name(LAUNCHER_NAMES)
@@ -92,7 +92,8 @@ def _hint(flag_text: str, known_flags: Mapping[str, Any], program: str) -> str:
     flags = [flag for flag in (name, _TRAIN_FLAGS.get(name), _LAUNCHER_FLAGS.get(name)) if flag]
     for flag in flags:
         if flag in known_flags:
-            return f" Use --{flag}{f'={value}' if value and not known_flags[flag].boolean else ''}."
+            keeps_value = value and not known_flags[flag].boolean and flag not in ("precision", "shard")
+            return f" Use --{flag}{f'={value}' if keeps_value else ''}."
     if name in _LAUNCHER_FLAGS and "strategy" in known_flags:
         return f" The launcher has it: `tfdist launch --{flags[-1]}={value or 'N'} -- {program} ...`."
     if "processes" in known_flags and flags[-1] in TrainConfig.__dataclass_fields__:

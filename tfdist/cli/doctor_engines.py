@@ -125,13 +125,7 @@ def probe(children: Children, seconds: float) -> tuple[Frameworks, Section]:
     findings = [_device_finding(devices), *_horovod_findings(horovod), *filter(None, [horovod_problem])]
     if problem:
         findings = [Finding(Status.FAILED, f"TensorFlow and Keras cannot be used: {problem}", remedy)]
-    facts = {
-        "tensorflow_problem": problem or None,
-        "gpus": devices,
-        "horovod": horovod,
-        "horovod_problem": horovod_problem.text if horovod_problem else None,
-    }
-    return Frameworks(problem, len(devices), horovod, horovod_problem), Section("frameworks", facts, findings)
+    return Frameworks(problem, len(devices), horovod, horovod_problem), Section("frameworks", findings)
 
 
 def add_build_tools(install: str) -> str:

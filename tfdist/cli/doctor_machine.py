@@ -11,8 +11,7 @@ import re
 import resource
 import shutil
 import socket
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import psutil
@@ -24,11 +23,9 @@ from tfdist.cli.horovod_build import PATCHED
 from tfdist.cluster.affinity import cpu_quota
 from tfdist.cluster.environment import describe, detect_cluster, hint
 from tfdist.coordination.job_token import (
-    FILE_VARIABLE,
     INSECURE_VARIABLE,
     LOOPBACK,
     MIN_TOKEN_LENGTH,
-    TOKEN_VARIABLE,
     is_loopback,
     user_token,
 )
@@ -61,16 +58,9 @@ class Finding(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the report.
-
-    Attributes:
-      name: key of the facts.
-      facts: JSON values, with units in the names.
-      findings: interpretation of the facts.
-    """
+    """A part of the report."""
 
     name: str
-    facts: Mapping[str, Any]
     findings: list[Finding]
 
 
@@ -103,25 +93,17 @@ def versions_section() -> Section:
         Finding(Status.OK, f"tfdist {installed_versions['tfdist']}, {platform.platform()}"),
         _finding("Python", installed_versions["python"], python, "Use a supported version."),
     ]
-    facts = {
-        "tfdist": {"version": installed_versions["tfdist"], "supported": None, "is_supported": True},
-        "python": _facts(installed_versions["python"], python),
-        "platform": platform.platform(),
-        "executable": sys.executable,
-    }
     for name, title in _PACKAGES.items():
         version = installed_versions.get(name)
         supported = _required_versions(name, version)
         findings.append(_finding(title, version, supported, f"pip install '{name}{supported.text.replace(' ', '')}'"))
-        facts[name] = _facts(version, supported)
     version = installed_versions.get(_HOROVOD)
     supported = _SupportedVersions(PATCHED, version == PATCHED)
     if version is None:
         findings.append(Finding(Status.MISSING, "Horovod is not installed", _INSTALL_HOROVOD))
     else:
         findings.append(_finding("Horovod", version, supported, _INSTALL_HOROVOD))
-    facts[_HOROVOD] = _facts(version, supported)
-    return Section("versions", facts, findings)
+    return Section("versions", findings)
 
 
 def _finding(title: str, version: str | None, supported: _SupportedVersions, remedy: str) -> Finding:
@@ -130,10 +112,6 @@ def _finding(title: str, version: str | None, supported: _SupportedVersions, rem
     if not supported.is_supported:
         return Finding(Status.WARNING, f"{title} {version} is not supported; supported: {supported.text}", remedy)
     return Finding(Status.OK, f"{title} {version}" + (f" (supported: {supported.text})" if supported.text else ""))
-
-
-def _facts(version: str | None, supported: _SupportedVersions) -> dict[str, object]:
-    return {"version": version, "supported": supported.text or None, "is_supported": supported.is_supported}
 
 
 def _python_versions(version: str) -> _SupportedVersions:
@@ -169,18 +147,6 @@ def hardware_section() -> Section:
     usable_cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
     memory, limit = psutil.virtual_memory(), container_limit(_MEMORY_LIMIT)
     free = min(memory.available, limit or memory.available)
-    directory = os.getcwd()
-    disk, shared = _disk_space(directory), _disk_space(_SHARED_MEMORY)
-    facts = {
-        "cpu": {
-            "cores": os.cpu_count(),
-            "usable_cores": usable_cores,
-            "quota_cores": quota if math.isfinite(quota) else None,
-        },
-        "memory": {"total_bytes": memory.total, "available_bytes": memory.available, "limit_bytes": limit},
-        "shared_memory": shared,
-        "working_directory": disk,
-    }
     cores = f"{os.cpu_count()} cores, of which this process may use {usable_cores}"
     cores += f", with a CPU quota of {quota:g} cores" if math.isfinite(quota) else ""
     memory_text = f"{byte_size(memory.total)} of memory, {byte_size(memory.available)} free"
@@ -195,32 +161,20 @@ def hardware_section() -> Section:
             "End other programs, or raise the container's limit.",
             memory_text,
         ),
-        _space_finding(shared, _MIN_FREE_SHARED_MEMORY, "Free space there, or start the container with --shm-size=1g."),
-        _space_finding(disk, _MIN_FREE_DISK, "Free space there, or pass an --output_dir elsewhere."),
+        _space_finding(
+            _SHARED_MEMORY, _MIN_FREE_SHARED_MEMORY, "Free space there, or start the container with --shm-size=1g."
+        ),
+        _space_finding(os.getcwd(), _MIN_FREE_DISK, "Free space there, or pass an --output_dir elsewhere."),
     ]
-    return Section("machine", facts, findings)
+    return Section("machine", findings)
 
 
-def _disk_space(path: str) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "path": path,
-        "total_bytes": None,
-        "free_bytes": None,
-        "is_writable": os.access(path, os.W_OK),
-    }
-    try:
-        usage = shutil.disk_usage(path)
-    except OSError:
-        return facts
-    return facts | {"total_bytes": usage.total, "free_bytes": usage.free}
-
-
-def _space_finding(facts: dict[str, Any], minimum: int, remedy: str) -> Finding:
-    path, free = facts["path"], facts["free_bytes"]
-    if free is None or not facts["is_writable"]:
+def _space_finding(path: str, minimum: int, remedy: str) -> Finding:
+    if not os.access(path, os.W_OK):
         return Finding(
             Status.WARNING, f"{path} cannot be written", f"Make {path} a directory that this user may write."
         )
+    free = shutil.disk_usage(path).free
     problem = f"only {byte_size(free)} are free in {path}" if free < minimum else ""
     return warning_or_ok(problem, remedy, f"{byte_size(free)} free in {path}")
 
@@ -229,20 +183,14 @@ _PROCESS_LIMIT = pathlib.Path("/sys/fs/cgroup/pids.max")
 _INFINIBAND = pathlib.Path("/dev/infiniband")
 _MIN_FILES = 1024
 _MIN_PROCESSES = 1024  # including threads; a process with TensorFlow has dozens
-_LIMIT_RESOURCES = {
-    "open_files": resource.RLIMIT_NOFILE,
-    "processes": resource.RLIMIT_NPROC,
-    "locked_memory_bytes": resource.RLIMIT_MEMLOCK,
-}
 
 
 def limits_section() -> Section:
     """Returns the limits, with warnings about low ones."""
-    facts = {
-        name: dict(zip(("soft", "hard"), map(_none_if_unlimited, resource.getrlimit(kind)), strict=True))
-        for name, kind in _LIMIT_RESOURCES.items()
-    }
-    files, processes, locked_memory = (limits["soft"] for limits in facts.values())
+    limits = (
+        resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_MEMLOCK)
+    )
+    files, processes, locked_memory = map(_none_if_unlimited, limits)
     container = container_limit(_PROCESS_LIMIT)
     process_limit = min((limit for limit in (processes, container) if limit is not None), default=None)
     locked_memory_problem = (
@@ -267,7 +215,7 @@ def limits_section() -> Section:
             f"{'unlimited' if locked_memory is None else byte_size(locked_memory)} of locked memory",
         ),
     ]
-    return Section("limits", {**facts, "container_processes": container}, findings)
+    return Section("limits", findings)
 
 
 def _none_if_unlimited(limit: int) -> int | None:
@@ -306,10 +254,8 @@ def environment_section(environment: Mapping[str, str]) -> Section:
         if _RELEVANT_VARIABLES.fullmatch(name) and _DEFAULTS.get(name) != value
     )
     variables = {name: None if is_secret(name) else environment[name] for name in names}
-    launcher = _launcher(environment)
-    facts = {"launcher": launcher.text, "variables": variables}
     findings = [Finding(Status.OK, f"{name}={_value_text(value)}") for name, value in variables.items()]
-    return Section("environment", facts, [launcher, *findings])
+    return Section("environment", [_launcher(environment), *findings])
 
 
 def is_secret(name: str) -> bool:
@@ -337,34 +283,25 @@ _INTERFACE_VARIABLE = "HOROVOD_GLOO_IFACE"
 
 def network_section(environment: Mapping[str, str]) -> Section:
     """Returns the state of the network; even engines on one host need the loopback."""
-    name = socket.gethostname()
-    addresses = _resolve(name)
-    problem = loopback_problem()
-    interfaces = _interfaces()
-    token = _token(environment)
-    facts = {
-        "host_name": name,
-        "addresses": addresses,
-        "loopback_problem": problem or None,
-        "interfaces": interfaces,
-        "token_source": next((source for source in (TOKEN_VARIABLE, FILE_VARIABLE) if environment.get(source)), None),
-        "token_problem": token.text if token.status == Status.WARNING else None,
-    }
+    name, problem, interfaces = socket.gethostname(), loopback_problem(), psutil.net_if_addrs()
     loopback = Finding(Status.OK, f"ports of {LOOPBACK} can be bound and reached")
     if problem:
         remedy = "ip link set lo up, and permit connections over it in the firewall"
         loopback = Finding(Status.FAILED, f"{LOOPBACK} cannot be used: {problem}", remedy)
     findings = [
-        _name_finding(name, addresses),
+        _name_finding(name, _resolve(name)),
         loopback,
-        *(Finding(Status.OK, _describe_interface(interface)) for interface in interfaces),
-        token,
+        *(
+            Finding(Status.OK, _describe_interface(interface, interfaces[interface]))
+            for interface in sorted(interfaces)
+        ),
+        _token(environment),
     ]
     gloo_interface = environment.get(_INTERFACE_VARIABLE)
-    if gloo_interface and gloo_interface not in [interface["name"] for interface in interfaces]:
+    if gloo_interface and gloo_interface not in interfaces:
         text = f"{_INTERFACE_VARIABLE} names {gloo_interface}, an interface which this host does not have"
         findings.append(Finding(Status.WARNING, text, f"unset {_INTERFACE_VARIABLE}"))
-    return Section("network", facts, findings)
+    return Section("network", findings)
 
 
 def loopback_problem() -> str:
@@ -402,22 +339,10 @@ def _name_finding(name: str, addresses: list[str]) -> Finding:
     return Finding(Status.OK, text)
 
 
-def _interfaces() -> list[dict[str, object]]:
-    states = psutil.net_if_stats()
-    return [
-        {
-            "name": name,
-            "is_up": name in states and states[name].isup,
-            "addresses": [a.address for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)],
-        }
-        for name, addresses in sorted(psutil.net_if_addrs().items())
-    ]
-
-
-def _describe_interface(interface: Mapping[str, object]) -> str:
-    addresses = interface["addresses"]
-    assert isinstance(addresses, list)
-    return f"{interface['name']} is {'up' if interface['is_up'] else 'down'}: {', '.join(addresses) or 'no address'}"
+def _describe_interface(name: str, addresses: Sequence[Any]) -> str:
+    state = psutil.net_if_stats().get(name)
+    texts = [each.address for each in addresses if each.family in (socket.AF_INET, socket.AF_INET6)]
+    return f"{name} is {'up' if state and state.isup else 'down'}: {', '.join(texts) or 'no address'}"
 
 
 def _token(environment: Mapping[str, str]) -> Finding:
