@@ -167,24 +167,6 @@ def test_a_guest_that_never_ends_does_not_hold_up_the_end(opened, monkeypatch) -
         dripping.join()
 
 
-def test_a_thread_that_cannot_be_started_costs_one_connection(opened, monkeypatch, caplog) -> None:
-    start, failures = threading.Thread.start, iter([RuntimeError("can't start new thread")])
-
-    def exhausted(thread: threading.Thread) -> None:
-        if thread.name == "rendezvous":
-            for failure in failures:
-                raise failure
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", exhausted)
-    with socket.create_connection(split_address(opened.address)) as sock:
-        sock.settimeout(DEADLINE)
-        assert sock.recv(1) == b""
-    assert "can't start new thread" in caplog.text
-    with opened.remote_agent() as agent:
-        wait_for(lambda: agent.order().kind == OrderKind.RUN)
-
-
 def test_untrusted_clients_are_limited_in_number_and_hold_up_neither_launchers_nor_the_end(opened, monkeypatch) -> None:
     monkeypatch.setattr(rendezvous_server, "MAX_UNAUTHENTICATED", 4)
     monkeypatch.setattr(rendezvous_server, "HELLO_SECONDS", DEADLINE)
@@ -202,26 +184,6 @@ def test_untrusted_clients_are_limited_in_number_and_hold_up_neither_launchers_n
         began = time.monotonic()
         opened.rendezvous_server.__exit__(None, None, None)
         assert time.monotonic() - began < DEADLINE / 2
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"outcome": [10**400, "", None]},
-        {"outcome": [0, "", 10**400]},
-        {"dead": -1},
-        {"step": 10**400},
-        {"absent": [-1]},
-        {"type": ["report"]},
-    ],
-)
-def test_a_launcher_whose_report_makes_no_sense_is_lost_alone(opened, change) -> None:
-    with Wire(opened.address, HELLO, "token") as wire:
-        assert wire.receive() == {"type": "welcome"}
-        wire.send(orders.encode_report(Report(Outcome(0))) | change)
-        wait_for(lambda: any("is lost: " in line for line in opened.said))
-    with opened.remote_agent() as remote_agent:
-        wait_for(lambda: remote_agent.order().kind == OrderKind.RUN)
 
 
 def test_a_lobby_that_is_not_there_is_said(opened) -> None:

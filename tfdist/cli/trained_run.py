@@ -23,7 +23,7 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import TrainedConfig
 from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, Examples
-from tfdist.errors import CheckpointError, InputError
+from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
 from tfdist.reporting import RunDirectory
 from tfdist.storage import StoragePath, path_of, storage_of
@@ -101,23 +101,15 @@ def open_run(run: str, config: TrainedConfig) -> Iterator[TrainedModel]:
 
 
 def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
-    """Loads the weights and returns their path; retries once, because a training job may remove a checkpoint meanwhile."""
-    group = trainer.strategy.group
-    for attempt in ("trained", "trained again"):
-        sources = weights.sources(run, config.checkpoint)
-        with long_timeout("its data or its model") as deadline:
-            paths = group.broadcast(attempt, [str(path) for path in sources], deadline)
-        if paths[0].endswith(weights.MODEL_FILE):
-            _load_model_file(trainer, path_of(paths[0]), config.safe_mode)
-            return paths[0]
-        try:
-            trainer.resume_from(paths, rename_damaged=False)
-            return trainer.train_state.resumed_from
-        except CheckpointError:
-            all_exist = all(storage_of(path_of(path)).exists(path_of(path)) for path in paths)
-            if attempt != "trained" or group.broadcast("checkpoints are there", all_exist):
-                raise
-    raise AssertionError("The second attempt returns or raises.")
+    """Loads the weights, and returns their path."""
+    with long_timeout("its data or its model") as deadline:
+        sources = [str(path) for path in weights.sources(run, config.checkpoint)]
+        paths = trainer.strategy.group.broadcast("trained", sources, deadline)
+    if paths[0].endswith(weights.MODEL_FILE):
+        _load_model_file(trainer, path_of(paths[0]), config.safe_mode)
+        return paths[0]
+    trainer.resume_from(paths, rename_damaged=False)
+    return trainer.train_state.resumed_from
 
 
 def _saved_flags(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
@@ -139,14 +131,7 @@ def _parse_flags(texts: Mapping[str, str]) -> dict[str, Any]:
     """Returns the values of flags, without those that this version does not know."""
     parsers: dict[type, Callable[[str], Any]] = {bool: lambda text: text == "true", int: int, float: float}
     parser_by_name = {field.name: parsers.get(type(field.default), str) for field in dataclasses.fields(TrainConfig)}
-    values: dict[str, Any] = {}
-    for name in texts.keys() & parser_by_name.keys():
-        try:
-            values[name] = parser_by_name[name](texts[name])
-        except ValueError as error:
-            flag = flag_text(name, texts[name])
-            raise InputError(f"A run must have valid flags. Received: {flag}.") from error
-    return values
+    return {name: parser_by_name[name](texts[name]) for name in texts.keys() & parser_by_name.keys()}
 
 
 def adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedConfig) -> TrainConfig:

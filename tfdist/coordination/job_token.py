@@ -23,8 +23,6 @@ from tfdist.coordination.messages import derive_token
 from tfdist.errors import InputError
 
 LOOPBACK = "127.0.0.1"
-# Errors caused by a lack of resources for another connection.
-NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def split_address(address: str) -> tuple[str, int]:

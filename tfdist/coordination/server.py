@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tfdist.coordination.client import is_planned
 from tfdist.coordination.group import NO_GOODBYE, Json, LostMember, name_ranks, silence_reason
-from tfdist.coordination.job_token import NO_RESOURCES, join_address
+from tfdist.coordination.job_token import join_address
 from tfdist.coordination.messages import (
     DOUBTED_BEATS,
     HELLO_SECONDS,
@@ -391,7 +391,6 @@ def _failure_message(ticket: int, failure: str, is_misuse: bool = False) -> Mess
 
 LOST_AFTER_SECONDS = 20.0
 MAX_UNREAD = 64 * LIMIT  # bytes that a member may leave unread
-PAUSE_SECONDS = 1.0  # during which no connections are accepted after a lack of resources
 CLOSE_SECONDS = 2.0  # for the delivery of the last messages when the server closes
 
 
@@ -447,7 +446,6 @@ class Server:
         self._listener = listener
         self._wake_sender, self._wake_receiver = socket.socketpair()  # writing to the first one wakes the thread
         self._close_reason = ""
-        self._paused_until = 0.0  # when connections are accepted again
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -500,9 +498,6 @@ class Server:
             if now >= last_beat + self._heartbeat:
                 last_beat = now
                 self._beat(now)
-            if self._paused_until and now >= self._paused_until:
-                self._paused_until = 0.0
-                self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _handle_event(self, key: selectors.SelectorKey, mask: int) -> None:
         if key.fileobj is self._listener:
@@ -520,12 +515,8 @@ class Server:
     def _accept(self) -> None:
         try:
             sock, peer = self._listener.accept()
-        except OSError as error:
-            if error.errno in NO_RESOURCES:
-                _log.warning("No connections to the group are accepted for %g s: %s", PAUSE_SECONDS, error)
-                self._selector.unregister(self._listener)
-                self._paused_until = time.monotonic() + PAUSE_SECONDS
-            return  # otherwise, the client has disconnected
+        except OSError:  # the client has disconnected, or there are no resources for another connection yet
+            return
         unauthenticated_connections = [connection for connection in self._connections() if connection.rank is None]
         if len(unauthenticated_connections) >= MAX_UNAUTHENTICATED:  # a member sends its hello immediately
             min(unauthenticated_connections, key=lambda connection: connection.accept_time).close()

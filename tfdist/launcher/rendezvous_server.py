@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tfdist.coordination import Server
 from tfdist.coordination.client import Liveness, next_message
 from tfdist.coordination.group import NO_GOODBYE, silence_reason
-from tfdist.coordination.job_token import NO_RESOURCES, join_address, listen, split_address
+from tfdist.coordination.job_token import join_address, listen, split_address
 from tfdist.coordination.messages import (
     HELLO_SECONDS,
     LIMIT,
@@ -37,7 +37,6 @@ from tfdist.launcher.job_controller import JobController
 BEAT_SECONDS = 1.0  # interval of the heartbeats, in both directions
 LOST_AFTER_SECONDS = 10.0  # without a heartbeat; no engine blocks a launcher's threads
 _POLL_SECONDS = 0.1  # polling interval for orders
-_PAUSE_SECONDS = 1.0  # pause of accepting connections if there are no resources for them
 _CHUNK = 1 << 16
 _log = logging.getLogger("tfdist.launch")
 
@@ -99,11 +98,9 @@ class RendezvousServer:
         while not self._ended.is_set():
             try:
                 sock, peer = self._listener.accept()
-            except OSError as error:
-                if error.errno in NO_RESOURCES:
-                    _log.warning("No launchers are accepted for %g s: %s", _PAUSE_SECONDS, error)
-                    self._ended.wait(_PAUSE_SECONDS)
-                continue  # otherwise, the job is over or the client has disconnected
+            except OSError:  # the job is over, the client has disconnected, or there are no resources yet
+                self._ended.wait(_POLL_SECONDS)
+                continue
             if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:  # a launcher sends its hello immediately
                 _shut_down(self._unauthenticated.pop(0))
             self._unauthenticated.append(sock)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.config.all_reduce import ALGORITHMS, ENGINE
 from tfdist.errors.formatting import byte_size
+from tfdist.reporting.run_summary import describe_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,18 +146,13 @@ def draw(measurements: Sequence[Measurement]) -> "Figure":
 
 
 def _format_axes(axes: "Axes", title: str, unit: str, measurements: Sequence[Measurement]) -> None:
-    axes.set_title(title, loc="left", fontweight="bold")
-    axes.set_xlabel("bytes")
-    axes.set_ylabel(unit)
+    describe_axes(axes, title, "bytes", unit)
     sizes = [m.bytes for m in measurements if m.bytes] or [4]
     axes.set_xscale("log", base=2)
     ticks = {size: text for size, text in _TICKS.items() if min(sizes) <= size <= max(sizes)}
     if len(ticks) > 1:
         axes.set_xticks(list(ticks), labels=list(ticks.values()))
     axes.minorticks_off()
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 _COLUMNS = (

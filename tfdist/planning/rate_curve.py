@@ -10,6 +10,7 @@ import numpy as np
 
 from tfdist.errors.formatting import byte_size
 from tfdist.planning.batch_size import BatchSizes
+from tfdist.reporting.run_summary import describe_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -166,7 +167,9 @@ _LIGHT, _DARK, _MARK, _GRAY = "#7fb3d9", "#12598f", "#c55a11", "#888888"
 
 def plot_learning_rates(result: LearningRates) -> bytes:
     """Plots the result of a search for the learning rate; returns the contents of a PNG file."""
-    figure, axes = _figure(f"Loss by learning rate, batch size {result.batch_size}")
+    figure, axes = _figure(
+        f"Loss by learning rate, batch size {result.batch_size}", "learning rate (logarithmic)", "loss"
+    )
     axes.set_xscale("log")
     axes.plot(result.rates, result.losses, color=_LIGHT, linewidth=1.2, label="loss of each step")
     axes.plot(result.rates, result.smoothed, color=_DARK, linewidth=2.0, label="smoothed")
@@ -184,8 +187,6 @@ def plot_learning_rates(result: LearningRates) -> bytes:
         low, high = min(result.smoothed), max(result.smoothed)
         margin = 0.15 * (high - low) or 0.1
         axes.set_ylim(min(low, *_losses_below(result.losses, high + margin)) - margin, high + 2 * margin)
-    axes.set_xlabel("learning rate (logarithmic)")
-    axes.set_ylabel("loss")
     axes.legend(frameon=False)
     return _png(figure)
 
@@ -196,7 +197,7 @@ def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
     speeds = [trial.examples_per_second for trial in result.usable_trials]
     failed_sizes = [trial.batch_size for trial in result.trials if trial.failure]
     limit = result.memory_bytes / _GIB
-    figure, speed_axes = _figure(title)
+    figure, speed_axes = _figure(title, "global batch size (examples)", "examples/s")
     memory_axes = speed_axes.twinx()
     speed_axes.set_xscale("log", base=2)
     speed_axes.plot(sizes, speeds, color=_DARK, linewidth=1.8, marker="o", markersize=5, label="examples/s")
@@ -216,8 +217,6 @@ def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
         )
     speed_axes.set_xticks([*sizes, *failed_sizes], [str(size) for size in (*sizes, *failed_sizes)], rotation=45)
     speed_axes.minorticks_off()
-    speed_axes.set_xlabel("global batch size (examples)")
-    speed_axes.set_ylabel("examples/s")
     memory_axes.set_ylabel("memory (GiB)")
     speed_axes.set_ylim(bottom=0)
     memory_axes.set_ylim(bottom=0)
@@ -231,16 +230,13 @@ def _losses_below(losses: Sequence[float], high: float) -> list[float]:
     return [loss for loss in losses if loss <= high]
 
 
-def _figure(title: str) -> "tuple[Figure, Axes]":
+def _figure(title: str, horizontal: str, vertical: str) -> "tuple[Figure, Axes]":
     # Imported late, because it takes 0.4 s.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.8), dpi=120, layout="constrained")
     axes = figure.subplots()
-    axes.set_title(title.replace("$", r"\$"), loc="left", fontweight="bold")
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    describe_axes(axes, title.replace("$", r"\$"), horizontal, vertical)
     return figure, axes
 
 

@@ -11,7 +11,7 @@ from tfdist.coordination import Json
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.plain_reporter import format_number
 from tfdist.reporting.reporter import Reporter
-from tfdist.reporting.run_summary import is_higher_better
+from tfdist.reporting.run_summary import best_point, describe_axes
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
 from tfdist.storage import AnyPath, path_of, storage_of
 
@@ -104,11 +104,7 @@ class WorkerPanels:
 
 
 def _describe(axes: "Axes", title: str, horizontal: str, vertical: str) -> None:
-    axes.set_title(title, loc="left", fontweight="bold")
-    axes.set(xlabel=horizontal, ylabel=vertical)
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    describe_axes(axes, title, horizontal, vertical)
     # Below the panel, where it covers nothing.
     axes.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
 
@@ -219,37 +215,24 @@ def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str
     for (name, kinds), colors in zip(curves.items(), _COLORS, strict=False):
         for kind, color in zip((TRAIN, EVAL), colors, strict=True):
             points = kinds.get(kind)
-            if not points or not any(math.isfinite(value) for _, value in points):
+            if not points or (best := best_point(points, name)) is None:
                 continue
             steps, values = zip(*points, strict=True)
             label = (kind if len(curves) == 1 else f"{name}, {kind}").replace("$", r"\$")
             if kind == EVAL and len(points) > 1:
-                step, best = _best(name, points)
-                axes.plot([step], [best], color=color, marker="*", markersize=13, linestyle="none", zorder=3)
-                label += f" (best {format_number(best)} at step {step})"
+                axes.plot(*best, color=color, marker="*", markersize=13, linestyle="none", zorder=3)
+                label += f" (best {format_number(best[1])} at step {best[0]})"
             # Evaluations are few, and a line of a single point would be invisible.
             marker = "o" if kind == EVAL or len(points) == 1 else None
             width = 1.8 if kind == EVAL else 1.4
             axes.plot(steps, values, color=color, linewidth=width, marker=marker, markersize=4, label=label)
-    axes.set_title(title, loc="left", fontweight="bold")
-    axes.set_xlabel("step (optimizer updates)")
-    axes.set_ylabel(unit)
+    describe_axes(axes, title, "step (optimizer updates)", unit)
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
     if axes.lines:
         axes.legend(frameon=False)
     else:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color="#888888")
-
-
-def _best(name: str, points: Points) -> tuple[int, float]:
-    """Returns the step and the value of the best finite point, or the earliest of them."""
-    finite_points = [point for point in points if math.isfinite(point[1])]
-    sign = -1.0 if is_higher_better(name) else 1.0
-    return min(finite_points, key=lambda point: sign * point[1])
 
 
 def _spans_decades(kinds: Mapping[str, Points]) -> bool:

@@ -56,11 +56,8 @@ class LoggedRun:
         storage_of(self.directory.loggers).replace(self.directory.loggers, f"{text}\n".encode())
 
     def _ids(self) -> dict[str, str]:
-        try:
-            ids = json.loads(storage_of(self.directory.loggers).read(self.directory.loggers))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return {name: str(value) for name, value in ids.items()} if isinstance(ids, dict) else {}
+        path = self.directory.loggers
+        return json.loads(storage_of(path).read(path)) if storage_of(path).exists(path) else {}
 
 
 class Logger(Reporter, abc.ABC):

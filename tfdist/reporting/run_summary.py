@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import InputError
@@ -101,10 +101,14 @@ class RunSummary:
 
 def best_evaluation(records: Sequence[Mapping[str, Any]], metric: str) -> tuple[int, float] | None:
     """Returns the step and the value of the best evaluation in records; None if there is none."""
-    values = [(step, value) for step, value in _points(records, metric, EVAL) if math.isfinite(value)]
-    if not values:
-        return None
-    return (max if is_higher_better(metric) else min)(values, key=lambda point: point[1])
+    return best_point(_points(records, metric, EVAL), metric)
+
+
+def best_point(points: Iterable[tuple[int, float]], metric: str) -> tuple[int, float] | None:
+    """Returns the best finite value of a metric and its step, the earliest of several; None if there is none."""
+    finite_points = [(step, value) for step, value in points if math.isfinite(value)]
+    best = max if is_higher_better(metric) else min
+    return best(finite_points, key=lambda point: point[1], default=None)
 
 
 def _points(records: Sequence[Mapping[str, Any]], metric: str, kind: str) -> list[tuple[int, float]]:
@@ -368,6 +372,15 @@ def draw(runs: Sequence[RunSummary], metrics: Sequence[str], axis: str = "step")
     return figure
 
 
+def describe_axes(axes: "Axes", title: str, horizontal: str, vertical: str) -> None:
+    """Sets the title and the labels of a panel, and the style that all figures share."""
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set(xlabel=horizontal, ylabel=vertical)
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
@@ -385,17 +398,12 @@ def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> 
         if best := run.best(metric):
             best_x = next(x for x, value in _curve_points(run, metric, EVAL, axis) if value == best[1])
             axes.plot([best_x], [best[1]], color=style["color"], linewidth=0, marker="*", markersize=11, zorder=4)
-    axes.set_title(_text(metric), loc="left")
-    axes.set_xlabel(AXES[axis])
-    axes.set_ylabel(_text(metric))
+    describe_axes(axes, _text(metric), AXES[axis], _text(metric))
     if axis == "step":
         axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
     if values and min(values) > 0 and max(values) / min(values) > _LOG_SCALE_RATIO:
         axes.set_yscale("log")
         axes.set_ylabel(f"{_text(metric)} (logarithmic)")
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
     if not values:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color="#888888")
