@@ -17,7 +17,6 @@ from tfdist.errors import InputError, PeerLostError, Preempted
 from tfdist.errors.engine_errors import error_summary, one_line
 
 NO_GOODBYE = "its connection closed without a goodbye (it was killed, crashed, or exited silently)"
-_ENTRIES_PER_MESSAGE = 200
 LAUNCHER = -1  # rank of a launcher that serves a group
 
 Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
@@ -138,7 +137,7 @@ class Group(abc.ABC):
 
         Args:
           name: name of the operation, the same on every member.
-          entries: any number of entries, by key.
+          entries: entries by key; their keys must fit into a message if they differ.
           deadline: seconds to wait.
           ignore_missing: whether to ignore entries that are missing on a member.
           members: the members to compare, in the order of the message; by default all.
@@ -148,17 +147,20 @@ class Group(abc.ABC):
         all_digests = self.gather(name, _digest([*digests.items()]), deadline)
         if len({all_digests[member] for member in compared_members} - {None}) == 1:
             return None
-        first_digests = dict(self._broadcast_entries(compared_members[0], name, digests, deadline))
-        order = {key: number for number, key in enumerate({**first_digests, **digests})}
-        keys = first_digests.keys() & digests.keys() if ignore_missing else order.keys()
-        different_keys = [key for key in order if key in keys and first_digests.get(key) != digests.get(key)]
-        local_candidate = (
-            [order[different_keys[0]], different_keys[0]] if different_keys and self.rank in compared_members else None
-        )
-        candidates = [candidate for candidate in self.gather(f"{name}/first", local_candidate, deadline) if candidate]
-        if not candidates:
+        gathered_digests = self.gather(f"{name}/digests", digests, deadline)
+        first, *others = (d for member in compared_members if (d := gathered_digests[member]) is not None)
+
+        def is_different(key: str) -> bool:
+            return any(
+                key in first and key in other and first[key] != other[key]
+                if ignore_missing
+                else first.get(key) != other.get(key)
+                for other in others
+            )
+
+        key = next(filter(is_different, dict.fromkeys(itertools.chain(first, *others))), None)
+        if key is None:
             return None
-        key = min(candidates)[1]
         values = self.gather(f"{name}/values", {key: entries[key]} if key in entries else {}, deadline)
         ranks: dict[str, list[int]] = {}
         for member in compared_members:
@@ -167,19 +169,6 @@ class Group(abc.ABC):
             text = json.dumps(values[member][key], sort_keys=True) if values[member] else "nothing"
             ranks.setdefault(text, []).append(self.ranks[member])
         return Difference(key, ranks)
-
-    def _broadcast_entries(
-        self, root: int, name: str, digests: Mapping[str, str], deadline: float
-    ) -> Iterator[list[str]]:
-        """Yields a member's entries on all members, sent in several messages of limited size."""
-        entries = [*digests.items()]
-        for start in itertools.count(0, _ENTRIES_PER_MESSAGE):
-            sent_entries = self.broadcast(
-                f"{name}/{start}", entries[start : start + _ENTRIES_PER_MESSAGE], deadline, root
-            )
-            yield from sent_entries
-            if len(sent_entries) < _ENTRIES_PER_MESSAGE:
-                return
 
     def agree(
         self,
@@ -334,7 +323,7 @@ def name_ranks(ranks: list[int], noun: str = "rank") -> str:
 
 
 def _digest(value: Json) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _verb(ranks: list[int]) -> str:
