@@ -16,9 +16,17 @@ V1 = pathlib.Path("/sys/fs/cgroup/memory")
 @pytest.mark.parametrize(
     "membership, files, kills",
     [
-        ("0::/job/a\n", {"job/a/memory.events": "low 0\noom 4\noom_kill 3\noom_group_kill 9\n"}, 3),
+        ("0::/job/a\n", {"job/a/memory.events": "low 0\noom 4\noom_kill 3\noom_group_kill 9\n"}, 3),  # version 2
+        (  # version 1: in the group of the memory controller
+            "9:name=systemd:/x\n4:cpu,memory:/job/a\n0::/\n",
+            {
+                "memory/job/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+                "memory.events": "oom_kill 8\n",
+            },
+            2,
+        ),
         ("0::/docker/1234\n", {"memory.events": "oom_kill 5\n"}, 5),  # the container does not see the path: its root
-        ("4:memory:/\n", {"memory/memory.oom_control": "oom_kill 2\n"}, 0),  # version 1
+        ("4:memory:/\n", {"memory/memory.oom_control": "oom_kill_disable 0\n"}, 0),  # none before Linux 4.13
     ],
 )
 def test_kills_are_counted_in_files_of_the_system(membership, files, kills, tmp_path, monkeypatch):

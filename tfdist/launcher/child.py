@@ -24,12 +24,13 @@ _log = logging.getLogger("tfdist.launch")
 def out_of_memory_kills() -> int:
     """Returns the number of processes that the kernel has killed in this process's control group for lack of memory.
 
-    Child processes are in the same group unless they are moved. Returns 0 without version 2 of control groups.
+    Child processes are in the same group unless they are moved; cgroup v2 includes nested groups. Returns 0 if the system
+    does not count these events.
     """
     for counter in _counter_files():
         try:
             return int(re.search(r"^oom_kill (\d+)$", counter.read_text(), re.MULTILINE)[1])  # type: ignore[index]
-        except (OSError, TypeError):  # no file, or no such line
+        except (OSError, TypeError):  # no file, or an older kernel
             continue
     return 0
 
@@ -37,10 +38,19 @@ def out_of_memory_kills() -> int:
 def _counter_files() -> list[pathlib.Path]:
     """Returns files that may contain the counter; the path of the group may be invisible in a container."""
     try:
-        path = _MEMBERSHIP.read_text().rpartition("0::/")[2].strip()
+        lines = _MEMBERSHIP.read_text().splitlines()
     except OSError:
         return []
-    return [_ROOT / path / "memory.events", _ROOT / "memory.events"]
+    files = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if "memory" in controllers.split(","):
+            root, name = _ROOT / "memory", "memory.oom_control"
+        elif not controllers:
+            root, name = _ROOT, "memory.events"
+        else:
+            continue
+        files += [root / path.lstrip("/") / name, root / name]
+    return files
 
 
 class NewProcess:
