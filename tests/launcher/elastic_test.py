@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-import psutil
 import pytest
 
 from tests.launcher.launching import Launches, python
@@ -31,11 +30,6 @@ from tfdist.testing import processes
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 FOREVER = 10**6
-HANGING_OPEN = """
-import os
-true = os.open
-os.open = lambda path, *more: (open("{pipe}") if str(path).endswith("{log}") else None, true(path, *more))[1]
-"""
 
 
 @pytest.fixture
@@ -228,31 +222,6 @@ def test_the_job_of_both_ends_with_75_when_the_first_launcher_is_asked_to_end(la
     two = TwoHosts(launch, tmp_path, last=FOREVER)
     two.first.job.processes[0].send_signal(signal.SIGTERM)
     assert (two.first.end(), two.second.end()) == (75, 75)
-
-
-def test_a_launcher_whose_disk_does_not_answer_does_not_hold_the_others(launch, tmp_path) -> None:
-    """Opening its log blocks, as a pipe without a writer does."""
-    [address] = processes.free_addresses(1)
-    flags = (listed(tmp_path, "localhost:2"), f"--coordinator={address}", "--start_timeout_seconds=5")
-    first = launch(*flags, last=FOREVER)
-    wait(lambda: (tmp_path / "saved").exists(), first)
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "sitecustomize.py").write_text(HANGING_OPEN.format(log="hangs/rank-2.log", pipe=tmp_path / "pipe"))
-    slowly = ("env", f"PYTHONPATH={tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    second = launch(*flags, f"--log_dir={tmp_path / 'hangs'}", last=FOREVER, through=slowly)
-    first.job.wait_for(0, "launcher 1 (127.0.0.1) has joined", DEADLINE)
-    listed(tmp_path, "localhost:2", "127.0.0.1:1")
-    second.job.wait_for(0, "rank 2 of 3", DEADLINE)
-    wait(lambda: "--- restart 1" in first.log, first)
-    wait(lambda: len(psutil.Process(first.job.processes[0].pid).children()) == 1, first)  # its guard
-    for _ in range(2):
-        first.job.processes[0].send_signal(signal.SIGTERM)
-        time.sleep(TOGETHER_SECONDS + 0.5)
-    assert first.end() == 143
-    assert "launcher 1 (127.0.0.1) has not said how its processes ended" in first.output
-    with open(tmp_path / "pipe", "wb"):  # now its disk responds
-        assert second.end() == 5
-    assert "this launcher has not said how its processes ended" in second.said[-1]
 
 
 @pytest.mark.parametrize(("size", "expected"), [("1:1", "1"), ("1", "")])

@@ -111,8 +111,7 @@ def test_a_process_that_cannot_be_guarded_is_not_left(tmp_path: pathlib.Path) ->
         os.killpg(group, 0)
 
 
-def test_processes_of_a_launcher_that_was_given_up_end() -> None:
-    """After a long hang, for example of its disk, it must not train concurrently with the others."""
-    lost = Outcome(5, "this launcher has not said how its processes ended")
+def test_processes_end_if_the_job_is_over_at_once() -> None:
+    lost = Outcome(143, "ended by SIGTERM")
     order_source = SimpleNamespace(order=lambda: Order(OrderKind.OVER, outcome=lost))
     assert _check_orders(host(), cast(Any, order_source))() == Stop(lost, is_final=False)

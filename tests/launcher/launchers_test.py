@@ -107,31 +107,6 @@ def test_a_launcher_with_which_nothing_begins_stops_the_others_ever_more_rarely(
         assert play.runs("a") and play.runs("b")
 
 
-HEARD_BY = 60.0 + 60.0 + 60.0  # --start_timeout_seconds, --grace_seconds, and time to kill and to report
-
-
-def test_a_launcher_that_does_not_say_how_its_processes_ended_is_done_without():
-    """It sends heartbeats, but does not report, for example because its disk hangs."""
-    play = joined()
-    play.report("a", code=5)
-    assert play.runs("a") == 0 == play.runs("a", after=HEARD_BY - 1.0)
-    assert play.runs("a", after=1.0) == 2
-    assert "b has not said how its processes ended." in play.said
-    order = play.order("b")
-    assert (order.kind, order.outcome.code) == (OrderKind.OVER, 5)
-    play.report("b", code=5)
-    assert play.runs("a", after=1.0) == 2
-
-
-def test_nor_is_one_waited_for_that_was_told_to_stop():
-    play = joined(elastic_timeout_seconds=0.0)
-    play.listed = {"a": 2}
-    assert play.order("b").kind == OrderKind.STOP == play.order("a").kind
-    play.report("a", code=75, step=20)
-    assert play.order("b", after=HEARD_BY - 1.0).kind == OrderKind.STOP
-    assert play.order("b", after=1.0).kind == OrderKind.OVER and play.runs("a") == 2
-
-
 @pytest.mark.parametrize("code", [0, 75])
 def test_processes_that_end_well_may_end_long_after_the_others(code):
     """They have not been asked to end."""
@@ -142,19 +117,6 @@ def test_processes_that_end_well_may_end_long_after_the_others(code):
     play.report("b", code=code, step=20)
     play.order("a")
     assert play.order("a", after=5.0).kind == (OrderKind.RUN if code else OrderKind.OVER)
-
-
-def test_the_job_is_over_for_the_others_if_the_launcher_that_decides_hangs():
-    """Its main thread does, while its other threads answer: for example, its disk does not."""
-    play = joined()
-    play.report("b", code=5)
-    play.order("b")
-    for _ in range(int(HEARD_BY) - 1):
-        assert play.order("b", after=1.0).kind == OrderKind.WAIT
-    over = Order(OrderKind.OVER, outcome=Outcome(5, "the coordinator's launcher has not said how its processes ended"))
-    assert play.order("b", after=1.0) == over == play.order("a")
-    play.report("a", code=0)
-    assert play.order("a") == over
 
 
 def test_whoever_has_no_patience_waits_for_nobody():

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from tfdist.errors import ExitCode, exceptions
 from tfdist.launcher import orders
-from tfdist.launcher.child import REAP_SECONDS
 from tfdist.launcher.hosts import matches_host
 from tfdist.launcher.job import SUCCESS, Job, Outcome
 from tfdist.launcher.orders import Order, OrderKind, Report
@@ -191,7 +190,6 @@ class AttemptState:
       start_time: when the attempt began.
       reports: reports of launchers whose processes have ended.
       stop_reason: why the attempt was ordered to stop, or None.
-      end_required_since: time since which all its processes must end, or None.
     """
 
     number: int
@@ -201,7 +199,6 @@ class AttemptState:
     start_time: float
     reports: dict[str, Report] = dataclasses.field(default_factory=dict)
     stop_reason: Outcome | None = None
-    end_required_since: float | None = None
 
     @property
     def size(self) -> int:
@@ -212,16 +209,6 @@ class AttemptState:
     def pending_launchers(self) -> list[str]:
         """Launchers that have not reported."""
         return [name for name in self.processes if name not in self.reports]
-
-    def overdue_seconds(self, now: float) -> float:
-        """Returns the seconds since all processes were required to end; -inf if they are not. Must be polled.
-
-        They must end if the attempt was ordered to stop, or if a launcher has failed or its end was requested. A launcher
-        whose processes end with code 0 or 75 does not notify the others, whose processes may continue.
-        """
-        if self.end_required_since is None and (self.stop_reason or any(map(_requires_end, self.reports.values()))):
-            self.end_required_since = now
-        return -math.inf if self.end_required_since is None else now - self.end_required_since
 
     @property
     def step(self) -> int | None:
@@ -250,17 +237,12 @@ def lost_outcome(launchers: Sequence[str]) -> Outcome:
     return Outcome(ExitCode.PEER_LOST, f"{', '.join(launchers)} is lost")
 
 
-def _requires_end(report: Report) -> bool:
-    return report.stopped or report.outcome.code not in (ExitCode.DONE, ExitCode.PREEMPTED)
-
-
 def _specificity(outcome: Outcome) -> tuple[bool, int, bool]:
     is_specific = outcome.code not in _UNSPECIFIC_CODES
     return is_specific, 0 if is_specific else _UNSPECIFIC_CODES.index(ExitCode(outcome.code)), outcome.rank is not None
 
 
 SETTLE_SECONDS = 2.0  # time for more launchers to join before a job on several hosts begins or grows
-_MESSAGE_SECONDS = 30.0  # time for orders and reports to arrive, and for servers to close
 
 _RESIZE_OUTCOME = Outcome(ExitCode.PREEMPTED, "the processes stop so that the job can be resized")
 
@@ -285,9 +267,7 @@ class JobController:
     processes save, stop, and are started again. Only checkpoints carry state from one attempt to the next.
 
     If a larger number of processes ends with a bad-input error after a smaller number has trained, the flags or the program
-    of a new launcher do not allow it, and it is not tried again. A launcher that stays connected, but does not report long
-    after its processes had to end, hangs (for example on a disk) and counts as lost. If the first launcher hangs, the job is
-    over.
+    of a new launcher do not allow it, and it is not tried again.
 
     Attributes:
       open_group: serves the group of several launchers of an attempt; set by jobs on several hosts.
@@ -317,16 +297,13 @@ class JobController:
         self.close_group: Callable[[], object] = lambda: None
         self._min_processes = job.min_processes or job.processes
         self._restarts = Restarts(job)
-        # A process that must end may still be starting or saving.
-        self._report_timeout = job.start_timeout_seconds + job.grace_seconds + REAP_SECONDS + _MESSAGE_SECONDS
         self._lock = threading.RLock()
         self._members: dict[str, _Member] = {}  # in the order of joining
         self._first_launcher = ""
         self._trained_launchers: set[str] = set()
         self._trained_size = 0  # the largest number of processes that have trained together
         self._max_processes = job.processes
-        self._refusals: dict[str, Outcome] = {}
-        self._lost_slots: dict[tuple[str, ...], Slots] = {}  # of lost or refused hosts, which may join again
+        self._lost_slots: dict[tuple[str, ...], Slots] = {}  # of lost hosts, which may join again
         self._assignment: tuple[object, dict[str, int]] = (None, {})  # cached result of `_assign_slots`
         self._attempt: AttemptState | None = None
         self._next_number = 0  # of an attempt
@@ -371,7 +348,7 @@ class JobController:
         """Requests the end of the job, after its processes have stopped or, with `is_immediate`, without waiting for them."""
         with self._lock:
             self._outcome = self._outcome or outcome
-            self._report_timeout = 0.0 if is_immediate else self._report_timeout
+            self._attempt = None if is_immediate else self._attempt
 
     def order(self, name: str) -> Order:
         """Returns the current order for a launcher."""
@@ -380,7 +357,7 @@ class JobController:
             attempt = self._attempt
             if attempt and name in attempt.processes and name not in attempt.reports:
                 return self._attempt_order(attempt, name)
-            outcome = self._refusals.get(name) or (None if attempt else self._outcome)
+            outcome = None if attempt else self._outcome
             return Order(OrderKind.OVER, outcome=outcome) if outcome else Order(OrderKind.WAIT)
 
     def _attempt_order(self, attempt: AttemptState, name: str) -> Order:
@@ -400,8 +377,6 @@ class JobController:
 
     def _advance(self) -> None:
         now, attempt = self._clock(), self._attempt
-        if attempt and attempt.overdue_seconds(now) >= self._report_timeout:
-            self._give_up(attempt)
         if attempt and not any(name in self._members for name in attempt.pending_launchers):
             self._end_attempt(now)
         enabled_slots = self._enabled_slots(now)
@@ -409,17 +384,6 @@ class JobController:
             self._stop_if_needed(self._attempt, enabled_slots, now)
         elif not self._outcome and now >= self._not_before:
             self._begin(self._plan(enabled_slots) or self._plan(self._all_slots()), now)
-
-    def _give_up(self, attempt: AttemptState) -> None:
-        """Abandons launchers that have not reported; if the first launcher is one of them, the job is over."""
-        reason = "has not said how its processes ended"
-        for name in attempt.pending_launchers:
-            if name in self._members and name != self._first_launcher:
-                self._refusals[name] = Outcome(ExitCode.PEER_LOST, f"this launcher {reason}")
-                self.lose_launcher(name, reason)
-        if self._first_launcher in attempt.pending_launchers:
-            self._outcome = self._outcome or Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher {reason}")
-            self._attempt = None
 
     def _stop_if_needed(self, attempt: AttemptState, enabled_slots: Mapping[str, int], now: float) -> None:
         if attempt.stop_reason:
