@@ -193,7 +193,8 @@ class Group(abc.ABC):
         """
         if difference := self.difference(name, entries, deadline, ignore_missing=ignore_missing):
             values = ", ".join(
-                f"{name_ranks(ranks)} {_verb(ranks)} {value}" for value, ranks in difference.ranks.items()
+                f"{name_ranks(ranks)} {'have' if len(ranks) > 1 else 'has'} {value}"
+                for value, ranks in difference.ranks.items()
             )
             raise InputError(f"{prefix}{difference.key} differs: {values}. It must be the same on every process.")
 
@@ -324,10 +325,6 @@ def name_ranks(ranks: list[int], noun: str = "rank") -> str:
 
 def _digest(value: Json) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _verb(ranks: list[int]) -> str:
-    return "have" if len(ranks) > 1 else "has"
 
 
 def silence_reason(seconds: float) -> str:

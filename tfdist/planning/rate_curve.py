@@ -186,7 +186,8 @@ def plot_learning_rates(result: LearningRates) -> bytes:
         # A few large losses before the divergence would flatten all others.
         low, high = min(result.smoothed), max(result.smoothed)
         margin = 0.15 * (high - low) or 0.1
-        axes.set_ylim(min(low, *_losses_below(result.losses, high + margin)) - margin, high + 2 * margin)
+        lowest = min([low, *(loss for loss in result.losses if loss <= high + margin)])
+        axes.set_ylim(lowest - margin, high + 2 * margin)
     axes.legend(frameon=False)
     return _png(figure)
 
@@ -224,10 +225,6 @@ def plot_batch_sizes(result: BatchSizes, title: str) -> bytes:
     handles = [handle for axes in (speed_axes, memory_axes) for handle in axes.get_legend_handles_labels()[0]]
     figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=5)
     return _png(figure)
-
-
-def _losses_below(losses: Sequence[float], high: float) -> list[float]:
-    return [loss for loss in losses if loss <= high]
 
 
 def _figure(title: str, horizontal: str, vertical: str) -> "tuple[Figure, Axes]":
