@@ -35,6 +35,77 @@ class _Strict(Interpreter):
         return results
 
 
+class Step(NamedTuple):
+    """An operation, with what does not change between runs."""
+
+    name: str
+    kind: bytes
+    inputs: list[Any]
+    outputs: list[Any]
+    is_of_variables: bool
+    constant: tf.Tensor | None
+    attributes: tuple[Any, ...]
+    functions: dict[str, Any]
+
+    @classmethod
+    def of(cls, operation: tf.Operation) -> "Step":
+        kind, attributes = operation.type, {}
+        constant = tf.constant(tf.make_ndarray(operation.get_attr("value"))) if kind == "Const" else None
+        if constant is None:
+            attributes = {name: operation.get_attr(name) for name in operation.node_def.attr if name[0] != "_"}
+        refs = [[each.ref() for each in tensors] for tensors in (operation.inputs, operation.outputs)]
+        flat = tuple(each for name, value in attributes.items() for each in (name, _plain(value)))
+        is_of_variables = any(each.dtype == tf.resource for each in operation.inputs)
+        return cls(operation.name, kind.encode(), *refs, is_of_variables, constant, flat, _functions(operation))
+
+
+class Evaluator:
+    """Computes the tensors of graphs, operation by operation.
+
+    Attributes:
+      failed: whether an operation of a variable has failed.
+    """
+
+    def __init__(self) -> None:
+        self.failed = False
+        self._steps: dict[Any, list[Step]] = {}
+
+    def steps(self, graph: Any) -> list[Step]:
+        if graph not in self._steps:
+            self._steps[graph] = [Step.of(operation) for operation in topological_order(graph)]
+        return self._steps[graph]
+
+    def tensors(self, graph: Any, known: dict[Any, tf.Tensor]) -> dict[Any, tf.Tensor]:
+        """Returns the tensors of a graph by reference, given its placeholders."""
+        for step in self.steps(graph):
+            if step.outputs and step.outputs[0] in known or step.is_of_variables and self.failed:
+                continue
+            try:
+                results = self.results(step, [known[each] for each in step.inputs])
+                known.update(zip(step.outputs, results, strict=True))
+            except (tf.errors.OpError, KeyError):  # it or one of its inputs has failed
+                self.failed = self.failed or step.is_of_variables
+        return known
+
+    def results(self, step: Step, inputs: list[tf.Tensor]) -> Sequence[tf.Tensor]:
+        functions = step.functions
+        if step.constant is not None:
+            return [step.constant]
+        if "then_branch" in functions:
+            return self._call(functions["then_branch" if inputs[0] else "else_branch"], inputs[1:])
+        if "body" in functions:  # TensorFlow's own loop may wait for ever for threads that wait for it
+            while self._call(functions["cond"], inputs)[0]:
+                inputs = list(self._call(functions["body"], inputs))
+            return inputs
+        if "f" in functions and len(functions["f"].outputs) == len(step.outputs):
+            return self._call(functions["f"], inputs)
+        return execute.execute(step.kind, len(step.outputs), inputs, step.attributes, context.context()) or []
+
+    def _call(self, graph: Any, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        tensors = self.tensors(graph, dict(zip([each.ref() for each in graph.inputs], inputs, strict=True)))
+        return [tensors[each.ref()] for each in graph.outputs]
+
+
 class Traced:
     """A function, traced and labelled.
 
@@ -48,6 +119,7 @@ class Traced:
       results: what is said of each tensor that the function returns.
       assigned: what is said of each variable of `variables` after a run; None if it is not assigned.
       random: names of the operations of which only the law of the results is known.
+      unbroadcast: names of the operations of gradients that find the axes along which one row was broadcast.
     """
 
     def __init__(self, function: Callable[..., Any], *specs: tf.TensorSpec):
@@ -70,10 +142,10 @@ class Traced:
         self._keys = [id(variable.handle) for variable in self.variables]
         self.assigned = [interpreter.variables.get(key) for key in self._keys]
         self.operations, self._fixed = topological_order(self.graph), interpreter.fixed
-        self._steps: dict[Any, list[_Step]] = {}
+        self._evaluator = Evaluator()
         self.random = _after(self.operations, _is_random, ("Shape", "ShapeN", "Size", "Rank"))
         self._seeded = {each.name for each in self.operations if each.type.startswith("Stateless")}
-        self._unbroadcast = _after(self.operations, lambda each: each.type == "BroadcastGradientArgs", ("Reshape",))
+        self.unbroadcast = _after(self.operations, lambda each: each.type == "BroadcastGradientArgs", ("Reshape",))
         # What sums are added to, by the tensor, with a tolerance: the same in all runs.
         self._bases: dict[Any, Any] = {}
 
@@ -81,46 +153,14 @@ class Traced:
         """Returns the tensors that did not fail, and the variables afterwards, if none did; sets those back."""
         before = [variable.numpy() for variable in self.variables]
         given = dict(zip(self.given, map(tf.constant, arguments), strict=True))
-        self._failed = False  # to assign a variable
-        tensors = self._tensors(self.graph, self.captured | given)
+        self._evaluator.failed = False
+        tensors = self._evaluator.tensors(self.graph, self.captured | given)
         after = [variable.numpy() for variable in self.variables]
         for variable, value in zip(self.variables, before, strict=True):
             variable.assign(value)
         others = (tf.resource, tf.variant, tf.string)
         arrays = {key: tensor.numpy() for key, tensor in tensors.items() if tensor.dtype not in others}
-        return arrays, [] if self._failed else after
-
-    def _tensors(self, graph: Any, known: dict[Any, tf.Tensor]) -> dict[Any, tf.Tensor]:
-        """Returns the tensors of a graph by reference, given its placeholders."""
-        if graph not in self._steps:
-            self._steps[graph] = [_Step.of(operation) for operation in topological_order(graph)]
-        for step in self._steps[graph]:
-            if step.outputs and step.outputs[0] in known or step.is_of_variables and self._failed:
-                continue
-            try:
-                results = self._results(step, [known[each] for each in step.inputs])
-                known.update(zip(step.outputs, results, strict=True))
-            except (tf.errors.OpError, KeyError):  # it or one of its inputs has failed
-                self._failed = self._failed or step.is_of_variables
-        return known
-
-    def _results(self, step: "_Step", inputs: list[tf.Tensor]) -> Sequence[tf.Tensor]:
-        functions = step.functions
-        if step.constant is not None:
-            return [step.constant]
-        if "then_branch" in functions:
-            return self._interpret(functions["then_branch" if inputs[0] else "else_branch"], inputs[1:])
-        if "body" in functions:  # TensorFlow's own loop may wait for ever for threads that wait for it
-            while self._interpret(functions["cond"], inputs)[0]:
-                inputs = list(self._interpret(functions["body"], inputs))
-            return inputs
-        if "f" in functions and len(functions["f"].outputs) == len(step.outputs):
-            return self._interpret(functions["f"], inputs)
-        return execute.execute(step.kind, len(step.outputs), inputs, step.attributes, context.context()) or []
-
-    def _interpret(self, graph: Any, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        tensors = self._tensors(graph, dict(zip([each.ref() for each in graph.inputs], inputs, strict=True)))
-        return [tensors[each.ref()] for each in graph.outputs]
+        return arrays, [] if self._evaluator.failed else after
 
     def tolerances(self, tensors: Sequence[dict[Any, np.ndarray]]) -> dict[Any, float]:
         """Returns the tolerance of each tensor: of the scale and the precision of the numbers from which it is computed."""
@@ -148,7 +188,7 @@ class Traced:
             key, name, value = tensor.ref(), tensor.op.name, self.values[tensor.ref()]
             results = [each[key] for each in tensors if key in each]
             # A gradient is summed over broadcast axes: over one row, too, before it is reshaped to have it again.
-            if len(results) < len(rows) or (1 in (*rows, *bound.values()) and name in self._unbroadcast):
+            if len(results) < len(rows) or (1 in (*rows, *bound.values()) and name in self.unbroadcast):
                 continue
             if key in self._fixed:
                 yield f"{tensor.op.type} {tensor.name} has rows along an axis of a known length"
@@ -168,29 +208,6 @@ class Traced:
             tolerance = max(map(_scale, results), default=0) * 10 * _precision(variable.dtype)
             for complaint in Checked(value, results, rows, tolerance, initial).complaints(bound) if are_known else ():
                 yield f"{variable.name} [{value.label}]: {complaint}"
-
-
-class _Step(NamedTuple):
-    """An operation, with what does not change between runs."""
-
-    kind: bytes
-    inputs: list[Any]
-    outputs: list[Any]
-    is_of_variables: bool
-    constant: tf.Tensor | None
-    attributes: tuple[Any, ...]
-    functions: dict[str, Any]
-
-    @classmethod
-    def of(cls, operation: tf.Operation) -> "_Step":
-        kind, attributes = operation.type, {}
-        constant = tf.constant(tf.make_ndarray(operation.get_attr("value"))) if kind == "Const" else None
-        if constant is None:
-            attributes = {name: operation.get_attr(name) for name in operation.node_def.attr if name[0] != "_"}
-        refs = [[each.ref() for each in tensors] for tensors in (operation.inputs, operation.outputs)]
-        flat = tuple(each for name, value in attributes.items() for each in (name, _plain(value)))
-        is_of_variables = any(each.dtype == tf.resource for each in operation.inputs)
-        return cls(kind.encode(), *refs, is_of_variables, constant, flat, _functions(operation))
 
 
 def _plain(value: Any) -> Any:

@@ -363,6 +363,8 @@ class PartitionedProgram:
     def _gather(self, rows: tf.Tensor, axis: int) -> tf.Tensor:
         if to_transferable(rows, self._collectives).dtype not in self._collectives.wire.gathers:
             raise NotPartitionedError(f"rows of {rows.dtype.name}")
+        if rows.shape.rank is None:
+            raise NotPartitionedError("rows of an unknown rank")
         order = [axis, *(number for number in range(rows.shape.rank) if number != axis)]
         leading_rows = tf.transpose(rows, order) if axis else rows
         all_rows = gather_any_rows(leading_rows, self._collectives, f"partition/{next(self._names)}")
@@ -451,4 +453,7 @@ def _called_functions(operation: tf.Operation, graph: Any) -> list[Any]:
     attributes = operation.node_def.attr.values()
     names = [function.name for value in attributes for function in (value.func, *value.list.func) if function.name]
     names += [operation.type] if graph._is_function(operation.type) else []
-    return [graph._get_function(name) for name in names]
+    functions = [graph._get_function(name) for name in names]
+    if None in functions:  # TensorFlow forgets branches of a gradient of a gradient
+        raise NotPartitionedError(f"the functions of {operation.type} {operation.name} are not known")
+    return functions
