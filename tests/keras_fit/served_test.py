@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from tfdist.strategies.parameter_server import ParameterServer
 
 import tfdist
 from tests import processes
@@ -17,7 +18,6 @@ from tests.workers import running
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
-from tfdist.strategies.parameter_server import ParameterServer
 
 SCRIPT = str(pathlib.Path(__file__).with_name("served_program.py"))
 

@@ -27,8 +27,6 @@ def worked(coordinator, worker, first, end, losses=float, rows=(1, 1), seconds=N
         values = {"versions": [version, version], "rows": rows, "arrays": arrays}
         outcome = coordinator.commit(worker, ticket, loss, math.isfinite(loss), **values)
         taken += [(ticket, version)] if outcome != Outcome.UNUSED else []
-        if outcome == Outcome.ENDED:
-            break
     return taken
 
 

@@ -135,6 +135,11 @@ def test_the_table(runs):
     assert second.split()[3:] == "single x1 cnn - 0/7 failed - - - - -".split()
 
 
+def test_the_number_of_parameter_servers_is_shown(tmp_path):
+    served = start(0, 1000.0, replicas=2, servers=1, strategy="parameter_server")
+    assert "  parameter_server x2, 1 server  " in table([read_run(write(tmp_path, [served]), "first")], "loss")[1]
+
+
 def test_a_long_data_set_is_shortened_in_the_middle_and_what_has_no_room_is_named(tmp_path):
     long = start(0, 1000.0, replicas=2, strategy="mirrored")
     long["flags"] = ["--model=cnn", "--dataset=csv:/data/measurements/2026/november/table.csv(label='kind')"]

@@ -4,13 +4,13 @@ import socket
 
 import pytest
 import tensorflow as tf
+from tfdist.strategies import mesh, multiworker
 
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.group import LostMember
 from tfdist.distribution import tf_server
 from tfdist.errors import InputError, PeerLostError
-from tfdist.strategies import mesh, multiworker
 
 
 class Losing(LocalGroup):

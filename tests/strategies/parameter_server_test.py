@@ -11,6 +11,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from tfdist.strategies.parameter_server import ParameterServer
 
 import tfdist
 from tests import processes
@@ -23,7 +24,6 @@ from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import Clip, LossScale
 from tfdist.reporting import RunDirectory
-from tfdist.strategies.parameter_server import ParameterServer
 from tfdist.testing import parity
 from tfdist.testing.comparison import Replay
 from tfdist.trainer.options import Schedule

@@ -3,11 +3,11 @@
 import keras
 import numpy as np
 import pytest
+from tfdist.strategies.single import Single
 
 import tfdist
 from tfdist.cluster.environment import Cluster
 from tfdist.errors import InputError
-from tfdist.strategies.single import Single
 from tfdist.trainer.callbacks import Callbacks, callbacks_of_process, validation_logs
 
 RANDOM = np.random.default_rng(0)

@@ -49,8 +49,8 @@ def check_cluster(config: Any, context: ProcessContext) -> ProcessContext:
     strategy = strategy_declaration(detection.strategy)
     if strategy.name != config.strategy:  # otherwise it is checked with the other flags
         check_strategy(config, strategy)
-    if strategy.check_processes:
-        strategy.check_processes(config, context.cluster.size)
+    if strategy.check_cluster:
+        strategy.check_cluster(config, context.cluster)
     return context._replace(detection=detection)
 
 

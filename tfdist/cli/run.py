@@ -501,6 +501,7 @@ def _record_start(
             facts={
                 "strategy": strategy.name,
                 "replicas": strategy.replicas,
+                "servers": strategy.remote.servers.count if strategy.remote else 0,
                 "batch_size": batch_schedule.position.batch_size,
                 "examples_before": batch_schedule.position.examples_before(step),
                 "examples": examples,

@@ -120,7 +120,7 @@ class Declaration:
       auto: takes this process's position in the job and its number of devices; returns whether `--strategy=auto` selects
         this strategy, which at most one may do. None for never.
       check: takes a configuration; raises `InputError` if the strategy's options conflict.
-      check_processes: takes a configuration and the number of processes; raises `InputError` if they do not match.
+      check_cluster: takes a configuration and the job's `Cluster`; raises `InputError` if they do not match.
       runs_keras_fit: whether it runs Keras's own `fit` in any script. Replicas must then accept any number of rows, and
         models may be created outside of its scope.
       single_device_advice: advice for a user who selects it with a single device, as a sentence; may be empty.
@@ -136,7 +136,7 @@ class Declaration:
     accepts: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     auto: Callable[[Cluster, int], bool] | None = None
     check: Callable[[Any], None] | None = None
-    check_processes: Callable[[Any, int], object] | None = None
+    check_cluster: Callable[[Any, Any], object] | None = None
     runs_keras_fit: bool = True
     single_device_advice: str = ""
     adopts: tuple[str, ...] = ()
@@ -326,7 +326,7 @@ DECLARATIONS = (
             ),
         ),
         check=_check_pipeline,
-        check_processes=lambda config, processes: parse_grid(config.mesh_shape, processes, config.layout),
+        check_cluster=lambda config, cluster: parse_grid(config.mesh_shape, cluster.size, config.layout),
         runs_keras_fit=False,
         smoke_tests=(
             SmokeTest(processes=2, options={"micro_batches": 2}),
@@ -368,8 +368,8 @@ DECLARATIONS = (
             ),
         ),
         auto=lambda cluster, devices: cluster.servers > 0,
-        check_processes=lambda config, processes: parse_staleness(config.staleness).needed_shares(
-            count_workers(config.servers, processes)
+        check_cluster=lambda config, cluster: parse_staleness(config.staleness).needed_shares(
+            count_workers(config.servers, cluster.size, cluster.servers)
         ),
         smoke_tests=(SmokeTest(processes=2),),
         single_device_advice="Start several processes by `tfdist launch --processes=N -- ...`, or use --strategy=single.",

@@ -22,13 +22,12 @@ _NO_NUMBERS = np.zeros([0], np.int64)
 
 
 class Outcome(enum.IntEnum):
-    """What happens to a committed gradient: training ends without it, its update is ordered, or it is too old.
+    """What happens to a committed gradient: its update is ordered, or it is too old.
 
     The ticket of a rejected gradient is computed again. A dropped one is an update that changes nothing. An unused share came
     after the update from those of other workers.
     """
 
-    ENDED = 0
     APPLIED = 1
     REJECTED = 2
     DROPPED = 3
@@ -344,7 +343,7 @@ class Coordinator:
                 self._order.push(worker, ticket, rows[0])
                 self._add_updates(self._order)
             self._changed.notify_all()
-            return outcome if self._synchronous or self._failed_ticket is None else Outcome.ENDED
+            return outcome
 
     def _outcome(self, ticket: int, versions: Sequence[int]) -> Outcome:
         order = self._order

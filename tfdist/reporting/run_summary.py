@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import InputError
+from tfdist.errors.formatting import count_of
 from tfdist.reporting.plain_reporter import format_number, text_table
 from tfdist.reporting.run_directory import RunDirectory, flag_values
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
@@ -51,6 +52,7 @@ class RunSummary:
       versions: versions of packages, by name.
       strategy: name of the strategy; empty if unknown.
       replicas: number of replicas; None if unknown.
+      servers: number of parameter servers.
       start_time: time of the first start, in seconds since 1970 (UTC).
       starts: number of starts.
       seconds: wall time of all starts; None if unknown.
@@ -66,6 +68,7 @@ class RunSummary:
     versions: Mapping[str, str]
     strategy: str
     replicas: int | None
+    servers: int
     start_time: float
     starts: int
     seconds: float | None
@@ -146,6 +149,7 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
         versions=last.get("versions", {}),
         strategy=str(last.get("strategy") or flags.get("strategy", "")),
         replicas=last.get("replicas"),
+        servers=last.get("servers", 0),
         start_time=times[0],
         starts=len(starts),
         seconds=_seconds(times, [*records, outcome]),
@@ -213,7 +217,7 @@ def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
     return {
         "run": lambda run: run.name,
         "started": lambda run: format_time(run.start_time),
-        "strategy": lambda run: f"{run.strategy or UNKNOWN}{'' if run.replicas is None else f' x{run.replicas}'}",
+        "strategy": _place,
         "model": lambda run: run.flags.get("model", UNKNOWN),
         "data set": lambda run: run.flags.get("dataset", UNKNOWN),
         "steps": lambda run: f"{run.steps}{'' if run.total_steps is None else f'/{run.total_steps}'}",
@@ -221,6 +225,12 @@ def columns(metric: str) -> dict[str, Callable[[RunSummary], str]]:
         **values,
         "time": lambda run: duration(run.seconds),
     }
+
+
+def _place(run: RunSummary) -> str:
+    replicas = "" if run.replicas is None else f" x{run.replicas}"
+    servers = f", {count_of(run.servers, 'server')}" if run.servers else ""
+    return f"{run.strategy or UNKNOWN}{replicas}{servers}"
 
 
 def _last(metric: str) -> Callable[[RunSummary], str]:
@@ -326,6 +336,7 @@ def as_json(run: RunSummary) -> Mapping[str, Any]:
         "wall_seconds": run.seconds,
         "strategy": run.strategy,
         "replicas": run.replicas,
+        "servers": run.servers,
         "steps": run.steps,
         "total_steps": run.total_steps,
         "status": run.status,
