@@ -89,7 +89,7 @@ class Clicks(NamedTuple):
     """Click-through data with a known distribution.
 
     Attributes:
-      keys: [examples, fields] buckets of the keys; keys follow Zipf's law, with 10 million of them.
+      keys: [examples, fields] keys, which follow Zipf's law, with 10 million of them in a field.
       labels: [examples] of 0 and 1.
       entropy: mean log loss of the true probabilities, which no model can improve on.
     """
@@ -110,7 +110,7 @@ def draw_clicks(seed: int) -> Clicks:
     probabilities = 1 / (1 + np.exp(-hidden.sum(-1) - 0.3))
     labels = (rng.random(examples) < probabilities).astype(np.float32)
     entropy = -np.mean(probabilities * np.log(probabilities) + (1 - probabilities) * np.log(1 - probabilities))
-    return Clicks((keys * 40503 % (1 << 31) % BUCKETS).astype(np.int32), labels, float(entropy))
+    return Clicks(keys, labels, float(entropy))
 
 
 class Task(NamedTuple):
@@ -158,6 +158,7 @@ def images() -> Task:
 def clicks() -> Task:
     """Wide and deep: a number for each key, and a network over an embedding."""
     data = draw_clicks(0)
+    buckets = (data.keys * 40503 % (1 << 31) % BUCKETS).astype(np.int32)
 
     def model() -> keras.Model:
         layers = keras.layers
@@ -168,7 +169,7 @@ def clicks() -> Task:
         return keras.Model(keys, layers.Dense(1, kernel_initializer="ones")(wide) + deep)
 
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    parts = data.keys[:CLICKS], data.labels[:CLICKS], data.keys[CLICKS:], data.labels[CLICKS:]
+    parts = buckets[:CLICKS], data.labels[:CLICKS], buckets[CLICKS:], data.labels[CLICKS:]
     return Task(model, *parts, loss, (0.3, 0.05, 2e-3), "log loss")
 
 

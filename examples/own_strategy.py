@@ -9,9 +9,9 @@ job, and which of them this is), `join` (creates the control plane), and its own
 import sys
 
 import tensorflow as tf
+from tfdist.strategies.mirrored import Mirrored
 
 from tfdist.collectives import Recording
-from tfdist.strategies.mirrored import Mirrored
 
 
 class Measured(Mirrored):

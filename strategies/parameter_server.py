@@ -48,6 +48,7 @@ class ParameterServer(Strategy):
 
     name = "parameter_server"
     can_train_locally = False
+    trains_keyed_rows = True
 
     def __init__(
         self,

@@ -1,11 +1,16 @@
 """One process with one replica, without tf.distribute: the reference for all other strategies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
 
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
+from tfdist.parameter_server.local_rows import LocalRows
 
 
 class Single(Strategy):
@@ -14,6 +19,7 @@ class Single(Strategy):
     name = "single"
     replicas = 1
     local_replicas = range(1)
+    trains_keyed_rows = True
 
     def __init__(self, *, cluster: Cluster, join: Callable[[Cluster], Group]):
         """Joins the group.
@@ -25,6 +31,18 @@ class Single(Strategy):
         self.cluster = cluster
         self.group = join(cluster)
         self.collectives = OneReplica()
+        self.optimizer_shards = self._keyed_rows = LocalRows(self)
+
+    def gradients(
+        self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
+        """See base class."""
+        with self._keyed_rows.rows_in_step(variables, *batch):
+            return super().gradients(loss_fn, variables, *batch)
+
+    def gradient_shape(self, variable: keras.Variable) -> tf.TensorShape:
+        """See base class. The number of distinct keys differs between batches."""
+        return self._keyed_rows.gradient_shape(variable)
 
 
 STRATEGY = Single

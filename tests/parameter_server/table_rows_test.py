@@ -12,9 +12,9 @@ from tfdist.parameter_server.table_rows import TableForm, TableRows, blocks, cou
 @pytest.mark.parametrize("servers", [1, 2, 3])
 @pytest.mark.parametrize("rows", [3, 10, 11])
 def test_each_row_is_on_one_server(rows, servers):
-    places = split(np.arange(rows), servers)
+    places, ids = zip(*split(np.arange(rows), servers), strict=True)
     assert sorted(np.concatenate(places)) == list(range(rows))
-    assert [len(own) for own in places] == [count_rows(rows, server, servers) for server in range(servers)]
+    assert [own.tolist() for own in ids] == [[*range(count_rows(rows, server, servers))] for server in range(servers)]
     assert max(map(len, places)) - min(map(len, places)) <= 1
 
 

@@ -48,6 +48,10 @@ OWN = {
         ["--model=own_model_and_data:network(width=8)", "--dataset=own_model_and_data:tumours", "--steps=5"],
         r"eval after 5 steps: loss [\d.]+  accuracy [\d.]+",
     ),
+    "rows_by_key.py": (
+        ["--model=rows_by_key:network", "--dataset=rows_by_key:clicks(examples=500)", "--steps=5"],
+        r"eval after 5 steps: loss [\d.]+  accuracy [\d.]+",
+    ),
 }
 
 

@@ -67,7 +67,7 @@ def test_parts():
     )
     names = "LARS NORMS_AND_BIASES MomentumCorrectedSGD WarmupAndDecay make_learning_rate"
     assert optimizers.__all__ == names.split()
-    assert layers.__all__ == ["MixtureOfExperts", "SyncBatchNormalization"]
+    assert layers.__all__ == ["DynamicEmbedding", "MixtureOfExperts", "SyncBatchNormalization"]
     assert models.NAMES == ("mlp", "cnn", "resnet50", "transformer")
 
 

@@ -14,11 +14,13 @@ The prefix of a name determines how a value is restored on a different number of
     statistics/        [replicas, ...]: moving statistics of each replica's rows; replicas get the mean
     replica_state/     [replicas, ...]: residuals of error feedback, whose sum over replicas is preserved: replica r of M
                        gets the sum of those of r, r + M, r + 2 M ...
+    tables/            replicated: rows by key, with their keys, counts and optimizer slots; see `KeyedTable.export`
     callbacks/         arrays of rank 0's callbacks, restored on all processes
 
 With an unchanged number of replicas, each replica gets its own values, bit for bit.
 """
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,16 +35,18 @@ from tfdist.config.spec import unique_names
 from tfdist.distribution.strategy import Read, Strategy
 from tfdist.distribution.tf_distribute import strip_counters
 from tfdist.errors import InputError
+from tfdist.parameter_server.keyed_rows import keyed_layers
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.synchronization import WeightSynchronizer
 
-_MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE, _EXCHANGES = (
+_MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE, _EXCHANGES, _TABLES = (
     "model/",
     "optimizer/",
     "state/",
     "statistics/",
     "replica_state/",
     "exchanges/",
+    "tables/",
 )
 _LOCAL = "local_"  # precedes the prefix of variables with a value per replica
 _PER_REPLICA_PREFIXES = (_STATISTICS, _REPLICA_STATE, _LOCAL)
@@ -82,6 +86,7 @@ class RunVariables:
         self._strategy = strategy
         self._store = store
         self._callbacks = callbacks
+        self._tables = {f"{_TABLES}{number}/": layer.table for number, layer in enumerate(keyed_layers(model))}
         moving_ids = {id(variable) for variable in keras_internals.moving_statistics(model)}
         statistics = [variable for variable in model.variables if id(variable) in moving_ids]
         replicated_variables = [variable for variable in model.variables if id(variable) not in moving_ids]
@@ -129,6 +134,11 @@ class RunVariables:
             for name, entry in self._all_variables().items()
             if name in self._written_names
             for offset, values in self._blocks_written(entry, copied)
+        ] + [
+            Part.full(prefix + name, array)
+            for prefix, table in self._tables.items()
+            if self._strategy.is_chief
+            for name, array in table.export().items()
         ]
 
     def _all_variables(self) -> dict[str, _RunVariable]:
@@ -191,6 +201,9 @@ class RunVariables:
                 saved_name = centers[saved_name]
             read = _redistributing_reader(checkpoint, saved_name, entry.per_replica, replicas)
             self._strategy.blocks.assign(entry.variable, entry.per_replica, read)
+        for prefix, table in self._tables.items():
+            arrays = {n.removeprefix(prefix): _Rows(checkpoint, n) for n in checkpoint.tensors if n.startswith(prefix)}
+            table.restore(arrays, with_slots=with_optimizer)
         states = {**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)}
         self._store.restore(states, _describe_resize(checkpoint, self._strategy.replicas))
 
@@ -264,6 +277,20 @@ class RunVariables:
     def order(self) -> list[str]:
         """Names of the model's, optimizer's and exchanges' variables, in the order stored in a checkpoint."""
         return [*self._specs, *self._exchange_variables]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """The rows of a tensor in a checkpoint, which are read when they are sliced."""
+
+    checkpoint: Checkpoint
+    name: str
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        shape = self.checkpoint.tensors[self.name].shape
+        begin, end, _ = rows.indices(shape[0])
+        offset = (begin, *(0 for _ in shape[1:]))
+        return self.checkpoint.read_block(self.name, offset, (end - begin, *shape[1:]))
 
 
 def _variables_by_name(

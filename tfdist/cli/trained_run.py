@@ -25,6 +25,7 @@ from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, Examples
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
+from tfdist.parameter_server.keyed_rows import keyed_layers
 from tfdist.reporting import RunDirectory
 from tfdist.storage import StoragePath, path_of, storage_of
 from tfdist.trainer.trainer import Trainer
@@ -202,6 +203,8 @@ def _load_model_file(trainer: Trainer, path: StoragePath, safe_mode: bool) -> No
     for variable, value in zip(model_weights, saved_weights, strict=True):
         per_replica = id(variable) in statistics
         blocks.assign_value(keras_internals.value_of(variable), per_replica, np.asarray(value))
+    for layer, saved_layer in zip(keyed_layers(model), keyed_layers(saved_model), strict=True):
+        layer.table.restore(saved_layer.table.export(), with_slots=False)
 
 
 def _check_modules(model: Path) -> None:

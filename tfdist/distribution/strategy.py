@@ -404,6 +404,7 @@ class Strategy:
       remote: the `RemoteVariables` of a strategy with parameter servers; else None.
       sums_gradients: whether the engine itself sums the gradients of the global batch: `gradients` returns the sums, which are
         neither reduced nor compressed, and the engine compiles the whole program.
+      trains_keyed_rows: whether steps can train `tfdist.layers.DynamicEmbedding`.
     """
 
     declaration: ClassVar[Declaration | None] = None
@@ -420,6 +421,7 @@ class Strategy:
     collectives: Collectives
     tuned_collectives: TunedCollectives | None = None
     sums_gradients: bool = False
+    trains_keyed_rows: bool = False
     remote: Any = None
 
     @property

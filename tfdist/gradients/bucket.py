@@ -27,7 +27,7 @@ def plan(
     """Assigns tensors to buckets.
 
     Args:
-      specs: static shapes and dtypes, in the order of the forward pass.
+      specs: shapes and dtypes, in the order of the forward pass; a tensor of unknown shape, on one device, has its own bucket.
       small_bytes: a tensor of at least this size has its own bucket.
       bucket_bytes: maximum size of a bucket of small tensors.
 
@@ -37,7 +37,7 @@ def plan(
     buckets: list[list[int]] = []
     open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
     for i in reversed(range(len(specs))):
-        size = tensor_bytes(specs[i])
+        size = tensor_bytes(specs[i]) if specs[i].shape.is_fully_defined() else small_bytes
         if size >= small_bytes:
             buckets.append([i])
             continue

@@ -24,6 +24,7 @@ from tfdist.keras_fit.partitioned_step import batch_for_replica, equal_value_wei
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
+from tfdist.parameter_server.keyed_rows import keyed_layers
 from tfdist.step import randomness
 from tfdist.step.compression import Compression
 from tfdist.step.gradient_source import to_dense
@@ -76,6 +77,11 @@ class CustomTrainStep:
                 "A custom train_step or compute_loss, or a loss that needs all rows, takes the whole batch at once, and its "
                 f"optimizer scales the loss. Received: accumulate_steps={settings.micro_steps}, "
                 f"loss_scale={settings.loss_scale}. Leave them out; wrap the optimizer in a LossScaleOptimizer instead."
+            )
+        if keyed_layers(model):
+            raise InputError(
+                "A model with a DynamicEmbedding is trained by Keras's own steps. Received: a custom train_step or "
+                "compute_loss. Use compile(loss=...) and add_loss."
             )
         self._model, self._strategy, self._settings = model, strategy, settings
         self._recording = Recording(strategy.step_collectives)

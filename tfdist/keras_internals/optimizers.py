@@ -322,6 +322,17 @@ def build_partially(
     return owner_numbers
 
 
+def slots_by_weight(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> dict[int, list[keras.Variable]]:
+    """Returns the state of a built optimizer that belongs to each of its variables, by the variable's number."""
+    twin = type(optimizer).from_config(optimizer.get_config())
+    owners = build_partially(twin, variables, ())
+    slots_by_number: dict[int, list[keras.Variable]] = {number: [] for number in range(len(variables))}
+    for slot, twin_slot in zip(optimizer.variables, twin.variables, strict=True):
+        if id(twin_slot) in owners:
+            slots_by_number[owners[id(twin_slot)]].append(slot)
+    return slots_by_number
+
+
 def variable_at(path: str, value: np.ndarray) -> keras.Variable:
     """Creates a trainable variable with the given path, like a layer's variable in a model."""
     *scopes, name = path.split("/")
@@ -334,6 +345,13 @@ def variable_at(path: str, value: np.ndarray) -> keras.Variable:
 def set_value(variable: keras.Variable, value: Any) -> None:
     """Sets the TensorFlow variable of a variable that was built without a value."""
     variable._value = value
+
+
+def values_replaced(
+    variables: Sequence[keras.Variable], values: Sequence[tf.Variable]
+) -> contextlib.AbstractContextManager[None]:
+    """Context in which variables have other TensorFlow variables, of any shapes."""
+    return patched(*((variable, "_value", value) for variable, value in zip(variables, values, strict=True)))
 
 
 @contextlib.contextmanager

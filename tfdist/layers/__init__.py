@@ -1,9 +1,10 @@
-"""Layers that communicate in their forward pass, sharding constraints on activations, and activation checkpointing.
+"""Layers that communicate or have a row per key, sharding constraints on activations, and activation checkpointing.
 
 All other layers come from Keras.
 """
 
+from tfdist.layers.dynamic_embedding import DynamicEmbedding
 from tfdist.layers.mixture_of_experts import MixtureOfExperts
 from tfdist.layers.sync_batch_norm import SyncBatchNormalization
 
-__all__ = ["MixtureOfExperts", "SyncBatchNormalization"]
+__all__ = ["DynamicEmbedding", "MixtureOfExperts", "SyncBatchNormalization"]

@@ -8,7 +8,6 @@ ids, for example with `keras.layers.StringLookup`. Outside of training steps, ea
 import contextlib
 import contextvars
 import functools
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +19,14 @@ from tfdist import keras_internals
 from tfdist.collectives import OneReplica, using
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.errors import InputError
+from tfdist.parameter_server.keyed_rows import KeyedTable, keyed_layers
 from tfdist.parameter_server.servers import Servers
-from tfdist.parameter_server.table_rows import TableForm, blocks
+from tfdist.parameter_server.table_rows import TableForm, blocks, read_in_blocks
 from tfdist.row_semantics.declarations import GRAPH
 
 if TYPE_CHECKING:
     from tfdist.distribution.strategy import Strategy
 
-_MAX_MEMORY_BYTES = 64 << 20  # larger tables are read into a file
 _ELEMENTWISE_OPTIMIZERS = "SGD RMSprop Adam AdamW Adagrad Adadelta Adamax Nadam Ftrl Lion".split()
 _UNKNOWN_IDS = (
     "The ids of an embedding that parameter servers split by rows must depend on the batch alone. Received: ids that changed "
@@ -100,7 +99,8 @@ class RemoteTable(RemoteVariable):
         return self._key
 
     def check(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the ids; raises `InputError` if one is out of range."""
+        """Returns the ids; raises `InputError` if one is out of range, or if a layer has read the whole table."""
+        self.check_is_only_looked_up()
         invalid_ids = ids[(ids < 0) | (ids >= int(self.shape[0]))]
         if len(invalid_ids):
             raise keras_internals.without_call_context(
@@ -117,14 +117,12 @@ class RemoteTable(RemoteVariable):
 
     def numpy(self) -> np.ndarray:
         """Returns the value, which is a memory-mapped file for a large table."""
-        dtype, shape = self.dtype.as_numpy_dtype, tuple(self.shape)
-        is_small = self._bytes <= _MAX_MEMORY_BYTES
-        value = np.empty(shape, dtype) if is_small else np.memmap(tempfile.TemporaryFile(), dtype, shape=shape)
-        for begin, end in blocks(shape, dtype):
-            value[begin:end] = self.rows(np.arange(begin, end))
-            if isinstance(value, np.memmap):
-                value.flush()  # so that the system may reclaim the memory
-        return value
+        dtype = self.dtype.as_numpy_dtype
+        return read_in_blocks(self.shape.as_list(), dtype, lambda begin, end: self.rows(np.arange(begin, end)))
+
+    def lookup(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the rows with these ids outside of training steps, [ids, features]."""
+        return _look_up(self.rows, ids, self)
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         if tf.executing_eagerly():
@@ -152,6 +150,44 @@ class RemoteTable(RemoteVariable):
             self._servers.write_rows(self._key, np.arange(begin, end), read(begin, end))
 
 
+def _look_up(read: Callable[[np.ndarray], np.ndarray], ids: tf.Tensor, table: RemoteTable | KeyedTable) -> tf.Tensor:
+    unique_ids, positions = tf.unique(ids)
+    rows = tf.numpy_function(read, [unique_ids], table.dtype)
+    return tf.gather(tf.ensure_shape(rows, [None, table.shape[1]]), positions)
+
+
+class RemoteKeyedTable(KeyedTable):
+    """A table with a row per key on the servers; only the chief changes it outside of updates."""
+
+    def __init__(self, number: int, table: KeyedTable, servers: Servers, *, is_chief: bool):
+        """Initializes the access to trained variable `number`; `table` has its shape and dtype."""
+        self._number, self._servers, self._is_chief = number, servers, is_chief
+        self.shape, self.dtype = table.shape, table.dtype
+
+    def lookup(self, keys: tf.Tensor) -> tf.Tensor:
+        """See base class."""
+        return _look_up(functools.partial(self.read_rows, 0), keys, self)
+
+    def read_keys(self) -> tuple[np.ndarray, np.ndarray, int, int]:
+        """See base class."""
+        return self._servers.read_keys(self._number)
+
+    def write_keys(self, keys: np.ndarray, candidates: np.ndarray, updates: int, count: int) -> int:
+        """See base class."""
+        return self._servers.write_keys(self._number, keys, candidates, updates, count) if self._is_chief else 0
+
+    def read_rows(self, number: int, keys: np.ndarray) -> np.ndarray:
+        """See base class."""
+        return self._servers.read_rows(self._key(number), keys)
+
+    def write_rows(self, number: int, keys: np.ndarray, rows: np.ndarray) -> None:
+        """See base class."""
+        self._servers.write_rows(self._key(number), keys, rows)
+
+    def _key(self, number: int) -> str:
+        return f"slot/{self._number}/{number - 1}" if number else f"weight/{self._number}"
+
+
 def is_table(layer: keras.Layer, min_bytes: int, servers: int) -> bool:
     """Returns whether a layer is split by rows: an embedding of at least `min_bytes` that is only looked up."""
     if not keras_internals.is_only_looked_up(layer) or layer.input_dim < servers:
@@ -164,13 +200,14 @@ class EmbeddingTables:
 
     Attributes:
       numbers: indices of the tables among the trained variables.
+      keyed: those of tables with a row per key.
       forms: descriptions from which servers create the tables.
     """
 
     def __init__(
         self,
         strategy: "Strategy",
-        servers: Servers,
+        servers: Servers | None,
         weights: Sequence[keras.Variable],
         model: keras.Model | None = None,
     ):
@@ -178,7 +215,7 @@ class EmbeddingTables:
 
         Args:
           strategy: the strategy.
-          servers: the servers.
+          servers: the servers; None if tables with a row per key are in this process.
           weights: the trained variables.
           model: the model; None if it is not known yet.
 
@@ -188,17 +225,21 @@ class EmbeddingTables:
         self._strategy = strategy
         self._model: Any = model
         order = {id(variable): number for number, variable in enumerate(weights)}
-        self._layers: dict[int, Any] = {}
-        self._tables: dict[int, RemoteTable] = {}
+        self._variables: dict[int, keras.Variable] = {}
+        self._tables: dict[int, Any] = {}  # `RemoteTable` or `KeyedTable`
         self._initial: dict[int, Any] = {}
         self.forms: list[TableForm] = []
         for layer in keras_internals.embeddings_without_copy(model, RemoteTable) if model else ():
-            if id(keras_internals.kernel_of(layer)) in order:
+            if servers and id(keras_internals.kernel_of(layer)) in order:
                 self._add_table(order[id(keras_internals.kernel_of(layer))], layer, servers)
             else:  # it was frozen after its creation
                 keras_internals.initialize(keras_internals.kernel_of(layer))
-        self.forms.sort()
-        self.numbers = sorted(self._layers)
+        for layer in keyed_layers(model) if model else ():
+            if layer.trainable:
+                self._add_keyed_table(order[id(layer.embeddings)], layer, servers)
+        self.keyed = frozenset(n for n, table in self._tables.items() if isinstance(table, KeyedTable))
+        self.forms.sort(key=lambda form: form.number)
+        self.numbers = sorted(self._variables)
         if model and self.numbers:
             _check_updates_rows(model.optimizer)
         self._ids = {number: tf.Variable(tf.zeros([0], tf.int64), shape=[None]) for number in self.numbers}
@@ -219,23 +260,31 @@ class EmbeddingTables:
             )
         form = TableForm(number, variable.path, tuple(variable.shape), variable.dtype, initializer, has_no_decay=False)
         self.forms.append(form)
-        self._layers[number] = layer
+        self._variables[number] = variable
         self._tables[number] = table = RemoteTable(f"weight/{number}", variable, servers, is_chief=is_chief)
         keras_internals.set_value(variable, table)
-        keras_internals.set_lookup(layer, functools.partial(self._lookup, number))
+        keras_internals.set_lookup(layer, functools.partial(self._lookup, number, layer))
+
+    def _add_keyed_table(self, number: int, layer: Any, servers: Servers | None) -> None:
+        self.forms.append(layer.form()._replace(number=number))
+        self._variables[number], table = layer.embeddings, layer.table
+        if servers:
+            if not isinstance(table, RemoteKeyedTable):  # it may have been loaded
+                self._initial[number] = table.export()
+            table = layer.table = RemoteKeyedTable(number, table, servers, is_chief=self._strategy.is_chief)
+        self._tables[number] = table
+        layer.gather = functools.partial(self._gather_rows, number)
 
     def write_initial_values(self) -> None:
         """Sends the initial values that servers cannot compute."""
         for number, value in self._initial.items():
-            self._tables[number].assign(value)
+            self._tables[number].restore(value) if number in self.keyed else self._tables[number].assign(value)
         self._initial.clear()
 
     def ids(self, batch: Any) -> list[np.ndarray]:
         """Returns the sorted, distinct ids that a batch looks up in each table; empty without tables."""
-        ids_by_table = self._record(batch) if self.numbers else []
-        for table in self._tables.values():
-            table.check_is_only_looked_up()
-        return [self._tables[n].check(np.unique(ids)) for n, ids in zip(self.numbers, ids_by_table, strict=True)]
+        ids_by_table = dict(zip(self.numbers, self._record(batch) if self.numbers else (), strict=True))
+        return [self._tables[number].check(np.unique(ids)) for number, ids in ids_by_table.items()]
 
     def assign(self, ids: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> None:
         """Sets the rows of each table that the next step uses."""
@@ -246,16 +295,12 @@ class EmbeddingTables:
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
         """Context for tracing a training step, in which tables contain only the assigned rows."""
-        variables = {number: keras_internals.kernel_of(layer) for number, layer in self._layers.items()}
         token = _in_step.set(True)
-        for number, variable in variables.items():
-            keras_internals.set_value(variable, self._rows[number])
         try:
-            yield
+            with keras_internals.values_replaced([self._variables[n] for n in self.numbers], [*self._rows.values()]):
+                yield
         finally:
             _in_step.reset(token)
-            for number, variable in variables.items():
-                keras_internals.set_value(variable, self._tables[number])
 
     @contextlib.contextmanager
     def check_known_ids(self) -> Iterator[None]:
@@ -278,37 +323,36 @@ class EmbeddingTables:
             _ids_by_table.reset(token)
         return [tf.concat([tf.zeros([0], tf.int64), *ids_by_table[number]], 0) for number in self.numbers]
 
-    def _lookup(self, number: int, inputs: Any) -> Any:
+    def _lookup(self, number: int, layer: Any, inputs: Any) -> Any:
         """Returns the output of `keras.layers.Embedding` for ids of any shape."""
         if isinstance(inputs, tf.RaggedTensor):
-            return inputs.with_flat_values(self._lookup(number, inputs.flat_values))
-        table, layer = self._tables[number], self._layers[number]
+            return inputs.with_flat_values(self._lookup(number, layer, inputs.flat_values))
         ids = tf.cast(inputs, tf.int64)
         ids = tf.where(ids < 0, ids + layer.input_dim, ids)  # as Keras does
-        if _is_labelled():
-            outputs = tf.gather(tf.zeros(table.shape, table.dtype), ids)
-        else:
-            rows = self._gather_rows(number, tf.reshape(ids, [-1]))
-            outputs = tf.reshape(rows, tf.concat([tf.shape(ids), table.shape[1:]], 0))
-            outputs.set_shape([*ids.shape, *table.shape[1:]])
-        return tf.cast(outputs, layer.compute_dtype)
+        return tf.cast(gather_shaped(functools.partial(self._gather_rows, number), ids), layer.compute_dtype)
 
     def _gather_rows(self, number: int, ids: tf.Tensor) -> tf.Tensor:
         """Returns the rows of a table with these ids, [ids, features]."""
         table = self._tables[number]
+        if _is_labelled():
+            return tf.gather(tf.zeros(table.shape, table.dtype), ids - ids if number in self.keyed else ids)
         if (ids_by_table := _ids_by_table.get()) is not None:
             ids_by_table[number].append(ids)
             return tf.zeros([tf.size(ids), table.shape[1]], table.dtype)
-        if _in_step.get():
-            step_ids = tf.convert_to_tensor(self._ids[number])
-            positions = tf.minimum(tf.searchsorted(step_ids, ids), tf.size(step_ids) - 1)
-            with tf.control_dependencies(
-                [tf.debugging.assert_equal(tf.gather(step_ids, positions), ids, _UNKNOWN_IDS)]
-            ):
-                return tf.gather(tf.convert_to_tensor(self._rows[number]), positions)
-        unique_ids, positions = tf.unique(ids)
-        rows = tf.numpy_function(table.rows, [unique_ids], table.dtype)
-        return tf.gather(tf.ensure_shape(rows, [None, table.shape[1]]), positions)
+        if not _in_step.get():
+            return table.lookup(ids)
+        step_ids = tf.convert_to_tensor(self._ids[number])
+        positions = tf.minimum(tf.searchsorted(step_ids, ids), tf.size(step_ids) - 1)
+        with tf.control_dependencies([tf.debugging.assert_equal(tf.gather(step_ids, positions), ids, _UNKNOWN_IDS)]):
+            return tf.gather(tf.convert_to_tensor(self._rows[number]), positions)
+
+
+def gather_shaped(gather: Callable[[tf.Tensor], tf.Tensor], ids: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of ids of any shape, [..., features]; `gather` returns those of a vector of ids."""
+    rows = gather(tf.reshape(ids, [-1]))
+    outputs = tf.reshape(rows, tf.concat([tf.shape(ids), tf.shape(rows)[1:]], 0))
+    outputs.set_shape([*ids.shape, *rows.shape[1:]])
+    return outputs
 
 
 def _is_labelled() -> bool:
@@ -323,7 +367,7 @@ def _check_updates_rows(optimizer: keras.Optimizer) -> None:
     if not is_elementwise or optimizer.clipnorm or optimizer.use_ema:
         received = "clipnorm" if optimizer.clipnorm else "use_ema" if optimizer.use_ema else kind.__name__
         raise InputError(
-            "Embeddings that parameter servers split by rows need an optimizer that updates rows independently: one of "
+            "Embeddings whose rows are updated separately need an optimizer that updates rows independently: one of "
             f"Keras's {', '.join(_ELEMENTWISE_OPTIMIZERS)}, without clipnorm and use_ema. Received: {received}. Use "
             "another, or a larger --min_table_bytes."
         )

@@ -57,7 +57,7 @@ class RemoteVariables(OptimizerShards):
           servers: the servers.
           staleness: when gradients are applied.
           tolerate_losses: see the attributes.
-          sparse_updates: `EXACT` or `LAZY`; see `TableRows.update_rows_in_use`.
+          sparse_updates: `EXACT` or `LAZY`; see `TableRows.set_slots`.
           min_table_bytes: minimum size of an embedding that is split by rows.
         """
         super().__init__(strategy)
@@ -77,9 +77,11 @@ class RemoteVariables(OptimizerShards):
     @property
     def description(self) -> str:
         """Describes the servers, for example `198.5 KiB of weights on 1 server; staleness bounded(4)`."""
-        rows = {number: self._weights[number].shape[0] for number in self.tables.numbers}
+        keyed = self.tables.keyed
+        rows = {n: self._weights[n].shape[0] for n in self.tables.numbers if n not in keyed}
         loads = self.servers.loads([keras_internals.bytes_of(variable) for variable in self._weights], rows)
         tables = f"{count_of(len(rows), 'table')} by rows, {self.sparse_updates} updates; " if rows else ""
+        tables += f"{count_of(len(keyed), 'table')} with a row per key; " if keyed else ""
         sizes = " + ".join(map(byte_size, loads))
         method = "" if self.servers.shard_variables == BY_SIZE else f" by {self.servers.shard_variables}"
         return f"{sizes} of weights on {count_of(len(loads), 'server')}{method}; {tables}staleness {self.staleness}"
@@ -100,7 +102,7 @@ class RemoteVariables(OptimizerShards):
         self.states = keras_internals.moving_statistics(model) if self.staleness.has_server_states else []
         is_built = optimizer.built  # for example in a loaded model
         twin = type(optimizer).from_config(optimizer.get_config()) if is_built else optimizer
-        owners = keras_internals.build_partially(twin, self._weights, ())
+        owners = keras_internals.build_partially(twin, self._weights, self.tables.keyed)
         if optimizer is not model.optimizer:
             model.optimizer.build(self._weights)  # creates the variables of a `LossScaleOptimizer`
         keys = optimizer_keys(twin, owners, range(len(self._weights)))
@@ -112,11 +114,13 @@ class RemoteVariables(OptimizerShards):
         weights, states = (
             [(v.path, keras_internals.bytes_of(v)) for v in variables] for variables in (self._weights, self.states)
         )
-        self.servers.place(weights, states, self.tables.numbers)
+        self.servers.place(weights, states, self.tables.numbers, self.tables.keyed)
         self._non_slots, self._server_values, self._slot_values = {}, {}, []
         for key, variable, twin_variable in zip(keys, optimizer.variables, twin.variables, strict=True):
             if id(twin_variable) not in owners:
                 self._non_slots[key] = variable
+                continue
+            if owners[id(twin_variable)] in self.tables.keyed:
                 continue
             remote_class = RemoteTable if owners[id(twin_variable)] in self.tables.numbers else RemoteVariable
             remote = remote_class(key, variable, self.servers, is_chief=self._is_chief)
@@ -222,13 +226,15 @@ class RemoteVariables(OptimizerShards):
         return norm
 
     def describe_row_use(self) -> list[str]:
-        """Describes how often rows of each table have been pulled."""
+        """Describes how often rows of each table have been pulled, or how many keys have one."""
         uses = self.servers.row_use() if self.tables.numbers else []
         return [
-            f"{self._weights[number].path}: {used:,} of {self._weights[number].shape[0]:,} rows were used; of their "
-            f"{pulls:,} pulls, {100 * hot / pulls:.0f}% were of the most frequent 1% of all rows."
-            for number, (used, pulls, hot) in zip(self.tables.numbers, uses, strict=True)
-            if pulls
+            f"{self._weights[number].path}: {first:,} keys have a row, {second:,} do not yet; {third:,} rows were evicted."
+            if number in self.tables.keyed
+            else f"{self._weights[number].path}: {first:,} of {self._weights[number].shape[0]:,} rows were used; of their "
+            f"{second:,} pulls, {100 * third / second:.0f}% were of the most frequent 1% of all rows."
+            for number, (first, second, third) in zip(self.tables.numbers, uses, strict=True)
+            if second or number in self.tables.keyed
         ]
 
     def _variables(self) -> dict[str, keras.Variable]:

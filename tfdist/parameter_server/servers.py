@@ -80,6 +80,7 @@ class Servers:
         self._weights: list[int] = []  # server of each weight
         self._states: list[int] = []  # server of each state
         self._tables: list[int] = []  # indices of the weights that are split by rows
+        self._keyed: frozenset[int] = frozenset()  # of those with a row per key
         self._gathers = itertools.count()
         self.models = 0
         self.workers = tuple(range(workers))
@@ -152,7 +153,11 @@ class Servers:
         return [list(all_arrays[start : start + count]) for start in range(0, len(self.workers) * count, count)]
 
     def place(
-        self, weights: Sequence[tuple[str, int]], states: Sequence[tuple[str, int]], tables: Sequence[int] = ()
+        self,
+        weights: Sequence[tuple[str, int]],
+        states: Sequence[tuple[str, int]],
+        tables: Sequence[int] = (),
+        keyed: Collection[int] = (),
     ) -> None:
         """Assigns variables to servers.
 
@@ -160,8 +165,9 @@ class Servers:
           weights: paths and bytes of the trained variables.
           states: paths and bytes of the variables that layers assign.
           tables: indices of the trained variables that are split by rows over all servers.
+          keyed: those of them with a row per key.
         """
-        self._tables = list(tables)
+        self._tables, self._keyed = list(tables), frozenset(keyed)
         placement = placement_of([*weights, *states], tables, self.count, self.shard_variables)
         self._weights, self._states = placement[: len(weights)], placement[len(weights) :]
 
@@ -212,17 +218,14 @@ class Servers:
           version: minimum version; waits until all servers have it. Or the exact version of each server, in a replay.
           ids: rows of each table to return as its value; by default, no tables are read.
         """
-        positions = [split(table_ids, self.count) for table_ids in ids]
+        parts = [self._split(*table_ids) for table_ids in zip(self._tables, ids, strict=False)]
         minimum_versions = [version] * self.count if isinstance(version, int) else version
 
         def message_for(server: int) -> Message:
             is_exact = not isinstance(version, int)
             return Message(
                 {"version": minimum_versions[server], "is_exact": is_exact},
-                [
-                    self._local_rows(table_ids, table_positions, server)
-                    for table_ids, table_positions in zip(ids, positions, strict=True)
-                ],
+                [table_parts[server][1] for table_parts in parts],
             )
 
         answers = self._call_all("pull", message_for)
@@ -233,11 +236,11 @@ class Servers:
             for values, placement in ((weights, self._weights), (states, self._states)):
                 for number in self._numbers_on(placement, server):
                     values[number] = next(arrays)
-            for number, table_ids, table_positions in zip(self._tables, ids, positions, strict=False):
+            for number, table_ids, table_parts in zip(self._tables, ids, parts, strict=False):
                 rows = next(arrays)
                 if weights[number] is None:
                     weights[number] = np.empty([len(table_ids), rows.shape[1]], rows.dtype)
-                weights[number][table_positions[server]] = rows
+                weights[number][table_parts[server][0]] = rows
         self.update_seconds = [answer.values["update_seconds"] for answer in answers]
         return [answer.values["version"] for answer in answers], weights, states, answers[0].values["norm"]
 
@@ -272,16 +275,14 @@ class Servers:
         Returns:
           The result of `commit_and_take`; None without calls.
         """
-        positions = [split(table_ids, self.count) for table_ids in ids]
+        parts = [self._split(*table_ids) for table_ids in zip(self._tables, ids, strict=True)]
 
         def message_for(server: int) -> Message:
             numbers = self._numbers_on(self._weights, server)
             arrays = [gradients[number] for number in numbers]
-            for number, table_ids, table_positions in zip(self._tables, ids, positions, strict=True):
-                arrays += [
-                    self._local_rows(table_ids, table_positions, server),
-                    gradients[number][table_positions[server]],
-                ]
+            for number, table_parts in zip(self._tables, parts, strict=True):
+                positions, server_ids = table_parts[server]
+                arrays += [server_ids, gradients[number][positions]]
             state_numbers = self._numbers_on(self._states, server) if new_states else ()
             states = [state for number in state_numbers for state in (previous_states[number], new_states[number])]
             values: dict[str, Any] = {"worker": self._worker, "ticket": ticket, "version": versions[server]}
@@ -320,12 +321,12 @@ class Servers:
 
     def read_rows(self, key: str, ids: np.ndarray) -> np.ndarray:
         """Returns rows of a table or of its slots."""
-        positions = split(ids, self.count)
-        answers = self._call_all("read_rows", lambda s: Message({"key": key}, [self._local_rows(ids, positions, s)]))
+        parts = self._split(_number_of(key), ids)
+        answers = self._call_all("read_rows", lambda server: Message({"key": key}, [parts[server][1]]))
         first_rows = answers[0].arrays[0]
         rows = np.empty([len(ids), *first_rows.shape[1:]], first_rows.dtype)
-        for server_positions, answer in zip(positions, answers, strict=True):
-            rows[server_positions] = answer.arrays[0]
+        for (positions, _), answer in zip(parts, answers, strict=True):
+            rows[positions] = answer.arrays[0]
         return rows
 
     def row_use(self) -> list[list[int]]:
@@ -335,15 +336,26 @@ class Servers:
 
     def write_rows(self, key: str, ids: np.ndarray, rows: np.ndarray) -> None:
         """Assigns rows of a table or of its slots."""
-        positions = split(ids, self.count)
-        self._call_all(
-            "write_rows",
-            lambda s: Message({"key": key}, [self._local_rows(ids, positions, s), np.asarray(rows[positions[s]])]),
-        )
+        parts = self._split(_number_of(key), ids)
+        self._call_all("write_rows", lambda s: Message({"key": key}, [parts[s][1], np.asarray(rows[parts[s][0]])]))
 
-    def _local_rows(self, ids: np.ndarray, positions: Sequence[np.ndarray], server: int) -> np.ndarray:
-        """Returns the indices of rows on their server; see `split`."""
-        return (ids[positions[server]] // self.count).astype(np.int32)
+    def read_keys(self, number: int) -> tuple[np.ndarray, np.ndarray, int, int]:
+        """Returns the keys of a table; see `KeyedTable.read_keys`."""
+        answers = self._call_all("read_keys", lambda _: Message({"number": number}))
+        keys, candidates = (np.concatenate(parts) for parts in zip(*(answer.arrays for answer in answers), strict=True))
+        return keys, candidates, answers[0].values["updates"], answers[0].values["count"]
+
+    def write_keys(self, number: int, keys: np.ndarray, candidates: np.ndarray, updates: int, count: int) -> int:
+        """Replaces the keys of a table; see `KeyedTable.write_keys`."""
+        parts = [
+            [array[positions] for positions, _ in self._split(number, array[:, 0])] for array in (keys, candidates)
+        ]
+        values = {"number": number, "updates": updates, "count": count}
+        answers = self._call_all("write_keys", lambda server: Message(values, [array[server] for array in parts]))
+        return answers[0].values["count"]
+
+    def _split(self, number: int, ids: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        return split(ids, self.count, number in self._keyed)
 
     def loads(self, weights: Sequence[int], rows: Mapping[int, int]) -> list[int]:
         """Returns the bytes of the trained variables on each server.
@@ -392,6 +404,10 @@ class Servers:
     @staticmethod
     def _numbers_on(placement: Sequence[int], server: int) -> list[int]:
         return [number for number, holder in enumerate(placement) if holder == server]
+
+
+def _number_of(key: str) -> int:
+    return int(key.split("/")[1])
 
 
 def _values_message(keys: Sequence[str], values: Mapping[str, np.ndarray], **options: Any) -> Message:

@@ -1,6 +1,8 @@
 """The rows of embedding tables: how they are split over servers, and how a server updates its part."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -10,6 +12,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 
 _BLOCK_BYTES = 4 << 20  # bytes of a table that are read, written or drawn at a time
+_MAX_MEMORY_BYTES = 64 << 20  # larger tables are read into a file
 
 
 class TableForm(NamedTuple):
@@ -22,6 +25,7 @@ class TableForm(NamedTuple):
       dtype: name of its dtype.
       initializer: see `keras_internals.rows_initializer`; None if the values are written later.
       has_no_decay: whether it is excluded from weight decay.
+      rule: `admit_after` and `evict_after` of a table with a row per key, see `KeyedRows`; None if rows are numbered.
     """
 
     number: int
@@ -30,15 +34,26 @@ class TableForm(NamedTuple):
     dtype: str
     initializer: Mapping[str, Any] | None
     has_no_decay: bool
+    rule: tuple[int, int] | None = None
 
 
-def split(ids: np.ndarray, servers: int) -> list[np.ndarray]:
-    """Returns, for each server, the positions of its rows in `ids`.
+def mix(values: np.ndarray) -> np.ndarray:
+    """Returns a bijective hash of each integer, uint64: the finalizer of SplitMix64 (Steele et al., 2014)."""
+    values = np.asarray(values).astype(np.uint64)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def split(ids: np.ndarray, servers: int, by_key: bool = False) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns, for each server, the positions of its rows in `ids`, and their ids on the server.
 
     Row r is row r // servers on server r % servers. With contiguous blocks, one server would have all frequent rows, because
-    tables are often sorted by frequency.
+    tables are often sorted by frequency. The server of a key is its hash modulo `servers`, because keys may have a pattern.
     """
-    return [np.flatnonzero(ids % servers == server) for server in range(servers)]
+    places = mix(ids) % np.uint64(servers) if by_key else ids % servers
+    positions = [np.flatnonzero(places == server) for server in range(servers)]
+    return [(own, ids[own] if by_key else (ids[own] // servers).astype(np.int32)) for own in positions]
 
 
 def count_rows(rows: int, server: int, servers: int) -> int:
@@ -52,6 +67,18 @@ def blocks(shape: Sequence[int], dtype: Any) -> Iterator[tuple[int, int]]:
     size = max(_BLOCK_BYTES // (width * tf.as_dtype(dtype).size) // 4 * 4, 4)
     for begin in range(0, rows, size):
         yield begin, min(begin + size, rows)
+
+
+def read_in_blocks(shape: Sequence[int], dtype: Any, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
+    """Returns an array of which `read` returns the rows [begin, end): a memory-mapped file if it is large."""
+    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    is_small = count <= _MAX_MEMORY_BYTES
+    value = np.empty(shape, dtype) if is_small else np.memmap(tempfile.TemporaryFile(), dtype, shape=tuple(shape))
+    for begin, end in blocks(shape, dtype):
+        value[begin:end] = read(begin, end)
+        if isinstance(value, np.memmap):
+            value.flush()  # so that the system may reclaim the memory
+    return value
 
 
 def sum_rows(shares: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -73,6 +100,7 @@ class TableRows:
 
     Attributes:
       variable: the variable that the optimizer updates.
+      tables: the TensorFlow variables of the table and, after `set_slots`, of its slots.
       pull_counts: number of pulls of each row.
     """
 
@@ -80,15 +108,16 @@ class TableRows:
         """Creates the rows with their initial values, without a second copy of them."""
         rows, width = count_rows(form.shape[0], server, servers), form.shape[1]
         self.variable = keras_internals.variable_at(form.path, tf.zeros([rows, width], form.dtype))
-        self._tables = [keras_internals.value_of(self.variable)]
-        self._row_buffers: list[tf.Variable] = []
+        self.tables = [keras_internals.value_of(self.variable)]
+        self._updated_variables: list[keras.Variable] = []
+        self._buffers: list[tf.Variable] = []
         self.pull_counts = np.zeros([rows], np.int32)
         for begin, end in blocks(form.shape, form.dtype) if form.initializer else ():
             first = -(-(begin - server) // servers)  # index on this server of its first row in the block
             block_rows = keras_internals.initial_rows(form.initializer or {}, form.shape, form.dtype, begin, end)
             local_rows = block_rows[first * servers + server - begin :: servers]
             # An assignment to a slice would copy all rows.
-            self._tables[0].scatter_update(tf.IndexedSlices(local_rows, np.arange(first, first + len(local_rows))))
+            self.tables[0].scatter_update(tf.IndexedSlices(local_rows, np.arange(first, first + len(local_rows))))
 
     def use(self) -> tuple[int, int, int]:
         """Returns the number of rows that were pulled, of their pulls, and of those of the most frequent 1% of all rows."""
@@ -96,37 +125,45 @@ class TableRows:
         hot = max(len(counts) // 100, 1)
         return int(np.count_nonzero(counts)), int(counts.sum()), int(np.partition(counts, -hot)[-hot:].sum())
 
-    def update_rows_in_use(self, slots: Sequence[keras.Variable]) -> dict[str, str]:
-        """Replaces the table and its slots by variables that contain only the rows of an update.
+    def positions(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the positions of rows in `tables`."""
+        return ids
+
+    def pull(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the rows with these ids, which are distinct, for a training step."""
+        self.pull_counts[ids] += 1
+        return np.asarray(tf.gather(self.tables[0], ids))
+
+    def set_slots(self, slots: Sequence[keras.Variable], *, lazy: bool) -> None:
+        """Sets the optimizer slots of the table.
 
         Args:
-          slots: optimizer slots of the table.
-
-        Returns:
-          New keys of variables in the optimizer, by old keys.
+          slots: the slots.
+          lazy: whether an update changes only the rows in use, in buffers that take the place of the table and of its slots.
         """
-        old_key = keras_internals.key_of(self.variable)
-        for variable in (self.variable, *slots):
-            table = keras_internals.value_of(variable)
+        self.tables[1:] = map(keras_internals.value_of, slots)
+        self._updated_variables = [self.variable, *slots] if lazy else []
+        for table in map(keras_internals.value_of, self._updated_variables):
             name = table.name.partition(":")[0]  # the optimizer uses the name for weight decay
             no_rows = tf.zeros([0, table.shape[1]], table.dtype)
             buffer = tf.Variable(no_rows, name=name, shape=[None, table.shape[1]], trainable=table.trainable)
-            keras_internals.set_value(variable, buffer)
-            self._row_buffers.append(buffer)
-            self._tables += [] if variable is self.variable else [table]
-        return {old_key: keras_internals.key_of(self.variable)}
+            buffer._unique_id = table._unique_id  # by which the optimizer finds its slots
+            self._buffers.append(buffer)
 
-    def gradient(self, ids: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        """Reads rows, and returns the gradient of `variable` given theirs; `assign` must follow."""
-        for table, buffer in zip(self._tables, self._row_buffers, strict=False):
-            buffer.assign(tf.gather(table, ids))
-        return (
-            rows
-            if self._row_buffers
-            else tf.scatter_nd(ids[:, tf.newaxis], rows, tf.cast(self._tables[0].shape, ids.dtype))
-        )
+    @contextlib.contextmanager
+    def updating(self, ids: tf.Tensor, rows: tf.Tensor) -> Iterator[tf.Tensor]:
+        """Context of an update by the optimizer; yields the gradient of `variable`, given those of rows with distinct ids."""
+        if not self._buffers:
+            yield tf.scatter_nd(ids[:, tf.newaxis], rows, tf.cast(self.tables[0].shape, ids.dtype))
+            return
+        positions, rows = self._begin_update(ids, rows)
+        for table, buffer in zip(self.tables, self._buffers, strict=True):
+            buffer.assign(tf.gather(table, positions))
+        with keras_internals.values_replaced(self._updated_variables, self._buffers):
+            yield rows
+        for table, buffer in zip(self.tables, self._buffers, strict=True):
+            table.scatter_update(tf.IndexedSlices(buffer, positions))
 
-    def assign(self, ids: tf.Tensor) -> None:
-        """Writes the updated rows to the table and its slots."""
-        for table, buffer in zip(self._tables, self._row_buffers, strict=False):
-            table.scatter_update(tf.IndexedSlices(buffer, ids))
+    def _begin_update(self, ids: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the positions of the rows to update, and their gradients."""
+        return ids, rows

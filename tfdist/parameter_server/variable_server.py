@@ -1,5 +1,6 @@
 """A parameter server, which holds variables and the optimizer that updates them."""
 
+import contextlib
 import re
 import threading
 import time
@@ -13,6 +14,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.distribution.strategy import replica_context
 from tfdist.gradients import Clip
+from tfdist.parameter_server.keyed_rows import KeyedRows
 from tfdist.parameter_server.messages import Handler, Message
 from tfdist.parameter_server.pushed_gradients import GradientDecoder
 from tfdist.parameter_server.table_rows import TableForm, TableRows, sum_rows
@@ -73,6 +75,8 @@ class VariableServer:
             "fetch": self.fetch,
             "read_rows": self.read_rows,
             "write_rows": self.write_rows,
+            "read_keys": self.read_keys,
+            "write_keys": self.write_keys,
             "leave_out": self.leave_out,
             "row_use": self.row_use,
         }
@@ -95,7 +99,9 @@ class VariableServer:
             self._numbers = [*(number for number, *_ in values["weights"]), *(form.number for form in forms)]
             self._weights = [keras_internals.variable_at(path, next(arrays)) for _, path, *_ in values["weights"]]
             self._number = values["server"]
-            self._tables = [TableRows(form, values["server"], values["servers"]) for form in forms]
+            self._tables = [
+                KeyedRows(form) if form.rule else TableRows(form, values["server"], values["servers"]) for form in forms
+            ]
             try:
                 for variable, (*_, constraint, _) in zip(self._weights, values["weights"], strict=True):
                     variable.constraint = keras.constraints.deserialize(constraint) if constraint else None
@@ -105,8 +111,10 @@ class VariableServer:
                     {"refused": (re.search(r"Could not locate [\w ]+ '\w+'", str(error)) or [str(error)])[0]}
                 )
             self._weights += [table.variable for table in self._tables]
-            weight_forms = zip(self._weights, [*values["weights"], *forms], strict=True)
-            if weights_without_decay := [variable for variable, (*_, has_no_decay) in weight_forms if has_no_decay]:
+            excluded = [*(has_no_decay for *_, has_no_decay in values["weights"]), *(f.has_no_decay for f in forms)]
+            if weights_without_decay := [
+                v for v, is_excluded in zip(self._weights, excluded, strict=True) if is_excluded
+            ]:
                 self._optimizer.exclude_from_weight_decay(weights_without_decay)
             self._clip = Clip(norm=values["clip_norm"], value=values["clip_value"])
             slots = keras_internals.build_partially(self._optimizer, self._weights, range(len(self._weights)))
@@ -122,11 +130,9 @@ class VariableServer:
             self._state_keys = [f"state/{number}" for number in values["states"]]
             self._variables |= {key: tf.Variable(next(arrays), trainable=False) for key in self._state_keys}
             self._updated_weights = [*range(len(self._numbers))]
-            if values["lazy"]:
-                for number, table in enumerate(self._tables, len(self._weights) - len(self._tables)):
-                    table_slots = [v for v in self._optimizer.variables if slots.get(id(v)) == number]
-                    keys_by_old = table.update_rows_in_use(table_slots)
-                    keras_internals.rebind_variables(self._optimizer, tf.distribute.get_strategy(), keys_by_old)
+            for index, table in enumerate(self._tables, self._dense_count):
+                table_slots = [v for v in self._optimizer.variables if slots.get(id(v)) == index]
+                table.set_slots(table_slots, lazy=values["lazy"])
             self._update = self._compile_update()
             self._gradient_messages.clear()
         if not self._thread.is_alive():
@@ -159,10 +165,7 @@ class VariableServer:
                 self._exact_reads += 1
                 self._changed.notify_all()
             keys = [*(f"weight/{number}" for number in self._numbers[: self._dense_count]), *self._state_keys]
-            tables = zip(self._numbers[self._dense_count :], message.arrays, strict=False)
-            for table, ids in zip(self._tables, message.arrays, strict=False):
-                table.pull_counts[ids] += 1  # they are distinct
-            rows = [tf.gather(self._variables[f"weight/{number}"], ids) for number, ids in tables]
+            rows = [table.pull(ids) for table, ids in zip(self._tables, message.arrays, strict=False)]
             # Reading does not copy: an update copies a variable first if it is still being sent.
             arrays = [*(self._variables[key].read_value() for key in keys), *rows]
             values = {"version": self._version, "norm": self._norm, "update_seconds": self._update_seconds}
@@ -206,18 +209,41 @@ class VariableServer:
     def read_rows(self, message: Message) -> Message:
         """Returns rows of variable `key`, a table or its slot; the array contains their ids."""
         with self._changed:
-            return Message({}, [np.asarray(tf.gather(self._variables[message.values["key"]], message.arrays[0]))])
+            rows, positions = self._rows_of(message)
+            return Message({}, [np.asarray(tf.gather(rows, positions))])
+
+    def write_rows(self, message: Message) -> Message:
+        """Assigns rows of variable `key`; the arrays are their ids and values."""
+        with self._changed:
+            rows, positions = self._rows_of(message)
+            rows.scatter_update(tf.IndexedSlices(message.arrays[1], positions))
+        return Message({})
+
+    def _rows_of(self, message: Message) -> tuple[tf.Variable, np.ndarray]:
+        """Returns the variable `key`, and the positions of the ids in the first array."""
+        kind, number, *slot = message.values["key"].split("/")
+        table = self._table(int(number))
+        return table.tables[int(slot[0]) + 1 if kind == "slot" else 0], table.positions(message.arrays[0])
+
+    def _table(self, number: int) -> Any:
+        return self._tables[self._numbers.index(number) - self._dense_count]
+
+    def read_keys(self, message: Message) -> Message:
+        """Returns the keys of table `number`; see `KeyedTable.read_keys`."""
+        with self._changed:
+            keys, candidates, updates, count = self._table(message.values["number"]).read_keys()
+        return Message({"updates": updates, "count": count}, [keys, candidates])
+
+    def write_keys(self, message: Message) -> Message:
+        """Replaces the keys of table `number`; see `KeyedTable.write_keys`."""
+        values = message.values
+        with self._changed:
+            count = self._table(values["number"]).write_keys(*message.arrays, values["updates"], values["count"])
+        return Message({"count": count})
 
     def row_use(self, message: Message) -> Message:
         """Returns the use of the rows of each table; see `TableRows.use`."""
         return Message({"value": [table.use() for table in self._tables]})
-
-    def write_rows(self, message: Message) -> Message:
-        """Assigns rows of variable `key`; the arrays are their ids and values."""
-        ids, rows = message.arrays
-        with self._changed:
-            self._variables[message.values["key"]].scatter_update(tf.IndexedSlices(rows, ids))
-        return Message({})
 
     def close(self) -> None:
         """Stops applying updates."""
@@ -289,19 +315,16 @@ class VariableServer:
 
     def _optimizer_update(self, gradients: Sequence[tf.Tensor], ids: Sequence[tf.Tensor]) -> None:
         keras_internals.disable_gradient_aggregation(self._optimizer)
-        tables = {
-            i: (self._tables[i - self._dense_count], ids[i - self._dense_count])
-            for i in self._updated_weights
-            if i >= self._dense_count
-        }
-        updated_gradients = [
-            tables[i][0].gradient(tables[i][1], gradients[i]) if i in tables else gradients[i]
-            for i in self._updated_weights
-        ]
-        with replica_context():  # a worker may be in this process, but gradients are already summed over workers
+        with replica_context(), contextlib.ExitStack() as updates:  # gradients are already summed over workers
+            updated_gradients = [
+                gradients[i]
+                if i < self._dense_count
+                else updates.enter_context(
+                    self._tables[i - self._dense_count].updating(ids[i - self._dense_count], gradients[i])
+                )
+                for i in self._updated_weights
+            ]
             self._optimizer.apply(updated_gradients, [self._weights[i] for i in self._updated_weights])
-        for table, table_ids in tables.values():
-            table.assign(table_ids)
 
     def _clip_gradients(
         self, gradients: list[tf.Tensor], update: Update, norm: float | None, with_norm: bool

@@ -14,6 +14,7 @@ from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import accumulate_gradients, unscale
+from tfdist.parameter_server.keyed_rows import keyed_layers
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step import loss, randomness
 from tfdist.step.data_check import compilation_error
@@ -130,6 +131,11 @@ class GradientSource:
         *,
         is_local: bool = False,
     ):
+        if (settings.jit_compile or settings.micro_steps > 1) and keyed_layers(model):
+            raise InputError(
+                "A step of a model with a DynamicEmbedding is a single pass without XLA. Received: jit_compile or "
+                "accumulate_steps. Leave them out."
+            )
         self.model, self.strategy, self.settings, self.metrics = model, strategy, settings, metrics
         self.is_local = is_local
         self.collectives = OneReplica() if is_local else collectives or strategy.step_collectives

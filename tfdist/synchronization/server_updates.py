@@ -213,6 +213,7 @@ def check_supported(
     needs_global_norm = (
         bool(getattr(inner_optimizer(model.optimizer), "global_clipnorm", None)) and remote.servers.count > 1
     )
+    remedy_for_tables = "no DynamicEmbedding" if remote.tables.keyed else "a larger --min_table_bytes"
     rules = (
         (rate != 1, "the same batch size in the whole run", "an elastic batch", "another --strategy"),
         (
@@ -220,13 +221,13 @@ def check_supported(
             and (settings.jit_compile or settings.micro_steps > 1 or metrics.count_all_rows),
             "a single pass over independent rows, without XLA, for an embedding that is split by rows",
             "jit_compile, accumulate_steps, or outputs that depend on other rows",
-            "a larger --min_table_bytes",
+            remedy_for_tables,
         ),
         (
             bool(remote.tables.numbers) and remote.staleness.pull_every > 1,
             "the rows of each step, for an embedding that is split by rows",
             f"pull_every={remote.staleness.pull_every}",
-            "a larger --min_table_bytes",
+            remedy_for_tables,
         ),
         (
             needs_global_norm,

@@ -37,8 +37,10 @@ from tfdist.errors import InputError
 from tfdist.errors.formatting import count_of
 from tfdist.gradients import Clip
 from tfdist.gradients.compression import EXACT
+from tfdist.parameter_server.keyed_rows import keyed_layers
 from tfdist.parameter_server.pushed_gradients import PushReducer
 from tfdist.parameter_server.servers import BY_ROWS
+from tfdist.parameter_server.table_rows import split
 from tfdist.parameter_server.update_order import Update
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.declarations import check_declarations
@@ -127,8 +129,11 @@ class ReplayLoop:
         self._state_by_worker: dict[int, list[np.ndarray]] = {}
         variables = (*step.variables, *keras_internals.moving_statistics(step.source.model))[: len(placement)]
         self._variables = [*map(keras_internals.value_of, variables)]
+        self._tables = [layer.table for layer in keyed_layers(step.source.model)]
         self._compute = tf.function(lambda *args: strategy.run(step.compute, *args), autograph=False)
-        self._apply = tf.function(self._apply_update, autograph=False)
+        self._apply = tf.function(
+            self._apply_update, autograph=False, reduce_retracing=True
+        )  # rows by key vary in number
 
     def __call__(
         self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
@@ -136,12 +141,13 @@ class ReplayLoop:
         """Replays the updates of these steps."""
         first, count = int(first_step), int(steps)
         batches = [[self._next_share(iterator) for _ in range(self._shares)] for _ in range(count)]
-        versions = {first: self._values()}
+        versions, tables = {first: self._values()}, {first: [table.export() for table in self._tables]}
         losses, is_counted = np.zeros([count]), np.zeros([count], bool)
         for update in self._updates[first : first + count]:
             losses[update.ticket - first], is_counted[update.ticket - first] = np.nan, bool(update.factor)
             if not update.factor:  # dropped, or not finite
                 versions[update.version + 1] = versions[update.version]
+                tables[update.version + 1] = tables[update.version]
                 continue
             shares, server_count = batches[update.ticket - first], len(update.versions) // len(update.workers)
             results, all_states, weight_count = [], [], len(self._step.variables)
@@ -149,6 +155,8 @@ class ReplayLoop:
                 server_versions = update.versions[number * server_count :][:server_count]
                 read_values = [self._read(versions, server_versions, i) for i in range(len(self._placement))]
                 self._assign(read_values)
+                for i, table in enumerate(self._tables):
+                    table.restore(_combined([tables[version][i] for version in server_versions]))
                 self._set_worker(worker, update.loss_scale)
                 share = shares[worker if self._shares > 1 else 0]
                 results.append(self._compute(share, tf.constant(update.ticket, tf.int64), with_norm))
@@ -157,9 +165,12 @@ class ReplayLoop:
             states = [_mean(values) for values in zip(*all_states, strict=True)]
             weights, current_states = versions[update.version][:weight_count], versions[update.version][weight_count:]
             self._assign([*weights, *self._new_states(update, read_values[weight_count:], states, current_states)])
+            for table, arrays in zip(self._tables, tables[update.version], strict=True):
+                table.restore(arrays)
             scale = self._scale(shares, update.workers)
             self._apply(results, tf.constant(scale, tf.float64), tf.constant(update.factor, tf.float64))
             versions[update.version + 1] = self._values()
+            tables[update.version + 1] = [table.export() for table in self._tables]
             losses[update.ticket - first] = scale * sum(float(result.loss) for result in results)
         return LoopResult(
             losses=tf.constant(losses, keras.config.floatx()),
@@ -230,6 +241,16 @@ class ReplayLoop:
         for server, read, assigned, current in zip(servers, read_states, assigned_states, current_states, strict=True):
             is_current = update.versions[server] == update.version
             yield assigned if is_current else current + (assigned - read)
+
+
+def _combined(tables: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Returns a table with a row per key as a worker has read it, given its `export` at the version of each server."""
+    arrays = {"updates": tables[0]["updates"]}
+    for name in tables[0].keys() - {"updates"}:
+        keys = "candidates" if name == "candidates" else "keys"
+        parts = [table[name][split(table[keys][:, 0], len(tables), True)[i][0]] for i, table in enumerate(tables)]
+        arrays[name] = np.concatenate(parts)
+    return arrays
 
 
 def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
@@ -348,7 +369,7 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
     ):
         strategy_trainer.build(session.data.train)
     remote = session.strategy.remote
-    if remote and remote.tables.numbers and remote.sparse_updates == LAZY:
+    if remote and {*remote.tables.numbers} - remote.tables.keyed and remote.sparse_updates == LAZY:
         raise InputError(
             "A verification compares with Keras on one device, which updates all rows of an embedding. Received: "
             "--sparse_updates=lazy. Use --sparse_updates=exact."
@@ -382,6 +403,11 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
         synchronizer: Any = strategy_trainer.program.synchronizer
         updates = synchronizer.updates
         shares = session.strategy.training_shares[1]
+        if shares > 1 and remote.tables.keyed:
+            raise InputError(
+                "A verification with a DynamicEmbedding repeats updates of whole batches. Received: "
+                f"--staleness={remote.staleness}, with shares. Use sync, bounded(s) or async."
+            )
         replay = Replay(reference.model, single, updates, remote.servers.placement, synchronizer.methods, shares)
         reference._program = reference.program._replace(synchronizer=replay)
     noise = _noise(session, reference)
@@ -409,7 +435,10 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
             if rounding
             else {path: _norm(value) or 1.0 for path, value in reference_values.items()}
         )
-        deltas = {path: values[path] - value for path, value in reference_values.items()}
+        deltas = {
+            path: values[path] - value if values[path].shape == value.shape else np.array(math.inf)  # of other keys
+            for path, value in reference_values.items()
+        }
         norms = {path: rounding.norm(path, value) if rounding else _norm(value) for path, value in deltas.items()}
         differences = {
             path: (norms[path] / sizes[path], float(np.max(np.abs(value), initial=0.0)))
@@ -537,7 +566,9 @@ def _run(session: Session, trainer: Trainer, observe: Callable[[], None], steps_
 def _values(strategy: Strategy, model: keras.Model) -> dict[str, np.ndarray]:
     """Returns the weights of the whole model on the chief, or of this process's part on other ranks."""
     with strategy.parts.full_model(model) as full_model:
-        return {
+        tables = [(layer.embeddings.path, layer.table.export()) for layer in keyed_layers(model) if strategy.is_chief]
+        rows = {f"{path}/{name}": np.asarray(array, float) for path, table in tables for name, array in table.items()}
+        return rows | {
             v.path: np.asarray(tf.convert_to_tensor(strategy.local(v.value)[0]), np.float64)
             for v in full_model.variables
             if tf.as_dtype(v.dtype).is_floating and (strategy.is_chief or keras_internals.value_of(v) is not None)
@@ -575,6 +606,8 @@ def _noise(session: Session, reference: Trainer) -> set[str]:
     }
     threshold = NOISE[keras.config.floatx()] * max(sizes.values(), default=0.0)
     zero_gradient_paths = {path for path in sizes if any(re.search(pattern, path) for pattern in patterns)}
+    if keyed_layers(model):  # no key has a row yet, so that weights after them have no gradient
+        return zero_gradient_paths
     return zero_gradient_paths | {path for path, size in sizes.items() if size <= threshold}
 
 

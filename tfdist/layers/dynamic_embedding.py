@@ -1,0 +1,150 @@
+"""An embedding with a row per key instead of a fixed vocabulary."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.distribution.strategy import strategy_in_use
+from tfdist.errors import InputError
+from tfdist.parameter_server.embedding_tables import gather_shaped
+from tfdist.parameter_server.keyed_rows import KeyedRows, KeyedTable, rows_initializer
+from tfdist.parameter_server.table_rows import TableForm
+
+
+@keras.saving.register_keras_serializable("tfdist")
+class DynamicEmbedding(keras.layers.Layer):
+    """An embedding whose table has a row for each key that occurs often enough, without a vocabulary and collisions.
+
+    Keys are integers, or strings, of which it uses 63 bits of a hash. A key counts once in each training step whose batch
+    has it. The step of its count `admit_after` creates its row and is the first that trains it. Before, its embedding is
+    zero, as are those of unknown keys in evaluations and predictions: the counter filter of DeepRec. The initial row is a
+    function of the initializer's seed and the key, so that results depend neither on the order of keys nor on servers.
+
+    With `--strategy=parameter_server`, rows and their optimizer slots are on the servers, by the hash of the key; with
+    `single`, in the process. A step pulls and updates the distinct keys of its batch and leaves other rows and slots alone,
+    as with `--sparse_updates=lazy`. Memory is proportional to the rows, with about 100 bytes for each key that is only
+    counted.
+
+    Checkpoints and `.keras` files contain keys, rows, slots and counts; `get_weights` does not.
+    """
+
+    def __init__(
+        self,
+        output_dim: int,
+        embeddings_initializer: Any = "uniform",
+        admit_after: int = 1,
+        evict_after: int = 0,
+        **kwargs: Any,
+    ):
+        """Initializes the layer.
+
+        Args:
+          output_dim: length of a row, at least 1.
+          embeddings_initializer: Keras's `RandomUniform`, `RandomNormal`, `Zeros` or `Constant`, or its name.
+          admit_after: number of steps with a key from which on it has a row, at least 1.
+          evict_after: number of steps without a key after which its row, slots and count are removed, as soon as the number of
+            all steps is a multiple of it; 0 for never.
+          **kwargs: arguments of `keras.layers.Layer`.
+
+        Raises:
+          InputError: an argument is not one of these.
+        """
+        super().__init__(**kwargs)
+        numbers = {"output_dim": (output_dim, 1), "admit_after": (admit_after, 1), "evict_after": (evict_after, 0)}
+        for name, (number, lowest) in numbers.items():
+            if type(number) is not int or number < lowest:
+                raise InputError(
+                    f"{name} of a DynamicEmbedding must be an integer of at least {lowest}. Received: {number!r}."
+                )
+        self.output_dim, self.admit_after, self.evict_after = output_dim, admit_after, evict_after
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self._rows_initializer = rows_initializer(self.embeddings_initializer)
+        self.autocast = False
+        self.supports_jit = False
+        self.table: KeyedTable
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates an empty table.
+
+        Raises:
+          InputError: the strategy whose scope is open cannot train it.
+        """
+        strategy = strategy_in_use()
+        if strategy and not strategy.trains_keyed_rows:
+            raise _not_trained(strategy.name)
+        # It stands for the rows in models and optimizers, and is not updated itself.
+        self.embeddings = self.add_weight(shape=(1, self.output_dim), initializer="zeros", name="embeddings")
+        table = KeyedRows(self.form(), self.embeddings)
+        self._index, self._rows = table.index, table.tables[0]  # which Keras exports
+        self.table, self.gather = table, self._gather_without_strategy
+        self.built = True
+
+    def form(self) -> TableForm:
+        """Returns the description from which servers create the table."""
+        shape, rule = (1, self.output_dim), (self.admit_after, self.evict_after)
+        return TableForm(0, self.embeddings.path, shape, self.variable_dtype, self._rows_initializer, False, rule)
+
+    def _gather_without_strategy(self, keys: tf.Tensor) -> tf.Tensor:
+        return self.table.lookup(keys)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Returns the rows of keys, [..., output_dim]; keys may be ragged.
+
+        Raises:
+          InputError: the keys are neither integers nor strings, or a strategy trains the layer that cannot.
+        """
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.with_flat_values(self.call(inputs.flat_values, training))
+        inputs = tf.convert_to_tensor(inputs)
+        _check_keys(inputs.dtype.name)
+        if training and self.trainable and self.gather == self._gather_without_strategy:
+            raise _not_trained("no strategy, or one that did not build the model")
+        keys = (
+            tf.strings.to_hash_bucket_fast(inputs, (1 << 63) - 1)
+            if inputs.dtype == tf.string
+            else tf.cast(inputs, tf.int64)
+        )
+        return tf.cast(gather_shaped(self.gather, keys), self.compute_dtype)
+
+    def compute_output_spec(self, inputs: Any, **_: Any) -> keras.KerasTensor:
+        """Returns shape and dtype of the output."""
+        _check_keys(inputs.dtype)
+        return keras.KerasTensor((*inputs.shape, self.output_dim), self.compute_dtype)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves keys, rows, slots and counts."""
+        super().save_own_variables(store)
+        for name, array in self.table.export().items():
+            store[name] = array
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what `save_own_variables` has saved."""
+        self.embeddings.assign(store["0"])
+        self.table.restore(store)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments, with the seed of the initializer that Keras has drawn if none was given."""
+        initializer = dict(self._rows_initializer)
+        config = {"class_name": initializer.pop("name"), "config": initializer}
+        numbers = {name: getattr(self, name) for name in ("output_dim", "admit_after", "evict_after")}
+        return {**super().get_config(), **numbers, "embeddings_initializer": config}
+
+
+def _check_keys(dtype: str) -> None:
+    if dtype != "string" and not dtype.startswith(("int", "uint")):
+        raise keras_internals.without_call_context(
+            InputError(
+                f'Keys of a DynamicEmbedding must be integers or strings. Received: {dtype}. Use keras.Input(dtype="int64").'
+            )
+        )
+
+
+def _not_trained(received: str) -> Exception:
+    return keras_internals.without_call_context(
+        InputError(
+            f"A DynamicEmbedding is trained with --strategy=parameter_server or single. Received: {received}. Use one of "
+            "these, or keras.layers.Embedding."
+        )
+    )
