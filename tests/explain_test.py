@@ -23,6 +23,7 @@ CASES = {  # expressions that the exit code and what is printed match
     "fit(gathered)": r"0.*, and a step communicates rows \(4 bytes for each row\)\.",
     "tfdist.Trainer(model, optimizer='sgd', loss=masked).fit(x, y)": "0.*by RealDiv in script.py:2 .*communicate 2 sums.*\n$",
     "keras.optimizers.SGD().apply([np.ones(1)], model.weights[1:])": "2.*: script.py, line 7: Only steps of fit.* loop",
+    "model.compile(loss='mse', run_eagerly=True); model.fit(x, y)": "2.*: script.py, line 7: .* Received: run_eagerly=True",
     "model.predict(x)": "2.*must call fit, .* Received: script.py, which ended without such a call.",
 }
 

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.keras_fit.comparing import Compare
-from tests.keras_fit.rows import X, Y, fitted, functional, sequential
-from tfdist.errors import InputError
+from tests.keras_fit.comparing import Compare, both, differences
+from tests.keras_fit.rows import Shared, StartsFromABatch, Static, X, Y, fitted, functional, sequential
+from tests.step.user_metrics import Peak
 
 ops = keras.ops
 
@@ -20,11 +20,6 @@ class Standardized(keras.layers.Layer):
 
     def call(self, x: Any) -> Any:
         return (x - ops.mean(x, axis=0)) / ops.std(x, axis=0)
-
-
-class Shared(keras.layers.Layer):
-    def call(self, x: Any) -> Any:
-        return x / (1.0 + ops.sum(tfdist.gather_rows(x) ** 2, axis=0))
 
 
 def pairs(y: Any, x: Any) -> Any:
@@ -42,24 +37,6 @@ def fitted_and_predicted(model: keras.Model) -> Any:
 def after_calls_with_one_row(model: keras.Model) -> Any:
     found = [model.predict(X[:1], verbose=0), model.train_on_batch(X[:1], Y[:1]), model.test_on_batch(X[:1], Y[:1])]
     return found, fitted_and_predicted(model), model.evaluate(X, Y, batch_size=8, verbose=0)
-
-
-class StartsFromABatch(keras.layers.Layer):
-    """Initializes itself with the mean of its first batch, as ActNorm does."""
-
-    def build(self, shape: Any) -> None:
-        self.shift = self.add_weight(shape=(shape[-1],), initializer="zeros")
-        self.has_begun = self.add_weight(shape=(), initializer="zeros", dtype="bool", trainable=False)
-
-    def call(self, x: Any) -> Any:
-        self.shift.assign(ops.where(self.has_begun, self.shift, ops.mean(x, axis=0)))
-        self.has_begun.assign(True)
-        return x - self.shift
-
-
-class Static(keras.layers.Layer):
-    def call(self, x: Any) -> Any:
-        return x * (1.0 if x.shape[0] is None else 0.1 * x.shape[0])
 
 
 class CountsRows(keras.layers.Layer):
@@ -243,17 +220,22 @@ def test_a_state_for_each_row(as_one_device: Compare, caplog: pytest.LogCaptureF
     assert "is stateful: it has a state for each row" in caplog.text
 
 
-def test_gathered_rows_and_micro_steps_are_refused(mirrored2: tfdist.Strategy) -> None:
-    model = tfdist.distribute(sequential(Shared()), mirrored2, accumulate_steps=2)
-    with pytest.raises(InputError, match="communicates takes the whole batch at once"):
-        fitted(model)
+def test_a_metric_that_is_no_sum_over_batches(float64: None, single: tfdist.Strategy, as_one_device: Compare) -> None:
+    """Callbacks see it after each batch, for which metrics are drained; one replica needs no partition."""
 
+    class Logs(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.peaks.append(logs["peak"])
 
-@pytest.mark.parametrize("loss", ["dice", keras.losses.Dice(axis=(-2, -1))], ids=["name", "negative axes"])
-def test_micro_steps_of_a_loss_of_all_rows_are_refused(loss: Any, single: tfdist.Strategy) -> None:
-    with single.scope():
-        model = tfdist.distribute(sequential(loss=loss), single, accumulate_steps=2)
-    with pytest.raises(
-        InputError, match="a loss that needs all rows, takes the whole batch at once.* accumulate_steps=2"
-    ):
-        fitted(model)
+    def use(model: keras.Model) -> Any:
+        callback = Logs()
+        callback.peaks = []
+        data = {"validation_data": (X, Y), "validation_batch_size": 8, "batch_size": 8}
+        history = model.fit(X, Y, epochs=2, shuffle=False, verbose=0, callbacks=[callback], **data).history
+        return dict(sorted(history.items())), callback.peaks
+
+    def make() -> keras.Model:
+        return sequential(metrics=[Peak()])
+
+    as_one_device(make, use)
+    assert not differences(*both(single, make, use))

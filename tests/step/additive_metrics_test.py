@@ -108,11 +108,14 @@ def fit(strategy: tfdist.Strategy, metric: Any, **options: Any) -> list[float]:
     return list(values)
 
 
-def test_a_trainer_refuses_what_depends_on_all_rows_with_micro_steps(single: tfdist.Strategy) -> None:
-    with pytest.raises(
-        InputError, match="Received: root, .* with 1 replica and 2 micro-steps.*; train without micro-steps"
-    ):
-        fit(single, root, accumulate_steps=2)
+@pytest.mark.parametrize(
+    ("metric", "words"), [(root, "root, .* the rows do not add up"), (Peak(), "peak, .* the batches")]
+)
+def test_a_trainer_refuses_what_is_no_sum_where_replicas_train_locally(
+    metric: Any, words: str, mirrored2: tfdist.Strategy
+) -> None:
+    with pytest.raises(InputError, match=f"Received: {words}"):
+        fit(mirrored2, metric, sync="local_sgd(period=2)")
 
 
 @pytest.mark.parametrize("metric", [mean, per_row, gathered_root, root], ids=lambda metric: metric.__name__)
@@ -135,12 +138,31 @@ def test_on_one_replica_a_metric_is_not_updated_with_parts_of_a_batch(
     assert "could not be checked" not in caplog.text
 
 
-def test_a_trainer_refuses_a_maximum_on_any_number_of_replicas(
-    single: tfdist.Strategy, mirrored2: tfdist.Strategy, mesh2x2: tfdist.Strategy
-) -> None:
-    for strategy in (single, mirrored2, mesh2x2):
-        with pytest.raises(InputError, match="must be sums over batches. Received: peak, .* under tfdist run"):
-            fit(strategy, Peak())
+def test_a_trainer_refuses_a_maximum_on_a_mesh(mesh2x2: tfdist.Strategy) -> None:
+    with pytest.raises(InputError, match="must be a sum over rows and batches .* Received: peak"):
+        fit(mesh2x2, Peak())
+
+
+class Logs(keras.callbacks.Callback):
+    """Keeps the largest error of each batch's logs."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.peaks: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.peaks.append(float(logs["peak"]))
+
+
+def test_a_maximum_is_kept_from_call_to_call(single: tfdist.Strategy, mirrored2: tfdist.Strategy) -> None:
+    """Evaluations between the calls use the same metric."""
+    alone, arguments = Logs(), {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+    network(metrics=[Peak()]).fit(X, Y, callbacks=[alone], **arguments)
+    schedule = tfdist.Schedule(steps_per_call=1, eval_every=1)
+    for strategy in (single, mirrored2):
+        with strategy.scope():
+            trainer = tfdist.Trainer(network(), optimizer="sgd", loss="mse", metrics=[Peak()])
+        trainer.fit(X, Y, validation_data=(10 * X, Y), schedule=schedule, callbacks=[found := Logs()], **arguments)
+        assert found.peaks == pytest.approx(alone.peaks, rel=1e-5)
 
 
 def test_an_evaluation_without_training_is_checked_once(
@@ -153,9 +175,8 @@ def test_an_evaluation_without_training_is_checked_once(
     checked = []
     original = evaluation.check_standalone_evaluation
     monkeypatch.setattr(evaluation, "check_standalone_evaluation", lambda *given: checked.append(original(*given)))
-    trainer(single, Peak()).evaluate(X, Y)
-    with pytest.raises(InputError, match="^The variables of a metric"):
-        trainer(mirrored2, Peak()).evaluate(X, Y)
+    peaks = [trainer(strategy, Peak()).evaluate(X, Y)["peak"] for strategy in (single, mirrored2)]
+    assert peaks[1] == pytest.approx(peaks[0])
     checked.clear()
     accepted = trainer(mirrored2, mean)
     found = [accepted.evaluate(X, Y)["mean"] for _ in range(2)]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize("strategy", quick(["multiworker", "horovod"], "multiworker"))
 @pytest.mark.smoke
-def test_a_loss_of_all_rows_is_partitioned_and_refused_with_micro_steps(
+def test_a_loss_of_all_rows_is_partitioned_and_refused_with_local_training(
     strategy: str, single: tfdist.Strategy, tmp_path: pathlib.Path
 ) -> None:
     alone = [row_dependence.fit(single, penalty) for penalty in (keras.ops.mean, row_dependence.largest)]

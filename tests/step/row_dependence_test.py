@@ -214,17 +214,16 @@ def fit(strategy: tfdist.Strategy, loss: Any, **options: Any) -> Any:
     return trainer.fit(X, Y, batch_size=8, epochs=2, verbose=0).history
 
 
-def test_a_trainer_partitions_it_on_several_replicas_and_refuses_it_with_micro_steps(
+def test_a_trainer_partitions_it_and_refuses_it_where_replicas_train_locally(
     single: tfdist.Strategy, mirrored2: tfdist.Strategy
 ) -> None:
     fit(mirrored2, mean)
     assert fit(mirrored2, root) == {"loss": pytest.approx(fit(single, root)["loss"], rel=1e-5)}
-    for strategy, given in ((single, "1 replica"), (mirrored2, "2 replicas")):
-        with pytest.raises(
-            InputError,
-            match=rf"Received: root, .* rows together, by Sqrt in tests/step/user_metrics.py:\d+; with {given} and 2 micro",
-        ):
-            fit(strategy, root, accumulate_steps=2)
+    message = (
+        r"Received: root, .* together, by Sqrt in tests/step/user_metrics.py:\d+; with 2 replicas and 1 micro-step"
+    )
+    with pytest.raises(InputError, match=message):
+        fit(mirrored2, root, sync="local_sgd(period=2)")
 
 
 def centered(x: Any) -> Any:

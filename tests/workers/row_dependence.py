@@ -60,5 +60,5 @@ def fit(strategy: tfdist.Strategy, penalty: Any, *, centering: bool = True, **op
 
 
 def work(strategy: tfdist.Strategy, directory: pathlib.Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
-    refused = error_of(lambda: fit(strategy, largest, accumulate_steps=2))
+    refused = error_of(lambda: fit(strategy, largest, sync="local_sgd(period=2)"))
     return fit(strategy, ops.mean), refused, fit(strategy, largest)

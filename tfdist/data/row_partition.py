@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -94,8 +95,8 @@ class ReplicaRows(NamedTuple):
 
     @property
     def counted_rows(self) -> Any:
-        """The counted rows, possibly none, given a count for each tensor."""
-        counts = iter(self.counts)
+        """The counted rows, possibly none."""
+        counts = iter(self.counts) if len(self.counts) > 1 else itertools.repeat(self.rows)
         return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[: next(counts)], self.batch)
 
 

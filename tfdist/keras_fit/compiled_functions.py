@@ -1,5 +1,6 @@
 """The functions of a compiled model: training and evaluation on replicas, and logs."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -15,7 +16,7 @@ from tfdist.errors import InputError
 from tfdist.gradients import Clip
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.metric_sums import MetricSums
-from tfdist.keras_fit.partitioned_step import communication, log_dependence
+from tfdist.keras_fit.partitioned_step import communication
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps, per_row_state, reduce_ops
 from tfdist.keras_fit.step_outputs import StepOutputs, inspect_step
@@ -24,6 +25,7 @@ from tfdist.row_semantics.explanation import Communication, Explanation, listene
 from tfdist.step.compression import Compression
 from tfdist.step.layer_state import averaged_statistics
 from tfdist.step.metrics import KerasMetrics
+from tfdist.step.row_dependence import communicates, log_dependence, log_no_effect
 from tfdist.step.state_store import StateStore
 from tfdist.synchronization import WeightSynchronizer
 from tfdist.synchronization.catalog import make_synchronizer
@@ -114,10 +116,10 @@ class Functions:
         needs_all_rows = "" if first_batch is None else self._row_mismatch(first_batch)
         ops = self._reduce_ops("train_step", custom_steps.outputs if custom_steps else None, spec, needs_all_rows)
         assert self._synchronizer
-        if custom_steps is None and ops.are_means:
-            self._training = TrainerSteps(
-                self.model, self._strategy, self._options, self.sums.metrics, self._synchronizer, ops.statistics
-            )
+        if custom_steps is None and (ops.are_means or self._strategy.replicas == 1):
+            keeps_metrics = bool(ops.needs_all_rows)
+            arguments = self.model, self._strategy, self._options, self.sums.metrics, self._synchronizer
+            self._training = TrainerSteps(*arguments, ops.statistics, keeps_metrics)
         else:
             self._check_servers(ops.needs_all_rows or "a sum over rows")
             self._training = custom_steps or self._custom_steps(spec)
@@ -163,7 +165,13 @@ class Functions:
         shares = self._strategy.training_shares[1] if name == "train_step" else self._strategy.replicas
         has_all_rows = shares * self._options.accumulate_steps == 1
         if has_all_rows and not listener():  # Keras's own code is correct for all rows
-            return ReduceOps(needs_all_rows="metrics" if outputs and outputs.computed_from_metrics else "")
+            # A metric may not add up over batches, or its sum since its reset may be read.
+            is_one_device = (
+                self._strategy.replicas == 1 and self._strategy.can_train_locally and not self._strategy.remote
+            )
+            has_custom_metrics = is_one_device and bool(keras_internals.custom_metrics(self.model))
+            is_read = outputs is not None and bool(outputs.computed_from_metrics)
+            return ReduceOps(needs_all_rows="metrics" if has_custom_metrics or is_read else "")
         if needs_all_rows or self._per_row_state:
             ops = ReduceOps(needs_all_rows=needs_all_rows or self._per_row_state)
         elif outputs and outputs.computed_from_metrics:
@@ -172,6 +180,12 @@ class Functions:
             ops = ReduceOps(needs_all_rows=reason)
         else:
             ops = reduce_ops(self.model, getattr(self.model, name), spec, outputs.sources if outputs else None)
+        micro_steps = self._options.accumulate_steps if name == "train_step" and outputs is None else 1
+        if micro_steps > 1 and (not ops.are_means or communicates(ops.calls)):
+            reason = ops.needs_all_rows or "values of rows are summed or gathered"
+            log_no_effect(f"--accumulate_steps={micro_steps}", self.model, reason, self._strategy)
+            self._options = dataclasses.replace(self._options, accumulate_steps=1)
+            return self._reduce_ops(name, outputs, spec, needs_all_rows)
         cannot_partition = needs_all_rows or self._per_row_state
         plan = Communication(obstacle="its rows belong together" if cannot_partition else "")
         if ops.needs_all_rows and not plan.obstacle:

@@ -5,7 +5,7 @@ Gradients are summed over replicas, weighted by rows, where the step applies the
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -32,7 +32,7 @@ from tfdist.step.layer_state import assign, average_over_rows, refuse_shared_var
 from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.reduction import Reduction, global_norm
-from tfdist.step.settings import Settings
+from tfdist.step.settings import Settings, sparse_gradient_names
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_not_wrapped, check_optimizer, inner_optimizer, statistics_of_all_replicas
 
@@ -74,8 +74,8 @@ class CustomTrainStep:
         """
         if settings.micro_steps > 1 or settings.loss_scale:
             raise InputError(
-                "A custom train_step or compute_loss, or a loss that needs all rows, takes the whole batch at once, and its "
-                f"optimizer scales the loss. Received: accumulate_steps={settings.micro_steps}, "
+                "A custom train_step or compute_loss takes the whole batch at once, and its optimizer scales the loss, as with "
+                f"a loss that needs all rows. Received: accumulate_steps={settings.micro_steps}, "
                 f"loss_scale={settings.loss_scale}. Leave them out; wrap the optimizer in a LossScaleOptimizer instead."
             )
         if keyed_layers(model):
@@ -113,12 +113,14 @@ class CustomTrainStep:
         self.outputs, self._store = outputs, store
         self._reduce_ops = ReduceOps()
         self._averaged_statistics: list[keras.Variable] = []
-        self._reductions = [_make_reduction(call, compression, store) for call in applications]
+        self._sparse = frozenset() if strategy.sums_gradients else sparse_gradient_names(model)
+        self._reductions = [_make_reduction(call, compression, store, self._sparse) for call in applications]
 
     @property
     def sends_rows(self) -> bool:
-        """Whether the code sends tensors whose number of rows may change from step to step."""
-        return self._recording.has_unknown_shapes
+        """Whether the code, other than its gradients, sends tensors whose number of rows may change from step to step."""
+        calls = [call for call in self._recording.calls if not call.name.startswith("gradients/")]
+        return any(None in shape for call in calls for shape in call.shapes)
 
     def set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
         """Sets how to combine the values of replicas; called once, before `run`."""
@@ -158,7 +160,8 @@ class CustomTrainStep:
     def _run_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, collectives: Collectives) -> None:
         randomness.reseed(self._seeds, self._settings.seed, number, collectives.rank)
         with randomness.replica_draws(self._seeds, self._settings.seed, number, collectives.rank, collectives.size):
-            result, application = run_partitioned(self._model, self._model.train_step, own_rows, collectives)
+            arguments = self._model, self._model.train_step, own_rows, collectives, self._sparse
+            result, application = run_partitioned(*arguments)
         result.assign()
         if application:
             apply = self._make_apply({"mean": to_floatx(1)}, collectives, result.totals)
@@ -183,7 +186,8 @@ class CustomTrainStep:
             reduction = self._reductions[index]
             pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
             weight = weights[self._reduce_ops.gradients[index] if self._reduce_ops.gradients else "mean"]
-            weighted_gradients = [tf.math.multiply_no_nan(to_dense(g, v), tf.cast(weight, g.dtype)) for g, v in pairs]
+            gradients = [g if v.path in self._sparse else to_dense(g, v) for g, v in pairs]
+            weighted_gradients = [_weighted(gradient, weight) for gradient in gradients]
             state = reduction.state()
             if totals is not None:
                 reduction_result = ReductionResult(list(totals), list(totals), state, list(totals))
@@ -230,7 +234,15 @@ class CustomTrainStep:
             assign(scale_variables, [new_state.scale, new_state.good_steps])
 
 
-def _make_reduction(application: _Application, compression: Compression, store: StateStore) -> Reduction:
+def _weighted(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_weighted(gradient.values, weight), gradient.indices, gradient.dense_shape)
+    return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))
+
+
+def _make_reduction(
+    application: _Application, compression: Compression, store: StateStore, sparse: Collection[str]
+) -> Reduction:
     variables = itertools.compress(application.variables, application.has_gradient)
     specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in variables]
-    return Reduction(compression.reducer(specs, {}, frozenset()), specs, store)
+    return Reduction(compression.reducer(specs, {}, sparse), specs, store)

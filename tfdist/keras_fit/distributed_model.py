@@ -6,6 +6,7 @@ run steps are replaced.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import using
 from tfdist.config.conflicts import check_arguments
 from tfdist.config.fields import field_names
 from tfdist.config.job_config import RunConfig
@@ -29,7 +29,7 @@ from tfdist.errors import InputError
 from tfdist.keras_fit import call_agreement
 from tfdist.keras_fit.batch_readers import BatchReader, GlobalBatches, batch_spec
 from tfdist.keras_fit.compiled_functions import Functions
-from tfdist.keras_fit.partitioned_step import communication, gather_batch, log_dependence
+from tfdist.keras_fit.partitioned_step import communication
 from tfdist.keras_fit.patches import one_device_context
 from tfdist.keras_fit.placement import Placement, create_variables
 from tfdist.keras_fit.step_labels import output_dependence, per_row_state
@@ -41,7 +41,9 @@ from tfdist.row_semantics.explanation import Communication
 from tfdist.step import data_check
 from tfdist.step.data_check import explain_mismatch
 from tfdist.step.metrics import KerasMetrics, Totals
+from tfdist.step.partitioned_step import Division
 from tfdist.step.prediction import BatchPrediction
+from tfdist.step.row_dependence import log_dependence
 from tfdist.step.validation import check_not_wrapped
 from tfdist.trainer.program import check_equal
 
@@ -77,15 +79,8 @@ def _compile(
     if not plan.obstacle:
         plan = communication(model, lambda batch: dict(enumerate(tf.nest.flatten(prediction.outputs(batch)))), spec)
     log_dependence(model, "predict", reason, plan, strategy, rows)
-    if not plan.obstacle:
-        return prediction.compile(prediction.predict_partitioned)
-
-    def predict_all_rows(own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
-        batch, _, seed_replica, replica = gather_batch(own_rows, strategy.collectives, static_rows)
-        with using(replica.collectives), prediction.random_numbers(number, seed_replica):
-            return prediction.outputs(batch)
-
-    return prediction.compile(predict_all_rows)
+    division: Division = "whole" if plan.obstacle else "partitioned"
+    return prediction.compile(functools.partial(prediction.predict_together, division))
 
 
 _STEP_METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")

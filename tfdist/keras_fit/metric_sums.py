@@ -1,6 +1,6 @@
 """Sums of metrics' variables over replicas since their last reset."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
@@ -8,7 +8,7 @@ import numpy as np
 
 from tfdist import keras_internals
 from tfdist.distribution.strategy import Strategy
-from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_drain
+from tfdist.step.metrics import KerasMetrics, Totals, assign_values, check_sums, make_drain
 
 
 class MetricSums:
@@ -38,7 +38,6 @@ class MetricSums:
     def _collect(self) -> None:
         self.metrics = KerasMetrics(self._model)
         self._drain = make_drain(self.metrics, self._strategy)
-        self._assign = _assign_function(self.metrics.variables, self._strategy)
 
     def add_new_metrics(self) -> bool:
         """Adds metrics that the tracing of a custom step has created; resets all and returns True if there are any."""
@@ -109,6 +108,9 @@ class MetricSums:
         """Restores the result of `saved_totals` after a reset."""
         self._totals = totals
 
+    def _assign(self, values: Sequence[np.ndarray]) -> None:
+        assign_values(self.metrics.variables, values, self._strategy)
+
     def _undrained_sums(self) -> list[np.ndarray]:
         if not self._has_all_rows:
             return self._drain()
@@ -117,11 +119,3 @@ class MetricSums:
     @property
     def _zeros(self) -> list[np.ndarray]:
         return [np.zeros(variable.shape) for variable in self.metrics.variables]
-
-
-def _assign_function(variables: Sequence[keras.Variable], strategy: Strategy) -> Callable[[Sequence[np.ndarray]], None]:
-    def assign(values: Sequence[np.ndarray]) -> None:
-        for variable, value in zip(variables, values, strict=True):
-            strategy.blocks.assign_value(keras_internals.value_of(variable), per_replica=True, value=np.asarray(value))
-
-    return assign

@@ -1,7 +1,7 @@
 """Steps that need all rows of a batch: each replica computes the whole batch, or the step is partitioned by rows."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -9,11 +9,9 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica
-from tfdist.collectives.rows import gather_structure, mask_if_empty
+from tfdist.collectives.rows import mask_if_empty
 from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import ReplicaRows
-from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Replica, replica_context
 from tfdist.keras_fit.step_outputs import ReduceOp, flatten_logs
 from tfdist.row_semantics.explanation import Communication
@@ -47,32 +45,15 @@ def batch_for_replica(
 ) -> ReplicaBatch:
     """Returns the batch that a replica computes: its own rows, or all rows; inside a replica function."""
     if needs_all_rows:
-        return gather_batch(own_rows, collectives, static_rows)
+        batch = partitioned_step.gather_batch(own_rows, collectives, static_rows)
+        rows = count_rows(batch)
+        # Gradients are averaged, so replicas remain equal even if the order of summation on a device varies.
+        replica = Replica(OneReplica(), rows, rows, has_all_rows=True)
+        return ReplicaBatch(batch, equal_value_weights(collectives), 0, replica)
     rows, batch_size = own_rows.rows, own_rows.batch_size
     weights: dict[ReduceOp, tf.Tensor] = {"mean": to_floatx(rows) / to_floatx(batch_size), "sum": to_floatx(rows > 0)}
     replica = Replica(mask_if_empty(collectives, rows), rows, batch_size)
     return ReplicaBatch(own_rows.batch, weights, collectives.rank, replica)
-
-
-def gather_batch(own_rows: ReplicaRows, collectives: Collectives, static_rows: int | None) -> ReplicaBatch:
-    """Returns the rows of all replicas on each replica; inside a replica function.
-
-    Cost: one all-gather of the batch. Gradients are averaged, so replicas remain equal even if the order of summation on a
-    device varies.
-
-    Args:
-      own_rows: this replica's rows.
-      collectives: collectives of all replicas.
-      static_rows: static number of rows of each tensor; None if it is unknown.
-    """
-    batch = gather_structure(own_rows.counted_rows, collectives)
-    if static_rows is not None:
-        batch = tf.nest.map_structure(
-            lambda x: tf.ensure_shape(x, [static_rows, *x.shape[1:]]) if isinstance(x, tf.Tensor) else x, batch
-        )
-    rows = count_rows(batch)
-    replica = Replica(OneReplica(), rows, rows, has_all_rows=True)
-    return ReplicaBatch(batch, equal_value_weights(collectives), 0, replica)
 
 
 def equal_value_weights(collectives: Collectives) -> dict[ReduceOp, tf.Tensor]:
@@ -92,13 +73,17 @@ class Application(NamedTuple):
     """
 
     optimizer: keras.Optimizer
-    gradients: Sequence[tf.Tensor]
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices]
     variables: Sequence[keras.Variable]
     operations: int
 
 
 def run_partitioned(
-    model: keras.Model, step: Callable[[Any], Any], own_rows: ReplicaRows, collectives: Collectives
+    model: keras.Model,
+    step: Callable[[Any], Any],
+    own_rows: ReplicaRows,
+    collectives: Collectives,
+    sparse: Collection[str] = (),
 ) -> tuple[StepResult, Application | None]:
     """Adds a partitioned step for a replica's rows to the current graph.
 
@@ -107,6 +92,7 @@ def run_partitioned(
       step: its `train_step` or `test_step`, or another function of a batch that returns values by name.
       own_rows: the replica's rows.
       collectives: collectives of all replicas.
+      sparse: paths of the variables whose gradients may be rows.
 
     Returns:
       The result of the step, and the application of its gradients; None if it applies none.
@@ -114,7 +100,7 @@ def run_partitioned(
     Raises:
       NotPartitionedError: the step cannot be partitioned.
     """
-    one_device_step = _OneDeviceStep(step)
+    one_device_step = _OneDeviceStep(step, sparse)
     result = partitioned_step.partition_step(model, _metrics(model), one_device_step, own_rows, collectives)
     applications = [call._replace(gradients=result.gradients) for call in one_device_step.applications]
     return result, applications[0] if applications else None
@@ -135,40 +121,6 @@ def _metrics(model: keras.Model) -> list[keras.Variable]:
     return KerasMetrics(model).variables if model.compiled else []
 
 
-def log_dependence(
-    model: keras.Model, name: str, reason: str, plan: Communication, strategy: Strategy, rows: str
-) -> None:
-    """Logs that a step needs all rows, and how replicas compute it.
-
-    Args:
-      model: built model.
-      name: name of the step.
-      reason: reason why it needs all rows.
-      plan: result of `communication`.
-      strategy: strategy of the model.
-      rows: value of --rows.
-
-    Raises:
-      InputError: `rows` is "strict".
-    """
-    text = f"{name} of {model.name} needs all rows of a batch: {reason.rstrip('.')}."
-    remedy = (
-        "make it a mean or a sum over rows or a value for each row, or gather the rows that are compared with "
-        "tfdist.gather_rows; tfdist explain shows all values of the step."
-    )
-    if rows == "strict":
-        remedy = f"To do so, {remedy}" if plan.obstacle else "Make the value a mean or a sum over rows."
-        raise InputError(
-            f"With --rows=strict, replicas may exchange only means and sums over rows. Received: {text} {remedy}"
-        )
-    if not strategy.is_chief:
-        return
-    if plan.obstacle:
-        _log.warning("%s Every replica therefore %s. To split the work, %s", text, plan.whole_batch, remedy)
-    else:
-        _log.info("%s Besides gradients, replicas communicate %s in each step.", text, plan)
-
-
 class _OneDeviceStep:
     """A model's step for one device.
 
@@ -176,8 +128,8 @@ class _OneDeviceStep:
       applications: applications of gradients in the call.
     """
 
-    def __init__(self, step: Callable[[Any], Any]):
-        self._step = step
+    def __init__(self, step: Callable[[Any], Any], sparse: Collection[str] = ()):
+        self._step, self._sparse = step, sparse
         self.applications: list[Application] = []
 
     def __call__(self, batch: Any) -> tuple[Sequence[tf.Tensor], dict[str, Any]]:
@@ -196,8 +148,9 @@ class _OneDeviceStep:
         return application.gradients, values
 
     def _apply(self, optimizer: keras.Optimizer, grads: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
-        pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(grads, variables, strict=True) if g is not None]
-        gradients, updated_variables = [g for g, _ in pairs], [v for _, v in pairs]
+        pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
+        gradients = [g if v.path in self._sparse else tf.convert_to_tensor(g) for g, v in pairs]
+        updated_variables = [v for _, v in pairs]
         self.applications.append(
             Application(optimizer, gradients, updated_variables, keras_internals.count_operations())
         )

@@ -21,10 +21,10 @@ from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import LabelledValue, record_static_row_reads
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
-from tfdist.row_semantics.values import REPLICATED, ZEROS, Label, Rows, is_zero, sum_power
+from tfdist.row_semantics.values import Label, Rows, is_zero, sum_power
 from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.row_dependence import adds_up, in_replica, labelled_state
+from tfdist.step.row_dependence import adds_up, in_replica, labelled_state, labelled_tf_variable
 
 _OPS: dict[int | None, ReduceOp] = {-1: "mean", 0: "sum"}  # by the power of a sum
 
@@ -196,7 +196,7 @@ def _assignments(
         else:
             yield variable, labelled_state(variable, label, sum_power(label) == -1)
     for label in labels.tf_variables:
-        yield None, LabelledValue("variable", "a tf.Variable", label, "same" if label in (REPLICATED, ZEROS) else "")
+        yield None, labelled_tf_variable(label)
 
 
 def _op(label: Label) -> ReduceOp | Literal[""]:

@@ -139,9 +139,11 @@ class StepsResult(NamedTuple):
 
 
 class TrainerSteps:
-    """The trainer's step, for a model with Keras's own steps."""
+    """The trainer's step, for a model with Keras's own steps.
 
-    needs_all_rows = False
+    Attributes:
+      needs_all_rows: whether metrics are kept from batch to batch, on one replica.
+    """
 
     def __init__(
         self,
@@ -151,7 +153,9 @@ class TrainerSteps:
         metrics: KerasMetrics,
         synchronizer: WeightSynchronizer,
         averaged_variables: Sequence[keras.Variable] = (),
+        keeps_metrics: bool = False,
     ):
+        self.needs_all_rows = keeps_metrics
         settings = dataclasses.replace(
             _settings(model, strategy, options), averaged_statistics=tuple(averaged_variables)
         )
@@ -173,7 +177,9 @@ class TrainerSteps:
         if is_reader and self._steps.sends_rows:
             return self._run_separately(batches, batches.next_count(max_steps), number)
         steps = batches.next_count(max_steps) if is_reader else 1
-        compile_for = (self._compile_one_step if max_steps == 1 else compile_loop) if is_reader else make_host_loop
+        compile_for = compile_loop if is_reader else make_host_loop
+        if is_reader and max_steps == 1 and not self.needs_all_rows:
+            compile_for = self._compile_one_step
         loop = self._synchronizer.loop(self._steps, None, 1.0, number, compile_for)
         rows = batches.rows if is_reader else iter([batches])
         result = loop(rows, tf.constant(number, tf.int64), tf.constant(steps), tf.constant(False))

@@ -70,12 +70,13 @@ from tfdist.keras_internals.layers import (
 )
 from tfdist.keras_internals.metrics import (
     by_name,
-    custom_compiled_metrics,
+    custom_metrics,
     metric_results,
     metric_variables,
     metrics_of,
     metrics_of_layers,
     metrics_updated_by_calls,
+    named_metrics,
     update_metrics,
 )
 from tfdist.keras_internals.models import (
@@ -84,6 +85,7 @@ from tfdist.keras_internals.models import (
     check_fits,
     compiled_metrics,
     data_losses,
+    depends_on_training,
     embeddings,
     embeddings_without_copy,
     flat_losses,

@@ -12,12 +12,17 @@ from tfdist.keras_internals.models import compiled_metrics, is_user_defined, lay
 
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
     """Returns the metrics of a compiled and built model, compiled or updated by its calls, without loss trackers."""
-    return [*compiled_metrics(model), *(metric for _, metric in _prefixed_metrics(model))]
+    return [metric for _, metric in named_metrics(model)]
 
 
-def custom_compiled_metrics(model: keras.Model) -> list[keras.Metric]:
-    """Returns the compiled metrics that are user-defined, call user-defined code or may combine rows."""
-    return [metric for metric in compiled_metrics(model) if is_user_defined(metric) or _may_combine_rows(metric)]
+def named_metrics(model: keras.Model) -> list[tuple[str, keras.Metric]]:
+    """Returns `metrics_of`, by their names in logs."""
+    return [*((metric.name, metric) for metric in compiled_metrics(model)), *metrics_updated_by_calls(model)]
+
+
+def custom_metrics(model: keras.Model) -> set[int]:
+    """Returns the ids of the metrics that are user-defined, call user-defined code or may combine rows."""
+    return {id(metric) for metric in metrics_of(model) if is_user_defined(metric) or _may_combine_rows(metric)}
 
 
 def _may_combine_rows(metric: keras.Metric) -> bool:

@@ -132,6 +132,12 @@ def is_user_defined(part: Any) -> bool:
     return getattr(kind, "__module__", "").partition(".")[0] not in _TRUSTED_PACKAGES
 
 
+def depends_on_training(model: keras.Model) -> bool:
+    """Returns whether a model may combine other rows in training than in inference: by a user's layer or an augmentation."""
+    layers = model._flatten_layers()
+    return any(is_user_defined(layer) or ".image_preprocessing." in type(layer).__module__ for layer in layers)
+
+
 def compiled_metrics(model: keras.Model) -> list[keras.Metric]:
     """Returns the compiled metrics; an empty list for a model that is not compiled or not built."""
     return model._compile_metrics.metrics if model._compile_metrics is not None else []

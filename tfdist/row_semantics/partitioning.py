@@ -143,14 +143,18 @@ class PartitionedProgram:
         """Returns the results of one device, equal on all replicas."""
         return self._full_forms([self._tensors[tensor.ref()] for tensor in tensors])
 
-    def shares(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def shares(self, tensors: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor | tf.IndexedSlices]:
         """Returns floating-point tensors whose sums over replicas are the results of one device."""
-        return [self._share(self._tensors[tensor.ref()]) for tensor in tensors]
+        return [
+            self._share_of_slices(tensor)
+            if isinstance(tensor, tf.IndexedSlices)
+            else self._share(self._tensors[tensor.ref()])
+            for tensor in tensors
+        ]
 
-    def are_full(self, tensors: Sequence[tf.Tensor]) -> bool:
+    def are_full(self, tensors: Sequence[tf.Tensor | tf.IndexedSlices]) -> bool:
         """Returns whether each replica has the results of one device, such as gradients clipped by their global norm."""
-        results = [self._tensors[tensor.ref()] for tensor in tensors]
-        return all(result.full is not None for result in results)
+        return all(isinstance(x, tf.Tensor) and self._tensors[x.ref()].full is not None for x in tensors)
 
     def traced_values(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns tensors as the traced program computes them, such as statistics of local rows."""
@@ -383,6 +387,21 @@ class PartitionedProgram:
             return self._copy(operation, self.shares(operation.inputs))[tensor.source.value_index]
         [full] = self._full_forms([tensor])
         return full / tf.cast(self._collectives.size, full.dtype)
+
+    def _share_of_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        """Returns the rows of a table's gradient that the replica's rows look up, or its share of all of them."""
+        entries = [self._tensors[tensor.ref()] for tensor in (slices.values, slices.indices)]
+        labels = [entry.value.label if entry.has_local else REPLICATED for entry in entries]
+        powers = [label.power or 0 for label in labels if isinstance(label, Rows) and label.axis == 0]
+        if len(powers) == 2:
+            local_forms = [self._local(entry) for entry in entries]
+            rows, indices = [self._scale(x, power) for x, power in zip(local_forms, powers, strict=True)]
+            rows = tf.where(self._valid_rows > 0, rows, tf.zeros_like(rows))
+        else:
+            rows, indices = self._full_forms(entries)
+            rows /= tf.cast(self._collectives.size, rows.dtype)
+        rows.set_shape([*indices.shape, *slices.shape[1:]])
+        return tf.IndexedSlices(rows, indices, tf.constant(slices.shape.as_list()))
 
     def _scale(self, tensor: tf.Tensor, power: Any) -> tf.Tensor:
         """Multiplies a tensor by a power of (rows of the batch / rows of the replica); rounds integers."""

@@ -1,5 +1,6 @@
 """Exact evaluation: the same result as on one device, for any number of examples and replicas."""
 
+import functools
 from typing import Any
 
 import keras
@@ -18,7 +19,7 @@ from tfdist.gradients import Bucketed, Sum
 from tfdist.step import loss, randomness
 from tfdist.step.layer_state import assign, restore_unless, select
 from tfdist.step.metrics import ModelMetrics, weight_scalars
-from tfdist.step.partitioned_step import partition_step
+from tfdist.step.partitioned_step import all_rows_step
 
 
 class Evaluator:
@@ -56,14 +57,16 @@ class Evaluator:
                 )
         pipeline = EvaluationPipeline(data, batch_size)
         iterator = self._strategy.distribute(pipeline.dataset)
-        sums = self._sum_batches(iterator, pipeline.steps, data.size % batch_size > 0)
+        is_short = data.size % batch_size > 0
+        static_rows = batch_size if self._metrics.division == "whole" and not is_short else None
+        sums = self._sum_batches(iterator, pipeline.steps, is_short, static_rows)
         metric_sums, regularization = self._drain(), self._strategy.parts.regularization(self._model)
         results = {"loss": loss.evaluation_loss(self._model, sums, regularization)}
         results |= self._metrics.results(metric_sums) if metric_sums else {}
         names = [mean.name for mean in self._metrics.losses]
         return results | dict(zip(names, loss.evaluation_losses(sums) if names else (), strict=True))
 
-    def _sum_batches(self, iterator: Any, steps: int, is_short: bool) -> np.ndarray:
+    def _sum_batches(self, iterator: Any, steps: int, is_short: bool, static_rows: int | None) -> np.ndarray:
         """Returns the sums over all batches.
 
         If `is_short`, the last batch is smaller and gets a separate call: a layer may gather rows, and TensorFlow's
@@ -73,24 +76,25 @@ class Evaluator:
         sums = []
         for start, end in ((0, full_batches), (full_batches, steps)):
             if start < end:
-                arguments = iterator, tf.constant(start), tf.constant(end)
+                arguments = iterator, tf.constant(start), tf.constant(end), static_rows
                 self._strategy.trace_together(self._run, *arguments)
                 sums.append(np.asarray(self._run(*arguments)))
         return np.sum(sums, axis=0)
 
-    def _loop_on_host(self, iterator: Any, start: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    def _loop_on_host(self, iterator: Any, start: tf.Tensor, end: tf.Tensor, static_rows: int | None) -> tf.Tensor:
         results = [
             self._evaluate_batch(next(iterator), tf.constant(number, tf.int64))
             for number in range(int(start), int(end))
         ]
         return tf.add_n([self._strategy.local(sums)[0] for sums in results])
 
-    def _sum_on_device(self, iterator: Any, start: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    def _sum_on_device(self, iterator: Any, start: tf.Tensor, end: tf.Tensor, static_rows: int | None) -> tf.Tensor:
         length = 2 * (len(keras_internals.flat_losses(self._model)) + 1)
+        batch_sums = functools.partial(self._batch_sums, static_rows=static_rows)
 
         def body(index: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             replica_sums = self._strategy.local(
-                self._strategy.run(self._batch_sums, next(iterator), tf.cast(index, tf.int64))
+                self._strategy.run(batch_sums, next(iterator), tf.cast(index, tf.int64))
             )
             return index + 1, sums + tf.add_n(replica_sums)
 
@@ -99,9 +103,9 @@ class Evaluator:
         totals = self._strategy.run(self._merge, local_sums / len(self._strategy.local_replicas))
         return self._strategy.local(totals)[0]
 
-    def _batch_sums(self, own_rows: ReplicaRows, number: tf.Tensor) -> tf.Tensor:
+    def _batch_sums(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None = None) -> tf.Tensor:
         if self._metrics.count_all_rows:
-            return self._partitioned_sums(own_rows, number)
+            return self._share_of_sums(own_rows, number, static_rows)
         x, y, weight = keras.utils.unpack_x_y_sample_weight(own_rows.batch)
         rows, previous_values = own_rows.rows, [tf.identity(variable) for variable in self._metrics.variables]
         collectives = mask_if_empty(self._strategy.collectives, rows)
@@ -123,7 +127,7 @@ class Evaluator:
             assign(self._metrics.variables, previous_values)
         return sums
 
-    def _partitioned_sums(self, own_rows: ReplicaRows, number: tf.Tensor) -> tf.Tensor:
+    def _share_of_sums(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> tf.Tensor:
         """Returns this replica's share of the sums that one device computes from all rows of a batch."""
         collectives, draws = self._strategy.collectives, (self._seeds, self._seed, "evaluate", number)
 
@@ -134,8 +138,10 @@ class Evaluator:
             keras_internals.update_metrics(self._model, y, outputs, weight)
             return (), {"sums": sums}
 
-        with randomness.inference_draws(*draws, collectives.rank, collectives.size):
-            result = partition_step(self._model, self._metrics.variables, step, own_rows, collectives)
+        division = self._metrics.division
+        with randomness.inference_draws(*draws, collectives.rank if division == "partitioned" else 0, collectives.size):
+            arguments = self._model, self._metrics.variables, step, own_rows, collectives, static_rows
+            result = all_rows_step(division, *arguments)
         result.assign()
         return result.values["sums"] / collectives.size
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Collectives, OneReplica, Recording, current, using
+from tfdist.collectives import Collectives, OneReplica, Recording, current
 from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
@@ -20,7 +20,7 @@ from tfdist.step import loss, randomness
 from tfdist.step.data_check import compilation_error
 from tfdist.step.layer_state import MEAN_DTYPE, assign, user_state, weighted_means, weighted_terms
 from tfdist.step.metrics import LossShare, ModelMetrics, weight_scalars
-from tfdist.step.partitioned_step import communication, partition_step
+from tfdist.step.partitioned_step import all_rows_step, communication
 from tfdist.step.reduction import ComputeResult, global_norm
 from tfdist.step.settings import Settings, named_specs
 from tfdist.step.state_store import StateStore
@@ -150,23 +150,19 @@ class GradientSource:
         """Returns the step, the replica and the number of replicas that seed random layers."""
         has_whole_batches = self.strategy.training_shares[1] == 1
         collectives = OneReplica() if has_whole_batches else self.strategy.collectives
-        return step, collectives.rank, collectives.size
+        return step, 0 if self.metrics.division == "whole" else collectives.rank, collectives.size
 
     def local_gradients(self, rows: ReplicaRows, step: tf.Tensor, collectives: Collectives) -> LocalGradients:
         """Computes the gradients of a replica's rows in step `step`, scalar int64. A replica function."""
-        if not self.is_partitioned:
+        if not self.metrics.count_all_rows:
             batch_size = count_rows(rows.batch) if self.is_local else rows.batch_size
             return self._row_gradients(rows.batch, batch_size, step, collectives)
         rows = ReplicaRows(rows.batch, (rows.rows,), tf.convert_to_tensor(rows.batch_size))
-        result = partition_step(self.model, self.metrics.variables, self._one_device_step, rows, collectives)
+        arguments = self.model, self.metrics.variables, self._one_device_step, rows, collectives
+        result = all_rows_step(self.metrics.division, *arguments, self.settings.batch_size)
         result.assign()
         value = result.values["loss"]
         return LocalGradients(result.gradients, value / tf.cast(collectives.size, value.dtype))
-
-    @property
-    def is_partitioned(self) -> bool:
-        """Whether a replica computes its share of a single-device step over all rows."""
-        return self.metrics.count_all_rows
 
     def communication(self, spec: Any) -> Communication:
         """Returns the communication of a partitioned step; `spec` is the structure of `tf.TensorSpec` of a batch."""
@@ -215,8 +211,7 @@ class GradientSource:
 
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
         dtype, all_specs = tf.as_dtype(keras.config.floatx()), [*specs, *state.specs()]
-        with using(_MicroStepCollectives(collectives)):
-            sums, value = accumulate_gradients(micro_step, batch, self.settings.micro_steps, all_specs, dtype, shards)
+        sums, value = accumulate_gradients(micro_step, batch, self.settings.micro_steps, all_specs, dtype, shards)
         state.set_means(sums[len(specs) :])
         return LocalGradients(sums[: len(specs)], value)
 
@@ -288,17 +283,6 @@ class GradientSource:
         value = loss.training_loss(self.model, parts, totals, rows, batch_size=batch_size)
         recorded_shares = loss.recorded_loss(self.model, value, parts, totals, rows, batch_size)
         return value, LossShare(*recorded_shares, rows, batch_size), outputs
-
-
-class _MicroStepCollectives(Recording):
-    """Rejects communication between micro-steps, whose number may differ between replicas."""
-
-    def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
-        """See base class."""
-        raise InputError(
-            "A layer or loss that communicates takes the whole batch at once. Received: accumulate_steps > 1 and a "
-            f"call of {operation} ({name}). Leave out accumulate_steps."
-        )
 
 
 def to_dense(

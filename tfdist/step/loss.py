@@ -17,6 +17,8 @@ from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 from tfdist.errors.formatting import count_of
 
+DENOMINATORS = "loss/denominators"  # name of the call that sums them over replicas
+
 
 class Term(NamedTuple):
     """One replica's part of one loss.
@@ -63,8 +65,8 @@ def replicas_and_micro_steps(replicas: int, micro_steps: int) -> str:
 def non_mean_error(losses: Sequence[str], replicas: int, micro_steps: int) -> InputError:
     """Returns the error for losses of a batch that are not the means of its parts' losses; `losses` describes them."""
     return InputError(
-        "A loss must be a mean over rows where its step cannot be partitioned, as with micro-steps, XLA, stages and local "
-        f"training. Received: {'; '.join(losses)}; with {replicas_and_micro_steps(replicas, micro_steps)}. Leave these out, "
+        "A loss must be a mean over rows where replicas cannot exchange rows, as with stages, layouts and local training. "
+        f"Received: {'; '.join(losses)}; with {replicas_and_micro_steps(replicas, micro_steps)}. Leave these out, "
         "or use a loss that is computed for each row."
     )
 
@@ -80,7 +82,7 @@ def totals(parts: list[Term], batch_size: int | tf.Tensor, collectives: Collecti
     indices = [i for i, part in enumerate(parts) if part.per_row is None]
     denominators = [(part.per_row or 0) * tf.cast(batch_size, part.numerator.dtype) for part in parts]
     if indices:
-        sums = collectives.all_reduce([parts[i].denominator[None] for i in indices], name="loss/denominators")
+        sums = collectives.all_reduce([parts[i].denominator[None] for i in indices], name=DENOMINATORS)
         for i, total in zip(indices, sums, strict=True):
             denominators[i] = total[0]
     return denominators

@@ -7,7 +7,7 @@ replicas and calls. Merged values leave the device once per call, and the variab
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -19,6 +19,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step.loss import to_floatx
+from tfdist.step.partitioned_step import Division
 
 # The weight of scalars in Keras's means, such as the result of a metric function that returns the mean of its batch.
 # `keras.metrics.Mean` counts a scalar as 1. That is correct for a whole batch, but on a replica the scalar is a mean over the
@@ -91,15 +92,33 @@ class ModelMetrics:
     Attributes:
       losses: Keras's means of the outputs' losses; empty if there is a single loss.
       variables: variables of the metrics and of `losses`.
-      count_all_rows: whether each replica's variables count all rows, as in partitioned steps, rather than its own.
+      division: the rows that each replica computes.
+      kept: indices of the variables that do not add up over batches; see `restore_kept`.
     """
 
     def __init__(self, model: keras.Model):
         self._model = model
-        self.count_all_rows = False
+        self.division: Division = "own"
+        self.kept: frozenset[int] = frozenset()
         self.losses = keras_internals.loss_means(model)[1:]
         loss_variables = [variable for mean in self.losses for variable in mean.variables]
         self.variables = [*keras_internals.metric_variables(model), *loss_variables]
+
+    @property
+    def count_all_rows(self) -> bool:
+        """Whether each replica's variables count all rows rather than its own."""
+        return self.division != "own"
+
+    def keep(self, names: Collection[str]) -> None:
+        """Declares the metrics that do not add up over batches, such as a maximum."""
+        metrics = keras_internals.named_metrics(self._model)
+        names_of_variables = [name for name, metric in metrics for _ in metric.variables]
+        self.kept = frozenset(i for i, name in enumerate(names_of_variables) if name in names)
+
+    def restore_kept(self, values: Sequence[np.ndarray], strategy: Strategy) -> None:
+        """Assigns values to the kept variables on every replica, from which the next batches continue."""
+        indices = self.kept if values else ()
+        assign_values([self.variables[i] for i in indices], [values[i] for i in indices], strategy)
 
     def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
         """Updates the metrics with one replica's rows; inside a replica function."""
@@ -219,13 +238,20 @@ class Totals:
         """The sums so far, in the order of the variables."""
         return self._sums
 
-    def add(self, values: Sequence[np.ndarray]) -> None:
-        """Adds the merged values of one call."""
-        self._sums = [a + b for a, b in zip(self._sums, values, strict=True)] if self._sums else list(values)
+    def add(self, values: Sequence[np.ndarray], kept: Collection[int] = ()) -> None:
+        """Adds the merged values of one call; replaces those with `kept` indices, which include the previous ones."""
+        pairs = enumerate(zip(self._sums or values, values, strict=True))
+        self._sums = [b if i in kept or not self._sums else a + b for i, (a, b) in pairs]
 
     def results(self, metrics: ModelMetrics) -> dict[str, float]:
         """Returns the metrics over all added values; empty if there are none."""
         return metrics.results(self._sums) if self._sums else {}
+
+
+def assign_values(variables: Sequence[keras.Variable], values: Sequence[np.ndarray], strategy: Strategy) -> None:
+    """Assigns values to variables on every replica."""
+    for variable, value in zip(variables, values, strict=True):
+        strategy.blocks.assign_value(keras_internals.value_of(variable), per_replica=True, value=np.asarray(value))
 
 
 def check_names(model: keras.Model) -> None:

@@ -1,22 +1,23 @@
-"""A single-device step partitioned by rows, for code that combines values of all rows.
+"""A single-device step over all rows of a batch, for code that combines values of rows.
 
 The step is traced for one device and emitted for each replica, with the sums and rows of other replicas that its
-operations need; see `tfdist.row_semantics.partitioning`.
+operations need; see `tfdist.row_semantics.partitioning`. A step that cannot be partitioned is computed by each replica.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica, Recording, using
-from tfdist.collectives.rows import mask_if_empty
+from tfdist.collectives.rows import gather_structure, mask_if_empty
 from tfdist.data.batches import count_rows, has_static_rows
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.errors.engine_errors import error_summary
+from tfdist.gradients import unscale
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import Communication, record_static_row_reads
 from tfdist.row_semantics.partitioning import NotPartitionedError, PartitionedProgram
@@ -24,8 +25,10 @@ from tfdist.row_semantics.tracing import FAILURES, Trace, trace_function, variab
 
 _log = logging.getLogger(__name__)
 
+# The rows that a replica computes: its own, its own with what operations need of others, or the whole batch.
+Division = Literal["own", "partitioned", "whole"]
 # (batch) -> gradients, and values by name; computes them from all rows, on one device
-OneDeviceStep = Callable[[Any], tuple[Sequence[tf.Tensor], Mapping[str, Any]]]
+OneDeviceStep = Callable[[Any], tuple[Sequence[tf.Tensor | tf.IndexedSlices], Mapping[str, Any]]]
 
 
 class StepResult(NamedTuple):
@@ -38,7 +41,7 @@ class StepResult(NamedTuple):
       assigned: variables and the values that the step assigns to them.
     """
 
-    gradients: list[tf.Tensor]
+    gradients: list[tf.Tensor | tf.IndexedSlices]
     totals: list[tf.Tensor] | None
     values: dict[str, tf.Tensor]
     assigned: list[tuple[keras.Variable, tf.Tensor]]
@@ -47,6 +50,36 @@ class StepResult(NamedTuple):
         """Assigns the values."""
         for variable, value in self.assigned:
             variable.assign(value)
+
+
+def all_rows_step(
+    division: Division,
+    model: keras.Model,
+    metrics: Sequence[keras.Variable],
+    step: OneDeviceStep,
+    own_rows: ReplicaRows,
+    collectives: Collectives,
+    static_rows: int | None = None,
+) -> StepResult:
+    """Computes a step over the rows of all replicas, partitioned or on each replica; see `partition_step`."""
+    if division == "partitioned":
+        return partition_step(model, metrics, step, own_rows, collectives)
+    with using(OneReplica()):
+        gradients, values = step(gather_batch(own_rows, collectives, static_rows))
+    return StepResult([unscale(gradient, collectives.size) for gradient in gradients], None, dict(values), [])
+
+
+def gather_batch(own_rows: ReplicaRows, collectives: Collectives, static_rows: int | None) -> Any:
+    """Returns the rows of all replicas, of a static number if it is known; inside a replica function.
+
+    Cost: one all-gather of the batch.
+    """
+    batch = gather_structure(own_rows.counted_rows, collectives)
+    if static_rows is None:
+        return batch
+    return tf.nest.map_structure(
+        lambda x: tf.ensure_shape(x, [static_rows, *x.shape[1:]]) if isinstance(x, tf.Tensor) else x, batch
+    )
 
 
 def partition_step(
@@ -65,7 +98,7 @@ def partition_step(
     state = variables_of_state(metrics, model.non_trainable_variables)
     variables = [*state, *weights]
 
-    def one_device_step(batch: Any, _: tf.Tensor) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+    def one_device_step(batch: Any, _: tf.Tensor) -> tuple[list[tf.Tensor | tf.IndexedSlices], dict[str, tf.Tensor]]:
         with using(OneReplica()), keras_internals.inline_functions():
             with keras_parts.declare_row_wise(model, synchronized=False):
                 gradients, values = step(batch)
@@ -90,9 +123,10 @@ def partition_step(
     local_pairs = [pair for pair in assignments if id(pair[0]) in normalization]
     shared_pairs = [pair for pair in assignments if id(pair[0]) not in normalization]
     gradients, values = trace.results
-    results = [*gradients, *values.values(), *(value for _, value in shared_pairs)]
-    partition = _emit(trace, state, own_rows, results, collectives)
-    shared_values = partition.full_results(results[len(gradients) :])
+    shared_results = [*values.values(), *(value for _, value in shared_pairs)]
+    parts = [(g.values, g.indices) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    partition = _emit(trace, state, own_rows, [*tf.nest.flatten(parts), *shared_results], collectives)
+    shared_values = partition.full_results(shared_results)
     assignments = [*zip([v for v, _ in shared_pairs], shared_values[len(values) :], strict=True)]
     for variable, local_value in zip(
         [v for v, _ in local_pairs], partition.traced_values([value for _, value in local_pairs]), strict=True

@@ -19,7 +19,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.step import randomness
 from tfdist.step.data_check import explain_mismatch
-from tfdist.step.partitioned_step import partition_step
+from tfdist.step.partitioned_step import Division, all_rows_step
 
 
 class BatchPrediction:
@@ -54,7 +54,9 @@ class BatchPrediction:
             outputs = layouts.lay_out_rows(self.outputs(own_rows.batch))
         return gather_structure(self._strategy.parts.outputs(outputs), collectives)
 
-    def predict_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
+    def predict_together(
+        self, division: Division, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None
+    ) -> Any:
         """Computes the outputs of one device, for a model whose outputs for a row may depend on other rows."""
         collectives = self._strategy.collectives
         structure: list[Any] = []
@@ -63,9 +65,10 @@ class BatchPrediction:
             structure[:] = [self.outputs(batch)]
             return (), {str(n): output for n, output in enumerate(tf.nest.flatten(structure[0]))}
 
-        numbers = self.random_numbers(number, collectives.rank)
+        numbers = self.random_numbers(number, collectives.rank if division == "partitioned" else 0)
         with self._strategy.layouts.compute_layouts(self._model.trainable_variables), numbers:
-            result = partition_step(self._model, self._metrics, step, own_rows, collectives)
+            arguments = self._model, self._metrics, step, own_rows, collectives, static_rows
+            result = all_rows_step(division, *arguments)
         result.assign()
         return tf.nest.pack_sequence_as(structure[0], list(result.values.values()))
 
@@ -99,17 +102,16 @@ class Predictor:
     Cost: one all-gather of a batch's outputs, which must fit into the memory of each process.
     """
 
-    def __init__(self, model: keras.Model, strategy: Strategy, seed: int, *, is_partitioned: bool = False):
-        """Initializes the predictor; set `is_partitioned` if outputs for a row may depend on other rows."""
-        self._strategy = strategy
+    def __init__(self, model: keras.Model, strategy: Strategy, seed: int, division: Division = "own"):
+        """Initializes the predictor; `division` is not "own" if outputs for a row may depend on other rows."""
+        self._strategy, self._division = strategy, division
         prediction = BatchPrediction(
             model, strategy, seed, lambda batch: model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False)
         )
         # Batches are gathered one by one: their rows differ, and TensorFlow's collectives between processes need equal shapes
         # within one call of a compiled function.
-        self._predict = prediction.compile(
-            prediction.predict_partitioned if is_partitioned else prediction.predict_rows
-        )
+        together = functools.partial(prediction.predict_together, division)
+        self._predict = prediction.compile(prediction.predict_rows if division == "own" else together)
 
     def predict(self, examples: Examples, batch_size: int, limit: int | None = None) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: a structure of arrays [rows, ...]; the same on each process.
@@ -139,12 +141,12 @@ class Predictor:
         with explain_mismatch(examples.element_spec[:1]):
             for number, start in enumerate(range(0, padded_size, batch_size)):
                 # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
-                arguments = next(iterator), tf.constant(number, tf.uint64)
+                rows = min(padded_size - start, batch_size)
+                static_rows = rows if self._division == "whole" else None
+                arguments = next(iterator), tf.constant(number, tf.uint64), static_rows
                 self._strategy.trace_together(self._predict, *arguments)
                 outputs = self._predict(*arguments)
-                arrays = [
-                    self._to_host(value, min(padded_size - start, batch_size)) for value in tf.nest.flatten(outputs)
-                ]
+                arrays = [self._to_host(value, rows) for value in tf.nest.flatten(outputs)]
                 yield tf.nest.pack_sequence_as(outputs, [array[: size - start] for array in arrays])
 
     def _to_host(self, value: Any, rows: int) -> np.ndarray:

@@ -5,6 +5,8 @@ outputs depend on single rows, and metrics add up; see `tfdist.row_semantics`.
 """
 
 import contextlib
+import functools
+import logging
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -14,17 +16,29 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import RecordedCall, using
-from tfdist.data.batches import count_rows
+from tfdist.data.batches import count_rows, has_static_rows
+from tfdist.distribution.strategy import Strategy
+from tfdist.errors import InputError
 from tfdist.errors.engine_errors import error_summary
+from tfdist.errors.exceptions import with_argument_names
 from tfdist.pipelining.staged_model import full_model
 from tfdist.row_semantics import keras_parts
-from tfdist.row_semantics.explanation import Combination, Communication, LabelledValue, describe_label
+from tfdist.row_semantics.explanation import (
+    Combination,
+    Communication,
+    LabelledValue,
+    describe_label,
+    record_static_row_reads,
+)
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.tracing import FAILURES, LabelledCollectives, Labels, labels_of, variables_of_state
 from tfdist.row_semantics.values import REPLICATED, SUM, ZEROS, Label, ReplicatedPlusSum, Rows, sum_power, times_count
 from tfdist.step import loss
 from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import weight_scalars
+from tfdist.step.partitioned_step import Division
+
+_log = logging.getLogger(__name__)
 
 Coupling = Literal["batches", "rows"]
 
@@ -45,32 +59,24 @@ class RowDependence(NamedTuple):
       error: reason why the code could not be traced for an unknown number of rows; empty if it could.
       calls: calls of collectives in the model's code.
       communication: communication of a partitioned step, or the reason why steps are not partitioned.
+      division: the rows that each replica computes.
+      kept_metrics: names of metrics that do not add up over batches, whose variables are kept from batch to batch.
     """
 
     values: Sequence[LabelledValue] = ()
     metrics: Mapping[str, Coupling] = types.MappingProxyType({})
     error: str = ""
     calls: Sequence[RecordedCall] = ()
-    communication: Communication = Communication(obstacle="it needs no rows of other replicas")
+    communication: Communication = Communication()
+    division: Division = "own"
+    kept_metrics: Sequence[str] = ()
 
     @property
     def reasons(self) -> list[str]:
-        """Reasons why the parts of a batch do not add up to the whole, except metrics that do not add up over batches."""
+        """Reasons why the parts of a batch do not add up to the whole."""
         violations = [value.sentence for value in self.values if not value.op and value.kind != "metric"]
-        return violations + [
-            f"the metric {name} does not add up over rows" for name, kind in self.metrics.items() if kind == "rows"
-        ]
-
-    @property
-    def is_partitioned(self) -> bool:
-        """Whether steps are partitioned."""
-        return not self.communication.obstacle
-
-    @property
-    def description(self) -> str:
-        """A sentence that explains why a step needs all rows, and what replicas communicate."""
-        reason = self.reasons[0].rstrip(".")
-        return f"needs all rows: {reason}. Besides gradients, replicas communicate {self.communication} in each step."
+        metrics = [f"the metric {name} does not add up over {kind}" for name, kind in self.metrics.items()]
+        return [*([self.error] if self.error else []), *violations, *metrics]
 
     def describe_coupled(self, kind: str) -> list[str]:
         """Describes the values of a kind that depend on several rows, such as losses that are not means."""
@@ -95,9 +101,46 @@ def row_dependence(
     if not (is_divided or forward_pass.user_metrics):
         return RowDependence()
     try:
-        return forward_pass.dependence(spec, is_divided)
+        with record_static_row_reads() as static_reads:
+            dependence = forward_pass.dependence(spec, is_divided)
     except FAILURES as error:  # for example, code for a certain number of rows
         return RowDependence(error=error_summary(error))
+    is_static = bool(static_reads) and is_divided and has_static_rows(spec)
+    return dependence._replace(error=static_reads[0]) if is_static else dependence
+
+
+def communicates(calls: Sequence[RecordedCall]) -> bool:
+    """Returns whether a step has calls other than those of its losses, which micro-steps cannot make."""
+    return any(call.name != loss.DENOMINATORS for call in calls)
+
+
+def log_no_effect(option: str, model: keras.Model, reason: str, strategy: Strategy) -> None:
+    """Logs that an option has no effect because a step needs all rows."""
+    if strategy.is_chief:
+        text = f"{option} has no effect: a step of {model.name} takes all rows of a batch at once, because {reason}"
+        _log.warning("%s.", with_argument_names(text.rstrip(".")))
+
+
+def log_dependence(
+    model: keras.Model, name: str, reason: str, plan: Communication, strategy: Strategy, rows: str = ""
+) -> None:
+    """Logs why a step needs all rows, and how replicas compute it; raises `InputError` if `rows`, as --rows, is "strict"."""
+    text = f"{name} of {model.name} needs all rows of a batch: {reason.rstrip('.')}."
+    remedy = (
+        "make it a mean or a sum over rows or a value for each row, or gather the rows that are compared with "
+        "tfdist.gather_rows; tfdist explain shows all values of the step."
+    )
+    if rows == "strict":
+        remedy = f"To do so, {remedy}" if plan.obstacle else "Make the value a mean or a sum over rows."
+        raise InputError(
+            f"With --rows=strict, replicas may exchange only means and sums over rows. Received: {text} {remedy}"
+        )
+    if not strategy.is_chief:
+        return
+    if plan.obstacle:
+        _log.warning("%s Every replica therefore %s. To split the work, %s", text, plan.whole_batch, remedy)
+    else:
+        _log.info("%s Besides gradients, replicas communicate %s in each step.", text, plan)
 
 
 class _ForwardPass:
@@ -107,11 +150,8 @@ class _ForwardPass:
         self._model, self._is_callable = model, is_callable
         self._collectives = LabelledCollectives(None, communicates=may_communicate)
         compiled_metrics = [(metric.name, metric) for metric in keras_internals.compiled_metrics(model)]
-        call_metrics = keras_internals.metrics_updated_by_calls(model) if is_callable else []
-        self._metrics = [*compiled_metrics, *call_metrics]
-        user_metrics = {id(metric) for metric in keras_internals.custom_compiled_metrics(model)}
-        user_metrics |= {id(metric) for _, metric in call_metrics if keras_internals.is_user_defined(metric)}
-        self.user_metrics = user_metrics
+        self._metrics = keras_internals.named_metrics(model) if is_callable else compiled_metrics
+        self.user_metrics = keras_internals.custom_metrics(model)
 
     def dependence(self, spec: Any, is_divided: bool) -> RowDependence:
         """Returns the result of `row_dependence`."""
@@ -129,18 +169,21 @@ class _ForwardPass:
             for label in tf.nest.flatten(output_labels)
             if label is not None
         ]
+        assigned: list[LabelledValue] = []
+        if self._is_callable and keras_internals.depends_on_training(self._model):
+            (_, loss_labels, layer_loss_labels), assigned = self._train(spec, outputs)
         if all(value.op for value in values):  # otherwise, values computed from them also depend on several rows
             values += _losses(loss_labels, layer_loss_labels)
-            values += [*metric_values, *(self._state(spec) if self._is_callable else [])]
+            values += [*metric_values, *assigned]
         else:
             metrics = {name: coupling for name, coupling in metrics.items() if coupling == "batches"}
         return RowDependence(values, metrics, calls=calls)
 
-    def _evaluate(self, batch: Any, size: tf.Tensor) -> Any:
+    def _evaluate(self, batch: Any, size: tf.Tensor, training: bool = False) -> Any:
         ((x, y, *weights), outputs) = batch
         model, rows = self._model, count_rows(batch)
         with in_replica(model, self._collectives), weight_scalars(to_floatx(rows) / to_floatx(size)):
-            outputs = model(x, training=False) if self._is_callable else outputs
+            outputs = model(x, training=training) if self._is_callable else outputs
             layer_losses = keras_internals.losses_by_layer(model) if self._is_callable else {}
             weight = weights[0] if weights else None
             terms = loss.terms(model, y, outputs, weight)
@@ -175,28 +218,25 @@ class _ForwardPass:
             ]
         return values, couplings
 
-    def _state(self, spec: Any) -> list[LabelledValue]:
-        """Returns the state that layers assign; state that replicas cannot average has no `op`.
+    def _train(self, spec: Any, outputs: Any) -> tuple[Any, list[LabelledValue]]:
+        """Returns the labels of a training pass, and the state that layers assign; state that cannot be averaged has no `op`.
 
-        This is an integer that depends on the rows, a sum over rows, or a value other than a mean that later steps use. A
-        variance, such as that of batch normalization, only describes a replica's rows.
+        This is a weight, an integer that depends on the rows, a sum over rows, or a value other than a mean that later steps
+        use. A variance, such as that of batch normalization, only describes a replica's rows.
         """
-        variables = keras_internals.user_layer_state(self._model)
-        if not variables:
-            return []
-
-        def train_forward(batch: Any, size: tf.Tensor) -> Any:
-            with in_replica(self._model, self._collectives):
-                return self._model(batch, training=True), self._model.losses
-
-        labels = labels_of(train_forward, spec[0], variables, self._model.non_trainable_variables)
+        variables = [*keras_internals.user_layer_state(self._model), *self._model.trainable_variables]
+        metrics = [variable for _, metric in self._metrics for variable in metric.variables]
+        state = variables_of_state(metrics, self._model.non_trainable_variables)
+        function = functools.partial(self._evaluate, training=True)
+        labels = labels_of(function, (tuple(spec), outputs), variables, state)
 
         def is_average(variable: keras.Variable, label: Label) -> bool:
             is_sum = label == SUM or isinstance(label, ReplicatedPlusSum)
             return sum_power(label) == -1 or not (is_sum or labels.is_used(variable))
 
-        variable_labels = zip(variables, labels.variables, strict=True)
-        return [labelled_state(v, label, is_average(v, label)) for v, label in variable_labels if label is not None]
+        pairs = [(v, label) for v, label in zip(variables, labels.variables, strict=True) if label is not None]
+        values = [labelled_state(variable, label, is_average(variable, label)) for variable, label in pairs]
+        return labels.results, [*values, *map(labelled_tf_variable, labels.tf_variables)]
 
 
 def labelled_state(variable: keras.Variable, label: Label, is_average: bool) -> LabelledValue:
@@ -204,6 +244,11 @@ def labelled_state(variable: keras.Variable, label: Label, is_average: bool) -> 
     is_averaged = is_average and tf.as_dtype(variable.dtype).is_floating and not variable.trainable
     op: Combination = "same" if label in (REPLICATED, ZEROS) else "mean" if is_averaged else ""
     return LabelledValue("variable", variable.path, label, op)
+
+
+def labelled_tf_variable(label: Label) -> LabelledValue:
+    """Labels the value that a step assigns to a TensorFlow variable."""
+    return LabelledValue("variable", "a tf.Variable", label, "same" if label in (REPLICATED, ZEROS) else "")
 
 
 def adds_up(label: Label | None) -> bool:

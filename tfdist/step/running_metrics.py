@@ -1,6 +1,6 @@
 """Running metrics since the last record and since the start of the epoch, and detection of a diverging loss."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from tfdist.step.metrics import ModelMetrics, Totals
 
 FACTOR = 5.0  # a loss above this multiple of the initial loss diverges
 STEPS = 10  # consecutive steps with such a loss
+Sums = Sequence[np.ndarray]  # of the metrics' variables, merged over replicas
 EXAMPLES = 32  # examples over which the initial loss is averaged
 
 
@@ -78,19 +79,25 @@ class RunningMetrics:
         """Returns whether any step was added."""
         return bool(self._finite_steps or self.skipped)
 
-    def add(self, losses: np.ndarray, is_finite: np.ndarray, sums: Sequence[np.ndarray]) -> None:
+    def add(self, losses: np.ndarray, is_finite: np.ndarray, sums: Sums, kept: Collection[int] = ()) -> None:
         """Adds the steps of a call.
 
         Args:
           losses: [steps]; loss of each step.
           is_finite: [steps] bool; whether each step was finite.
-          sums: sums of the metrics' variables, merged over replicas.
+          sums: sums of the call.
+          kept: see `Totals.add`.
         """
         for loss in losses[is_finite]:
             self._loss += float(loss)
         self._finite_steps += int(is_finite.sum())
         self.skipped += int((~is_finite).sum())
-        self._totals.add(sums)
+        self._totals.add(sums, kept)
+
+    @property
+    def sums(self) -> Sums:
+        """Sums of the metrics' variables; empty if no step was added."""
+        return self._totals.sums
 
     def results(self, metrics: ModelMetrics) -> dict[str, float]:
         """Returns the mean loss over the finite steps, NaN if there are none, and the metrics."""
@@ -129,10 +136,10 @@ class Progress:
         progress.divergence = self.divergence
         return progress
 
-    def add(self, losses: np.ndarray, is_finite: np.ndarray, sums: Sequence[np.ndarray]) -> None:
+    def add(self, losses: np.ndarray, is_finite: np.ndarray, sums: Sums, kept: Collection[int] = ()) -> None:
         """Adds the steps of a call; see `RunningMetrics.add`."""
         for running_metrics in (self.window, self.epoch):
-            running_metrics.add(losses, is_finite, sums)
+            running_metrics.add(losses, is_finite, sums, kept)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as JSON, for checkpoints."""

@@ -67,7 +67,8 @@ class Step:
         has_clock, no_time = not self._strategy.compiles_replicas, tf.zeros([], tf.float64)  # XLA's programs have none
         arrival_time = clock.time_after(batch) if has_clock else no_time
         batch = clock.available_after(arrival_time, batch) if has_clock else batch
-        is_whole = self.source.collectives.size == 1 or self.source.is_partitioned  # values are computed from all rows
+        # Values are computed from all rows.
+        is_whole = self.source.collectives.size == 1 or self.source.metrics.count_all_rows
         may_be_empty = isinstance(batch, ReplicaRows) and not is_whole
         rows = (
             batch

@@ -1,5 +1,6 @@
 """Errors and warnings about the data of a run, the same on every process."""
 
+import dataclasses
 import math
 import warnings
 from typing import Any
@@ -19,13 +20,13 @@ from tfdist.step import data_check
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.data_check import explain_mismatch
 from tfdist.step.loss import non_mean_error, replicas_and_micro_steps
-from tfdist.step.row_dependence import Coupling, RowDependence, row_dependence
+from tfdist.step.row_dependence import Coupling, RowDependence, communicates, log_no_effect, row_dependence
 from tfdist.step.settings import Settings
 
 # Keras's warning for one of the rules, raised inside a step.
 _KERAS_WARNING = r".*received `from_logits=True`, but the `output` argument was produced by"
 _SAMPLE_ROWS = 64  # examples to check; more for arrays in memory
-_TRAINER_CONSEQUENCE = "a Trainer rejects it on several replicas and with micro-steps"
+_TRAINER_CONSEQUENCE = "a Trainer rejects it with stages, layouts and local training"
 _EVALUATION_SITUATION = "evaluation is not finite"  # a situation detected in the data or the loss
 
 
@@ -59,11 +60,13 @@ def _check_text(model: keras.Model, x: Any) -> None:
 
 def dependence_of(
     strategy: Strategy, model: keras.Model, element_spec: Any, settings: Settings, steps: Steps
-) -> RowDependence:
-    """Returns the dependence of a model on several rows of a batch, and the communication of partitioned steps."""
+) -> tuple[RowDependence, Settings]:
+    """Returns the dependence of a model on several rows of a batch, and the options of steps that compute them."""
     parts, has_listener = strategy.micro_batches or settings.micro_steps, listener() is not None
-    spec = tf.nest.map_structure(add_batch_dim, tuple(element_spec))
+    # Batches have a static number of rows, which code may read.
+    spec = tf.nest.map_structure(lambda x: x and tf.TensorSpec([1, *x.shape], x.dtype), tuple(element_spec))
     is_callable = strategy.trains_whole_model and not strategy.layouts.shards_tensors
+    combines_rows = is_callable and strategy.can_train_locally and not settings.sync.exchanges_weights
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_KERAS_WARNING)  # repeated for the examples or the first step
         dependence = row_dependence(
@@ -71,18 +74,32 @@ def dependence_of(
             spec,
             is_divided=strategy.replicas * parts > 1 or has_listener,
             is_callable=is_callable,
-            may_communicate=parts == 1,
+            may_communicate=parts == 1 or combines_rows,
         )
-    uses_xla = settings.jit_compile or strategy.compiles_replicas or not strategy.compiles_loops
-    is_excluded = not is_callable or strategy.sums_gradients or settings.sync.exchanges_weights or parts > 1
-    if dependence.reasons and not (uses_xla or is_excluded):
-        dependence = dependence._replace(communication=steps.communication(spec))
+    if combines_rows and (dependence.reasons or communicates(dependence.calls)):
+        reason = next(iter(dependence.reasons), "its code communicates")
+        if settings.micro_steps > 1:
+            log_no_effect(f"--accumulate_steps={settings.micro_steps}", model, reason, strategy)
+            single_pass = dataclasses.replace(settings, micro_steps=1)
+            return dependence_of(strategy, model, element_spec, single_pass, steps)
+        dependence = _with_division(dependence, strategy, spec, steps)
+        if settings.jit_compile and dependence.division != "own":
+            log_no_effect("--jit_compile", model, reason, strategy)
     if explain := listener():
-        consequence = "a Trainer cannot check this, and warns" if dependence.error else _TRAINER_CONSEQUENCE
-        consequence = dependence.communication.fallback if dependence.is_partitioned else consequence
+        consequence = dependence.communication.fallback if combines_rows else _TRAINER_CONSEQUENCE
         step, variables = f"A step of {model.name}", model.trainable_variables
         explain(Explanation(step, dependence.values, dependence.error, consequence, variables, dependence.calls))
-    return dependence
+    return dependence, settings
+
+
+def _with_division(dependence: RowDependence, strategy: Strategy, spec: Any, steps: Steps) -> RowDependence:
+    """Returns the dependence with the rows that replicas compute, and with metrics that are kept from batch to batch."""
+    kept_metrics = [name for name, coupling in dependence.metrics.items() if coupling == "batches"]
+    dependence = dependence._replace(kept_metrics=kept_metrics)
+    if not dependence.reasons or (strategy.replicas == 1 and not listener()):
+        return dependence
+    plan = steps.communication(spec)
+    return dependence._replace(communication=plan, division="whole" if plan.obstacle else "partitioned")
 
 
 def check_examples(
@@ -100,9 +117,8 @@ def check_examples(
 
     Raises:
       InputError: on every process. Evaluation data does not fit the model; the labels make training or evaluation
-        meaningless; or a metric is not a sum over batches. With several replicas or micro-steps, unless steps are
-        partitioned: a loss is not a mean over rows, a metric is not a sum over rows, or outputs or state depend on several
-        rows together.
+        meaningless; or, where replicas cannot exchange rows: a metric is not a sum over batches or rows, a loss is not a
+        mean over rows, or outputs or state depend on several rows together.
     """
     if evaluation is not None:
         check_evaluation(strategy, model, data.element_spec, evaluation.element_spec)
@@ -137,8 +153,8 @@ def check_standalone_evaluation(strategy: Strategy, model: keras.Model, dependen
     """Checks that an evaluation without training has the results of one device; every process must call it.
 
     Raises:
-      InputError: on every process, with several replicas or micro-batches: a loss is not a mean over rows, a metric is not
-        a sum, or outputs depend on several rows together.
+      InputError: on every process, with several replicas or micro-batches that cannot exchange rows: a loss is not a mean
+        over rows, a metric is not a sum, or outputs depend on several rows together.
     """
     parts = strategy.micro_batches or 1
     if strategy.replicas * parts == 1:
@@ -165,47 +181,37 @@ def add_batch_dim(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
 
 def _division_errors(dependence: RowDependence, model: keras.Model, replicas: int, parts: int) -> list[str]:
     division = replicas_and_micro_steps(replicas, parts)
-    if dependence.is_partitioned:
-        batches = [name for name, coupling in dependence.metrics.items() if coupling == "batches"]
-        return [_metric_error(name, "batches", replicas, parts) for name in batches]
+    if dependence.division != "own":
+        return []
     if losses := dependence.describe_coupled("loss"):
         return [str(non_mean_error(losses, replicas, parts))]
-    if dependence.metrics:
-        return [_metric_error(name, coupling, replicas, parts) for name, coupling in dependence.metrics.items()]
+    metrics = {name: coupling for name, coupling in dependence.metrics.items() if name not in dependence.kept_metrics}
+    if metrics:
+        return [_metric_error(name, coupling, division) for name, coupling in metrics.items()]
     if state := dependence.describe_coupled("variable"):
         return [
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them where "
-            "its step cannot be partitioned, as with micro-steps, XLA and stages. Received: "
+            "replicas cannot exchange rows, as with stages and layouts. Received: "
             f"{state[0]}, with {division}. Leave these out, or compute it from tfdist.gather_rows(rows)."
         ]
     return [
-        "The outputs for a row must not depend on the other rows where a step cannot be partitioned, as with micro-steps, "
-        f"XLA, stages and local training. Received: the output of {output}, with {division}. Leave these out, or use "
-        "tfdist.gather_rows in a layer."
+        "The outputs for a row must not depend on the other rows where replicas cannot exchange rows, as with stages, layouts "
+        f"and local training. Received: the output of {output}, with {division}. Leave these out."
         for output in dependence.describe_coupled("output")
     ]
 
 
-def _metric_error(name: str, coupling: Coupling, replicas: int, parts: int) -> str:
-    if coupling == "batches":
-        return (
-            "The variables of a metric must be sums over batches. Received: "
-            f"{name}, whose variables after two batches are not the sums of its variables after each batch, as for a "
-            "maximum. Compute it in a callback, or use Keras's own fit under tfdist run."
-        )
-    option = ", or one from tfdist.gather_rows(rows)" if parts == 1 else ""
-    micro_step_option = "" if parts == 1 else " train without micro-steps;"
+def _metric_error(name: str, coupling: Coupling, division: str) -> str:
     return (
-        "A metric must be a mean or a sum over rows, on several replicas or with several micro-steps. Received: "
-        f"{name}, whose variables for some rows are not the sums of those for parts of them, with "
-        f"{replicas_and_micro_steps(replicas, parts)}. Let a function return a value for each row{option}, and a class count "
-        f"rows rather than batches;{micro_step_option} or use Keras's own fit under tfdist run."
+        "A metric must be a sum over rows and batches where replicas cannot exchange rows, as with stages, layouts and local "
+        f"training. Received: {name}, whose variables for parts of the {coupling} do not add up, with {division}. Let a "
+        "function return a value for each row, and a class add sums over rows; or leave these out."
     )
 
 
 def _warnings(dependence: RowDependence, replicas: int, parts: int) -> list[str]:
     """Returns a warning if the dependence on several rows of a divided batch could not be checked."""
-    if not dependence.error or replicas * parts == 1:
+    if not dependence.error or dependence.division != "own" or replicas * parts == 1:
         return []
     return [
         f"Whether rows of a batch depend on each other could not be checked: {dependence.error}. Training with "

@@ -79,7 +79,7 @@ class EvaluationMixin:
           return_dict: must be True, which is not Keras's default.
 
         Raises:
-          InputError: an argument is invalid, the data does not fit the model, or, with several replicas, results would
+          InputError: an argument is invalid, the data does not fit the model, or, with stages or layouts, results would
             differ from one device: a loss is not a mean over rows, a metric is not a sum, or outputs depend on several rows.
         """
         verbose = _parse_verbosity(verbose)
@@ -136,8 +136,8 @@ class EvaluationMixin:
         if self._predictor is None:
             if self._program is None:
                 self._build_model(examples)
-            is_partitioned = self._program is not None and self._program.partitions_outputs
-            self._predictor = Predictor(self.model, self.strategy, self._settings.seed, is_partitioned=is_partitioned)
+            division = self._program.output_division if self._program is not None else "own"
+            self._predictor = Predictor(self.model, self.strategy, self._settings.seed, division)
         weights_context = self._program.evaluated_weights(self.step) if self._program else contextlib.nullcontext()
         count, chief_verbosity = -(-limit // rows), verbose if self.strategy.is_chief else 0
         predictor = self._predictor

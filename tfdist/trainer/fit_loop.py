@@ -29,6 +29,7 @@ from tfdist.reporting.warn_once import warn_once
 from tfdist.step import running_metrics
 from tfdist.step.compiled_loop import LoopResult, not_finite_error
 from tfdist.step.data_check import explain_mismatch
+from tfdist.step.row_dependence import log_dependence
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.step.settings import Settings
 from tfdist.trainer.auto_all_reduce import AutoAllReduce
@@ -243,8 +244,9 @@ class FitLoop:
         if data_warnings is None:
             options = program.settings, program.dependence
             data_warnings = check_examples(self._strategy, self._model, self._source, self._test, *options)
-        if program.metrics.count_all_rows and self._strategy.is_chief:
-            _log.info("A step %s", program.dependence.description)
+        if program.metrics.count_all_rows:
+            reason, plan = program.dependence.reasons[0], program.dependence.communication
+            log_dependence(self._model, "A step", reason, plan, self._strategy)
         warn_about_run(self._facts, data_warnings)
         first = self._position.examples_before(state.step)
         skip_count = first if self._source.is_reiterable else first - state.examples_read
@@ -391,6 +393,7 @@ class FitLoop:
             explain_mismatch(self._source.element_spec),
             _annotate_errors(state.step, self._position.examples_before(state.step)),
         ):
+            self._program.metrics.restore_kept(state.progress.epoch.sums, self._strategy)
             loop = self._program.synchronizer.loop(
                 self._program.steps, self._batch_size, self._batches.rate, state.step
             )
@@ -408,7 +411,7 @@ class FitLoop:
             self._reporting.ledger.write(*entry)
         self._reporting.ledger.write_updates(result.updates)
         state.step += count
-        state.progress.add(losses, is_counted, self._program.drain())
+        state.progress.add(losses, is_counted, self._program.drain(), self._program.metrics.kept)
         initial = state.progress.divergence.add(losses[is_counted], self._batch_size)
         if initial is not None and self._strategy.is_chief:
             warn_once(running_metrics.describe(state.step, float(losses[-1]), initial))
@@ -428,7 +431,7 @@ class FitLoop:
     def _raise_not_finite(self, result: LoopResult, losses: np.ndarray, is_counted: np.ndarray) -> NoReturn:
         state, program = self._state, self._program
         state.step += len(losses) - 1
-        state.progress.add(losses[:-1], is_counted[:-1], program.drain())
+        state.progress.add(losses[:-1], is_counted[:-1], program.drain(), program.metrics.kept)
         first, variables = self._position.examples_before(state.step), self._model.trainable_variables
         locations = locate_nonfinite(self._source, self._batch_size, program.settings.seed, first)
         raise not_finite_error(state.step, losses[-1], result, variables, program.loss_scale, locations)

@@ -32,6 +32,7 @@ from tfdist.step.compression import Compression
 from tfdist.step.data_check import explain_mismatch
 from tfdist.step.evaluation import Evaluator
 from tfdist.step.layer_state import TemporaryValues, averaged_statistics, averaged_weights
+from tfdist.step.partitioned_step import Division
 from tfdist.step.row_dependence import RowDependence
 from tfdist.step.settings import Settings, cost_of
 from tfdist.step.state_store import StateStore
@@ -183,9 +184,10 @@ class Program(NamedTuple):
     dependence: RowDependence
 
     @property
-    def partitions_outputs(self) -> bool:
-        """Whether the outputs for a row depend on other rows, and are computed by partitioned steps."""
-        return self.metrics.count_all_rows and bool(self.dependence.describe_coupled("output"))
+    def output_division(self) -> Division:
+        """The rows that each replica computes to predict: its own unless the outputs for a row depend on other rows."""
+        is_coupled = self.dependence.error or self.dependence.describe_coupled("output")
+        return self.metrics.division if is_coupled else "own"
 
     def resume(self, values: Mapping[str, Any], step: int) -> None:
         """Restores the values of a checkpoint at a step, after its variables."""
@@ -296,11 +298,13 @@ def build(
         synchronize_layers(keras_internals.layers_of(model))
     check_micro_steps(model, strategy, settings.micro_steps)
     steps = Steps(model, strategy, settings, compression, store, model_metrics)
+    dependence, settings = dependence_of(strategy, model, element_spec, settings, steps)
+    steps = Steps(model, strategy, settings, compression, store, model_metrics)
+    model_metrics.division = dependence.division if strategy.replicas > 1 else "own"
+    model_metrics.keep(dependence.kept_metrics)
     trainable_ids = trainable_variable_ids(model)
     weight_average = averaged_weights(model, strategy)
     synchronizer = make_synchronizer(settings.sync, model, strategy, compression, store, settings.clip)
-    dependence = dependence_of(strategy, model, element_spec, settings, steps)
-    model_metrics.count_all_rows = dependence.is_partitioned and strategy.replicas > 1
     return Program(
         model,
         element_spec,

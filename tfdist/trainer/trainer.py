@@ -179,7 +179,7 @@ class Trainer(EvaluationMixin):
           optimizer: Keras optimizer. Its clipping applies to reduced gradients. A `LossScaleOptimizer` is unwrapped, and
             its scale is used. An optimizer that accumulates gradients itself is rejected.
           loss: as for `keras.Model.compile`; may be None if layers call `add_loss`.
-          metrics: as for `keras.Model.compile`. A metric function that returns a scalar must return a mean over rows.
+          metrics: as for `keras.Model.compile`.
           weighted_metrics: as for `keras.Model.compile`.
           loss_weights: as for `keras.Model.compile`.
           seed: seed of the order of examples and of random layers.
