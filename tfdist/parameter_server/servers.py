@@ -118,14 +118,21 @@ class Servers:
         self.work = collections.defaultdict(float)
         return [("commit", Message(values, arrays)), ("take", Message({"worker": self._worker}))]
 
-    def commit_and_take(self, calls: Sequence[Call], push: Message | None = None) -> tuple[Outcome, Any]:
+    def commit_and_take(
+        self, calls: Sequence[Call], push: Message | None = None, meanwhile: Callable[[], object] = lambda: None
+    ) -> tuple[Outcome, Any]:
         """Makes the calls of `commit_calls` in one round trip, after a push to the same server, if any.
+
+        Calls `meanwhile` before it waits for the answers.
 
         Returns:
           The answers of `Coordinator.commit` and `Coordinator.take`.
         """
         with self._measure("push"):
-            answers = self._connections[0].begin([*([("push", push)] if push else []), *calls])()
+            receive = self._connections[0].begin([*([("push", push)] if push else []), *calls])
+        meanwhile()
+        with self._measure("push"):
+            answers = receive()
             if push:
                 next(answers)
             outcome = Outcome(next(answers).values["value"])
@@ -257,6 +264,7 @@ class Servers:
         norm: float | None = None,
         with_norm: bool = False,
         calls: Sequence[Call] = (),
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> tuple[Outcome, Any] | None:
         """Sends gradients, and the states before and after the forward pass, to their servers.
 
@@ -271,6 +279,7 @@ class Servers:
           norm: norm of the gradients; None if they are a share.
           with_norm: whether the servers compute the norm of the sum of the shares.
           calls: calls for `commit_and_take` once all servers have the gradients; those to a single server are sent together.
+          meanwhile: see `commit_and_take`.
 
         Returns:
           The result of `commit_and_take`; None without calls.
@@ -291,9 +300,9 @@ class Servers:
             return Message(values, [*arrays, *states])
 
         if calls and self.count == 1:
-            return self.commit_and_take(calls, message_for(0))
+            return self.commit_and_take(calls, message_for(0), meanwhile)
         self._call_all("push", message_for)
-        return self.commit_and_take(calls) if calls else None
+        return self.commit_and_take(calls, meanwhile=meanwhile) if calls else None
 
     def discard(self, ticket: int) -> None:
         """Removes this worker's share of a ticket, which no update uses."""

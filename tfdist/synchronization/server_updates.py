@@ -3,11 +3,12 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -297,19 +298,16 @@ class TicketLoop:
             self._remote.write_changes(version=first)
         options = {"first": first, "end": end, "updates": updates, **self._loss_scale_options()}
         self._servers.coordinate("open", worker=self._rank, **options)
-        next_ticket = first  # that of the next batch
-        known_batches: dict[int, Any] = {}  # by ticket; kept because a worker that computes one may be lost
+        inputs = TicketInputs(batches, first, self._remote.tables.ids)
+        # If workers that compute whole batches take turns, each of the others takes a ticket in between.
+        distance = len(self._servers.workers) if self._remote.whole_batches else 1
         answer = self._servers.coordinate("take", worker=self._rank)
         while answer:
             ticket, version, active_tickets, scale = answer
-            for number in range(next_ticket, ticket + 1):
-                known_batches[number] = next(batches)
-            next_ticket = max(next_ticket, ticket + 1)
-            known_batches = {number: known_batches[number] for number in known_batches.keys() & {*active_tickets}}
-            batch, numbers = known_batches[ticket]
-            answer = self._compute_ticket(call, ticket, version, scale, batch, numbers, with_norm)
-        for _ in range(next_ticket, end):
-            next(batches)
+            inputs.keep(ticket, active_tickets)
+            prepare_next = functools.partial(inputs.of, min(ticket + distance, end - 1))
+            answer = self._compute_ticket(call, ticket, version, scale, inputs.of(ticket), with_norm, prepare_next)
+        inputs.skip_to(end)
         result = self._servers.result()
         for i, variable in enumerate(self._metrics):
             variable.assign(previous_metrics[i] + (result.metrics[i] if result.metrics else 0))
@@ -368,15 +366,16 @@ class TicketLoop:
         ticket: int,
         version: int | Sequence[int] | None,
         scale: Sequence[float],
-        batch: Any,
-        numbers: tf.Tensor,
+        inputs: "_Inputs",
         with_norm: tf.Tensor,
+        prepare_next: Callable[[], object],
     ) -> Any:
         """Pulls the given version, computes a ticket and pushes its gradient; returns the answer of `Coordinator.take`.
 
         If the version is None, the weights and states are those of the last pull. `scale` is the state of the loss scale.
+        Calls `prepare_next` while it waits for the answer.
         """
-        ids = self._remote.tables.ids(batch)
+        batch, numbers, ids = inputs
         if version is None:
             self._remote.assign_states(self._last_pull[1])
         else:
@@ -417,10 +416,11 @@ class TicketLoop:
                 norm=norm if is_whole else None,
                 with_norm=needs_norm,
                 calls=calls,
+                meanwhile=prepare_next,
             )
             assert answers
         else:
-            answers = self._servers.commit_and_take(calls)
+            answers = self._servers.commit_and_take(calls, meanwhile=prepare_next)
         outcome, answer = answers
         if is_finite and outcome in (Outcome.REJECTED, Outcome.DROPPED, Outcome.UNUSED):
             self._skip(state)
@@ -481,6 +481,56 @@ class TicketLoop:
             self._servers.leave_out(sorted(unused_weights))
         self._is_traced = True
         return itertools.chain([(batch, numbers)], batches)
+
+
+class _Inputs(NamedTuple):
+    """What a worker computes a ticket from: its batch, the indices of the examples, and the ids of table rows."""
+
+    batch: Any
+    numbers: tf.Tensor
+    ids: Sequence[np.ndarray]
+
+
+class TicketInputs:
+    """The inputs of tickets, in order, which are read and prepared once."""
+
+    def __init__(
+        self,
+        batches: Iterator[tuple[Any, tf.Tensor]],
+        first: int,
+        find_ids: Callable[[Any], Sequence[np.ndarray]],
+    ):
+        """Initializes the inputs.
+
+        Args:
+          batches: batches and the indices of their examples, from ticket `first`.
+          first: the first ticket.
+          find_ids: function that returns the ids of a batch.
+        """
+        self._batches, self._next_ticket, self._find_ids = batches, first, find_ids
+        self._known_batches: dict[int, tuple[Any, tf.Tensor]] = {}  # by ticket
+        self._known_ids: dict[int, Sequence[np.ndarray]] = {}  # by ticket
+
+    def of(self, ticket: int) -> _Inputs:
+        """Returns the inputs of a ticket."""
+        while self._next_ticket <= ticket:
+            self._known_batches[self._next_ticket] = next(self._batches)
+            self._next_ticket += 1
+        batch, numbers = self._known_batches[ticket]
+        if ticket not in self._known_ids:
+            self._known_ids[ticket] = self._find_ids(batch)
+        return _Inputs(batch, numbers, self._known_ids[ticket])
+
+    def keep(self, ticket: int, active_tickets: Sequence[int]) -> None:
+        """Forgets the inputs before a ticket, except those of active ones, because a worker that computes one may be lost."""
+        for number in [number for number in self._known_batches if number < ticket and number not in active_tickets]:
+            del self._known_batches[number]
+            self._known_ids.pop(number, None)
+
+    def skip_to(self, ticket: int) -> None:
+        """Reads the batches of all tickets before this one, without keeping them."""
+        for _ in range(self._next_ticket, ticket):
+            next(self._batches)
 
 
 @dataclasses.dataclass
