@@ -111,7 +111,7 @@ def test_a_process_that_cannot_be_guarded_is_not_left(tmp_path: pathlib.Path) ->
         os.killpg(group, 0)
 
 
-def test_processes_end_if_the_job_is_over_at_once() -> None:
-    lost = Outcome(143, "ended by SIGTERM")
+def test_processes_that_cannot_save_end_at_once_if_the_job_is_over() -> None:
+    lost = Outcome(5, "rank 1 is lost")
     order_source = SimpleNamespace(order=lambda: Order(OrderKind.OVER, outcome=lost))
     assert _check_orders(host(), cast(Any, order_source))() == Stop(lost, is_final=False)

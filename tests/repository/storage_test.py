@@ -21,7 +21,7 @@ OF_ONE_MACHINE = {
     "tfdist.checkpoint.in_memory": "in-memory checkpoints, such as in /dev/shm",
     "tfdist.checkpoint.replication": "copies of them between hosts",
     "tfdist.reporting.environment": "what the kernel says of the process",
-    "tfdist.parameter_server.embedding_tables": "a table that is read as a whole, in a temporary file",
+    "tfdist.parameter_server.table_rows": "a table that is read as a whole, in a temporary file",
     "tfdist.planning.trials": "what the kernel says of processes",
     "tfdist.cli.search": "flag files of trials",
     "tfdist.keras_fit.patches": "files that Keras's own `save` writes",

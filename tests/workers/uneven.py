@@ -38,12 +38,15 @@ class Sleeping(keras.layers.Layer):
     def call(self, inputs):
         rank = tfdist.current_strategy().cluster.rank
 
+        @tfdist.row_semantics.register(rows_to="rows")
+        def slept(x: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(sleep, [x], x.dtype), x.shape)
+
         def sleep(values: np.ndarray) -> np.ndarray:
             time.sleep(len(values) * SECONDS_PER_ROW * (2 if rank == SLOW else 1))
             return values
 
-        slept = tf.numpy_function(sleep, [tf.stop_gradient(inputs)], inputs.dtype)
-        return inputs + 0 * tf.ensure_shape(slept, inputs.shape)
+        return inputs + 0 * slept(tf.stop_gradient(inputs))
 
 
 def train(strategy: tfdist.Strategy, folder: pathlib.Path, balance: str) -> Result:

@@ -141,7 +141,10 @@ def read_run(path: StoragePath, name: str) -> RunSummary:
     outcome = directory.outcome_facts
     flags = flag_values(last.get("flags", []))
     steps, total = max([last["step"], *(record["step"] for record in records)]), _total_steps(flags, last)
-    times = [datetime.datetime.fromisoformat(start["started"]).timestamp() for start in starts]
+    try:
+        times = [datetime.datetime.fromisoformat(start["started"]).timestamp() for start in starts]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"its starts.jsonl is not that of a run: {error!r}") from error
     return RunSummary(
         name=name,
         directory=directory,

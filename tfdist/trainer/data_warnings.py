@@ -67,7 +67,7 @@ def dependence_of(
     spec = tf.nest.map_structure(lambda x: x and tf.TensorSpec([1, *x.shape], x.dtype), tuple(element_spec))
     is_callable = strategy.trains_whole_model and not strategy.layouts.shards_tensors
     combines_rows = is_callable and strategy.can_train_locally and not settings.sync.exchanges_weights
-    with warnings.catch_warnings():
+    with strategy.in_use(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_KERAS_WARNING)  # repeated for the examples or the first step
         dependence = row_dependence(
             model,
@@ -98,7 +98,8 @@ def _with_division(dependence: RowDependence, strategy: Strategy, spec: Any, ste
     dependence = dependence._replace(kept_metrics=kept_metrics)
     if not dependence.reasons or (strategy.replicas == 1 and not listener()):
         return dependence
-    plan = steps.communication(spec)
+    with strategy.in_use():
+        plan = steps.communication(spec)
     return dependence._replace(communication=plan, division="whole" if plan.obstacle else "partitioned")
 
 
