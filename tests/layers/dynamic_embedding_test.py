@@ -172,7 +172,7 @@ def fitted(strategy, make):
     with strategy.scope():
         model = make()
         model.compile("sgd", "mse")
-    tfdist.distribute(model).fit(BATCHES, shuffle=False, verbose=0)
+    tfdist.distribute(model, strategy).fit(BATCHES, shuffle=False, verbose=0)
 
 
 def float_keys():
