@@ -23,7 +23,7 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import TrainedConfig
 from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, Examples
-from tfdist.errors import InputError
+from tfdist.errors import CheckpointError, InputError
 from tfdist.errors.engine_errors import one_line
 from tfdist.parameter_server.keyed_rows import keyed_layers
 from tfdist.reporting import RunDirectory
@@ -102,15 +102,23 @@ def open_run(run: str, config: TrainedConfig) -> Iterator[TrainedModel]:
 
 
 def _load_weights(trainer: Trainer, run: str, config: TrainedConfig) -> str:
-    """Loads the weights, and returns their path."""
-    with long_timeout("its data or its model") as deadline:
-        sources = [str(path) for path in weights.sources(run, config.checkpoint)]
-        paths = trainer.strategy.group.broadcast("trained", sources, deadline)
-    if paths[0].endswith(weights.MODEL_FILE):
-        _load_model_file(trainer, path_of(paths[0]), config.safe_mode)
-        return paths[0]
-    trainer.resume_from(paths, rename_damaged=False)
-    return trainer.train_state.resumed_from
+    """Loads the weights and returns their path; retries once, because a training job may remove a checkpoint meanwhile."""
+    group = trainer.strategy.group
+    for attempt in ("trained", "trained again"):
+        sources = weights.sources(run, config.checkpoint)
+        with long_timeout("its data or its model") as deadline:
+            paths = group.broadcast(attempt, [str(path) for path in sources], deadline)
+        if paths[0].endswith(weights.MODEL_FILE):
+            _load_model_file(trainer, path_of(paths[0]), config.safe_mode)
+            return paths[0]
+        try:
+            trainer.resume_from(paths, rename_damaged=False)
+            return trainer.train_state.resumed_from
+        except CheckpointError:
+            all_exist = all(storage_of(path_of(path)).exists(path_of(path)) for path in paths)
+            if attempt != "trained" or group.broadcast("checkpoints are there", all_exist):
+                raise
+    raise AssertionError("The second attempt returns or raises.")
 
 
 def _saved_flags(sources: Sequence[StoragePath], run: str) -> dict[str, Any]:
