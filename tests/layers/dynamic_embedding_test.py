@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdist.strategies.parameter_server import ParameterServer
 
 import tfdist
+from tests.parameter_server import embedding_tables_test
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
@@ -51,11 +52,8 @@ def network(dropout=0.1):
     return keras.Model([key, word], keras.layers.Dense(1)(x))
 
 
-def made(strategy, make=network, optimizer="adamw", **options):
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(5)
-    with strategy.scope():
-        return tfdist.Trainer(make(), optimizer=keras.optimizers.get(optimizer), loss="mse", seed=1, **options)
+def made(strategy, make=network, *args, **options):
+    return embedding_tables_test.made(strategy, make, *args, **options)
 
 
 def trained(strategy, *args, steps=10, **options):
