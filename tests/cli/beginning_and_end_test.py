@@ -59,10 +59,10 @@ def test_rules_between_flags_hold_for_the_chosen_strategy(monkeypatch):
 def test_what_a_class_of_the_user_s_declares_is_checked_before_it_starts(monkeypatch, tmp_path):
     (tmp_path / "declaring.py").write_text(
         "import tfdist\n"
-        "from tfdist.config.strategy_registry import Declaration, Processes, Refusal\n"
-        "rule = Refusal('compression', 'none', 'This engine sums by itself: leave out --compression.')\n"
+        "from tfdist.config.strategy_registry import Declaration, Processes\n"
+        "rules = {'compression': 'This engine sums by itself: leave out --compression.'}\n"
         "class Own(tfdist.Strategy):\n"
-        "    declaration = Declaration(name='own', processes=Processes.ONE, options=(), refuses=(rule,))\n"
+        "    declaration = Declaration(name='own', processes=Processes.ONE, options=(), refuses=rules)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(open_strategy, "start", lambda *_: pytest.fail("the strategy was started"))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tfdist.cli import flags
 from tfdist.cli.early_checks import ProcessContext, check_cluster
 from tfdist.cluster.environment import Cluster
-from tfdist.config.search import BatchSizeSearch, LearningRateSearch, parse_search
+from tfdist.config.search import BatchSizeSearch, LearningRateSearch
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import ExitCode, InputError
 from tfdist.errors.formatting import byte_size
@@ -265,7 +265,7 @@ def run(config: TrainConfig, context: ProcessContext) -> int:
     Raises:
       InputError: the output directory cannot be used, or the search is not possible here.
     """
-    search = parse_search(config.find)
+    search = config.parsed.find
     if isinstance(search, BatchSizeSearch):
         return search_batch_size(config, search, context)
     return search_learning_rate(config, search, context)

@@ -160,7 +160,7 @@ def adapt_flags(flags: Mapping[str, Any], source: StoragePath, config: TrainedCo
         overrides["batch_size"] = config.batch_size
     if config.data_dir and not config.dataset:
         overrides["data_dir"] = config.data_dir
-    if any(refusal.flag == "sync" for refusal in strategy_declaration(config.strategy).refuses):
+    if "sync" in strategy_declaration(config.strategy).refuses:
         overrides["sync"] = defaults["sync"]
     train_config = TrainConfig(**known_flags | overrides)
     if config.safe_mode:

@@ -1,19 +1,52 @@
 """Checks for combinations of flags that are not allowed; each has a condition, and a rule with a remedy."""
 
 import dataclasses
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.config.decay import DECAYS
-from tfdist.config.rules import GRADIENT_METHODS, has_gradient_method, is_auto, parse_rules
+from tfdist.config.rules import GRADIENT_METHODS, has_gradient_method, is_auto
 from tfdist.config.search import LearningRateSearch
 from tfdist.config.staleness import BACKUP, QUORUM, SSP
-from tfdist.config.strategy_registry import DECLARATIONS, Declaration, strategies_with, strategy_declaration
-from tfdist.config.sync import EveryStep, Sync
+from tfdist.config.strategy_registry import Declaration, Refusals, strategies_with, strategy_declaration
 from tfdist.errors import InputError
 
 _WARMUP_CONFLICTS = {name: kind.warmup_conflict for name, kind in DECAYS.items() if kind.warmup_conflict}
+# Flags that a --sync with local training excludes.
+_LOCAL_TRAINING: Refusals = {
+    "batch_norm": "Replicas that train locally cannot normalize over all replicas: leave out --batch_norm or use "
+    "--sync=every_step.",
+    "compression": (
+        is_auto,
+        "Compression is chosen by measuring steps, which send nothing with this --sync: name a method.",
+    ),
+    "check_sync": "Replicas that train locally do not sum gradients: use --check_sync=variables or --sync=every_step.",
+    "shard": "Replicas that train locally need their whole optimizer: leave out --shard or use --sync=every_step.",
+    "find": "A search measures steps in which gradients are summed: leave out --sync while searching.",
+}
+_CLIENTS: Refusals = {
+    "accumulate_steps": "Clients make no micro-steps: lower --batch_size, the batch size of a client, or leave out "
+    "--accumulate_steps.",
+    "ema": "Clients start each round from the global weights: leave out --ema, or give an outer optimizer.",
+    "precision": (
+        lambda precision: precision == "mixed_float16",
+        "Clients have no loss scale: use --precision=mixed_bfloat16.",
+    ),
+    "elastic_batch": "The batch size of a client does not depend on the number of replicas: leave out --elastic_batch.",
+    "balance": "Whole clients are allocated to replicas, by their examples: leave out --balance.",
+    "augment": "The examples of clients are not augmented: leave out --augment, or use another --sync.",
+}
+_SEARCH: Refusals = {
+    "resume": "A search begins with new weights: leave out --resume or --find.",
+    "overwrite": "A search deletes nothing: leave out --overwrite, and give an --output_dir without a run.",
+    "dry_run": "--dry_run prints the configuration of a run and --find searches: leave out one of them.",
+    "elastic_batch": "A search is for a fixed global batch: leave out --elastic_batch.",
+}
+_EXCLUDING_FLAGS: tuple[tuple[str, Callable[[Any], Any], Refusals], ...] = (
+    ("sync", lambda c: c.parsed.sync.exchanges_weights, _LOCAL_TRAINING),
+    ("sync", lambda c: c.parsed.sync.trains_clients, _CLIENTS),
+    ("find", lambda c: c.find, _SEARCH),
+)
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("steps", "epochs"),
@@ -58,9 +91,15 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "The momentum of the average of the weights must be less than 1: use --ema=0.999, or 0 for no average.",
     ),
     (
-        ("sync", "batch_norm"),
-        lambda c: c.parsed.sync.exchanges_weights and c.batch_norm == "synchronized",
-        "Replicas that train locally cannot normalize over all replicas: leave out --batch_norm or use --sync=every_step.",
+        ("sync", "compression"),
+        lambda c: c.parsed.sync.exchanges_weights and has_gradient_method(c.parsed.compression),
+        f"{' and '.join(GRADIENT_METHODS)} are for gradients, not for the changes of weights that are exchanged: use another "
+        "--compression, such as int8, or --sync=every_step.",
+    ),
+    (
+        ("sync", "ema"),
+        lambda c: c.parsed.sync.has_center and c.ema,
+        "The center that easgd evaluates is an average over steps already: leave out --ema or use another --sync.",
     ),
     (
         ("staleness", "batch_norm"),
@@ -69,59 +108,9 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("sync", "compression"),
-        lambda c: c.parsed.sync.exchanges_weights and is_auto(c.parsed.compression),
-        "Compression is chosen by measuring steps, which send nothing with this --sync: name a method.",
-    ),
-    (
-        ("sync", "compression"),
         lambda c: c.parsed.sync.exchanges_weights and has_gradient_method(c.parsed.compression),
         f"{' and '.join(GRADIENT_METHODS)} are for gradients, not for the changes of weights that are exchanged: use another "
         "--compression, such as int8, or --sync=every_step.",
-    ),
-    (
-        ("sync", "check_sync"),
-        lambda c: c.parsed.sync.exchanges_weights and c.check_sync == "gradients",
-        "Replicas that train locally do not sum gradients: use --check_sync=variables or --sync=every_step.",
-    ),
-    (
-        ("sync", "accumulate_steps"),
-        lambda c: c.parsed.sync.trains_clients and c.accumulate_steps > 1,
-        "Clients make no micro-steps: lower --batch_size, the batch size of a client, or leave out --accumulate_steps.",
-    ),
-    (
-        ("shard", "sync"),
-        lambda c: c.shard == "optimizer" and c.parsed.sync.exchanges_weights,
-        "Replicas that train locally need their whole optimizer: leave out --shard or use --sync=every_step.",
-    ),
-    (
-        ("sync", "ema"),
-        lambda c: c.parsed.sync.trains_clients and c.ema,
-        "Clients start each round from the global weights: leave out --ema, or give an outer optimizer.",
-    ),
-    (
-        ("sync", "precision"),
-        lambda c: c.parsed.sync.trains_clients and c.precision == "mixed_float16",
-        "Clients have no loss scale: use --precision=mixed_bfloat16.",
-    ),
-    (
-        ("sync", "elastic_batch"),
-        lambda c: c.parsed.sync.trains_clients and c.elastic_batch != "global",
-        "The batch size of a client does not depend on the number of replicas: leave out --elastic_batch.",
-    ),
-    (
-        ("sync", "balance"),
-        lambda c: c.parsed.sync.trains_clients and c.balance != "equal",
-        "Whole clients are allocated to replicas, by their examples: leave out --balance.",
-    ),
-    (
-        ("sync", "augment"),
-        lambda c: c.parsed.sync.trains_clients and c.augment,
-        "The examples of clients are not augmented: leave out --augment, or use another --sync.",
-    ),
-    (
-        ("sync", "find"),
-        lambda c: c.parsed.sync.exchanges_weights and c.find,
-        "A search measures steps in which gradients are summed: leave out --sync while searching.",
     ),
     (
         ("sync", "ema"),
@@ -184,29 +173,9 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "Scaling, warmup and decay apply to --learning_rate: give the rate there, and leave it out of --optimizer.",
     ),
     (
-        ("find", "resume"),
-        lambda c: c.find and c.resume != "auto",
-        "A search begins with new weights: leave out --resume or --find.",
-    ),
-    (
-        ("find", "overwrite"),
-        lambda c: c.find and c.overwrite,
-        "A search deletes nothing: leave out --overwrite, and give an --output_dir without a run.",
-    ),
-    (
-        ("find", "dry_run"),
-        lambda c: c.find and c.dry_run,
-        "--dry_run prints the configuration of a run and --find searches: leave out one of them.",
-    ),
-    (
         ("find", "optimizer"),
-        lambda c: c.find.startswith(LearningRateSearch.name) and "learning_rate" in c.parsed.optimizer.args,
+        lambda c: isinstance(c.parsed.find, LearningRateSearch) and "learning_rate" in c.parsed.optimizer.args,
         "A search replaces the learning rate: leave it out of --optimizer.",
-    ),
-    (
-        ("find", "elastic_batch"),
-        lambda c: c.find and c.elastic_batch != "global",
-        "A search is for a fixed global batch: leave out --elastic_batch.",
     ),
     (
         ("profile_steps", "steps"),
@@ -221,33 +190,27 @@ def check_combinations(config: Any) -> None:
 
     Rules for flags that the configuration does not have are skipped.
     """
-    _check_rules(config)
+    check_rules(config, type(config))
     check_strategy(config, strategy_declaration(config.strategy))
 
 
-def check_arguments(name: str, declaration: Declaration | None, sync: Sync | None = None, **arguments: Any) -> None:
-    """Checks `arguments` of a program, which are named like flags, for a strategy; see `check_combinations`.
-
-    A strategy that is not in the registry needs its `declaration`; `sync` defaults to every step.
-    """
-    sync = sync or EveryStep()
-    parsed = types.SimpleNamespace(sync=sync, compression=parse_rules(arguments.get("compression", "none")))
-    config = types.SimpleNamespace(strategy=name, sync=str(sync), parsed=parsed, **arguments)
-    _check_rules(config)
-    _check_refusals(config, declaration or next((d for d in DECLARATIONS if d.name == name), Declaration(name=name)))
-
-
-def _check_rules(config: Any) -> None:
+def check_rules(config: Any, defaults: Any) -> None:
+    """Raises `InputError` for a rule that does not depend on the strategy; `defaults` has a default for each value."""
     for names, is_violated, rule in _RULES:
         if all(hasattr(config, name) for name in names) and is_violated(config):
             raise _conflict_error(rule, config, names)
+    for name, excludes, refusals in _EXCLUDING_FLAGS:
+        if hasattr(config, name) and excludes(config):
+            check_refusals(config, refusals, name, defaults)
 
 
-def _check_refusals(config: Any, strategy: Declaration) -> None:
-    for refusal in strategy.refuses:
-        value = getattr(config, refusal.flag, refusal.accepted)
-        if refusal.is_refused(value) if refusal.is_refused else value not in (refusal.accepted, ""):
-            raise _conflict_error(refusal.rule, config, (refusal.flag, "strategy"))
+def check_refusals(config: Any, refusals: Refusals, context: str, defaults: Any) -> None:
+    """Raises `InputError` for the first flag with a rejected value; `context` is the flag that excludes it."""
+    for name, refusal in refusals.items():
+        value = getattr(config, name, "")
+        condition, rule = refusal if isinstance(refusal, tuple) else (None, refusal)
+        if value not in ("", getattr(defaults, name)) and (not condition or condition(getattr(config.parsed, name))):
+            raise _conflict_error(rule, config, (name, context))
 
 
 def check_strategy(config: Any, strategy: Declaration) -> None:
@@ -268,7 +231,7 @@ def check_strategy(config: Any, strategy: Declaration) -> None:
                 config,
                 (field.name, "strategy"),
             )
-    _check_refusals(config, strategy)
+    check_refusals(config, strategy.refuses, "strategy", type(config))
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     if rejection := find_rejected_option(values, strategy):
         name, rule = rejection

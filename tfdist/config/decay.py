@@ -1,22 +1,24 @@
 """Parses `--decay`, the learning-rate schedule. Does not import TensorFlow."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tfdist.config.monitor import MODES
-from tfdist.config.spec import Spec, call, parse
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer, is_number, nearest
+from tfdist.config.parameters import REQUIRED, Parameters, boolean, choice, integer, number, parameter, parse_kind
+from tfdist.config.spec import Spec, parse
+from tfdist.errors.formatting import is_number
 
 ANNEALS = ("cosine", "linear")
-_MIN_T_MUL = 1.1  # smaller values give too many cycles to tabulate
-_WORDS = ("monitor", "mode", "anneal")  # parameters whose values may be written without quotes
 
 
-class Decay:
+def _is_metric(name: Any) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"\w+", name) is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Decay(Parameters):
     """Base class of learning-rate schedules; the fields of subclasses are the parameters in the flag.
 
     Attributes:
@@ -35,6 +37,8 @@ class Decay:
 class NoDecay(Decay):
     """A constant learning rate."""
 
+    name: ClassVar[str] = "none"
+
 
 @dataclasses.dataclass(frozen=True)
 class FinalRateDecay(Decay):
@@ -44,10 +48,7 @@ class FinalRateDecay(Decay):
       to: final learning rate as a fraction of the peak, in [0, 1].
     """
 
-    to: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_number(type(self).__name__.lower(), "to", self.to, 0, 1)
+    to: float = number(0.0, "[0, 1]")
 
     @property
     def needs_total_steps(self) -> bool:
@@ -59,10 +60,14 @@ class FinalRateDecay(Decay):
 class Cosine(FinalRateDecay):
     """Cosine decay (Loshchilov and Hutter, arXiv:1608.03983)."""
 
+    name: ClassVar[str] = "cosine"
+
 
 @dataclasses.dataclass(frozen=True)
 class Linear(FinalRateDecay):
     """Linear decay."""
+
+    name: ClassVar[str] = "linear"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +78,8 @@ class Polynomial(FinalRateDecay):
       power: above 0; 1 is linear.
     """
 
-    power: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_number("polynomial", "power", self.power, 1e-6, 1e6)
+    name: ClassVar[str] = "polynomial"
+    power: float = number(1.0, "(0, inf)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +91,9 @@ class Exponential(Decay):
       every: number of steps, counted from the end of the warmup; 0 for all steps up to the end of the run.
     """
 
-    factor: float = 0.01
-    every: int = 0
-
-    def __post_init__(self) -> None:
-        _check_number("exponential", "factor", self.factor, 1e-30, 1)
-        _check_integer("exponential", "every", self.every, 0, "steps, or 0 for the length of the run")
+    name: ClassVar[str] = "exponential"
+    factor: float = number(0.01, "(0, 1]")
+    every: int = integer(0, 0, "steps")
 
     @property
     def needs_total_steps(self) -> bool:
@@ -111,12 +110,9 @@ class Step(Decay):
       factor: in [0, 1].
     """
 
-    every: int
-    factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_integer("step", "every", self.every, 1, "steps")
-        _check_number("step", "factor", self.factor, 0, 1)
+    name: ClassVar[str] = "step"
+    every: int = integer(REQUIRED, 1, "steps")
+    factor: float = number(0.1, "[0, 1]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,17 +126,14 @@ class CosineRestarts(Decay):
       to: rate at the end of a cycle as a fraction of the peak, in [0, 1].
     """
 
-    first: int
-    t_mul: float = 2.0
-    m_mul: float = 1.0
-    to: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_integer("cosine_restarts", "first", self.first, 1, "steps")
-        if self.t_mul != 1:
-            _check_number("cosine_restarts", "t_mul, unless it is 1,", self.t_mul, _MIN_T_MUL, 1000)
-        _check_number("cosine_restarts", "m_mul", self.m_mul, 0, 1)
-        _check_number("cosine_restarts", "to", self.to, 0, 1)
+    name: ClassVar[str] = "cosine_restarts"
+    first: int = integer(REQUIRED, 1, "steps")
+    # Ratios between 1 and 1.1 give too many cycles to tabulate.
+    t_mul: float = parameter(
+        2.0, lambda x: is_number(x) and (x == 1 or 1.1 <= x <= 1000), "1, or a number in [1.1, 1000]"
+    )
+    m_mul: float = number(1.0, "[0, 1]")
+    to: float = number(0.0, "[0, 1]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,24 +152,15 @@ class OneCycle(Decay):
       base_momentum: momentum at the peak of the rate, in [0, 1).
     """
 
+    name: ClassVar[str] = "one_cycle"
     warmup_conflict: ClassVar[str] = "one_cycle begins with a rise of its own, pct_start of the run"
-    pct_start: float = 0.3
-    div_factor: float = 25.0
-    final_div_factor: float = 1e4
-    anneal: str = "cosine"
-    cycle_momentum: bool = True
-    max_momentum: float = 0.95
-    base_momentum: float = 0.85
-
-    def __post_init__(self) -> None:
-        _check_number("one_cycle", "pct_start", self.pct_start, 1e-6, 1 - 1e-6)
-        _check_number("one_cycle", "div_factor", self.div_factor, 1, math.inf)
-        _check_number("one_cycle", "final_div_factor", self.final_div_factor, 1, math.inf)
-        _check_choice("one_cycle", "anneal", self.anneal, ANNEALS)
-        if type(self.cycle_momentum) is not bool:
-            raise InputError(f"one_cycle: cycle_momentum must be True or False. Received: {self.cycle_momentum!r}.")
-        for name in ("max_momentum", "base_momentum"):
-            _check_number("one_cycle", name, getattr(self, name), 0, 1 - 1e-6)
+    pct_start: float = number(0.3, "(0, 1)")
+    div_factor: float = number(25.0, "[1, inf)")
+    final_div_factor: float = number(1e4, "[1, inf)")
+    anneal: str = choice("cosine", ANNEALS)
+    cycle_momentum: bool = boolean(True)
+    max_momentum: float = number(0.95, "[0, 1)")
+    base_momentum: float = number(0.85, "[0, 1)")
 
     @property
     def needs_total_steps(self) -> bool:
@@ -201,25 +185,14 @@ class Plateau(Decay):
     """
 
     warmup_conflict: ClassVar[str] = "plateau changes a rate that is constant otherwise"
-    monitor: str = "val_loss"
-    mode: str = "auto"
-    factor: float = 0.1
-    patience: int = 10
-    min_delta: float = 1e-4
-    cooldown: int = 0
-    min_lr: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.monitor, str) or not re.fullmatch(r"\w+", self.monitor):
-            raise InputError(
-                f"plateau: monitor must be the name of a metric, such as val_loss. Received: {self.monitor!r}."
-            )
-        _check_choice("plateau", "mode", self.mode, MODES)
-        _check_number("plateau", "factor", self.factor, 0, 1 - 1e-6)
-        _check_integer("plateau", "patience", self.patience, 0, "evaluations")
-        _check_number("plateau", "min_delta", self.min_delta, 0, math.inf)
-        _check_integer("plateau", "cooldown", self.cooldown, 0, "evaluations")
-        _check_number("plateau", "min_lr", self.min_lr, 0, math.inf)
+    name: ClassVar[str] = "plateau"
+    monitor: str = parameter("val_loss", _is_metric, "the name of a metric, such as val_loss")
+    mode: str = choice("auto", MODES)
+    factor: float = number(0.1, "[0, 1)")
+    patience: int = integer(10, 0, "evaluations")
+    min_delta: float = number(1e-4, "[0, inf)")
+    cooldown: int = integer(0, 0, "evaluations")
+    min_lr: float = number(0.0, "[0, inf)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,17 +205,13 @@ class CustomDecay(Decay):
 
     spec: Spec
 
+    def __str__(self) -> str:
+        return str(self.spec)
+
 
 DECAYS: Mapping[str, type[Decay]] = {
-    "none": NoDecay,
-    "cosine": Cosine,
-    "cosine_restarts": CosineRestarts,
-    "exponential": Exponential,
-    "linear": Linear,
-    "one_cycle": OneCycle,
-    "plateau": Plateau,
-    "polynomial": Polynomial,
-    "step": Step,
+    kind.name: kind
+    for kind in (NoDecay, Cosine, CosineRestarts, Exponential, Linear, OneCycle, Plateau, Polynomial, Step)
 }
 
 
@@ -252,43 +221,7 @@ def parse_decay(text: str) -> Decay:
     Raises:
       InputError: the name or a parameter is unknown or out of range.
     """
-    spec = _spec(text)
-    if ":" in spec.name:
-        return CustomDecay(spec)
-    if spec.name not in DECAYS:
-        raise InputError(
-            f"{spec.name} is not a known decay.{nearest(spec.name, DECAYS)} For your own, use package.module:function"
-        )
-    return call(DECAYS[spec.name], spec)
-
-
-def normalize_decay(text: str) -> str:
-    """Normalizes the value of `--decay`."""
-    return str(_spec(text))
-
-
-def _spec(text: str) -> Spec:
-    is_user_function = ":" in text.partition("(")[0]
-    return parse(text, () if is_user_function else _WORDS)
-
-
-def _check_number(decay: str, name: str, value: object, minimum: float, maximum: float) -> None:
-    if is_number(value) and minimum <= value <= maximum and math.isfinite(value):
-        return
-    if math.isinf(maximum):
-        rule = f"a finite number of at least {minimum:g}"
-    elif 0 < minimum < 1e-5:
-        rule = f"a number above 0 and {'below 1' if maximum < 1 else f'at most {maximum:g}'}"
-    else:
-        rule = "a number in [0, 1)" if maximum < 1 else f"a number in [{minimum:g}, {maximum:g}]"
-    raise InputError(f"{decay}: {name} must be {rule}. Received: {value!r}.")
-
-
-def _check_integer(decay: str, name: str, value: object, minimum: int, unit: str) -> None:
-    if not is_integer(value) or value < minimum:
-        raise InputError(f"{decay}: {name} must be an integer of {unit}, at least {minimum}. Received: {value!r}.")
-
-
-def _check_choice(decay: str, name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InputError(f"{decay}: {name} must be {', '.join(choices[:-1])} or {choices[-1]}. Received: {value!r}.")
+    if ":" in text.partition("(")[0]:
+        return CustomDecay(parse(text))
+    own = " For your own, use package.module:function"
+    return parse_kind(text, DECAYS, "decay", words=("monitor", "mode", "anneal"), remedy=own)

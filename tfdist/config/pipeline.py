@@ -5,15 +5,14 @@ from typing import Any, ClassVar
 
 from tfdist.config.fields import ANY_TEXT, AUTO, DEVICES, flag_field
 from tfdist.config.layouts import check_axes
-from tfdist.config.spec import call, parse, spec_of
+from tfdist.config.parameters import Parameters, boolean, choice, integer, parse_kind
 from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer, nearest
 
 MEASURES = ("time", "parameters", "memory")
 
 
 @dataclasses.dataclass(frozen=True)
-class BalancedCut:
+class BalancedCut(Parameters):
     """A cut into stages of about equal cost.
 
     Attributes:
@@ -21,14 +20,8 @@ class BalancedCut:
         "memory" for the bytes of variables and activations.
     """
 
-    by: str = "memory"
-
-    def __post_init__(self) -> None:
-        if self.by not in MEASURES:
-            raise InputError(f"balanced: {self.by} is not a measure.{nearest(str(self.by), MEASURES)}")
-
-    def __str__(self) -> str:
-        return f"balanced(by={self.by})"
+    name: ClassVar[str] = "balanced"
+    by: str = choice("memory", MEASURES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +50,7 @@ def parse_cut(text: str) -> BalancedCut | LayerCut:
     if text == AUTO:
         return BalancedCut()
     if text.partition("(")[0].strip() == "balanced":
-        return call(BalancedCut, parse(text, words=["by"]))
+        return parse_kind(text, {BalancedCut.name: BalancedCut}, "cut", words=["by"])
     names = tuple(name.strip() for name in text.split(","))
     if not all(names) or "(" in text:
         raise InputError(
@@ -70,18 +63,8 @@ def parse_cut(text: str) -> BalancedCut | LayerCut:
     return LayerCut(names)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PipelineSchedule:
-    """Base class of schedules; the fields of subclasses are the parameters in the flag.
-
-    Attributes:
-      name: name of the schedule in the flag.
-    """
-
-    name: ClassVar[str]
-
-    def __str__(self) -> str:
-        return str(spec_of(self))
+class PipelineSchedule(Parameters):
+    """Base class of schedules; the fields of subclasses are the parameters in the flag."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,14 +91,7 @@ class Interleaved(PipelineSchedule):
 
     name: ClassVar[str] = "interleaved"
 
-    chunks: int = 2
-
-    def __post_init__(self) -> None:
-        if not is_integer(self.chunks) or self.chunks < 2:
-            raise InputError(
-                "interleaved: chunks must be a number of parts of the model in each process, at least 2. "
-                f"Received: {self.chunks!r}. With one part, write {OneFOneB.name}."
-            )
+    chunks: int = integer(2, 2, "parts of the model in each process")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,14 +111,7 @@ class PipeDream(PipelineSchedule):
 
     name: ClassVar[str] = "pipedream"
 
-    vertical_sync: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.vertical_sync, bool):
-            raise InputError(
-                "pipedream: vertical_sync must be True, for weights of the same age in all stages, or False. "
-                f"Received: {self.vertical_sync!r}. Write pipedream(vertical_sync=True)."
-            )
+    vertical_sync: bool = boolean(False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,11 +133,7 @@ def parse_pipeline_schedule(text: str) -> PipelineSchedule:
     Raises:
       InputError: the name or a parameter is unknown or out of range.
     """
-    spec = parse(text)
-    if spec.name not in SCHEDULE_CLASSES:
-        raise InputError(f"{spec.name} is not a known pipeline schedule.{nearest(spec.name, SCHEDULE_CLASSES)}")
-    schedule: PipelineSchedule = call(SCHEDULE_CLASSES[spec.name], spec)
-    return schedule
+    return parse_kind(text, SCHEDULE_CLASSES, "pipeline schedule")
 
 
 DEFAULT_SCHEDULE = OneFOneB.name

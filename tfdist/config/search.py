@@ -1,18 +1,14 @@
 """Parses `--find` and byte sizes."""
 
 import dataclasses
-import math
 import re
 from typing import Any, ClassVar
 
-from tfdist.config.spec import call, parse
+from tfdist.config.parameters import Parameters, integer, number, parse_kind
 from tfdist.errors import InputError
-from tfdist.errors.formatting import as_python, is_integer, is_number, nearest
 
 UNITS_HELP = "KB and KiB are 1024 bytes"
 _BYTE_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*(?:([KMGT])i?B?|B)?\s*", re.IGNORECASE)
-_UNQUOTED_PARAMETERS = ("memory", "launcher")  # parameters whose values may be written without quotes
-_MIN_STEPS = 10
 
 
 def parse_byte_size(size: int | str, name: str) -> int:
@@ -38,7 +34,7 @@ def parse_byte_size(size: int | str, name: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class LearningRateSearch:
+class LearningRateSearch(Parameters):
     """A search for the learning rate.
 
     Attributes:
@@ -51,23 +47,18 @@ class LearningRateSearch:
     """
 
     name: ClassVar[str] = "learning_rate"
-    min: float = 1e-7
-    max: float = 10.0
-    steps: int = 100
+    min: float = number(1e-7, "(0, inf)")
+    max: float = number(10.0, "(0, inf)")
+    steps: int = integer(100, 10, "steps")
 
     def __post_init__(self) -> None:
-        _check_integers(self, steps=_MIN_STEPS)
-        for name in ("min", "max"):
-            value = getattr(self, name)
-            if not is_number(value) or not (value > 0 and math.isfinite(value)):
-                raise InputError(f"{name} must be a learning rate greater than 0. Received: {value!r}.")
-            object.__setattr__(self, name, as_python(value))
+        super().__post_init__()
         if self.min >= self.max:
-            raise InputError(f"min must be less than max. Received: min={self.min:g}, max={self.max:g}.")
+            raise self.invalid("min must be less than max", f"min={self.min:g}, max={self.max:g}")
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchSizeSearch:
+class BatchSizeSearch(Parameters):
     """A search for the batch size.
 
     Attributes:
@@ -84,13 +75,13 @@ class BatchSizeSearch:
 
     name: ClassVar[str] = "batch_size"
     memory: int | str = ""
-    max: int = 0
-    steps: int = 20
-    processes: int = 1
+    max: int = integer(0, 0, "examples")
+    steps: int = integer(20, 4, "steps")
+    processes: int = integer(1, 1, "processes")
     launcher: str = "tensorflow"
 
     def __post_init__(self) -> None:
-        _check_integers(self, max=0, steps=4, processes=1)
+        super().__post_init__()
         if self.memory != "":
             object.__setattr__(self, "memory", parse_byte_size(self.memory, "memory"))
 
@@ -101,7 +92,6 @@ class BatchSizeSearch:
 
 
 Search = LearningRateSearch | BatchSizeSearch
-_KINDS: dict[str, type[Search]] = {kind.name: kind for kind in (LearningRateSearch, BatchSizeSearch)}
 
 
 def parse_search(text: str) -> Search:
@@ -110,27 +100,6 @@ def parse_search(text: str) -> Search:
     Raises:
       InputError: `text` does not follow the grammar, or an argument is unknown or out of range.
     """
-    spec = parse(text, _UNQUOTED_PARAMETERS)
-    kind = _KINDS.get(spec.name)
-    if kind is None:
-        raise InputError(f"{spec.name} cannot be searched for.{nearest(spec.name, _KINDS)}")
-    try:
-        return call(kind, spec)
-    except InputError as error:
-        raise InputError(f"{text}: {error}") from error
-
-
-def normalize_search(text: str) -> str:
-    """Validates and normalizes the value of `--find`; may be empty."""
-    if not text:
-        return ""
-    parse_search(text)
-    return str(parse(text, _UNQUOTED_PARAMETERS))
-
-
-def _check_integers(search: Any, **minimums: int) -> None:
-    for name, minimum in minimums.items():
-        number = getattr(search, name)
-        if not is_integer(number) or number < minimum:
-            raise InputError(f"{name} must be an integer of at least {minimum}. Received: {number!r}.")
-        object.__setattr__(search, name, int(number))
+    kinds: dict[str, Any] = {kind.name: kind for kind in (LearningRateSearch, BatchSizeSearch)}
+    search: Search = parse_kind(text, kinds, "search", words=("memory", "launcher"))
+    return search

@@ -23,7 +23,7 @@ from tfdist.config.fields import DEVICES, Flags, flag_field, normalize_address, 
 from tfdist.config.layouts import REPLICA_STAGES, STAGES, parse_grid, parse_layout, parse_shard
 from tfdist.config.mesh import mesh_of, parse_mesh
 from tfdist.config.pipeline import PipelineOptions, check_flags_without_flush, check_mesh
-from tfdist.config.rules import is_auto, method_names, parse_rules
+from tfdist.config.rules import is_auto, method_names
 from tfdist.config.staleness import PUSHED_METHODS, ParameterServerOptions, count_workers, parse_staleness
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
@@ -64,21 +64,9 @@ class Processes(enum.Enum):
     ANY = "one or several processes; the strategy detects what the environment does not provide"
 
 
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    """A flag for which a strategy accepts a single value, or rejects some values.
-
-    Attributes:
-      flag: name of the flag.
-      accepted: the accepted value. An empty flag, the default of `--all_reduce` in `tfdist bench`, is also accepted.
-      rule: the reason and the remedy, as a sentence.
-      is_refused: returns whether a value is rejected; None to reject all values but `accepted`.
-    """
-
-    flag: str
-    accepted: Any
-    rule: str
-    is_refused: Callable[[Any], bool] | None = None
+# By flag, the reason why it must have its default and the remedy, as a sentence, or a pair of a condition on the typed value
+# and this sentence.
+Refusals = Mapping[str, str | tuple[Callable[[Any], bool], str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +103,7 @@ class Declaration:
       help: the devices or processes that it uses, in a few words.
       processes: the processes of its job.
       options: names of the flags that its constructor takes; None if unknown.
-      refuses: flags with values that it rejects.
+      refuses: flags whose values it rejects.
       accepts: the accepted values of flags that several strategies take.
       auto: takes this process's position in the job and its number of devices; returns whether `--strategy=auto` selects
         this strategy, which at most one may do. None for never.
@@ -132,7 +120,7 @@ class Declaration:
     help: str = ""
     processes: Processes = Processes.ANY
     options: tuple[str, ...] | None = None
-    refuses: tuple[Refusal, ...] = ()
+    refuses: Refusals = dataclasses.field(default_factory=dict)
     accepts: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     auto: Callable[[Cluster, int], bool] | None = None
     check: Callable[[Any], None] | None = None
@@ -161,10 +149,8 @@ def _check_pipeline(config: Any) -> None:
     check_flags_without_flush(config)
 
 
-_EQUAL_ROWS = Refusal(
-    "balance",
-    "equal",
-    "Every replica needs the same number of rows on a mesh and on a TPU: leave out --balance or use another --strategy.",
+_EQUAL_ROWS = (
+    "Every replica needs the same number of rows on a mesh and on a TPU: leave out --balance or use another --strategy."
 )
 
 _INSTALL_HOROVOD = "tfdist install_horovod"
@@ -208,22 +194,12 @@ DECLARATIONS = (
         help="the cores of a TPU",
         processes=Processes.ONE,
         options=("tpu",),
-        refuses=(
-            Refusal(
-                "compression", "none", "No compression method has been tested on a TPU: use --compression=none there."
-            ),
-            Refusal(
-                "sync",
-                "every_step",
-                "On a TPU, all replicas run one program and cannot have weights of their own: use --sync=every_step.",
-            ),
-            _EQUAL_ROWS,
-            Refusal(
-                "all_reduce",
-                ENGINE,
-                "The cores of a TPU have no groups: leave out --all_reduce or use another --strategy.",
-            ),
-        ),
+        refuses={
+            "compression": "No compression method has been tested on a TPU: use --compression=none there.",
+            "sync": "On a TPU, all replicas run one program and cannot have weights of their own: use --sync=every_step.",
+            "balance": _EQUAL_ROWS,
+            "all_reduce": "The cores of a TPU have no groups: leave out --all_reduce or use another --strategy.",
+        },
         runs_keras_fit=False,
     ),
     Declaration(
@@ -249,34 +225,14 @@ DECLARATIONS = (
         name="mesh",
         help="a mesh of devices over which the model is sharded",
         options=("devices", "mesh_shape", "layout", "shard", "shard_axis", "shard_min_elements", "intra_op_threads"),
-        refuses=(
-            _EQUAL_ROWS,
-            Refusal(
-                "compression",
-                "none",
-                "On a mesh, DTensor reduces gradients itself: leave out --compression or use another --strategy.",
-            ),
-            Refusal(
-                "sync",
-                "every_step",
-                "On a mesh there is one replica, spread over devices: leave out --sync or use another --strategy.",
-            ),
-            Refusal(
-                "all_reduce",
-                ENGINE,
-                "On a mesh, DTensor reduces gradients itself: leave out --all_reduce or use another --strategy.",
-            ),
-            Refusal(
-                "jit_compile",
-                False,
-                "On a mesh, DTensor compiles its programs itself: leave out --jit_compile or use another --strategy.",
-            ),
-            Refusal(
-                "check_sync",
-                "variables",
-                "On a mesh, replicas have no gradients of their own: use --check_sync=variables.",
-            ),
-        ),
+        refuses={
+            "balance": _EQUAL_ROWS,
+            "compression": "On a mesh, DTensor reduces gradients itself: leave out --compression or use another --strategy.",
+            "sync": "On a mesh there is one replica, spread over devices: leave out --sync or use another --strategy.",
+            "all_reduce": "On a mesh, DTensor reduces gradients itself: leave out --all_reduce or use another --strategy.",
+            "jit_compile": "On a mesh, DTensor compiles programs itself: leave out --jit_compile or use another --strategy.",
+            "check_sync": "On a mesh, replicas have no gradients of their own: use --check_sync=variables.",
+        },
         check=_check_mesh,
         runs_keras_fit=False,
         smoke_tests=(SmokeTest(options={"devices": 2}),),
@@ -297,34 +253,18 @@ DECLARATIONS = (
             "intra_op_threads",
         ),
         accepts={"communication": ("auto", "ring", "nccl", "gloo", "mpi"), "shard": REPLICA_STAGES},
-        refuses=(
-            Refusal(
-                "accumulate_steps",
-                1,
-                "A pipeline computes a step in micro-batches: use --micro_batches instead of --accumulate_steps.",
-            ),
-            Refusal("balance", "equal", "All micro-batches of a pipeline have the same size: leave out --balance."),
-            Refusal(
-                "all_reduce", ENGINE, "The stages of a pipeline use the engine's all-reduce: leave out --all_reduce."
-            ),
-            Refusal(
-                "sync",
-                "every_step",
-                "The stages of a pipeline are updated together, in every step: leave out --sync or use another --strategy.",
-            ),
-            Refusal("jit_compile", False, "Stages of a pipeline communicate within a step: leave out --jit_compile."),
-            Refusal(
-                "compression",
-                "none",
+        refuses={
+            "accumulate_steps": "A pipeline has micro-batches: use --micro_batches instead of --accumulate_steps.",
+            "balance": "All micro-batches of a pipeline have the same size: leave out --balance.",
+            "all_reduce": "The stages of a pipeline use the engine's all-reduce: leave out --all_reduce.",
+            "sync": "The stages of a pipeline are updated together, in every step: leave out --sync or use another --strategy.",
+            "jit_compile": "Stages of a pipeline communicate within a step: leave out --jit_compile.",
+            "compression": (
+                is_auto,
                 "Each stage of a pipeline would measure and choose by itself: name a method instead of --compression=auto.",
-                is_refused=lambda text: is_auto(parse_rules(text)),
             ),
-            Refusal(
-                "check_sync",
-                "variables",
-                "Processes of a pipeline have gradients of different variables: use --check_sync=variables.",
-            ),
-        ),
+            "check_sync": "Processes of a pipeline have gradients of different variables: use --check_sync=variables.",
+        },
         check=_check_pipeline,
         check_cluster=lambda config, cluster: parse_grid(config.mesh_shape, cluster.size, config.layout),
         runs_keras_fit=False,
@@ -339,34 +279,20 @@ DECLARATIONS = (
         help="workers that pull variables from servers",
         processes=Processes.ANY,
         options=("servers", "staleness", "sparse_updates", "shard_variables", "min_table_bytes", "intra_op_threads"),
-        refuses=(
-            Refusal(
-                "compression",
-                "none",
+        refuses={
+            "compression": (
+                lambda rules: not method_names(rules) <= {*PUSHED_METHODS, "none"},
                 "Workers push gradients that a server decodes without those of other workers, or the user's code: use "
                 f"{', '.join(PUSHED_METHODS)}, or leave out --compression.",
-                is_refused=lambda text: not method_names(parse_rules(text)) <= {*PUSHED_METHODS, "none"},
             ),
-            Refusal(
-                "compression_check_every",
-                0,
-                "Workers of parameter servers have no exact sum to compare with: leave out --compression_check_every.",
-            ),
-            Refusal(
-                "sync",
-                "every_step",
-                "Workers of parameter servers have no optimizer to train locally: leave out --sync, and see --staleness.",
-            ),
-            Refusal("balance", "equal", "Parameter servers give work to whoever is free: leave out --balance."),
-            Refusal("all_reduce", ENGINE, "Parameter servers add gradients themselves: leave out --all_reduce."),
-            Refusal("ema", 0.0, "Parameter servers keep no average of the weights: leave out --ema."),
-            Refusal("find", "", "A search needs gradients of one step at a time: use another --strategy for --find."),
-            Refusal(
-                "check_sync",
-                "variables",
-                "Gradients of workers differ between parameter servers' updates: use --check_sync=variables.",
-            ),
-        ),
+            "compression_check_every": "Parameter servers have no exact sum to compare: leave out --compression_check_every.",
+            "sync": "Workers of parameter servers have no optimizer to train locally: leave out --sync, and see --staleness.",
+            "balance": "Parameter servers give work to whoever is free: leave out --balance.",
+            "all_reduce": "Parameter servers add gradients themselves: leave out --all_reduce.",
+            "ema": "Parameter servers keep no average of the weights: leave out --ema.",
+            "find": "A search needs gradients of one step at a time: use another --strategy for --find.",
+            "check_sync": "Gradients of workers differ between parameter servers' updates: use --check_sync=variables.",
+        },
         auto=lambda cluster, devices: cluster.servers > 0,
         check_cluster=lambda config, cluster: parse_staleness(config.staleness).needed_shares(
             count_workers(config.servers, cluster.size, cluster.servers)

@@ -3,31 +3,47 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from tfdist.config.spec import call, parse, spec_of
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer, is_number, nearest
+from tfdist.config.parameters import REQUIRED, Parameters, boolean, choice, integer, number, parameter, parse_kind
+from tfdist.config.spec import parse
+from tfdist.errors.formatting import is_integer
 
 STATES = ("local", "averaged", "reset")
 CLIENT_SIZES = ("equal", "power_law")
 DEFAULT = "every_step"
-_WORDS = ("state", "client_sizes")  # parameters whose values may be written without quotes
+
+
+_MULTIPLES = "numbers of at least 1, each a larger multiple of the one before, such as (4, 16)"
+
+
+def _are_multiples(values: Any) -> bool:
+    are_numbers = isinstance(values, tuple) and bool(values) and all(is_integer(x) and x >= 1 for x in values)
+    return are_numbers and all(
+        later > earlier and later % earlier == 0 for earlier, later in itertools.pairwise(values)
+    )
+
+
+def _has_learning_rate(outer: Any) -> bool:
+    return isinstance(outer, str) and "learning_rate" in parse(outer).args
+
+
+def _outer(default: str) -> Any:
+    return parameter(
+        default, _has_learning_rate, 'an optimizer with its learning rate, such as "sgd(learning_rate=1.0)"'
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sync:
+class Sync(Parameters):
     """A method of synchronizing replicas; the fields of subclasses are the parameters in the flag.
 
     Attributes:
-      name: name of the method in the flag.
       exchanges_weights: whether replicas update local weights between exchanges.
       has_center: whether replicas keep local weights even during an exchange, and a center is evaluated instead.
       trains_clients: whether a step is a round of clients that train on the replicas.
-      guide: page that explains the parameters.
     """
 
-    name: ClassVar[str]
     exchanges_weights: ClassVar[bool] = True
     has_center: ClassVar[bool] = False
     trains_clients: ClassVar[bool] = False
@@ -46,9 +62,6 @@ class Sync:
         """Returns the ranks of each communicating group, besides the group of all replicas."""
         return []
 
-    def __str__(self) -> str:
-        return str(spec_of(self))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EveryStep(Sync):
@@ -66,10 +79,7 @@ class Periodic(Sync):
       period: number of steps between exchanges, at least 1.
     """
 
-    period: int = 8
-
-    def __post_init__(self) -> None:
-        check_integer(self, "period", 1, "steps")
+    period: int = integer(8, 1, "steps")
 
     @property
     def first_local_step(self) -> int:
@@ -91,61 +101,12 @@ class Averaging(Periodic):
         replicas, and "reset" restores the initial state.
     """
 
-    state: str = "local"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "state", STATES)
+    state: str = choice("local", STATES)
 
     @property
     def acts_on_one_replica(self) -> bool:
         """See base class."""
         return bool(self.outer) or self.state == "reset"
-
-
-def check_integer(sync: Sync, parameter: str, minimum: int, unit: str) -> None:
-    """Raises `InputError` unless a parameter is an integer of at least `minimum`."""
-    value = getattr(sync, parameter)
-    if not is_integer(value) or value < minimum:
-        raise invalid_parameter(sync, f"{parameter} must be a number of {unit} of at least {minimum}, not {value!r}")
-
-
-def check_fraction(sync: Sync, parameter: str) -> None:
-    """Raises `InputError` unless a parameter is a number above 0 and below 1."""
-    value = getattr(sync, parameter)
-    if not is_number(value) or not 0 < value < 1:
-        raise invalid_parameter(sync, f"{parameter} must be a number above 0 and below 1, not {value!r}")
-
-
-def check_choice(sync: Sync, parameter: str, choices: tuple[str, ...]) -> None:
-    """Raises `InputError` unless a parameter is one of several words."""
-    value = getattr(sync, parameter)
-    if value not in choices:
-        raise invalid_parameter(sync, f"{parameter} must be one of {', '.join(choices)}, not {value!r}")
-
-
-def check_outer(sync: Sync, outer: str) -> None:
-    """Raises `InputError` unless a parameter is an optimizer with its learning rate."""
-    if not isinstance(outer, str):
-        raise invalid_parameter(
-            sync, f'outer must be an optimizer as a string, such as "sgd(learning_rate=1.0)", not {outer!r}'
-        )
-    if "learning_rate" not in parse(outer).args:
-        raise invalid_parameter(sync, f'the outer optimizer needs its learning rate: outer="{outer}"')
-
-
-def invalid_parameter(sync: Sync, problem: str) -> InputError:
-    """Returns the error for an invalid parameter."""
-    return InputError(f"{sync.name}: {problem}. {sync.guide} explains the parameters.")
-
-
-def check_multiples(sync: Sync, parameter: str) -> None:
-    """Raises `InputError` unless a parameter is a tuple of integers, each a larger multiple of its predecessor."""
-    values = getattr(sync, parameter)
-    if not isinstance(values, tuple) or not all(is_integer(value) and value >= 1 for value in values):
-        raise invalid_parameter(sync, f"{parameter} must be numbers of at least 1, such as (4, 16), not {values!r}")
-    if any(later <= earlier or later % earlier for earlier, later in itertools.pairwise(values)):
-        raise invalid_parameter(sync, f"{parameter} must grow, each a multiple of the one before, not {values!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,12 +120,19 @@ class LocalSGD(Averaging):
     """
 
     name: ClassVar[str] = "local_sgd"
-    overlap: bool = False
-    delay: int = 0
+    overlap: bool = boolean(False)
+    delay: int = integer(0, 0, "steps")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_delay()
+        if self.fragment_count > self.period:
+            raise self.invalid(f"fragments must be at most the period of {self.period} steps", self.fragment_count)
+        max_delay = self.period // self.fragment_count
+        if self.delay > max_delay:
+            limit = "period / fragments" if self.fragment_count > 1 else "the period"
+            raise self.invalid(f"delay must be at most {limit}, {max_delay} steps", self.delay)
+        if self.state != "local" and not self.is_blocking:
+            raise self.invalid("state must be local if weights are not exchanged all at once", self.state)
 
     @property
     def fragment_count(self) -> int:
@@ -215,21 +183,6 @@ class LocalSGD(Averaging):
         """Whether all weights are exchanged and replaced at the same step."""
         return self.fragment_count == 1 and not self.is_delayed and not self.effective_mixing
 
-    def _check_delay(self) -> None:
-        check_integer(self, "delay", 0, "steps")
-        if not isinstance(self.overlap, bool):
-            raise invalid_parameter(self, f"overlap must be True or False, not {self.overlap!r}")
-        if self.fragment_count > self.period:
-            raise invalid_parameter(
-                self, f"fragments must be at most the period of {self.period} steps, not {self.fragment_count}"
-            )
-        max_delay = self.period // self.fragment_count
-        if self.delay > max_delay:
-            limit = "period / fragments" if self.fragment_count > 1 else "the period"
-            raise invalid_parameter(self, f"delay must be at most {limit}, {max_delay} steps, not {self.delay!r}")
-        if self.state != "local" and not self.is_blocking:
-            raise invalid_parameter(self, f"state={self.state} needs exchanges of all weights at once: leave it out")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PostLocalSGD(LocalSGD):
@@ -240,11 +193,7 @@ class PostLocalSGD(LocalSGD):
     """
 
     name: ClassVar[str] = "post_local_sgd"
-    warmup_steps: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer(self, "warmup_steps", 0, "steps")
+    warmup_steps: int = integer(REQUIRED, 0, "steps")
 
     @property
     def first_local_step(self) -> int:
@@ -268,19 +217,14 @@ class HierarchicalLocalSGD(Averaging):
 
     name: ClassVar[str] = "hierarchical_local_sgd"
     period: int = dataclasses.field(default=0, init=False)
-    periods: tuple[int, ...] = (4, 16)
-    group_sizes: tuple[int, ...] = (2,)
+    periods: tuple[int, ...] = parameter((4, 16), _are_multiples, _MULTIPLES)
+    group_sizes: tuple[int, ...] = parameter((2,), _are_multiples, _MULTIPLES)
 
     def __post_init__(self) -> None:
-        for name in ("periods", "group_sizes"):
-            check_multiples(self, name)
-        if len(self.periods) != len(self.group_sizes) + 1 or not self.group_sizes:
-            raise invalid_parameter(
-                self,
-                f"periods must have one more number than group_sizes, not {self.periods!r} and {self.group_sizes!r}",
-            )
-        object.__setattr__(self, "period", self.periods[-1])
         super().__post_init__()
+        if len(self.periods) != len(self.group_sizes) + 1:
+            raise self.invalid("periods must have one more number than group_sizes", (self.periods, self.group_sizes))
+        object.__setattr__(self, "period", self.periods[-1])
 
     def groups(self, replicas: int) -> list[tuple[int, ...]]:
         """See base class.
@@ -291,9 +235,8 @@ class HierarchicalLocalSGD(Averaging):
         if replicas == 1:
             return []
         if replicas % self.group_sizes[-1] or self.group_sizes[-1] == replicas:
-            raise invalid_parameter(
-                self,
-                f"group_sizes must divide the number of replicas, {replicas}, and be smaller, not {self.group_sizes!r}",
+            raise self.invalid(
+                f"group_sizes must divide the number of replicas, {replicas}, and be smaller", self.group_sizes
             )
         return [
             tuple(range(first_rank, first_rank + size))
@@ -318,17 +261,10 @@ class DiLoCo(LocalSGD):
     """
 
     name: ClassVar[str] = "diloco"
-    period: int = 50
-    outer: str = "sgd(momentum=0.9, nesterov=True, learning_rate=0.7)"
-    fragments: int = 1
-    mixing: float | None = None
-
-    def __post_init__(self) -> None:
-        check_integer(self, "fragments", 1, "parts")
-        super().__post_init__()
-        if self.mixing is not None and not (is_number(self.mixing) and 0 <= self.mixing <= 1):
-            raise invalid_parameter(self, f"mixing must be a number from 0 to 1, not {self.mixing!r}")
-        check_outer(self, self.outer)
+    period: int = integer(50, 1, "steps")
+    outer: str = _outer("sgd(momentum=0.9, nesterov=True, learning_rate=0.7)")
+    fragments: int = integer(1, 1, "parts")
+    mixing: float | None = number(None, "[0, 1]")
 
     @property
     def fragment_count(self) -> int:
@@ -355,13 +291,8 @@ class EASGD(Periodic):
 
     name: ClassVar[str] = "easgd"
     has_center: ClassVar[bool] = True
-    period: int = 10
-    alpha: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha is not None:
-            check_fraction(self, "alpha")
+    period: int = integer(10, 1, "steps")
+    alpha: float | None = number(None, "(0, 1)")
 
     def effective_alpha(self, replicas: int) -> float:
         """Returns `alpha`, or its default for a number of replicas."""
@@ -371,7 +302,7 @@ class EASGD(Periodic):
         """Raises `InputError` if `alpha` is larger than 1 / N."""
         alpha = self.effective_alpha(replicas)
         if alpha * replicas > 1:
-            raise invalid_parameter(self, f"alpha must be at most 1/{replicas} with {replicas} replicas, not {alpha:g}")
+            raise self.invalid(f"alpha must be at most 1/{replicas} with {replicas} replicas", alpha)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -400,24 +331,13 @@ class FedAvg(Sync):
     trains_clients: ClassVar[bool] = True
     guide: ClassVar[str] = "docs/guides/federated.md"
 
-    clients: int = 100
-    fraction: float = 0.1
-    local_epochs: int = 1
-    shards_per_client: int = 0
-    client_sizes: str = "equal"
-    proximal: float = 0.0
-    outer: str = "sgd(learning_rate=1.0)"
-
-    def __post_init__(self) -> None:
-        check_integer(self, "clients", 1, "clients")
-        check_integer(self, "local_epochs", 1, "epochs")
-        check_integer(self, "shards_per_client", 0, "shards")
-        check_choice(self, "client_sizes", CLIENT_SIZES)
-        if not is_number(self.fraction) or not 0 < self.fraction <= 1:
-            raise invalid_parameter(self, f"fraction must be a number in (0, 1], not {self.fraction!r}")
-        if not is_number(self.proximal) or not 0 <= self.proximal < float("inf"):
-            raise invalid_parameter(self, f"proximal must be a number of at least 0, not {self.proximal!r}")
-        check_outer(self, self.outer)
+    clients: int = integer(100, 1, "clients")
+    fraction: float = number(0.1, "(0, 1]")
+    local_epochs: int = integer(1, 1, "epochs")
+    shards_per_client: int = integer(0, 0, "shards")
+    client_sizes: str = choice("equal", CLIENT_SIZES)
+    proximal: float = number(0.0, "[0, inf)")
+    outer: str = _outer("sgd(learning_rate=1.0)")
 
     @property
     def clients_per_round(self) -> int:
@@ -430,16 +350,7 @@ class FedAvg(Sync):
 
 
 SYNCS: dict[str, type[Sync]] = {
-    kind.name: kind
-    for kind in (
-        EveryStep,
-        LocalSGD,
-        PostLocalSGD,
-        HierarchicalLocalSGD,
-        DiLoCo,
-        EASGD,
-        FedAvg,
-    )
+    kind.name: kind for kind in (EveryStep, LocalSGD, PostLocalSGD, HierarchicalLocalSGD, DiLoCo, EASGD, FedAvg)
 }
 
 
@@ -449,8 +360,4 @@ def parse_sync(text: str) -> Sync:
     Raises:
       InputError: the name or a parameter is unknown or out of range.
     """
-    spec = parse(text, _WORDS)
-    if spec.name not in SYNCS:
-        raise InputError(f"{spec.name} is not a known synchronization method.{nearest(spec.name, SYNCS)}")
-    sync: Sync = call(SYNCS[spec.name], spec)
-    return sync
+    return parse_kind(text, SYNCS, "synchronization method", words=("state", "client_sizes"))

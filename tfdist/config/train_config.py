@@ -1,12 +1,13 @@
 """The configuration of training, and of commands that take the same flags."""
 
 import dataclasses
-from typing import ClassVar
+import types
+from typing import Any, ClassVar
 
 from tfdist.config.balance import parse_balance
-from tfdist.config.conflicts import flag_text
+from tfdist.config.conflicts import check_refusals, check_rules, flag_text
 from tfdist.config.data_set_files import DATA_SETS, SAFE_DATA_SETS
-from tfdist.config.decay import DECAYS, Plateau, normalize_decay, parse_decay
+from tfdist.config.decay import DECAYS, Plateau, parse_decay
 from tfdist.config.fields import (
     ANY_TEXT,
     CATALOG_NAME,
@@ -25,12 +26,12 @@ from tfdist.config.fields import (
 from tfdist.config.job_config import USER_CODE, JobConfig
 from tfdist.config.monitor import parse_early_stopping, parse_interval, parse_monitor
 from tfdist.config.pipeline import NO_FLUSH_SCHEDULES
-from tfdist.config.rules import parse_chain
-from tfdist.config.search import normalize_search
+from tfdist.config.rules import parse_chain, parse_rules
+from tfdist.config.search import parse_search
 from tfdist.config.spec import parse
 from tfdist.config.staleness import SYNC, parse_staleness
-from tfdist.config.strategy_registry import TrainerOptions
-from tfdist.config.sync import SYNCS, parse_sync
+from tfdist.config.strategy_registry import DECLARATIONS, Declaration, TrainerOptions
+from tfdist.config.sync import SYNCS, EveryStep, Sync, parse_sync
 from tfdist.errors import InputError
 
 _DEFAULT_EPOCHS = 10
@@ -142,7 +143,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Learning-rate schedule: none, cosine(to=0.0), cosine_restarts(first=...), exponential(factor=0.01), linear(to=0.0), "
         "one_cycle(pct_start=0.3), plateau(monitor=val_loss, factor=0.1, patience=10), polynomial(to=0.0, power=1.0), "
         f"step(every=..., factor=0.1), {USER_CODE}. docs/guides/gradients.md has the equations.",
-        check=normalize_decay,
         parse=parse_decay,
         trial_value="none",
         safe_values="|".join(DECAYS),
@@ -326,7 +326,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Search instead of training: learning_rate(min=1e-7, max=10, steps=100), by a sweep over rates; or "
         "batch_size(memory=..., max=..., steps=20, processes=1), by trials in processes of their own. docs/guides/finders.md "
         "explains both.",
-        check=normalize_search,
+        parse=parse_search,
         training_only=True,
         trial_value="",
     )
@@ -335,6 +335,20 @@ class TrainConfig(TrainerOptions, JobConfig):
     def _complete(self) -> None:
         if not self.steps and not self.epochs:
             object.__setattr__(self, "epochs", _DEFAULT_EPOCHS)
+
+
+def check_arguments(name: str, declaration: Declaration | None, sync: Sync | None = None, **arguments: Any) -> None:
+    """Checks `arguments` of a program, which are named like flags, for a strategy; see `check_combinations`.
+
+    A strategy that is not in the registry needs its `declaration`; `sync` defaults to every step.
+    """
+    sync = sync or EveryStep()
+    texts = {"sync": str(sync), **arguments}
+    typed_values = texts | {"sync": sync, "compression": parse_rules(arguments.get("compression", "none"))}
+    config = types.SimpleNamespace(strategy=name, parsed=types.SimpleNamespace(**typed_values), **texts)
+    check_rules(config, TrainConfig)
+    declaration = declaration or next((entry for entry in DECLARATIONS if entry.name == name), Declaration(name=name))
+    check_refusals(config, declaration.refuses, "strategy", TrainConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

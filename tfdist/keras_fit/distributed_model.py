@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.config.conflicts import check_arguments
 from tfdist.config.fields import field_names
 from tfdist.config.job_config import RunConfig
+from tfdist.config.train_config import check_arguments
 from tfdist.coordination.group import long_timeout
 from tfdist.data.batches import checksum, replica_part, static_rows
 from tfdist.data.reading_errors import check_cache_files

@@ -14,9 +14,9 @@ from tfdist.checkpoint.best import BestValue, best_checkpoint
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.restore import restore, restore_weights, resume_candidates
-from tfdist.config.conflicts import check_arguments
 from tfdist.config.pipeline import check_without_flush
 from tfdist.config.sync import DEFAULT, Sync, parse_sync
+from tfdist.config.train_config import check_arguments
 from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, as_examples
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
