@@ -1,6 +1,6 @@
 """Real processes for tests, forked where possible from `tests.fork_server`, which has done their imports.
 
-So are launchers and the ranks that they start. Tests of how a user starts a program use `tfdist.testing.processes` instead.
+So are launchers and the ranks that they start. Tests of how a user starts a program use `tests.jobs` instead.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ from typing import BinaryIO
 
 import pytest
 
+from tests import jobs
 from tests.fork_server import Forked, Servers, can_fork
-from tfdist.testing import processes
-from tfdist.testing.processes import EndedProcess, Job, free_addresses
+from tests.jobs import EndedProcess, Job, free_addresses
 
 __all__ = ["ONE_THREAD", "EndedProcess", "Job", "finish", "free_addresses", "job", "start"]
 
@@ -27,8 +27,8 @@ _NAMES_HOROVOD = re.compile(r"horovodrun|=horovod| horovod\b|import tfdist\.horo
 
 @contextlib.contextmanager
 def job(command: Sequence[str], size: int, environment: Mapping[str, str] | None = None) -> Iterator[Job]:
-    """See `tfdist.testing.processes.job`."""
-    with processes.job(command, size, environment, start=start) as started:
+    """See `tests.jobs.job`."""
+    with jobs.job(command, size, environment, start=start) as started:
         yield started
 
 
@@ -50,11 +50,11 @@ def finish(
 def start(
     command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, directory: str | None = None
 ) -> subprocess.Popen | Forked:
-    """See `tfdist.testing.processes.start`; forks where possible, and skips what needs a Horovod that is not built."""
+    """See `tests.jobs.start`; forks where possible, and skips what needs a Horovod that is not built."""
     if not _HAS_HOROVOD and (_NAMES_HOROVOD.search(" ".join(command)) or "HOROVOD_RANK" in environment):
         pytest.skip("make horovod builds it")
     if not can_fork(command, environment):
-        return processes.start(command, environment, output, directory)
+        return jobs.start(command, environment, output, directory)
     return _servers().start(command, environment, output, directory or "")
 
 

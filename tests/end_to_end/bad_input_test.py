@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests import jobs as processes
 from tfdist import train
 from tfdist.cli import command, flags
-from tfdist.testing import processes
 
 QUICK = ("--dataset=digits", "--model=mlp", "--steps=1")
 OWN_MODULES = {

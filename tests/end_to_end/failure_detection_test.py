@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from tests import jobs as started
 from tests import processes
-from tfdist.testing import processes as started
 
 pytestmark = pytest.mark.processes
 

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("horovod")
 
+from tests import jobs as processes
 from tests.horovod.jobs import WITHOUT_HOROVOD, launched
 from tfdist.distribution import horovod_rendezvous as rendezvous
-from tfdist.testing import processes
 
 LATE = """
 import os, time

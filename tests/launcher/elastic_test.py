@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests import jobs as processes
 from tests.launcher.launching import Launches, python
 from tests.launcher.toy import Launched, die, launched
 from tests.waiting import DEADLINE, wait_for
 from tfdist.cluster.signals import TOGETHER_SECONDS
-from tfdist.testing import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 

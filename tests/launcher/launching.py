@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
+from tests.jobs import free_addresses
 from tests.waiting import DEADLINE, read_line, wait_for
-from tfdist.testing.processes import free_addresses
 
 MEMBER = """
 import os, sys, time

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests import jobs as processes
 from tests.launcher.toy import Launched, die, launched
 from tests.waiting import DEADLINE
-from tfdist.testing import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 

@@ -6,8 +6,8 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
+from tests import jobs as processes
 from tests.waiting import DEADLINE, wait_for
-from tfdist.testing import processes
 
 # By default ten updates, one per call; each needs all ranks. It saves every three updates, and when all agree to end.
 PROGRAM = """

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from absl import flags as absl_flags
 
+from tests import jobs as processes
 from tests import processes as forked
 from tests.waiting import DEADLINE
 from tfdist.cli import flags
@@ -24,7 +25,6 @@ from tfdist.config import train_config
 from tfdist.distribution.strategy_selection import detect
 from tfdist.errors import ExitCode
 from tfdist.launcher.job_controller import PREEMPTION_CODES
-from tfdist.testing import processes
 
 pytestmark = pytest.mark.processes
 

@@ -17,7 +17,6 @@ OF_ONE_MACHINE = {
     "tfdist.run": "a user's program",
     "tfdist.launch": "a user's program, and network namespaces",
     "tfdist.trainer.program": "the code that runs",
-    "tfdist.testing": "outputs of processes that a check starts",
     "tfdist.checkpoint.in_memory": "in-memory checkpoints, such as in /dev/shm",
     "tfdist.checkpoint.replication": "copies of them between hosts",
     "tfdist.reporting.environment": "what the kernel says of the process",

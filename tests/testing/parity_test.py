@@ -14,8 +14,7 @@ def test_public_names():
 
 
 def test_cases_name_what_there_is():
-    assert {case.model for case in (*parity.CASES, *parity.DEEP_CASES, *parity.SLOW_CASES)} == set(parity.MODELS)
-    assert not {case.model for case in parity.CASES} & {case.model for case in parity.SLOW_CASES}
+    assert {case.model for case in parity.CASES} <= set(parity.MODELS)
     assert {case.optimizer for case in parity.CASES} == set(parity.OPTIMIZERS)
     assert len({str(case) for case in parity.CASES}) == len(parity.CASES)
     assert any(case.weighted for case in parity.CASES)

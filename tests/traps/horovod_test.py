@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfdist.testing import processes
+from tests import jobs as processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.full]
 

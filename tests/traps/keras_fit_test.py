@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.testing import processes
+from tests import jobs as processes
 
 pytestmark = pytest.mark.processes
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfdist.testing import processes
+from tests import jobs as processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.full]
 

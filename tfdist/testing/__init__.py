@@ -1,4 +1,4 @@
-"""Parity tests for authors of strategies and reducers, the comparison made by `tfdist verify`, and jobs for tests."""
+"""Parity tests for authors of strategies and reducers, and the comparison made by `tfdist verify`."""
 
 from tfdist.testing.parity import CASES, Case, Outcome, compare, run_case
 

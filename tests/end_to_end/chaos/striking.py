@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import psutil
 
+from tests import jobs as processes
 from tests.end_to_end.chaos.plan import MISSED, START, STEP, Interruption
 from tests.end_to_end.chaos.settings import SAVED_EVERY, STEPS
 from tests.end_to_end.chaos.watching import Watch
-from tfdist.testing import processes
 
 POLL_SECONDS = 0.001
 DEADLINE_SECONDS = 300.0  # for a complete run without interruptions

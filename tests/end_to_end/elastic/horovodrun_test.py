@@ -12,8 +12,8 @@ import time
 import psutil
 import pytest
 
+from tests import jobs as processes
 from tfdist.errors import InputError
-from tfdist.testing import processes
 
 pytest.importorskip("horovod")
 

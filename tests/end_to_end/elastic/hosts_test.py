@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfdist.testing import processes
+from tests import jobs as processes
 
 pytestmark = [pytest.mark.full, pytest.mark.separable]
 
