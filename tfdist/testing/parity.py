@@ -105,6 +105,7 @@ MODELS: Mapping[str, Callable[..., keras.Model]] = {
     "deep_transformer": lambda **sizes: models.build("transformer(layers=2, width=16, heads=2, ffn=32)", **sizes),
     "masked": _masked_model,
     "regularized": _regularized_model,
+    "resnet50": lambda **sizes: models.build("resnet50(batch_norm='synchronized')", **sizes),
 }
 
 LANGUAGE = ("transformer", "experts", "deep_transformer")  # language models
@@ -142,6 +143,9 @@ MESHES: Mapping[str, tuple[str, str]] = {
     "4x1": ("data:4;model:1", ""),
     "2x2x1": ("data:2;model:2;expert:1", "heads:model;in:model;embed:expert;experts:model"),
 }
+
+# A minute or more with each strategy.
+SLOW_CASES = (Case(model="resnet50", optimizer="sgd", batch_size=8, steps=3),)
 
 
 def run_case(strategy: Strategy, case: Case, **trainer_options: Any) -> Outcome:
@@ -233,7 +237,7 @@ def is_noise(path: str, model: str) -> bool:
 def _sizes(case: Case) -> dict[str, Any]:
     if case.model in LANGUAGE:
         return {"input_shape": (12,), "classes": 12}
-    return {"input_shape": (8, 8, 1), "classes": 10}
+    return {"input_shape": (32, 32, 3) if case.model == "resnet50" else (8, 8, 1), "classes": 10}
 
 
 def source_of(case: Case) -> ArraySource:
