@@ -16,7 +16,7 @@ from tfdist.errors import ExitCode, TfdistError
 
 def run(*arguments: str) -> int:
     """Runs the command as from a shell."""
-    return command.run("install_horovod", install_horovod.define_flags, install_horovod.main, ["program", *arguments])
+    return command.run("install_horovod", install_horovod.InstallConfig, install_horovod.main, ["program", *arguments])
 
 
 @pytest.fixture

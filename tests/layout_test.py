@@ -12,7 +12,7 @@ import pytest
 
 from tests import documented_json
 from tfdist import layout
-from tfdist.cli import command, flags
+from tfdist.cli import command
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.errors.formatting import byte_size
 
@@ -33,8 +33,8 @@ def float32_again() -> Iterator[None]:
 def printed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
     found = command.run(
         "layout",
-        lambda values: flags.define(values, LayoutConfig),
-        lambda values, output: layout.main(flags.config(values, LayoutConfig), output),
+        LayoutConfig,
+        layout.main,
         ("layout", *argv),
         has_json=True,
     )

@@ -123,17 +123,17 @@ def start(argv: Sequence[str]) -> int:
     has_name = len(argv) > 1 and not argv[1].startswith("-")
     name, remaining_arguments = (argv[1], argv[2:]) if has_name else ("", argv[1:])
 
-    def call(values: flags.absl_flags.FlagValues, output: Output) -> int:
+    def call(config: BenchConfig, output: Output) -> int:
         if name not in BENCHMARKS:
             raise InputError(
                 "The benchmark's name comes first, as in `tfdist bench collectives`. Received: "
                 f"{name or 'none'}.{nearest(name, BENCHMARKS)}"
             )
-        return main(flags.config(values, BenchConfig), output)
+        return main(config, output)
 
     return command.run(
         f"bench {name if name in BENCHMARKS else BENCHMARKS[0]}",
-        lambda values: flags.define(values, BenchConfig),
+        BenchConfig,
         call,
         [argv[0], *remaining_arguments],
         about=__doc__ or "",

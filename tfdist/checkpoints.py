@@ -105,17 +105,7 @@ def _facts(summary: CheckpointSummary) -> dict[str, Any]:
     }
 
 
-def _run(values: Any, arguments: list[str], output: Output) -> int:
-    run = command.only_argument(arguments, "tfdist checkpoints takes one directory.", "Give the directory of a run.")
-    return main(run, output)
-
-
 _EXAMPLES = ("tfdist checkpoints runs/one", "tfdist checkpoints runs/one/checkpoints/step-000000040")
 
 if __name__ == "__main__":
-    about = __doc__ or ""
-    sys.exit(
-        command.run(
-            "checkpoints", lambda values: None, _run, about=about, arguments="RUN", examples=_EXAMPLES, has_json=True
-        )
-    )
+    sys.exit(command.run("checkpoints", None, main, about=__doc__, arguments="RUN", has_json=True, examples=_EXAMPLES))

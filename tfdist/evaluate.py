@@ -2,9 +2,8 @@
 
 import json
 import sys
-from typing import Any
 
-from tfdist.cli import command, flags, weights
+from tfdist.cli import command, weights
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.trained_config import EvaluateConfig
 from tfdist.storage import path_of
@@ -39,20 +38,10 @@ def main(run: str, config: EvaluateConfig) -> int:
     return 0
 
 
-def _run(values: Any, arguments: list[str]) -> int:
-    run = command.only_argument(arguments, "tfdist evaluate takes one directory.", "Give the directory of a run.")
-    return main(run, flags.config(values, EvaluateConfig))
-
-
-def _define(values: Any) -> None:
-    values.set_gnu_getopt(True)  # flags may follow the directory
-    flags.define(values, EvaluateConfig)
-
-
 _EXAMPLES = (
     "tfdist evaluate runs/one --output=results.json",
     "tfdist launch --processes=2 -- tfdist evaluate runs/one --split=train",
 )
 
 if __name__ == "__main__":
-    sys.exit(command.run("evaluate", _define, _run, about=__doc__ or "", arguments="RUN", examples=_EXAMPLES))
+    sys.exit(command.run("evaluate", EvaluateConfig, main, about=__doc__, arguments="RUN", examples=_EXAMPLES))

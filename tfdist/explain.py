@@ -4,7 +4,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from tfdist.cli import command, early_checks, flags
+from tfdist.cli import command, early_checks
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.job_config import RunConfig
 from tfdist.config.strategy_registry import REFERENCE
@@ -20,8 +20,14 @@ class _StepExplained(BaseException):
     """Ends a program after its step has been explained. Not an `Exception`, because the program might handle that."""
 
 
-def main(config: TrainConfig, script: str = "", arguments: Sequence[str] = ()) -> int:
-    """Prints the values of the first step of a script or, without a script, of the model in the flags; returns 0."""
+def main(arguments: Sequence[str], config: TrainConfig) -> int:
+    """Prints the values of the first step of a script or, without one, of the model in the flags; returns 0.
+
+    Args:
+      arguments: the script and its arguments; may be empty.
+      config: the flags, without effect on a script.
+    """
+    script = "".join(arguments[:1])
     if script:
         check_script(pathlib.Path(script))
     else:
@@ -36,7 +42,7 @@ def main(config: TrainConfig, script: str = "", arguments: Sequence[str] = ()) -
 
     try:
         with explanation.using_listener(end):
-            _run_script(script, arguments) if script else _check_model(config)
+            _run_script(script, arguments[1:]) if script else _check_model(config)
     except _StepExplained:
         return ExitCode.DONE
     raise InputError(
@@ -64,13 +70,5 @@ def _check_model(config: TrainConfig) -> None:
 _EXAMPLES = ("tfdist explain script.py", "tfdist explain --model='mlp(hidden=(64,))' --accumulate_steps=2")
 
 if __name__ == "__main__":
-    sys.exit(
-        command.run(
-            "explain",
-            flags.define,
-            lambda values, rest: main(flags.config(values), "".join(rest[:1]), rest[1:]),
-            about=__doc__,
-            arguments="[SCRIPT [ARGUMENTS]]",
-            examples=_EXAMPLES,
-        )
-    )
+    arguments = "[SCRIPT [ARGUMENTS]]"
+    sys.exit(command.run("explain", TrainConfig, main, about=__doc__, arguments=arguments, examples=_EXAMPLES))

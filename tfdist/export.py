@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tfdist.cli import command, flags, weights
+from tfdist.cli import command, weights
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.fields import OUTPUT, check_fields, flag_field
 from tfdist.config.strategy_registry import REFERENCE
@@ -125,22 +125,10 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
     (path.parent / name).rename(path)
 
 
-def _run(values: Any, arguments: list[str]) -> int:
-    run = command.only_argument(
-        arguments, "tfdist export takes one directory.", "Give the directory of a run or of a checkpoint."
-    )
-    return main(run, flags.config(values, ExportConfig))
-
-
-def _define(values: Any) -> None:
-    values.set_gnu_getopt(True)  # flags may follow the directory
-    flags.define(values, ExportConfig)
-
-
 _EXAMPLES = (
     "tfdist export runs/one",
     "tfdist export runs/one/checkpoints/step-000000040 --format=saved_model --output=served",
 )
 
 if __name__ == "__main__":
-    sys.exit(command.run("export", _define, _run, about=__doc__ or "", arguments="RUN", examples=_EXAMPLES))
+    sys.exit(command.run("export", ExportConfig, main, about=__doc__, arguments="RUN", examples=_EXAMPLES))

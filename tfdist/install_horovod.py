@@ -16,10 +16,9 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 
-from absl import flags
-
 from tfdist.cli import command, horovod_build
 from tfdist.cli.horovod_build import PATCHED, SDIST, SHA256, VERSION, Build
+from tfdist.config.fields import flag_field
 from tfdist.errors import InputError, TfdistError
 
 # Horovod's CMake looks for TensorFlow in the running Python, so build isolation would not work.
@@ -34,21 +33,18 @@ print(json.dumps([horovod.__version__, metadata["tensorflow"], [name for name, b
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Values of the flags.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InstallConfig:
+    """The flags of this command."""
 
-    Attributes:
-      cache: directory of the wheels.
-      gpu: whether to build for NCCL.
-      mpi: whether to build for MPI.
-      force: whether to rebuild an existing installation.
-    """
-
-    cache: pathlib.Path
-    gpu: bool = False
-    mpi: bool = False
-    force: bool = False
+    gpu: bool = flag_field(False, "Flags", "Build for NCCL (needs nvcc and NCCL's headers).")
+    mpi: bool = flag_field(False, "Flags", "Build for MPI as well (needs mpicxx).")
+    force: bool = flag_field(False, "Flags", "Build and install even if it is already installed.")
+    cache_dir: str = flag_field(
+        os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tfdist", "horovod"),
+        "Flags",
+        "Directory of cached wheels.",
+    )
 
 
 class Log:
@@ -70,15 +66,16 @@ class Log:
             raise TfdistError(f"`pip {arguments[0]}` failed: {cause} (log: {self.path})")
 
 
-def install(options: Options) -> None:
+def main(config: InstallConfig) -> None:
     """Installs Horovod, unless it works already; prints a line for each stage.
 
     Raises:
       InputError: TensorFlow, pip or a build tool is missing, or the cache cannot be written, or other users can write to it.
       TfdistError: the download, the build, the installation or the import failed.
     """
-    build = Build(_tensorflow_version(), options.gpu, options.mpi)
-    if not options.force and importlib.util.find_spec("horovod"):
+    build = Build(_tensorflow_version(), config.gpu, config.mpi)
+    cache = pathlib.Path(config.cache_dir).expanduser().resolve()
+    if not config.force and importlib.util.find_spec("horovod"):
         try:
             _print_line(
                 f"Horovod {PATCHED} ({_transports(build)}) works with TensorFlow {build.tensorflow}. Nothing to do."
@@ -86,16 +83,16 @@ def install(options: Options) -> None:
             return
         except TfdistError as error:
             _print_line(f"Replacing the installed Horovod. {error}")
-    folder = options.cache / build.key
+    folder = cache / build.key
     try:
-        horovod_build.make_private(options.cache)
+        horovod_build.make_private(cache)
         horovod_build.make_private(folder)
         log = Log(folder / "install.log")
     except OSError as error:
         raise InputError(f"The cache must be writable. Received: {error}. Pass another --cache_dir.") from error
     _print_line(f"Horovod {PATCHED} for TensorFlow {build.tensorflow}; log: {log.path}")
-    cached_wheels = [] if options.force else list(folder.glob("*.whl"))
-    wheel = cached_wheels[0] if cached_wheels else make_wheel(build, options.cache, log)
+    cached_wheels = [] if config.force else list(folder.glob("*.whl"))
+    wheel = cached_wheels[0] if cached_wheels else make_wheel(build, cache, log)
     _print_line(f"Installing {wheel}")
     log.pip("install", "--force-reinstall", "--no-deps", str(wheel))
     log.pip("install", str(wheel))  # installs missing dependencies
@@ -193,22 +190,8 @@ def _print_line(line: str) -> None:
     print(line, flush=True)
 
 
-def define_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of this command."""
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tfdist" / "horovod"
-    flags.DEFINE_bool("gpu", False, "Build for NCCL (needs nvcc and NCCL's headers).", flag_values=values)
-    flags.DEFINE_bool("mpi", False, "Build for MPI as well (needs mpicxx).", flag_values=values)
-    flags.DEFINE_bool("force", False, "Build and install even if it is already installed.", flag_values=values)
-    flags.DEFINE_string("cache_dir", str(cache), "Directory of cached wheels.", flag_values=values)
-
-
-def main(values: flags.FlagValues) -> None:
-    """Installs Horovod as configured by the flags."""
-    install(Options(pathlib.Path(values.cache_dir).expanduser().resolve(), values.gpu, values.mpi, values.force))
-
-
 _EXAMPLES = ("tfdist install_horovod", "tfdist install_horovod --mpi")
 
 if __name__ == "__main__":
     about = __doc__.partition("\n")[0]
-    sys.exit(command.run("install_horovod", define_flags, main, about=about, examples=_EXAMPLES))
+    sys.exit(command.run("install_horovod", InstallConfig, main, about=about, examples=_EXAMPLES))

@@ -99,7 +99,7 @@ def define_flags(values: flags.FlagValues) -> None:
         define(field.name, default, _HELP[field.name], flag_values=values, module_name=_TOPIC_OF[field.name])
 
 
-def main(values: flags.FlagValues, arguments: list[str]) -> int:
+def main(arguments: list[str], values: flags.FlagValues) -> int:
     """Runs the job described by the flags.
 
     Returns:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command, flags
+from tfdist.cli import command
 from tfdist.cli.output import TEXT, Output
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.fields import AUTO
@@ -160,13 +160,4 @@ _EXAMPLES = (
 )
 
 if __name__ == "__main__":
-    sys.exit(
-        command.run(
-            "layout",
-            lambda values: flags.define(values, LayoutConfig),
-            lambda values, output: main(flags.config(values, LayoutConfig), output),
-            about=__doc__,
-            has_json=True,
-            examples=_EXAMPLES,
-        )
-    )
+    sys.exit(command.run("layout", LayoutConfig, main, about=__doc__, has_json=True, examples=_EXAMPLES))

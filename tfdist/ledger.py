@@ -263,17 +263,7 @@ def _problems(epoch: str, numbers: np.ndarray, size: int, is_complete: bool) -> 
     ]
 
 
-def _run(values: Any, arguments: list[str], output: Output) -> int:
-    run = command.only_argument(arguments, "tfdist ledger takes one directory.", "Give the directory of a run.")
-    return main(run, output)
-
-
 _EXAMPLES = ("tfdist ledger runs/one", "tfdist ledger runs/one && tfdist export --output=proved.keras runs/one")
 
 if __name__ == "__main__":
-    about = __doc__ or ""
-    sys.exit(
-        command.run(
-            "ledger", lambda values: None, _run, about=about, arguments="RUN", examples=_EXAMPLES, has_json=True
-        )
-    )
+    sys.exit(command.run("ledger", None, main, about=__doc__, arguments="RUN", has_json=True, examples=_EXAMPLES))

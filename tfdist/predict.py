@@ -5,7 +5,7 @@ import io
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command, flags, weights
+from tfdist.cli import command, weights
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.trained_config import PredictConfig
 from tfdist.errors import InputError
@@ -99,20 +99,10 @@ def _text(value: Any, is_integer: bool) -> str:
     return str(int(value)) if is_integer else repr(value.item())
 
 
-def _run(values: Any, arguments: list[str]) -> int:
-    run = command.only_argument(arguments, "tfdist predict takes one directory.", "Give the directory of a run.")
-    return main(run, flags.config(values, PredictConfig))
-
-
-def _define(values: Any) -> None:
-    values.set_gnu_getopt(True)  # flags may follow the directory
-    flags.define(values, PredictConfig)
-
-
 _EXAMPLES = (
     "tfdist predict runs/one --output=predictions.npy",
     "tfdist predict runs/one --classes --output=classes.csv --strategy=mirrored --devices=2",
 )
 
 if __name__ == "__main__":
-    sys.exit(command.run("predict", _define, _run, about=__doc__ or "", arguments="RUN", examples=_EXAMPLES))
+    sys.exit(command.run("predict", PredictConfig, main, about=__doc__, arguments="RUN", examples=_EXAMPLES))

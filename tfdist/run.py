@@ -7,9 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from absl import flags as absl_flags
-
-from tfdist.cli import command, early_checks, flags
+from tfdist.cli import command, early_checks
 from tfdist.cluster.exit_status import message_with_location
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.job_config import RunConfig
@@ -18,12 +16,11 @@ from tfdist.errors import ExitCode, InputError, naming_arguments
 _EXECUTORS = ("concurrent.futures.", "joblib.", "loky.")
 
 
-def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
-    """Runs a script and distributes its models when it calls their methods.
-
-    Returns:
-      The exit code.
-    """
+def main(arguments: Sequence[str], config: RunConfig) -> int:
+    """Runs a script with its arguments, and distributes its models when it calls their methods; returns the exit code."""
+    if not arguments:
+        raise InputError("The script must follow the flags: tfdist run --strategy=auto script.py ...")
+    script, *script_arguments = arguments
     check_script(pathlib.Path(script))
     context = early_checks.check_cluster(config, early_checks.detect_context(config))
     load_tensorflow()  # imported late, after parsing flags
@@ -42,7 +39,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
             strategy.in_use(),
             keras_fit.attach_all(lambda model: keras_fit.Distributed(model, strategy, config), strategy),
         ):
-            run_script(script, arguments)
+            run_script(script, script_arguments)
     return ExitCode.DONE
 
 
@@ -92,12 +89,6 @@ def _is_executor_thread(thread: threading.Thread) -> bool:
     return any(str(module).startswith(_EXECUTORS) for module in modules)
 
 
-def _call(values: absl_flags.FlagValues, arguments: list[str]) -> int:
-    if not arguments:
-        raise InputError("The script must follow the flags: tfdist run --strategy=auto script.py ...")
-    return main(flags.config(values, RunConfig), arguments[0], arguments[1:])
-
-
 _EXAMPLES = (
     "tfdist run --strategy=mirrored --devices=2 script.py",
     "tfdist launch --processes=2 -- tfdist run --compression=fp16 script.py",
@@ -109,8 +100,8 @@ if __name__ == "__main__":
     sys.exit(
         command.run(
             "run",
-            lambda values: flags.define(values, RunConfig),
-            _call,
+            RunConfig,
+            main,
             lambda: [sys.argv[0], *split_flags(), *sys.argv[1:]],
             about=__doc__.partition(":")[0] + ".",
             arguments="SCRIPT [ARGUMENTS]",

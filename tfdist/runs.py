@@ -9,9 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from absl import flags as absl_flags
-
-from tfdist.cli import command, flags
+from tfdist.cli import command
 from tfdist.cli.output import TEXT, Output
 from tfdist.cluster import terminal
 from tfdist.config.fields import check_fields, flag_field, normalize_names
@@ -82,21 +80,26 @@ def main(paths: Sequence[str], config: RunsConfig, output: Output = TEXT) -> int
     """Prints tables of the runs in directories; returns the exit code."""
     all_runs, skip_notes = _find_runs([path_of(path) for path in paths])
     if not all_runs:
+        skipped = (
+            f" (skipped: {'; '.join(skip_notes[:_MAX_LISTED])})" if skip_notes else " without any" if paths else ""
+        )
         raise InputError(
-            f"tfdist runs needs a directory with runs. Received: {', '.join(paths)}{_skipped_text(skip_notes)}. Give the "
+            f"tfdist runs needs a directory with runs. Received: {', '.join(paths) or 'no directory'}{skipped}. Give the "
             "directory of a run, or one that contains such directories, such as the parent of an --output_dir."
         )
     _check_metrics(config.metric, all_runs)
     runs = _select(all_runs, config)
     is_comparison = bool(config.compare or config.output) or len(paths) > 1
-    if output.is_json:
-        output.result({"runs": [run_summary.as_json(run) for run in runs], "skipped": skip_notes})
-    elif not runs:
-        print(f"None of {len(all_runs)} runs matches --filter={config.filter}.")
-    elif is_comparison:
-        _compare(runs, path_of(paths[0]), config)
-    else:
-        print(*run_summary.table(runs, _main_metric(runs, config), terminal.columns_of(sys.stdout) or None), sep="\n")
+    with contextlib.suppress(BrokenPipeError):  # `| head` has read enough
+        if output.is_json:
+            output.result({"runs": [run_summary.as_json(run) for run in runs], "skipped": skip_notes})
+        elif not runs:
+            print(f"None of {len(all_runs)} runs matches --filter={config.filter}.")
+        elif is_comparison:
+            _compare(runs, path_of(paths[0]), config)
+        else:
+            columns = terminal.columns_of(sys.stdout) or None
+            print(*run_summary.table(runs, _main_metric(runs, config), columns), sep="\n")
     if skip_notes and not output.is_json:
         more_text = f" and {len(skip_notes) - _MAX_LISTED} more" if len(skip_notes) > _MAX_LISTED else ""
         print(one_line(f"Skipped: {'; '.join(skip_notes[:_MAX_LISTED])}{more_text}."), file=sys.stderr)
@@ -136,10 +139,6 @@ def _find_runs(paths: Sequence[StoragePath]) -> tuple[list[RunSummary], list[str
 def _reason(error: Exception) -> str:
     text = cause(error) if isinstance(error, OSError) else str(error)
     return text.partition(" Restore the file")[0].rstrip(".")
-
-
-def _skipped_text(skip_notes: Sequence[str]) -> str:
-    return f" (skipped: {'; '.join(skip_notes[:_MAX_LISTED])})" if skip_notes else " without any"
 
 
 def _select(runs: Sequence[RunSummary], config: RunsConfig) -> list[RunSummary]:
@@ -214,30 +213,13 @@ def _compare(runs: Sequence[RunSummary], directory: StoragePath, config: RunsCon
     print(f"\ncurves: {path}")
 
 
-def _define(values: absl_flags.FlagValues) -> None:
-    values.set_gnu_getopt(True)  # flags may follow the directories
-    flags.define(values, RunsConfig)
-
-
-def _run(values: Any, arguments: list[str], output: Output) -> int:
-    if not arguments:
-        raise InputError(
-            "tfdist runs takes a directory with runs, or the directories of runs. Received: 0 arguments. Write "
-            "tfdist runs runs."
-        )
-    with contextlib.suppress(BrokenPipeError):  # `| head` has read enough
-        return main(arguments, flags.config(values, RunsConfig), output)
-    return ExitCode.DONE
-
-
 _EXAMPLES = (
     "tfdist runs runs --filter=strategy=mirrored --sort=accuracy",
     "tfdist runs runs/one runs/two --output=comparison.png",
 )
 
 if __name__ == "__main__":
+    arguments = "DIR | RUN RUN ..."
     sys.exit(
-        command.run(
-            "runs", _define, _run, about=__doc__ or "", arguments="DIR | RUN RUN ...", examples=_EXAMPLES, has_json=True
-        )
+        command.run("runs", RunsConfig, main, about=__doc__, arguments=arguments, examples=_EXAMPLES, has_json=True)
     )

@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 
-from tfdist.cli import command, flags
+from tfdist.cli import command
 from tfdist.cli.output import TEXT, Output
 from tfdist.cluster.tf_config import is_evaluator
 from tfdist.config.train_config import TrainConfig
@@ -85,13 +85,4 @@ _EXAMPLES = (
 )
 
 if __name__ == "__main__":
-    sys.exit(
-        command.run(
-            "train",
-            flags.define,
-            lambda values, output: main(flags.config(values), output),
-            about=__doc__,
-            examples=_EXAMPLES,
-            has_json=True,
-        )
-    )
+    sys.exit(command.run("train", TrainConfig, main, about=__doc__, has_json=True, examples=_EXAMPLES))

@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command, early_checks, flags
+from tfdist.cli import command, early_checks
 from tfdist.cli.output import TEXT, Output
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.train_config import VerifyConfig
@@ -75,13 +75,4 @@ _EXAMPLES = (
 )
 
 if __name__ == "__main__":
-    sys.exit(
-        command.run(
-            "verify",
-            lambda values: flags.define(values, VerifyConfig),
-            lambda values, output: main(flags.config(values, VerifyConfig), output),
-            about=__doc__,
-            has_json=True,
-            examples=_EXAMPLES,
-        )
-    )
+    sys.exit(command.run("verify", VerifyConfig, main, about=__doc__, has_json=True, examples=_EXAMPLES))

@@ -46,7 +46,7 @@ def test_the_command_sees_its_flags():
 def test_arguments_behind_the_flags():
     seen = []
 
-    def call(values, rest):
+    def call(rest, values):
         seen.append((values.steps, rest))
 
     theirs = ["python", "--steps=4", "--help", "--flagfile=none"]

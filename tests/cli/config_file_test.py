@@ -123,7 +123,7 @@ def test_the_launcher_takes_it_too(write):
     write("processes: 1:4  # 64 for YAML 1.1\nmax_restarts: 3\n")
     seen: list[tuple[str, int]] = []
 
-    def call(values, rest):
+    def call(rest, values):
         seen.append((values.processes, values.max_restarts))
 
     argv = ["program", "--config=run.yaml", "true"]

@@ -48,7 +48,7 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "predict": lambda values: flags.define(values, PredictConfig),
     "runs": lambda values: flags.define(values, RunsConfig),
     "layout": lambda values: flags.define(values, layout_config.LayoutConfig),
-    "install_horovod": install_horovod.define_flags,
+    "install_horovod": lambda values: flags.define(values, install_horovod.InstallConfig),
 }
 EVERY_COMMANDS = ("help", "helpjson", "flagfile", "config")
 WITH_JSON = ("bench", "checkpoints", "doctor", "layout", "ledger", "runs", "train", "verify")

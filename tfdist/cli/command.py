@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from absl import flags as absl_flags
 
-from tfdist.cli import output
+from tfdist.cli import flags, output
 from tfdist.cluster import signals
 from tfdist.config.fields import NO_EFFECT_HELP
 from tfdist.config.train_config import TrainConfig
@@ -89,15 +89,15 @@ def _hint(flag_text: str, known_flags: Mapping[str, Any], program: str) -> str:
     """Returns the flag that an unknown one, such as "--lr=0.1" or "-np", may mean, as a sentence; "" if there is none."""
     name, _, value = flag_text.lstrip("-").partition("=")
     name = name.replace("-", "_").lower()
-    flags = [flag for flag in (name, _TRAIN_FLAGS.get(name), _LAUNCHER_FLAGS.get(name)) if flag]
-    for flag in flags:
+    names = [flag for flag in (name, _TRAIN_FLAGS.get(name), _LAUNCHER_FLAGS.get(name)) if flag]
+    for flag in names:
         if flag in known_flags:
             keeps_value = value and not known_flags[flag].boolean and flag not in ("precision", "shard")
             return f" Use --{flag}{f'={value}' if keeps_value else ''}."
     if name in _LAUNCHER_FLAGS and "strategy" in known_flags:
-        return f" The launcher has it: `tfdist launch --{flags[-1]}={value or 'N'} -- {program} ...`."
-    if "processes" in known_flags and flags[-1] in TrainConfig.__dataclass_fields__:
-        return f" It belongs to the command that is started: write --{flags[-1]} after `--`."
+        return f" The launcher has it: `tfdist launch --{names[-1]}={value or 'N'} -- {program} ...`."
+    if "processes" in known_flags and names[-1] in TrainConfig.__dataclass_fields__:
+        return f" It belongs to the command that is started: write --{names[-1]} after `--`."
     is_script_argument = program == "tfdist run" and not difflib.get_close_matches(name, known_flags)
     return " Arguments of the script follow its name." if is_script_argument else ""
 
@@ -121,8 +121,8 @@ def render(
       examples: commands, which are not wrapped.
     """
     column = 4 + max(len(name) for lines in topics.values() for name, _ in lines)
-    flags = "" if [*topics] == [EVERY_COMMAND] else "[--flag=value ...] "
-    parts = [f"Usage: {program} {flags}{arguments}".rstrip()]
+    flags_text = "" if [*topics] == [EVERY_COMMAND] else "[--flag=value ...] "
+    parts = [f"Usage: {program} {flags_text}{arguments}".rstrip()]
     parts += [textwrap.fill(" ".join(about.split()), width)] if about else []
     for topic, lines in topics.items():
         parts.append("\n".join([f"{topic}:", *(_line(name, text, column, width) for name, text in lines)]))
@@ -156,7 +156,7 @@ class _HelpFlag(absl_flags.BooleanFlag):
 
 def run(
     name: str,
-    define: Callable[[absl_flags.FlagValues], None],
+    define: type | Callable[[absl_flags.FlagValues], None] | None,
     call: Callable[..., int | None],
     argv: Sequence[str] | Callable[[], Sequence[str]] | None = None,
     *,
@@ -169,9 +169,10 @@ def run(
 
     Args:
       name: name of the command, as in `tfdist <name>`.
-      define: defines the command's flags on the given values.
-      call: runs the command; takes the parsed values, if `arguments` is given the arguments after the flags, and if `has_json`
-        an `Output`; returns an exit code, or None for 0.
+      define: a configuration, whose fields are the command's flags; or a function that defines flags on the given values; None
+        for no flags.
+      call: runs the command; takes, if `arguments` is given, the arguments after the flags, or the only one if it is "RUN";
+        the configuration, or the parsed values; and if `has_json`, an `Output`; returns an exit code, or None for 0.
       argv: command line, including the program name, or a function that returns it and may raise `InputError`; None for the
         command line of this process.
       about: first sentence of the help.
@@ -184,9 +185,13 @@ def run(
     """
     program = f"tfdist {name}"
     values = absl_flags.FlagValues()
-    values.set_gnu_getopt(False)  # flags after the first argument may belong to another command
+    # Flags after the first argument may belong to another command, unless it is a directory.
+    values.set_gnu_getopt(arguments.startswith(("RUN", "DIR")))
     try:
-        define(values)
+        if isinstance(define, type):
+            flags.define(values, define)
+        elif define:
+            define(values)
         if has_json:
             define_json(values)
         for flag in _HELP:
@@ -197,9 +202,16 @@ def run(
             values, list(sys.argv if command_line is None else command_line), program, arguments
         )
         with _stack_on_sigusr1(), naming_flags(), contextlib.ExitStack() as stack:
-            call_arguments: list[Any] = [values]
+            call_arguments: list[Any] = []
+            if arguments == "RUN" and len(remaining_arguments) != 1:
+                raise InputError(
+                    f"{program} takes one directory. Received: {len(remaining_arguments)} arguments. Give the directory of a "
+                    "run."
+                )
             if arguments:
-                call_arguments.append(remaining_arguments)
+                call_arguments.append(remaining_arguments[0] if arguments == "RUN" else remaining_arguments)
+            if define:
+                call_arguments.append(flags.config(values, define) if isinstance(define, type) else values)
             if has_json:
                 call_arguments.append(
                     stack.enter_context(output.open_output(name.partition(" ")[0], bool(values["json"].value)))
@@ -356,17 +368,6 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def only_argument(arguments: list[str], rule: str, remedy: str) -> str:
-    """Returns the single argument after the flags.
-
-    Raises:
-      InputError: there is not exactly one argument.
-    """
-    if len(arguments) != 1:
-        raise InputError(f"{rule} Received: {len(arguments)} arguments. {remedy}")
-    return arguments[0]
-
-
 def _topics(values: absl_flags.FlagValues) -> dict[str, list[tuple[str, str]]]:
     topics: dict[str, list[tuple[str, str]]] = {}
     for topic, flag in _command_flags(values):
@@ -384,8 +385,8 @@ def _command_flags(values: absl_flags.FlagValues) -> Iterator[tuple[str, absl_fl
 
     The topic is the module name of a flag if it is capitalized, unlike real module names.
     """
-    for module, flags in values.flags_by_module_dict().items():
-        for flag in flags:
+    for module, module_flags in values.flags_by_module_dict().items():
+        for flag in module_flags:
             if flag.name not in (_CONFIG, *_HELP):
                 yield module if module[:1].isupper() else "Flags", flag
 
