@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tfdist.cli import command, weights
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
-from tfdist.config.fields import OUTPUT, check_fields, flag_field
+from tfdist.config.fields import check_fields, output_flag
 from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.trained_config import TrainedConfig, WeightsConfig
 from tfdist.errors import InputError
@@ -29,9 +29,9 @@ _ENDINGS = {"keras": ".keras", "saved_model": "", "safetensors": ".safetensors"}
 class ExportConfig(WeightsConfig):
     """Weights, format and destination of an export."""
 
-    format: str = flag_field("keras", OUTPUT, "Format: keras, saved_model or safetensors.", choices=tuple(_ENDINGS))
-    output: str = flag_field(
-        "", OUTPUT, "Path to write, which must not exist. Defaults to a name with the step in the directory of the run."
+    format: str = output_flag("keras", "Format: keras, saved_model or safetensors.", choices=tuple(_ENDINGS))
+    output: str = output_flag(
+        "", "Path to write, which must not exist. Defaults to a name with the step in the directory of the run."
     )
 
     def __post_init__(self) -> None:

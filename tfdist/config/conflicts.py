@@ -207,10 +207,10 @@ def check_rules(config: Any, defaults: Any) -> None:
 def check_refusals(config: Any, refusals: Refusals, context: str, defaults: Any) -> None:
     """Raises `InputError` for the first flag with a rejected value; `context` is the flag that excludes it."""
     for name, refusal in refusals.items():
-        value = getattr(config, name, "")
-        condition, rule = refusal if isinstance(refusal, tuple) else (None, refusal)
-        if value not in ("", getattr(defaults, name)) and (not condition or condition(getattr(config.parsed, name))):
-            raise _conflict_error(rule, config, (name, context))
+        if hasattr(config, name) and getattr(config, name) not in ("", getattr(defaults, name)):
+            condition, rule = refusal if isinstance(refusal, tuple) else (lambda _: True, refusal)
+            if condition(getattr(config.parsed, name)):
+                raise _conflict_error(rule, config, (name, context))
 
 
 def check_strategy(config: Any, strategy: Declaration) -> None:

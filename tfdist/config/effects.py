@@ -34,59 +34,31 @@ class Job:
 
 
 class Effect(NamedTuple):
-    """The condition under which a flag has an effect.
+    """The condition under which flags have an effect.
 
     Attributes:
-      flag: name of the flag.
-      has_effect: takes the configuration and the `Job`; returns whether the flag has an effect.
+      flags: names of the flags.
+      has_effect: takes the configuration and the `Job`; returns whether the flags have an effect.
       reason: why it has no effect, and the remedy, as a clause.
     """
 
-    flag: str
+    flags: str
     has_effect: Callable[[Any, Job], Any]
     reason: str
-
-
-def _has_several_replicas(config: Any, job: Job) -> bool:
-    return job.replicas > 1
-
-
-def _has_several_processes(config: Any, job: Job) -> bool:
-    return job.processes > 1
-
-
-def _has_compression(config: Any, job: Job) -> bool:
-    return bool(config.compression != "none")
 
 
 def _sums_gradients(config: Any, job: Job) -> bool:
     return not config.parsed.sync.exchanges_weights
 
 
-def _saves_checkpoints(config: Any, job: Job) -> bool:
-    return bool(config.best) or any(config.parsed.checkpoint_every)
-
-
-def _has_momentum(config: Any, job: Job) -> bool:
-    optimizer = config.parsed.optimizer
-    return optimizer.name != "sgd" or bool(optimizer.args.get("momentum"))
-
-
-def _scales_loss(config: Any, job: Job) -> bool:
-    # A script or a user-defined model may compute in float16 itself.
-    return config.precision == "mixed_float16" or ":" in getattr(config, "model", ":")
-
-
-_ONE_REPLICA = "one replica sends no gradients. Leave it out, or use several replicas"
-_ONE_PROCESS = "the job is one process. Leave it out, or start several"
-_NO_COMPRESSION = "nothing is compressed. Add --compression, or leave it out"
-_NO_CHECKPOINTS = "no checkpoint is saved, except on preemption. Add --checkpoint_every or --best, or leave it out"
+_NO_SUMS = "no step sums gradients with this --sync. Leave it out"
 
 EFFECTS = (
-    Effect("bucket_mb", _has_several_replicas, _ONE_REPLICA),
-    Effect("bucket_order", _has_several_replicas, _ONE_REPLICA),
-    Effect("all_reduce", _has_several_replicas, _ONE_REPLICA),
-    Effect("topology", _has_several_replicas, _ONE_REPLICA),
+    Effect(
+        "bucket_mb bucket_order all_reduce topology measure_every",
+        lambda c, job: job.replicas > 1,
+        "one replica sends no gradients. Leave it out, or use several replicas",
+    ),
     Effect(
         "topology",
         lambda c, job: parse_all_reduce(c.all_reduce).name in (AUTO, "hierarchical"),
@@ -94,28 +66,23 @@ EFFECTS = (
     ),
     Effect(
         "sync",
-        lambda c, job: _has_several_replicas(c, job) or c.parsed.sync.acts_on_one_replica,
+        lambda c, job: job.replicas > 1 or c.parsed.sync.acts_on_one_replica,
         "one replica exchanges nothing. Leave it out, or use several replicas",
     ),
-    Effect("compression_check_every", _sums_gradients, "no step sums gradients with this --sync. Leave it out"),
+    Effect("compression_check_every measure_every", _sums_gradients, _NO_SUMS),
     Effect(
         "balance",
         lambda c, job: job.replicas > 1 or c.balance != "measured",  # weights for missing replicas raise an error
         "one replica computes all rows. Leave it out, or use several replicas",
     ),
-    Effect("compression_min_bytes", _has_compression, _NO_COMPRESSION),
-    Effect("compression_check_every", _has_compression, _NO_COMPRESSION),
     Effect(
-        "measure_every",
-        lambda c, job: _sums_gradients(c, job) or not c.measure_every,
-        "no step sums gradients with this --sync. Leave it out",
+        "compression_min_bytes compression_check_every",
+        lambda c, job: c.compression != "none",
+        "nothing is compressed. Add --compression, or leave it out",
     ),
-    Effect("measure_every", lambda c, job: _has_several_replicas(c, job) or not c.measure_every, _ONE_REPLICA),
     Effect(
         "measure_every",
-        lambda c, job: (
-            not c.measure_every or not isinstance(getattr(c.parsed, "pipeline_schedule", None), NO_FLUSH_SCHEDULES)
-        ),
+        lambda c, job: not isinstance(getattr(c.parsed, "pipeline_schedule", None), NO_FLUSH_SCHEDULES),
         "communication is measured in steps that end with a flush. Leave it out, or use another --pipeline_schedule",
     ),
     Effect(
@@ -123,12 +90,14 @@ EFFECTS = (
         lambda c, job: job.replicas > 1 or job.sums_gradients or c.check_sync == "gradients",
         "with one replica, there is nothing to compare. Leave it out, or use several replicas",
     ),
-    Effect("keep", _saves_checkpoints, _NO_CHECKPOINTS),
-    Effect("checkpoint_async", _saves_checkpoints, _NO_CHECKPOINTS),
-    Effect("checkpoint_strict", _saves_checkpoints, _NO_CHECKPOINTS),
+    Effect(
+        "keep checkpoint_async checkpoint_strict",
+        lambda c, job: c.best or any(c.parsed.checkpoint_every),
+        "no checkpoint is saved, except on preemption. Add --checkpoint_every or --best, or leave it out",
+    ),
     Effect(
         "momentum_correction",
-        _has_momentum,
+        lambda c, job: c.parsed.optimizer.name != "sgd" or c.parsed.optimizer.args.get("momentum"),
         "sgd has no momentum by default. Write --optimizer='sgd(momentum=0.9)', or leave it out",
     ),
     Effect(
@@ -138,13 +107,15 @@ EFFECTS = (
     ),
     Effect(
         "max_skipped_steps",
-        _scales_loss,
+        # A script or a user-defined model may compute in float16 itself.
+        lambda c, job: c.precision == "mixed_float16" or ":" in getattr(c, "model", ":"),
         "no step is skipped without a loss scale. Add --precision=mixed_float16, or leave it out",
     ),
-    Effect("start_timeout_seconds", _has_several_processes, _ONE_PROCESS),
-    Effect("coordinator", _has_several_processes, _ONE_PROCESS),
-    Effect("token_file", _has_several_processes, _ONE_PROCESS),
-    Effect("insecure", _has_several_processes, _ONE_PROCESS),
+    Effect(
+        "start_timeout_seconds coordinator token_file insecure",
+        lambda c, job: job.processes > 1,
+        "the job is one process. Leave it out, or start several",
+    ),
     Effect("shard_min_elements", lambda c, job: c.shard != "none", "nothing is sharded. Add --shard, or leave it out"),
     Effect(
         "batch_norm",
@@ -181,6 +152,9 @@ def _unsupported_options(config: Any, strategy: Declaration) -> Iterator[tuple[s
 
 def _ineffective_flags(config: Any, job: Job) -> Iterator[tuple[str, str]]:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    for flag, has_effect, reason in EFFECTS:
-        if flag in defaults and getattr(config, flag) != defaults[flag] and not has_effect(config, job):
-            yield flag, reason
+    for flags, has_effect, reason in EFFECTS:
+        for flag in flags.split():
+            is_set = flag in defaults and getattr(config, flag) != defaults[flag]
+            is_off = flag == "measure_every" and is_set and not config.measure_every
+            if is_set and not is_off and not has_effect(config, job):
+                yield flag, reason

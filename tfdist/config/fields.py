@@ -29,20 +29,6 @@ OUTPUT = "Output and checkpoints"
 CHECKS = "Checks"
 TOPICS = (MODEL, DURATION, DEVICES, TRAINING, GRADIENTS, OUTPUT, CHECKS)  # in the order of --help
 NO_EFFECT_HELP = "Accepted but ignored, so that flag files of tfdist train can be used"
-# Values of other libraries, and the corresponding values of tfdist.
-_SYNONYMS = {
-    "16": "mixed_float16",
-    "16-mixed": "mixed_float16",
-    "32": "float32",
-    "bf16": "mixed_bfloat16",
-    "bf16-mixed": "mixed_bfloat16",
-    "bfloat16": "mixed_bfloat16",
-    "float16": "mixed_float16",
-    "fp16": "mixed_float16",
-    "fp32": "float32",
-    "half": "mixed_float16",
-    "sync": "synchronized",
-}
 Config = TypeVar("Config")
 ANY_TEXT = ".*"  # for `Flag.safe_values`
 CATALOG_NAME = r"\w+"  # resolved by a catalog of the library or of Keras only
@@ -179,6 +165,23 @@ def flag_field(default: Any, *args: Any, **kwargs: Any) -> Any:
     return dataclasses.field(default=default, metadata={"flag": Flag(*args, **kwargs)})
 
 
+def _flags_of(topic: str) -> Callable[..., Any]:
+    def topic_flag(default: Any, help: str, **kwargs: Any) -> Any:
+        return flag_field(default, topic, help, **kwargs)
+
+    return topic_flag
+
+
+# Like `flag_field`, without the topic.
+model_flag, duration_flag, device_flag, training_flag = map(_flags_of, (MODEL, DURATION, DEVICES, TRAINING))
+gradient_flag, output_flag, check_flag = map(_flags_of, (GRADIENTS, OUTPUT, CHECKS))
+
+
+def strategy_option(default: Any, help: str, **kwargs: Any) -> Any:
+    """Returns the field of an option of strategies, for which the others accept only the default."""
+    return device_flag(default, help, is_option=True, **{"neutral_values": (default,)} | kwargs)
+
+
 def field_names(config: Any, trait: str) -> tuple[str, ...]:
     """Returns the names of the fields whose `Flag` has a trait, such as "per_process"."""
     return tuple(field.name for field in dataclasses.fields(config) if getattr(field.metadata["flag"], trait))
@@ -277,10 +280,7 @@ def _normalize_text(field: dataclasses.Field, value: str) -> tuple[str, Any]:
     if not text.isprintable():  # it must fit in one line of a flagfile and in the environment
         raise InputError(f"--{name} must be one line of printable text. Received: {text!r}.")
     if flag.choices and text not in flag.choices:
-        synonym = _SYNONYMS.get(text.lower(), text)
-        raise InputError(
-            f"--{name}={text} is not known.{nearest(synonym if synonym in flag.choices else text, flag.choices)}"
-        )
+        raise InputError(f"--{name}={text} is not known.{nearest(text, flag.choices)}")
     if flag.known:
         check_name(name, text, flag.known)
     return text, parsed

@@ -6,13 +6,13 @@ from tfdist.config.all_reduce import parse_all_reduce
 from tfdist.config.conflicts import check_combinations, flag_text
 from tfdist.config.fields import (
     ANY_TEXT,
-    CHECKS,
-    DEVICES,
-    GRADIENTS,
-    TRAINING,
     check_fields,
-    flag_field,
+    check_flag,
+    device_flag,
+    gradient_flag,
     normalize_number_or_spec,
+    strategy_option,
+    training_flag,
 )
 from tfdist.config.rules import parse_rules
 from tfdist.config.staleness import ParameterServerOptions
@@ -40,84 +40,65 @@ class JobConfig(JobOptions):
       InputError: a field is out of range, or fields conflict.
     """
 
-    steps_per_call: int = flag_field(
-        10, DEVICES, "Number of steps per call of the compiled loop. Affects speed only.", minimum=1
+    steps_per_call: int = device_flag(
+        10, "Number of steps per call of the compiled loop. Affects speed only.", minimum=1
     )
-    jit_compile: bool = flag_field(
-        False, DEVICES, "Compile the forward and backward pass with XLA.", training_only=True
-    )
-    precision: str = flag_field(
+    jit_compile: bool = device_flag(False, "Compile the forward and backward pass with XLA.", training_only=True)
+    precision: str = training_flag(
         "float32",
-        TRAINING,
         "float32, mixed_bfloat16 or mixed_float16. Mixed precision computes in 16 bits and keeps weights in 32.",
         choices=("float32", "mixed_bfloat16", "mixed_float16"),
         fixed=True,
     )
-    loss_scale: str = flag_field(
+    loss_scale: str = training_flag(
         "",
-        TRAINING,
         "Loss scale for mixed_float16: a number, or dynamic(initial_power=15, growth_interval=2000, hysteresis=1, "
         "floor=..., cap=...). Defaults to dynamic with mixed_float16.",
         check=normalize_number_or_spec,
         safe_values=ANY_TEXT,
     )
-    max_skipped_steps: int = flag_field(
-        50, TRAINING, "Maximum number of consecutive steps skipped because of overflow before the run ends.", minimum=1
+    max_skipped_steps: int = training_flag(
+        50, "Maximum number of consecutive steps skipped because of overflow before the run ends.", minimum=1
     )
-    accumulate_steps: int = flag_field(
-        1,
-        GRADIENTS,
-        "Number of micro-steps per step (gradient accumulation). Affects memory and time, not the result.",
-        minimum=1,
+    accumulate_steps: int = gradient_flag(
+        1, "Number of micro-steps per step (gradient accumulation). Affects memory and time, not the result.", minimum=1
     )
-    clip_norm: float = flag_field(0.0, GRADIENTS, "Maximum global norm of the gradient. 0 disables clipping.")
-    clip_value: float = flag_field(
-        0.0, GRADIENTS, "Maximum absolute value of any element of the gradient. 0 disables clipping."
+    clip_norm: float = gradient_flag(0.0, "Maximum global norm of the gradient. 0 disables clipping.")
+    clip_value: float = gradient_flag(
+        0.0, "Maximum absolute value of any element of the gradient. 0 disables clipping."
     )
-    recompute: str = flag_field(
+    recompute: str = gradient_flag(
         "none",
-        GRADIENTS,
         "Activation checkpointing: none, full, or a regular expression that matches the whole paths of the layers to "
         "recompute in the backward pass.",
         safe_values=ANY_TEXT,
     )
-    compression: str = flag_field(
+    compression: str = gradient_flag(
         "none",
-        GRADIENTS,
         f"Gradient compression: a method such as powersgd(rank=4) or topk(ratio=0.01)|fp16, {USER_CODE}, or rules for each "
         "variable such as 'size>=10000: int8; *: none'.",
         check=str,
         parse=parse_rules,
         training_only=True,
     )
-    compression_min_bytes: int = flag_field(65536, GRADIENTS, "Minimum size in bytes of gradients to compress.")
-    bucket_mb: float = flag_field(
-        4.0,
-        GRADIENTS,
-        "Size in MiB of the buckets in which small gradients are reduced together.",
-        minimum=0.001,
-        maximum=1024,
+    compression_min_bytes: int = gradient_flag(65536, "Minimum size in bytes of gradients to compress.")
+    bucket_mb: float = gradient_flag(
+        4.0, "Size in MiB of the buckets in which small gradients are reduced together.", minimum=0.001, maximum=1024
     )
-    bucket_order: str = flag_field(
+    bucket_order: str = gradient_flag(
         "backward",
-        GRADIENTS,
         "Order in which gradients are sent: backward (as the backward pass computes them) or smallest (smaller buckets first).",
         choices=("backward", "smallest"),
     )
-    batch_norm: str = flag_field(
+    batch_norm: str = training_flag(
         "local",
-        TRAINING,
         "Statistics of BatchNormalization: local (the rows of each replica; on a mesh, all) or synchronized (the "
         "global batch).",
         choices=("local", "synchronized"),
         fixed=True,
     )
-    seed: int = flag_field(
-        0,
-        TRAINING,
-        "Seed for initial weights, the order of examples, and random layers.",
-        maximum=_MAX_SEED,
-        fixed=True,
+    seed: int = training_flag(
+        0, "Seed for initial weights, the order of examples, and random layers.", maximum=_MAX_SEED, fixed=True
     )
 
     def __post_init__(self) -> None:
@@ -133,24 +114,20 @@ class JobConfig(JobOptions):
 class RunConfig(JobConfig, ParameterServerOptions):
     """Configuration of a program that calls Keras's `fit`, `evaluate` and `predict`."""
 
-    strategy: str = flag_field(AUTO, DEVICES, strategy_help(RUN_KERAS_FIT))
-    devices: int = flag_field(
+    strategy: str = device_flag(AUTO, strategy_help(RUN_KERAS_FIT))
+    devices: int = strategy_option(
         0,
-        DEVICES,
         f"Number of devices per process, for {' and '.join(_DEVICE_STRATEGIES)}. 0 uses all GPUs, or one CPU device.",
-        is_option=True,
         neutral_values=(0, 1),
     )
-    stall_shutdown_seconds: float = flag_field(
+    stall_shutdown_seconds: float = check_flag(
         600.0,
-        CHECKS,
         "Seconds that a process waits for the others in a call of fit, evaluate or predict, and at the end of the "
         "program.",
         minimum=1,
     )
-    rows: str = flag_field(
+    rows: str = check_flag(
         "gather",
-        CHECKS,
         "What to do with a loss, a metric or a step that needs all rows of a batch, and is neither a mean nor a sum over "
         "them. gather: replicas communicate the rows that it needs. strict: raise an error.",
         choices=("gather", "strict"),

@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from tfdist.config.conflicts import flag_text
-from tfdist.config.fields import AUTO, DEVICES, flag_field, normalize_layout
+from tfdist.config.fields import AUTO, device_flag, normalize_layout, strategy_option
 from tfdist.config.strategy_registry import strategies_with
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
@@ -29,31 +29,23 @@ class LayoutConfig(TrainConfig):
     ignored_flags: ClassVar[tuple[str, ...]] = tuple(
         field.name for field in dataclasses.fields(TrainConfig) if field.name not in _PLAN_FLAGS
     )
-    strategy: str = flag_field(
+    strategy: str = device_flag(
         AUTO,
-        DEVICES,
         f"Distribution strategy: {', '.join(_STRATEGIES)}, or auto: {_PIPELINE_STRATEGIES[0]} if --mesh_shape has an axis "
         f"stage, else {_LAYOUT_STRATEGIES[0]}.",
         choices=(AUTO, *_STRATEGIES),
     )
-    layout: str = flag_field(
+    layout: str = strategy_option(
         "",
-        DEVICES,
         "As for training; auto searches for the layout that communicates least and fits into --memory_gb.",
         check=lambda text: text if text == AUTO else normalize_layout(text),
-        is_option=True,
-        neutral_values=("",),
     )
-    memory_gb: float = flag_field(
-        0.0, DEVICES, "Memory per device in GiB for state and activations, for --layout=auto."
+    memory_gb: float = device_flag(0.0, "Memory per device in GiB for state and activations, for --layout=auto.")
+    measure_stages: bool = device_flag(
+        False, "Measure the time of each stage of a pipeline on this device, and predict the time of a step."
     )
-    measure_stages: bool = flag_field(
-        False, DEVICES, "Measure the time of each stage of a pipeline on this device, and predict the time of a step."
-    )
-    processes: int = flag_field(
-        0,
-        DEVICES,
-        f"Number of processes that train, each one replica, for --strategy={' or '.join(_PROCESS_STRATEGIES)}.",
+    processes: int = device_flag(
+        0, f"Number of processes that train, each one replica, for --strategy={' or '.join(_PROCESS_STRATEGIES)}."
     )
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from tfdist.config.all_reduce import (
     parse_all_reduce,
     parse_table,
 )
-from tfdist.config.fields import DEVICES, Flags, flag_field, normalize_address, normalize_layout
+from tfdist.config.fields import Flags, device_flag, normalize_address, normalize_layout, strategy_option
 from tfdist.config.layouts import REPLICA_STAGES, STAGES, parse_grid, parse_layout, parse_shard
 from tfdist.config.mesh import mesh_of, parse_mesh
 from tfdist.config.pipeline import PipelineOptions, check_flags_without_flush, check_mesh
@@ -312,11 +312,6 @@ _AUTO_DECLARATION = Declaration(
     options=tuple(option for declaration in DECLARATIONS if declaration.auto for option in declaration.options or ()),
 )
 _DECLARATIONS_BY_NAME = {declaration.name: declaration for declaration in (_AUTO_DECLARATION, *DECLARATIONS)}
-# Horovod supports oneCCL, but tfdist does not; see the measurements in docs/guides/mpi.md.
-NO_ONECCL = (
-    "oneCCL is not supported, because its sums on three ranks differ from run to run, and Horovod has no float16, "
-    "reduce-scatter or process sets for it."
-)
 
 
 def strategy_declaration(name: str) -> Declaration:
@@ -335,150 +330,110 @@ def strategies_with(option: str) -> tuple[str, ...]:
     return tuple(declaration.name for declaration in DECLARATIONS if option in (declaration.options or ()))
 
 
-def accepted_values(option: str) -> list[str]:
-    """Returns the values that each strategy accepts for an option, as `horovod accepts auto, gloo, mpi`."""
-    return [f"{d.name} accepts {', '.join(d.accepts[option])}" for d in DECLARATIONS if option in d.accepts]
-
-
-def _refuse_oneccl(text: str) -> str:
-    if text == "ccl":
-        raise InputError(f"{NO_ONECCL} Received: ccl. Use mpi.")
-    return text
-
-
 def strategy_help(names: tuple[str, ...] = NAMES) -> str:
     """Returns the help of `--strategy` with these names."""
     descriptions = ", ".join(f"{name} ({strategy_declaration(name).help})" for name in names)
     return f"Distribution strategy: auto, {descriptions}, or package.module:Class."
 
 
+_COMMUNICATION_HELP = "Collective implementation: {}.".format(
+    "; ".join(
+        f"{d.name} accepts {', '.join(d.accepts['communication'])}"
+        for d in DECLARATIONS
+        if "communication" in d.accepts
+    )
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(Flags):
     """The strategy, its options for any job, and how the job's processes find each other."""
 
-    strategy: str = flag_field(AUTO, DEVICES, strategy_help())
-    devices: int = flag_field(
+    strategy: str = device_flag(AUTO, strategy_help())
+    devices: int = strategy_option(
         0,
-        DEVICES,
         f"Number of devices per process, for {' and '.join(strategies_with('devices'))}. 0 uses all GPUs, or one CPU device; "
         "for a mesh, as many as it needs.",
-        is_option=True,
         neutral_values=(0, 1),
     )
-    communication: str = flag_field(
+    communication: str = strategy_option(
         "auto",
-        DEVICES,
-        f"Collective implementation: {'; '.join(accepted_values('communication'))}.",
+        _COMMUNICATION_HELP,
         choices=("auto", "ring", "nccl", "gloo", "mpi"),
-        check=_refuse_oneccl,
-        is_option=True,
-        neutral_values=("auto",),
     )
-    intra_op_threads: int = flag_field(
+    intra_op_threads: int = strategy_option(
         0,
-        DEVICES,
         "Number of threads within an operation. 0 pins the process to its share of the host's cores.",
-        is_option=True,
         per_process=True,
+        neutral_values=(),
     )
-    all_reduce: str = flag_field(
+    all_reduce: str = strategy_option(
         ENGINE,
-        DEVICES,
         f"Algorithm for sums over replicas: engine (its own all-reduce), {', '.join(TFDIST_ALGORITHMS)}, auto (measures which "
         "is fastest, by size) or auto(table=FILE) (as measured before). docs/guides/all_reduce.md explains them.",
         check=validate_all_reduce,
-        is_option=True,
         safe_values=fields.ANY_TEXT,
+        neutral_values=(),
     )
-    topology: str = flag_field(
+    topology: str = strategy_option(
         "",
-        DEVICES,
         "Numbers of consecutive replicas on each host, such as 2,2, for --all_reduce. Set by the launcher by default.",
         check=normalize_topology,
-        is_option=True,
         safe_values=fields.ANY_TEXT,
+        neutral_values=(),
     )
-    coordinator: str = flag_field(
+    coordinator: str = device_flag(
         "",
-        DEVICES,
         "HOST:PORT of rank 0, if the environment does not provide it.",
         check=normalize_address,
         training_only=True,
         trial_value="",
     )
-    token_file: str = flag_field(
+    token_file: str = device_flag(
         "",
-        DEVICES,
         "File with the token that the processes of a job over several hosts share, if TFDIST_TOKEN is not set. Its mode must "
         "be 0600.",
         per_process=True,
         training_only=True,
     )
-    insecure: bool = flag_field(
+    insecure: bool = device_flag(
         False,
-        DEVICES,
         "Run a job over several hosts without a token: anyone who can reach the coordinator can join it.",
         training_only=True,
     )
-    start_timeout_seconds: float = flag_field(
-        120.0, DEVICES, "Seconds to wait for the other processes at start-up.", minimum=1
-    )
+    start_timeout_seconds: float = device_flag(120.0, "Seconds to wait for the other processes at start-up.", minimum=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerOptions(PipelineOptions, ParameterServerOptions):
     """Options of strategies that run `tfdist.Trainer`, but not Keras's own `fit`."""
 
-    tpu: str = flag_field(
+    tpu: str = strategy_option("", "Name or address of the TPU, for --strategy=tpu; local on a TPU VM.")
+    mesh_shape: str = strategy_option(
         "",
-        DEVICES,
-        "Name or address of the TPU, for --strategy=tpu; local on a TPU VM.",
-        is_option=True,
-        neutral_values=("",),
-    )
-    mesh_shape: str = flag_field(
-        "",
-        DEVICES,
         "Axes of the device mesh for --strategy=mesh, such as data:2;model:4, by default data:DEVICES; or of the processes for "
         "--strategy=pipeline, such as stage:2;data:2, by default stage:PROCESSES, and of the devices in each: "
         "stage:2;data:2;model:2.",
         parse=parse_mesh,
-        is_option=True,
-        neutral_values=("",),
         safe_values=fields.ANY_TEXT,
     )
-    layout: str = flag_field(
+    layout: str = strategy_option(
         "",
-        DEVICES,
         "Mapping of named tensor dims to mesh axes for --strategy=mesh, such as batch:data;heads:model. By default, "
         "the batch is sharded over the first axis. For --strategy=pipeline, a mapping to the axis model, such as "
         "heads:model.",
         check=normalize_layout,
-        is_option=True,
-        neutral_values=("",),
         safe_values=fields.ANY_TEXT,
     )
-    shard: str = flag_field(
+    shard: str = strategy_option(
         "none",
-        DEVICES,
         "State to shard over replicas, as in ZeRO: none, optimizer (optimizer state) or, over the batch axis of a mesh, "
         "gradients (also gradients) or parameters (also parameters).",
         choices=STAGES,
-        is_option=True,
-        neutral_values=("none",),
     )
-    shard_axis: str = flag_field(
-        "",
-        DEVICES,
-        "Mesh axis for --shard. Defaults to the axis of the batch.",
-        is_option=True,
-        neutral_values=("",),
-        safe_values=fields.ANY_TEXT,
+    shard_axis: str = strategy_option(
+        "", "Mesh axis for --shard. Defaults to the axis of the batch.", safe_values=fields.ANY_TEXT
     )
-    shard_min_elements: int = flag_field(
-        1024,
-        DEVICES,
-        "Minimum number of elements of variables to shard with --shard, for --strategy=mesh.",
-        is_option=True,
-        neutral_values=(1024,),
+    shard_min_elements: int = strategy_option(
+        1024, "Minimum number of elements of variables to shard with --shard, for --strategy=mesh."
     )

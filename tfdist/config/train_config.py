@@ -11,17 +11,16 @@ from tfdist.config.decay import DECAYS, Plateau, parse_decay
 from tfdist.config.fields import (
     ANY_TEXT,
     CATALOG_NAME,
-    CHECKS,
-    DURATION,
-    GRADIENTS,
-    MODEL,
-    OUTPUT,
-    TRAINING,
-    flag_field,
+    check_flag,
+    duration_flag,
+    gradient_flag,
+    model_flag,
     normalize_names,
     normalize_user_function,
+    output_flag,
     parse_loggers,
     parse_step_range,
+    training_flag,
 )
 from tfdist.config.job_config import USER_CODE, JobConfig
 from tfdist.config.monitor import parse_early_stopping, parse_interval, parse_monitor
@@ -48,18 +47,16 @@ _RUN_FLAGS = (  # flags of a run with a directory, without effect on `verify`
 class TrainConfig(TrainerOptions, JobConfig):
     """Configuration of a training run; `tfdist train --help` lists its fields."""
 
-    model: str = flag_field(
+    model: str = model_flag(
         "cnn",
-        MODEL,
         f"Model: mlp, cnn, resnet50 or transformer, optionally with arguments, {USER_CODE}.",
         parse=parse,
         fixed=True,
         known=_MODELS,
         safe_values="|".join(_MODELS),
     )
-    dataset: str = flag_field(
+    dataset: str = model_flag(
         "digits",
-        MODEL,
         "Data set: digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME; files of your own, as images:DIR (a "
         "folder per class), csv:FILE(label=...), npz:FILE or tfrecord:PATTERN(features=...), which docs/guides/data.md "
         f"explains; {USER_CODE}.",
@@ -68,78 +65,70 @@ class TrainConfig(TrainerOptions, JobConfig):
         known=DATA_SETS,
         safe_values=SAFE_DATA_SETS,
     )
-    data_dir: str | None = flag_field(
+    data_dir: str | None = model_flag(
         None,
-        MODEL,
         "Directory with the files of the data set, in which relative paths are looked for. Defaults to the data set's own "
         "location, or the current directory.",
         per_process=True,
         safe_values=ANY_TEXT,
     )
-    augment: str = flag_field(
+    augment: str = model_flag(
         "",
-        MODEL,
         "Random changes of training images, applied in order, such as flip|crop(padding=4): flip, crop, resized_crop, rotate, "
         f"brightness, contrast, cutout, erase, {USER_CODE}.",
         check=lambda text: "|".join(map(str, parse_chain(text))),
         fixed=True,
         training_only=True,
     )
-    steps: int = flag_field(0, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")
-    epochs: int = flag_field(0, DURATION, f"Number of epochs. 0 means {_DEFAULT_EPOCHS}, unless --steps is given.")
-    early_stopping: str = flag_field(
+    steps: int = duration_flag(0, "Number of steps (optimizer updates). 0 trains for --epochs.")
+    epochs: int = duration_flag(0, f"Number of epochs. 0 means {_DEFAULT_EPOCHS}, unless --steps is given.")
+    early_stopping: str = duration_flag(
         "",
-        DURATION,
         "Metric that ends the run when it no longer improves, such as val_loss(patience=3, min_delta=0): patience is in "
         "evaluations. Empty disables it.",
         parse=parse_early_stopping,
         training_only=True,
         trial_value="",
     )
-    batch_size: int = flag_field(
-        64, TRAINING, "Global batch size: number of examples per step, over all replicas.", minimum=1, fixed=True
+    batch_size: int = training_flag(
+        64, "Global batch size: number of examples per step, over all replicas.", minimum=1, fixed=True
     )
-    elastic_batch: str = flag_field(
+    elastic_batch: str = training_flag(
         "global",
-        TRAINING,
         "What to keep when a run resumes with another number of replicas: global (the global batch size, and so the "
         "result) or replica (the batch size per replica; the global batch size and the learning rate scale with the "
         "number of replicas).",
         choices=("global", "replica"),
     )
-    balance: str = flag_field(
+    balance: str = training_flag(
         "equal",
-        TRAINING,
         "How rows are allocated to replicas: equal, measured (by speed) or weights(2,1,1). Affects time, not the result.",
         parse=parse_balance,
         training_only=True,
     )
-    optimizer: str = flag_field(
+    optimizer: str = training_flag(
         "adamw",
-        TRAINING,
         f"Optimizer: a Keras optimizer in lower case, such as sgd(momentum=0.9), {USER_CODE}.",
         parse=parse,
         fixed=True,
         safe_values=CATALOG_NAME,
     )
-    learning_rate: float = flag_field(0.001, TRAINING, "Learning rate.")
-    lr_scaling: str = flag_field(
+    learning_rate: float = training_flag(0.001, "Learning rate.")
+    lr_scaling: str = training_flag(
         "none",
-        TRAINING,
         "Scaling of the learning rate with --batch_size / --base_batch_size: none, linear or sqrt.",
         choices=("none", "linear", "sqrt"),
         trial_value="none",
     )
-    base_batch_size: int = flag_field(
-        0, TRAINING, "Batch size for which --learning_rate was tuned, for --lr_scaling.", trial_value=0
+    base_batch_size: int = training_flag(
+        0, "Batch size for which --learning_rate was tuned, for --lr_scaling.", trial_value=0
     )
-    warmup_steps: int = flag_field(0, TRAINING, "Number of steps of linear learning-rate warmup.", trial_value=0)
-    warmup_start: float = flag_field(
-        0.0, TRAINING, "Learning rate at step 0 as a fraction of the peak.", maximum=1, trial_value=0.0
+    warmup_steps: int = training_flag(0, "Number of steps of linear learning-rate warmup.", trial_value=0)
+    warmup_start: float = training_flag(
+        0.0, "Learning rate at step 0 as a fraction of the peak.", maximum=1, trial_value=0.0
     )
-    decay: str = flag_field(
+    decay: str = training_flag(
         "none",
-        TRAINING,
         "Learning-rate schedule: none, cosine(to=0.0), cosine_restarts(first=...), exponential(factor=0.01), linear(to=0.0), "
         "one_cycle(pct_start=0.3), plateau(monitor=val_loss, factor=0.1, patience=10), polynomial(to=0.0, power=1.0), "
         f"step(every=..., factor=0.1), {USER_CODE}. docs/guides/gradients.md has the equations.",
@@ -147,27 +136,24 @@ class TrainConfig(TrainerOptions, JobConfig):
         trial_value="none",
         safe_values="|".join(DECAYS),
     )
-    momentum_correction: bool = flag_field(
-        False, TRAINING, "Momentum correction, for sgd and lars: changes of the learning rate do not distort momentum."
+    momentum_correction: bool = training_flag(
+        False, "Momentum correction, for sgd and lars: changes of the learning rate do not distort momentum."
     )
-    ema: float = flag_field(
+    ema: float = training_flag(
         0.0,
-        TRAINING,
         "Momentum of an exponential moving average of the weights, such as 0.999, which is evaluated and exported. 0 "
         "disables averaging.",
         fixed=True,
     )
-    loss: str = flag_field(
+    loss: str = training_flag(
         "sparse_categorical_crossentropy(from_logits=True)",
-        TRAINING,
         f"Loss: a Keras loss in snake case, {USER_CODE}.",
         parse=parse,
         fixed=True,
         safe_values=CATALOG_NAME,
     )
-    sync: str = flag_field(
+    sync: str = gradient_flag(
         "every_step",
-        GRADIENTS,
         "How replicas are synchronized: every_step (gradients are summed in every step), or exchanges of weights by local_sgd, "
         "post_local_sgd, hierarchical_local_sgd, diloco, easgd or fedavg (docs/guides/local_sgd.md).",
         parse=parse_sync,
@@ -175,154 +161,134 @@ class TrainConfig(TrainerOptions, JobConfig):
         trial_value="every_step",
         safe_values="|".join(SYNCS),
     )
-    metrics: str = flag_field(
+    metrics: str = training_flag(
         "accuracy",
-        TRAINING,
         "Comma-separated Keras metrics. Empty records the loss only.",
         check=normalize_names,
         fixed=True,
         safe_values=rf"{CATALOG_NAME}(,{CATALOG_NAME})*",
     )
-    callbacks: str = flag_field(
+    callbacks: str = training_flag(
         "",
-        TRAINING,
         "Your own function that returns a Keras callback or a list of them: package.module:name(...).",
         check=normalize_user_function,
         training_only=True,
         trial_value="",
     )
-    compression_check_every: int = flag_field(
+    compression_check_every: int = gradient_flag(
         0,
-        GRADIENTS,
         "Number of steps between comparisons of compressed gradients with exact ones. 0 disables them.",
         training_only=True,
         trial_value=0,
     )
-    compression_max_error: float = flag_field(
+    compression_max_error: float = gradient_flag(
         0.0,
-        GRADIENTS,
         "Maximum compression error as a fraction of the gradient norm; beyond it, compression is disabled. 0 means no limit.",
         training_only=True,
         trial_value=0.0,
     )
-    output_dir: str = flag_field(
+    output_dir: str = output_flag(
         "",
-        OUTPUT,
         "Directory of the run: new, empty, or of a run to resume. Defaults to runs/DATASET-MODEL-STRATEGY-TIME.",
         per_process=True,
         safe_values=ANY_TEXT,
     )
-    checkpoint_every: str = flag_field(
+    checkpoint_every: str = output_flag(
         "0",
-        OUTPUT,
         "Interval between checkpoints, in steps, or in seconds such as 600s. 0 saves only on preemption and for --best.",
         check=str,
         parse=parse_interval,
         trial_value="0",
         safe_values=ANY_TEXT,
     )
-    keep: int = flag_field(3, OUTPUT, "Maximum number of checkpoints to keep.", minimum=1)
-    checkpoint_async: bool = flag_field(True, OUTPUT, "Write checkpoints in the background while training continues.")
-    checkpoint_strict: bool = flag_field(
-        True, OUTPUT, "End the run if a checkpoint cannot be written. Otherwise, log a warning and continue."
+    keep: int = output_flag(3, "Maximum number of checkpoints to keep.", minimum=1)
+    checkpoint_async: bool = output_flag(True, "Write checkpoints in the background while training continues.")
+    checkpoint_strict: bool = output_flag(
+        True, "End the run if a checkpoint cannot be written. Otherwise, log a warning and continue."
     )
-    best: str = flag_field(
+    best: str = output_flag(
         "",
-        OUTPUT,
         "Metric whose best checkpoint is also kept, and exported at the end, such as val_accuracy or val_auc(mode=max). "
         "Empty exports the last step.",
         parse=parse_monitor,
         training_only=True,
         trial_value="",
     )
-    commit_every: int = flag_field(
+    commit_every: int = output_flag(
         0,
-        OUTPUT,
         "Number of steps between in-memory checkpoints (commits), from which a run resumes after a failure. 0 disables them.",
         trial_value=0,
     )
-    commit_dir: str = flag_field(
+    commit_dir: str = output_flag(
         "",
-        OUTPUT,
         "Directory for in-memory checkpoints, such as /dev/shm/mine. Defaults to one that the launcher creates.",
         trial_value="",
         safe_values=ANY_TEXT,
     )
-    resume: str = flag_field(
+    resume: str = output_flag(
         "auto",
-        OUTPUT,
         "auto (resume from the newest valid checkpoint in --output_dir, if any), never (start from scratch), or the "
         "directory of a checkpoint or of a run (start from its weights and state).",
         trial_value="auto",
         safe_values=ANY_TEXT,
     )
-    overwrite: bool = flag_field(
+    overwrite: bool = output_flag(
         False,
-        OUTPUT,
         "Delete the run that is in --output_dir, and start over. Other files in it stay.",
         training_only=True,
         trial_value=False,
     )
-    log_every: int = flag_field(10, OUTPUT, "Number of steps between metric records.", minimum=1)
-    eval_every: int = flag_field(
+    log_every: int = output_flag(10, "Number of steps between metric records.", minimum=1)
+    eval_every: int = output_flag(
         0,
-        OUTPUT,
         "Number of steps between evaluations. The last evaluation is at the end of the run. 0 evaluates at the end of each "
         "epoch.",
     )
-    measure_every: int = flag_field(
+    measure_every: int = output_flag(
         1000,
-        OUTPUT,
         "Number of steps between measurements of the communication time of a step. 0 disables them.",
         trial_value=0,
     )
-    loggers: str = flag_field(
+    loggers: str = output_flag(
         "tensorboard",
-        OUTPUT,
         f"Comma-separated experiment trackers, in addition to metrics.jsonl: tensorboard, mlflow(experiment='tfdist'), "
         f"wandb(project='tfdist'), {USER_CODE}. Empty for none.",
         parse=parse_loggers,
         training_only=True,
         trial_value="",
     )
-    profile_steps: str = flag_field(
+    profile_steps: str = output_flag(
         "",
-        OUTPUT,
         "A:B profiles steps A to B for TensorBoard. A pipeline also draws the timeline of step A.",
         check=str,
         parse=parse_step_range,
         training_only=True,
         trial_value="",
     )
-    stall_warning_seconds: float = flag_field(
+    stall_warning_seconds: float = check_flag(
         60.0,
-        CHECKS,
         "Report a stall, with the stack of each process, if a call of the compiled loop takes this much longer than "
         "twice its usual time. 0 disables the report. The first call, which compiles, is reported only if a process "
         "is missing from it.",
     )
-    stall_shutdown_seconds: float = flag_field(
+    stall_shutdown_seconds: float = check_flag(
         600.0,
-        CHECKS,
         "End all processes with exit code 4 if a call of the compiled loop takes this much longer than twice its usual "
         "time. 0 disables it. The first call is exempt.",
     )
-    check_sync_every: int = flag_field(
+    check_sync_every: int = check_flag(
         0,
-        CHECKS,
         "Number of steps between checks that replicas are identical, except for what --sync makes local. 0 disables them.",
         trial_value=0,
     )
-    check_sync: str = flag_field(
+    check_sync: str = check_flag(
         "variables",
-        CHECKS,
         "What to check: variables (a difference ends the run) or gradients (logs the norm of each replica).",
         choices=("variables", "gradients"),
         trial_value="variables",
     )
-    find: str = flag_field(
+    find: str = check_flag(
         "",
-        CHECKS,
         "Search instead of training: learning_rate(min=1e-7, max=10, steps=100), by a sweep over rates; or "
         "batch_size(memory=..., max=..., steps=20, processes=1), by trials in processes of their own. docs/guides/finders.md "
         "explains both.",
@@ -330,7 +296,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         training_only=True,
         trial_value="",
     )
-    dry_run: bool = flag_field(False, CHECKS, "Print the configuration of the run and exit.")
+    dry_run: bool = check_flag(False, "Print the configuration of the run and exit.")
 
     def _complete(self) -> None:
         if not self.steps and not self.epochs:
@@ -356,13 +322,12 @@ class VerifyConfig(TrainConfig):
     """Configuration of `tfdist verify`: the training flags, and the tolerance of the comparison."""
 
     ignored_flags: ClassVar[tuple[str, ...]] = tuple(_RUN_FLAGS)
-    steps: int = flag_field(10, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")
-    float64: bool = flag_field(
-        False, CHECKS, "Compute in float64, in which rounding errors are far smaller than real differences."
+    steps: int = duration_flag(10, "Number of steps (optimizer updates). 0 trains for --epochs.")
+    float64: bool = check_flag(
+        False, "Compute in float64, in which rounding errors are far smaller than real differences."
     )
-    tolerance: float = flag_field(
+    tolerance: float = check_flag(
         0.0,
-        CHECKS,
         "Maximum relative difference that passes. 0 chooses it by optimizer and --float64, and 4 times the rounding "
         "error in bfloat16. Required with float16, --compression (but not with --staleness=async or bounded) or "
         "--activation_compression; dgc and signsgd are different algorithms and do not match one device at any tolerance.",

@@ -4,7 +4,7 @@ import dataclasses
 import os
 
 from tfdist.config.conflicts import check_combinations
-from tfdist.config.fields import CHECKS, MODEL, OUTPUT, check_fields, field_names, flag_field
+from tfdist.config.fields import check_fields, check_flag, field_names, model_flag, output_flag
 from tfdist.config.spec import parse
 from tfdist.config.strategy_registry import JobOptions, TrainerOptions
 from tfdist.errors import InputError
@@ -17,18 +17,16 @@ TABLES = (".npy", ".npz", ".csv")
 class WeightsConfig:
     """The weights to use, and whether user code that the run names may be executed."""
 
-    checkpoint: str = flag_field(
+    checkpoint: str = model_flag(
         NEWEST,
-        MODEL,
         "Weights: newest (checkpoint, or model.keras without checkpoints), best (if the run has kept it), or the path of a "
         "checkpoint or of a .keras file.",
     )
-    data_dir: str | None = flag_field(
-        None, MODEL, "Directory with the files of the data set, if it has moved since the run.", per_process=True
+    data_dir: str | None = model_flag(
+        None, "Directory with the files of the data set, if it has moved since the run.", per_process=True
     )
-    safe_mode: bool = flag_field(
+    safe_mode: bool = check_flag(
         True,
-        CHECKS,
         "Raise an error for a run whose model, data set, loss, optimizer or decay is a package.module:function, or whose data "
         "set is tfds:NAME, instead of importing it.",
     )
@@ -38,12 +36,10 @@ class WeightsConfig:
 class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
     """The weights, data and devices of a command; by default, the same as in the run."""
 
-    dataset: str = flag_field("", MODEL, "Data set, as for training. Defaults to the run's data set.", parse=parse)
-    split: str = flag_field("test", MODEL, "Split of the data set: test or train.", choices=("test", "train"))
-    batch_size: int = flag_field(
-        0,
-        MODEL,
-        "Number of examples per batch, over all replicas. Does not affect the result. 0 means the run's batch size.",
+    dataset: str = model_flag("", "Data set, as for training. Defaults to the run's data set.", parse=parse)
+    split: str = model_flag("test", "Split of the data set: test or train.", choices=("test", "train"))
+    batch_size: int = model_flag(
+        0, "Number of examples per batch, over all replicas. Does not affect the result. 0 means the run's batch size."
     )
 
     def __post_init__(self) -> None:
@@ -61,22 +57,19 @@ class TrainedConfig(WeightsConfig, TrainerOptions, JobOptions):
 class EvaluateConfig(TrainedConfig):
     """Configuration of `tfdist evaluate`."""
 
-    output: str = flag_field("", OUTPUT, "File to write the results to, as JSON. By default, they are only printed.")
+    output: str = output_flag("", "File to write the results to, as JSON. By default, they are only printed.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictConfig(TrainedConfig):
     """Configuration of `tfdist predict`."""
 
-    output: str = flag_field(
+    output: str = output_flag(
         "",
-        OUTPUT,
         "File to write the predictions to, one row per example, in the order of the data set: .npy, .npz or .csv. "
         "Defaults to predictions-STEP.npy in the directory of the run.",
     )
-    classes: bool = flag_field(
-        False, OUTPUT, "Write the index of the largest output of each example, instead of all outputs."
-    )
+    classes: bool = output_flag(False, "Write the index of the largest output of each example, instead of all outputs.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,14 +1,12 @@
 """The configuration of a benchmark. Does not use TensorFlow."""
 
 import dataclasses
-from typing import Any
 
 from tfdist.config.all_reduce import ALGORITHMS
-from tfdist.config.conflicts import check_strategy, flag_text
-from tfdist.config.fields import OUTPUT, check_fields, flag_field
+from tfdist.config.conflicts import check_combinations, flag_text
+from tfdist.config.fields import check_fields, flag_field, output_flag
 from tfdist.config.search import UNITS_HELP, parse_byte_size
-from tfdist.config.strategy_registry import strategies_with, strategy_declaration
-from tfdist.config.train_config import TrainConfig
+from tfdist.config.strategy_registry import JobOptions, TrainerOptions, strategies_with
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 from tfdist.planning.benchmark_results import TRAFFIC
@@ -19,7 +17,6 @@ ALL = "all"
 GROWTH = 4  # factor between two sizes of a range
 _SIZE_LABEL = "each size"
 _SIZES = "Write bytes, as in 4,64KB,1MB, or a range 4B:64MB"
-_TRAIN_FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -70,10 +67,6 @@ def parse_algorithms(text: str) -> tuple[str, ...]:
     return (ALL,) if ALL in names else tuple(dict.fromkeys(names))
 
 
-def _train_field(name: str) -> Any:
-    return dataclasses.field(default=_TRAIN_FIELDS[name].default, metadata=_TRAIN_FIELDS[name].metadata)
-
-
 def too_few_replicas(received: str) -> InputError:
     """Returns the error for a strategy without communicating replicas."""
     return InputError(
@@ -83,7 +76,7 @@ def too_few_replicas(received: str) -> InputError:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchConfig:
+class BenchConfig(JobOptions):
     """Configuration of a benchmark; `tfdist bench --help` lists its fields.
 
     Raises:
@@ -112,22 +105,12 @@ class BenchConfig:
     dtype: str = flag_field("float32", MEASURED, f"Data type of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
     repeats: int = flag_field(5, MEASURED, "Number of measurements of each size.", minimum=1, maximum=10**9)
     repeat_seconds: float = flag_field(0.05, MEASURED, "Approximate seconds of each measurement.", maximum=10**9)
-    strategy: str = _train_field("strategy")
-    devices: int = _train_field("devices")
-    tpu: str = _train_field("tpu")
-    communication: str = _train_field("communication")
-    topology: str = _train_field("topology")
-    coordinator: str = _train_field("coordinator")
-    token_file: str = _train_field("token_file")
-    insecure: bool = _train_field("insecure")
-    start_timeout_seconds: float = _train_field("start_timeout_seconds")
-    intra_op_threads: int = _train_field("intra_op_threads")
-    output_dir: str = flag_field(
-        "", OUTPUT, "New or empty directory. Defaults to runs/bench-collectives-STRATEGY-TIME.", per_process=True
+    tpu: str = dataclasses.field(default="", metadata=TrainerOptions.__dataclass_fields__["tpu"].metadata)
+    output_dir: str = output_flag(
+        "", "New or empty directory. Defaults to runs/bench-collectives-STRATEGY-TIME.", per_process=True
     )
 
     def __post_init__(self) -> None:
-        """Validates the fields, and their combination by the rules of `TrainConfig`."""
         check_fields(self)
         if self.all_reduce and self.operations not in ("", "all_reduce"):
             raise InputError(
@@ -136,6 +119,4 @@ class BenchConfig:
             )
         if self.strategy in strategies_with("mesh_shape"):
             raise too_few_replicas(flag_text("strategy", self.strategy))
-        names = {field.name for field in dataclasses.fields(self)} & _TRAIN_FIELDS.keys() - {"all_reduce"}
-        TrainConfig(**{name: getattr(self, name) for name in names})
-        check_strategy(self, strategy_declaration(self.strategy))
+        check_combinations(self)
