@@ -84,7 +84,7 @@ def test_variables_of_one_path_are_numbered_as_in_checkpoints(single, tmp_path):
         trainer = tfdist.Trainer(keras.Sequential([keras.Input((2,)), Pair()], name="own"), optimizer="sgd", loss="mse")
     saved = tfdist.Checkpoints(directory=str(tmp_path), every="1")
     trainer.fit((np.zeros((4, 2)), np.zeros((4, 2))), batch_size=4, steps=1, checkpoints=saved)
-    export._safetensors(trainer, tmp_path / "a.safetensors")
+    export._write_safetensors(trainer, tmp_path / "a.safetensors")
     found = load_file(tmp_path / "a.safetensors")
     checkpoint = Checkpoint.open(tmp_path / "step-000000001")
     assert sorted(found) == ["own/pair/half/kernel", "own/pair/half/kernel#2"]

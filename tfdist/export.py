@@ -79,12 +79,16 @@ def _check_output(path: StoragePath, kind: str) -> None:
 
 def _write(trainer: "Trainer", kind: str, path: StoragePath) -> None:
     """Writes a model atomically: to a temporary directory, which is then renamed."""
-    write = {"keras": _keras, "saved_model": _saved_model, "safetensors": _safetensors}[kind]
     with reraise_as_output_error(path):
         storage = storage_of(path)
         storage.make_directory(path.parent)
         with storage.staged(path) as staged_path, _reraise_as_system_error(staged_path), trainer.averaged_weights():
-            write(trainer, staged_path)
+            if kind == "safetensors":
+                _write_safetensors(trainer, staged_path)
+            elif kind == "keras":
+                trainer.save(str(staged_path))
+            else:
+                trainer.model.export(str(staged_path), format="tf_saved_model", verbose=False)
 
 
 @contextlib.contextmanager
@@ -100,15 +104,7 @@ def _reraise_as_system_error(staged_path: Path) -> Iterator[None]:
         raise OSError(errno.EIO, cause(error)) from error
 
 
-def _keras(trainer: "Trainer", path: Path) -> None:
-    trainer.save(str(path))
-
-
-def _saved_model(trainer: "Trainer", path: Path) -> None:
-    trainer.model.export(str(path), format="tf_saved_model", verbose=False)
-
-
-def _safetensors(trainer: "Trainer", path: Path) -> None:
+def _write_safetensors(trainer: "Trainer", path: Path) -> None:
     """Writes weights and moving statistics with their names in checkpoints, which are Keras's paths."""
     import keras
     import numpy as np

@@ -16,7 +16,6 @@ from tfdist.reporting.ledger_file import read_ledger
 from tfdist.storage import StoragePath, path_of, storage_of
 
 _MAX_LISTED = 10
-_MAX_COUNT = 1 << 62
 
 
 class Start(NamedTuple):
@@ -24,21 +23,24 @@ class Start(NamedTuple):
 
     Attributes:
       number: number of the start, from 0.
-      first_step: its first step.
       end_step: step after its last one that counts, because later ones were repeated; None for the last start.
-      examples_before: number of examples used before its first step.
+      files: ledgers of the processes, by rank.
+      step: its first step.
       batch_size: number of examples per step.
       examples: number of examples per epoch.
-      files: ledgers of the processes, by rank.
+      examples_before: number of examples used before its first step.
     """
 
     number: int
-    first_step: int
     end_step: int | None
-    examples_before: int
+    files: list[StoragePath]
+    step: int
     batch_size: int
     examples: int
-    files: list[StoragePath]
+    examples_before: int
+
+
+_COUNTS = Start._fields[3:]  # read from the record of a start
 
 
 class Proof(NamedTuple):
@@ -99,33 +101,27 @@ def prove(directory: RunDirectory) -> Proof:
     """
     starts = _starts(directory)
     size = starts[0].examples
-    epoch, previous_examples = divmod(
-        starts[0].examples_before, size
-    )  # not 0 if the run began with a checkpoint of another one
-    steps, epochs = 0, 0
-    problems = _size_errors(starts)
-    index_arrays: list[np.ndarray] = []  # of the current epoch
-    count = 0
-    for errors, numbers in _stream(starts, _completed_steps(directory)):
+    # Not 0 examples of the first epoch if the run began with a checkpoint of another one.
+    epoch, previous_examples = divmod(starts[0].examples_before, size)
+    problems = [  # epochs are undefined if the size of the data set has changed
+        f"start {start.number}: an epoch has {start.examples} examples, where the run began with {size}"
+        for start in starts
+        if start.examples != size
+    ]
+    steps = epochs = 0
+    parts, count = [np.zeros([0], np.int64)], 0  # examples of the current epoch
+    for errors, step_examples in _stream(starts, _completed_steps(directory)):
         problems += errors
         steps += 1
-        index_arrays.append(numbers)
-        count += len(numbers)
+        parts.append(step_examples)
+        count += len(step_examples)
         while count >= size - previous_examples:
-            remaining_indices = np.concatenate(index_arrays)
-            problems += _problems(
-                f"epoch {epoch}", remaining_indices[: size - previous_examples], size, is_complete=not previous_examples
-            )
-            index_arrays = [remaining_indices[size - previous_examples :]]
-            epoch, count, epochs, previous_examples = (
-                epoch + 1,
-                len(index_arrays[0]),
-                epochs + (not previous_examples),
-                0,
-            )
-    remaining_indices = np.concatenate([np.zeros([0], np.int64), *index_arrays])
-    problems += _problems(f"epoch {epoch}, which has not ended", remaining_indices, size, is_complete=False)
-    return Proof(steps, len(starts), size, epochs, len(remaining_indices), problems)
+            epoch_examples, rest = np.split(np.concatenate(parts), [size - previous_examples])
+            parts, count = [rest], len(rest)
+            problems += _problems(f"epoch {epoch}", epoch_examples, size, is_complete=not previous_examples)
+            epoch, epochs, previous_examples = epoch + 1, epochs + (not previous_examples), 0
+    problems += _problems(f"epoch {epoch}, which has not ended", np.concatenate(parts), size, is_complete=False)
+    return Proof(steps, len(starts), size, epochs, count, problems)
 
 
 def _starts(directory: RunDirectory) -> list[Start]:
@@ -140,37 +136,29 @@ def _starts(directory: RunDirectory) -> list[Start]:
             "A ledger proves that each epoch uses each example once, but clients are sampled at random. Received: "
             f"{directory.path}, a run with --sync=fedavg. Its ledger files say which examples each of its steps used."
         )
-    ends = [start["step"] for start in records[1:]] + [None]
-    ends_by_number = [_earliest(ends[number:]) for number in range(len(records))]
-    counted_starts = [  # starts with steps that were not repeated
-        number for number, end in enumerate(ends_by_number) if end is None or end > records[number]["step"]
-    ]
-    _check_has_ledgers(records, counted_starts, directory)
-    for number in counted_starts:
-        _check_counts(number, records[number], directory)
+    ends = [start["step"] for start in records[1:]]
+    starts = []
+    for number, record in enumerate(records):
+        end = min(ends[number:], default=None)
+        if end is None or end > record["step"]:  # otherwise, all of its steps were repeated
+            starts.append((number, end, record))
+    _check_has_ledgers(starts, directory)
+    for number, _, record in starts:
+        _check_counts(number, record, directory)
     return [
         Start(
             number,
-            records[number]["step"],
-            ends_by_number[number],
-            records[number]["examples_before"],
-            records[number]["batch_size"],
-            records[number]["examples"],
-            [directory.ledger(number, rank) for rank in range(records[number]["ledgers"])],
+            end,
+            [directory.ledger(number, rank) for rank in range(record["ledgers"])],
+            *(record[name] for name in _COUNTS),
         )
-        for number in counted_starts
+        for number, end, record in starts
     ]
 
 
 def _check_counts(number: int, start: dict[str, Any], directory: RunDirectory) -> None:
-    ranges = {
-        "step": (0, _MAX_COUNT),
-        "batch_size": (1, _MAX_COUNT),
-        "examples": (1, _MAX_COUNT),
-        "examples_before": (0, _MAX_COUNT),
-        "ledgers": (0, 1 << 20),
-    }
-    for name, (minimum, limit) in ranges.items():
+    for name in (*_COUNTS, "ledgers"):
+        minimum, limit = int(name in ("batch_size", "examples")), 1 << 20 if name == "ledgers" else 1 << 62
         value = start.get(name)
         if type(value) is not int or not minimum <= value < limit:
             raise InputError(
@@ -179,12 +167,8 @@ def _check_counts(number: int, start: dict[str, Any], directory: RunDirectory) -
             )
 
 
-def _check_has_ledgers(records: list[dict[str, Any]], counted_starts: list[int], directory: RunDirectory) -> None:
-    missing = [
-        f"{number} (from step {records[number]['step']})"
-        for number in counted_starts
-        if not records[number].get("ledgers")
-    ]
+def _check_has_ledgers(starts: list[tuple[int, int | None, dict[str, Any]]], directory: RunDirectory) -> None:
+    missing = [f"{number} (from step {record['step']})" for number, _, record in starts if not record.get("ledgers")]
     if missing:
         location = f"without either at start {', '.join(missing)}, counted from 0"
         raise InputError(
@@ -193,32 +177,18 @@ def _check_has_ledgers(records: list[dict[str, Any]], counted_starts: list[int],
         )
 
 
-def _size_errors(starts: list[Start]) -> list[str]:
-    """Returns errors if the size of the data set has changed, because epochs are then undefined."""
-    return [
-        f"start {start.number}: an epoch has {start.examples} examples, where the run began with {starts[0].examples}"
-        for start in starts
-        if start.examples != starts[0].examples
-    ]
-
-
 def _completed_steps(directory: RunDirectory) -> int:
     checkpoint_steps = [step_of(path) for path in newest(directory.checkpoints)]
     return max([0, *checkpoint_steps, *(record["step"] for record in directory.records())])
 
 
-def _earliest(steps: list[int | None]) -> int | None:
-    known_steps = [step for step in steps if step is not None]
-    return min(known_steps) if known_steps else None
-
-
 def _stream(starts: list[Start], completed_steps: int) -> Iterator[tuple[list[str], np.ndarray]]:
     """Yields the errors of each step that counts, and its examples in the order of use."""
-    expected = starts[0].first_step
+    expected = starts[0].step
     for start in starts:
-        if start.first_step > expected:
-            yield [f"steps {expected} to {start.first_step - 1}: not recorded"], np.zeros([0], np.int64)
-            expected = start.first_step
+        if start.step > expected:
+            yield [f"steps {expected} to {start.step - 1}: not recorded"], np.zeros([0], np.int64)
+            expected = start.step
         ranks = [dict(read_ledger(path)) if storage_of(path).exists(path) else {} for path in start.files]
         last = max((step for steps in ranks for step in steps), default=-1)
         for step in range(expected, max(last + 1, completed_steps) if start.end_step is None else start.end_step):
@@ -243,23 +213,11 @@ def _problems(epoch: str, numbers: np.ndarray, size: int, is_complete: bool) -> 
     if len(invalid_indices):
         return [f"{epoch}: example {invalid_indices[0]} is not among {size}"]
     counts = np.bincount(numbers, minlength=size)
-    repeated_examples, unused_examples = (
-        np.flatnonzero(counts > 1),
-        np.flatnonzero(counts == 0) if is_complete else np.zeros([0], int),
-    )
+    repeated, unused = np.flatnonzero(counts > 1), np.flatnonzero((counts == 0) & is_complete)
     return [
-        *(
-            [
-                f"{epoch}: {len(repeated_examples)} examples were used more than once, the first is {repeated_examples[0]}"
-            ]
-            if len(repeated_examples)
-            else []
-        ),
-        *(
-            [f"{epoch}: {len(unused_examples)} examples were not used, the first is {unused_examples[0]}"]
-            if len(unused_examples)
-            else []
-        ),
+        f"{epoch}: {len(examples)} examples were {error}, the first is {examples[0]}"
+        for examples, error in ((repeated, "used more than once"), (unused, "not used"))
+        if len(examples)
     ]
 
 

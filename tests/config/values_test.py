@@ -144,8 +144,8 @@ NO_BALANCE = ("", "weights(2,1", "2,1", "weights(2,1", "equal()x")
 # With a part of what is said; tests/cli/wrong_uses.tsv has more, as whole lines.
 REFUSED = {
     parse_all_reduce: [
-        ("ring(x=1)", 'ring has no parameter "x". It has none.'),
-        ("auto(tabel='x')", 'auto has no parameter "tabel". Did you mean "table"?'),
+        ("ring(x=1)", 'ring has no parameter "x". Received: ring(x=1). Known: none.'),
+        ("auto(tabel='x')", 'auto has no parameter "tabel". Received: auto(tabel=\'x\'). Did you mean "table"?'),
         ("auto(table=)", "table must be the name of a file. Received: ''."),
         ("auto(table='')", "table must be the name of a file. Received: ''."),
         ("", "expected a name"),

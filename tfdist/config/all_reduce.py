@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple, Self
 
-from tfdist.config.spec import parse
+from tfdist.config.spec import call, parse
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 
@@ -14,7 +14,6 @@ AUTO = "auto"
 TFDIST_ALGORITHMS = ("ring", "tree", "halving_doubling", "hierarchical")
 ALGORITHMS = (ENGINE, *TFDIST_ALGORITHMS)
 MAX_MESSAGE_BYTES = 2**63 - 1
-_PARAMETERS = ("table",)
 # A file name without quotes, which is not a Python literal.
 _BARE_TABLE = re.compile(rf"\s*{AUTO}\s*\(\s*table\s*=\s*([^'\",()]*?)\s*\)\s*")
 _COLLECTIVE = "allreduce"  # the name in NCCL's tuner plugins
@@ -139,16 +138,10 @@ def parse_all_reduce(text: str) -> AllReduce:
     spec = parse(_quote_table(text))
     if spec.name not in (*ALGORITHMS, AUTO):
         raise InputError(f"{spec.name} is not an all-reduce algorithm.{nearest(spec.name, (*ALGORITHMS, AUTO))}")
-    parameters: tuple[str, ...] = _PARAMETERS if spec.name == AUTO else ()
-    for name, value in spec.args.items():
-        if name not in parameters:
-            hint = nearest(name, parameters) if parameters else " It has none."
-            raise InputError(f'{spec.name} has no parameter "{name}".{hint}')
-        if not isinstance(value, str) or not value:
-            raise InputError(
-                f"table must be the name of a file. Received: {value!r}. Write auto(table='all_reduce.csv')."
-            )
-    return AllReduce(spec.name, str(spec.args.get("table", "")))
+    table = call((lambda table=None: table) if spec.name == AUTO else lambda: None, spec)
+    if "table" in spec.args and (not isinstance(table, str) or not table):
+        raise InputError(f"table must be the name of a file. Received: {table!r}. Write auto(table='all_reduce.csv').")
+    return AllReduce(spec.name, table or "")
 
 
 def _quote_table(text: str) -> str:

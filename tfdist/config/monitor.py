@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tfdist.config.spec import parse
+from tfdist.config.spec import Spec, parse
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
 
@@ -52,8 +52,7 @@ class Monitor:
 
     def __str__(self) -> str:
         mode = {} if self.mode == "auto" else {"mode": self.mode}
-        arguments = ", ".join(f"{name}={value!r}" for name, value in {**self.args, **mode}.items())
-        return f"{self.metric}({arguments})" if arguments else self.metric
+        return str(Spec(self.metric, {**self.args, **mode}))
 
 
 def parse_monitor(text: str, **minimums: float) -> Monitor:

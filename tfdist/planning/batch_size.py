@@ -168,11 +168,7 @@ def find_batch_size(
 
     def prepare(size: int, folder: pathlib.Path) -> TrialProgram:
         spawn.write_call(folder, fn, (size, *args), kwargs or {})
-        return TrialProgram(
-            spawn.call_command(folder),
-            lambda: _speed(folder),
-            lambda rank: _error(folder, rank),
-        )
+        return TrialProgram(spawn.call_command(folder), lambda: _speed(folder), lambda rank: _error(folder, rank))
 
     limit = options.memory_bytes or available_bytes()
     with Trials(prepare, job, memory=limit, seconds=seconds) as trials:

@@ -6,7 +6,7 @@ import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -82,10 +82,8 @@ class MemoryLimit:
         """Measures the processes; returns the reason to end them, or None."""
         now = time.monotonic()
         if now - self._last_listed > _SECONDS_BETWEEN_CHILDREN or len(self._family_pids) < len(self._pids):
-            self._last_listed, self._family_pids = (
-                now,
-                [pid for parent_pid in self._pids for pid in _family(parent_pid)],
-            )
+            self._last_listed = now
+            self._family_pids = [pid for parent_pid in self._pids for pid in _family(parent_pid)]
         used_bytes = resident_bytes(self._family_pids)
         self.peak = max(self.peak, used_bytes)
         self.exceeded = self.exceeded or used_bytes > self._limit
@@ -138,7 +136,7 @@ class TrialProgram(NamedTuple):
 Prepare = Callable[[int, pathlib.Path], TrialProgram]
 
 
-class Trials:
+class Trials(CapturedJobs):
     """A context that runs trials one after the other, and terminates their processes on exit."""
 
     def __init__(self, prepare: Prepare, job: Job, *, memory: int, seconds: float):
@@ -150,15 +148,8 @@ class Trials:
           memory: limit of the total memory of a trial's processes, in bytes.
           seconds: limit of the duration of a trial.
         """
+        super().__init__("tfdist-find-")
         self._prepare, self._job, self._memory, self._seconds = prepare, job, memory, seconds
-        self._jobs = CapturedJobs("tfdist-find-")
-
-    def __enter__(self) -> "Trials":
-        self._jobs.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._jobs.__exit__(*error)
 
     def __call__(self, batch_size: int) -> Trial:
         """Tries a batch size.
@@ -168,10 +159,10 @@ class Trials:
         """
         limit = MemoryLimit(self._memory)
         stops: list[Callable[[], Stop | None]] = [limit, deadline(self._seconds)]
-        with self._jobs.new_directory() as folder:
+        with self.new_directory() as folder:
             program = self._prepare(batch_size, folder)
             start, logs = limit.track(NewProcess), folder / "logs"
-            outcome = self._jobs.run(self._job, logs, program.command, os.environ, stops=stops, start=start)
+            outcome = self.run(self._job, logs, program.command, os.environ, stops=stops, start=start)
             failure = f"more than {limit.text}" if limit.exceeded else _failure(outcome, self._seconds)
             if failure:
                 return Trial(batch_size, failure, 0.0, limit.peak)
