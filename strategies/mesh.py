@@ -103,7 +103,7 @@ class MeshOfDevices(Strategy):
     @property
     def adoption(self) -> MeshVariables:
         """See base class."""
-        return MeshVariables(self.synchronize, self.scope)
+        return MeshVariables(self)
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:

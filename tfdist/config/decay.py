@@ -52,7 +52,6 @@ class FinalRateDecay(Decay):
 
     @property
     def needs_total_steps(self) -> bool:
-        """See base class."""
         return True
 
 
@@ -97,7 +96,6 @@ class Exponential(Decay):
 
     @property
     def needs_total_steps(self) -> bool:
-        """See base class."""
         return not self.every
 
 
@@ -164,7 +162,6 @@ class OneCycle(Decay):
 
     @property
     def needs_total_steps(self) -> bool:
-        """See base class."""
         return True
 
 

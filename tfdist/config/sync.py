@@ -105,7 +105,6 @@ class Averaging(Periodic):
 
     @property
     def acts_on_one_replica(self) -> bool:
-        """See base class."""
         return bool(self.outer) or self.state == "reset"
 
 
@@ -197,7 +196,6 @@ class PostLocalSGD(LocalSGD):
 
     @property
     def first_local_step(self) -> int:
-        """See base class."""
         return self.warmup_steps
 
 
@@ -268,12 +266,10 @@ class DiLoCo(LocalSGD):
 
     @property
     def fragment_count(self) -> int:
-        """See base class."""
         return self.fragments
 
     @property
     def effective_mixing(self) -> float:
-        """See base class."""
         return self.mixing if self.mixing is not None else 0.5 if self.is_delayed else 0.0
 
 

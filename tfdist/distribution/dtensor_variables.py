@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -149,23 +149,8 @@ class Devices:
         keras_internals.wait_for_devices()
         return dtensor.unpack(value)[0]
 
-    def local_blocks(self, variable: "_Variable") -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """Returns the offset and values of each block whose first device is in this process, without communication."""
-        replicated_axes = [axis for axis in self.mesh.axes if axis not in variable.mesh_layout.axes]
-        return [
-            (offset, np.array(part))
-            for coordinates, offset, part in self._blocks(variable)
-            if not any(coordinates[a] for a in replicated_axes)
-        ]
-
-    def copies(self, variable: "_Variable") -> list[tuple[str, tuple[int, ...], np.ndarray]]:
-        """Returns, for each device of this process, its mesh coordinates and the offset and values of its block."""
-        return [
-            (",".join(f"{axis}:{number}" for axis, number in coordinates.items()), offset, np.asarray(part))
-            for coordinates, offset, part in self._blocks(variable)
-        ]
-
-    def _blocks(self, variable: "_Variable") -> Iterator[tuple[dict[str, int], tuple[int, ...], tf.Tensor]]:
+    def blocks(self, variable: "_Variable") -> Iterator[tuple[dict[str, int], tuple[int, ...], tf.Tensor]]:
+        """Yields, for each device of this process, its mesh coordinates and the offset and value of its block."""
         keras_internals.wait_for_devices()  # the group's threads must run during a long step
         parts = dtensor.unpack(variable.read_value())
         for part, coordinates in zip(parts, self._engine.local_device_locations(), strict=True):
@@ -308,12 +293,6 @@ class MeshBlocks(VariableBlocks):
     spans_processes = True
 
     def __init__(self, strategy: Strategy, devices: Devices):
-        """Initializes the blocks.
-
-        Args:
-          strategy: the strategy.
-          devices: its devices.
-        """
         super().__init__(strategy)
         self._devices = devices
 
@@ -321,34 +300,40 @@ class MeshBlocks(VariableBlocks):
         self, variable: tf.Variable, per_replica: bool, copied: bool = True
     ) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """See base class. The process of the first device with a block saves the block."""
-        blocks = self._devices.local_blocks(variable)
+        replicated_axes = [axis for axis in self._devices.mesh.axes if axis not in variable.mesh_layout.axes]
+        blocks = [
+            (offset, np.array(part))
+            for coordinates, offset, part in self._devices.blocks(variable)
+            if not any(coordinates[axis] for axis in replicated_axes)
+        ]
         return [((0, *offset), values[np.newaxis]) for offset, values in blocks] if per_replica else blocks
 
     def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
-        """See base class. Returns one copy per device."""
-        return self._devices.copies(variable)
+        """See base class. Returns one copy per device, whose owner is the device's mesh coordinates."""
+        return [
+            (",".join(f"{axis}:{number}" for axis, number in coordinates.items()), offset, np.asarray(part))
+            for coordinates, offset, part in self._devices.blocks(variable)
+        ]
 
     def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
-        """See base class."""
         if not per_replica:
             self._devices.assign(variable, read)
             return
         self._devices.assign(variable, lambda offset, shape: read((0, *offset), (1, *shape))[0])
 
     def snapshot(self, variables: Sequence[tf.Variable]) -> Callable[[], None]:
-        """See base class."""
-        copies = [self._devices.copies(variable) for variable in variables]
-        values_by_offset = [{offset: values.copy() for _, offset, values in blocks} for blocks in copies]
+        values_by_offset = [
+            {offset: values.copy() for _, offset, values in self.copies(variable)} for variable in variables
+        ]
 
         def restore() -> None:
             for variable, blocks in zip(variables, values_by_offset, strict=True):
-                self._devices.assign(variable, functools.partial(_block, blocks))
+                self._devices.assign(variable, functools.partial(lambda blocks, offset, _: blocks[offset], blocks))
 
         return restore
 
     @contextlib.contextmanager
     def full_variables(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
-        """See base class."""
         mesh_values = [keras_internals.value_of(variable) for variable in variables]
         try:
             for variable, value in zip(variables, mesh_values, strict=True):
@@ -362,30 +347,11 @@ class MeshBlocks(VariableBlocks):
                 keras_internals.set_tf_variable(variable, value)
 
 
-def _block(blocks: Mapping[tuple[int, ...], np.ndarray], offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-    return blocks[offset]
-
-
 class MeshVariables(VariableAdoption):
     """Variables of a mesh, which must be created in the strategy's scope."""
 
-    def __init__(
-        self,
-        synchronize: Callable[[Sequence[keras.Variable]], None],
-        scope: Callable[[], contextlib.AbstractContextManager],
-    ):
-        """Initializes the adoption.
-
-        Args:
-          synchronize: see base class.
-          scope: opens the strategy's scope.
-        """
-        super().__init__(synchronize)
-        self._scope = scope
-
     def creation(self) -> contextlib.AbstractContextManager:
-        """See base class."""
-        return self._scope()
+        return self._strategy.scope()
 
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
         """See base class. Only checks that all variables were created in the scope."""
@@ -397,6 +363,5 @@ class MeshVariables(VariableAdoption):
             )
 
     def owns(self, variable: keras.Variable) -> bool:
-        """See base class."""
         value = keras_internals.value_of(variable)
         return value is None or isinstance(value, dtensor.DVariable)

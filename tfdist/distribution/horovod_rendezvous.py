@@ -47,16 +47,15 @@ _LIMITS = "kvsname_max=256 keylen_max=64 vallen_max=1024"
 _VARIABLES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 
 
-class _Reply(NamedTuple):
-    """A reply to a PMI command.
-
-    Attributes:
-      text: a line without its newline.
-      is_last: whether it ends the conversation.
-    """
-
-    text: str
-    is_last: bool = False
+# Replies to commands without arguments.
+_REPLIES = {
+    "init": "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1",
+    "get_maxes": f"cmd=maxes rc=0 {_LIMITS}",
+    "get_appnum": "cmd=appnum rc=0 appnum=0",
+    "get_my_kvsname": f"cmd=my_kvsname rc=0 kvsname={_KEY_SPACE}",
+    "finalize": "cmd=finalize_ack rc=0",
+    "abort": "cmd=finalize_ack rc=0",
+}
 
 
 @contextlib.contextmanager
@@ -86,40 +85,28 @@ class _Service:
     def serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError), sock.makefile("r", encoding="latin-1", newline="\n") as lines:
             for line in lines:
-                reply = self._answer(dict(word.partition("=")[::2] for word in line.split()))
-                sock.sendall(f"{reply.text}\n".encode("latin-1"))
-                if reply.is_last:
+                command = dict(word.partition("=")[::2] for word in line.split())
+                sock.sendall(f"{self._answer(command)}\n".encode("latin-1"))
+                if command.get("cmd") in ("finalize", "abort"):
                     return
 
-    def _answer(self, command: dict[str, str]) -> _Reply:
+    def _answer(self, command: dict[str, str]) -> str:
         match command.get("cmd", ""):
-            case "init":
-                return _Reply("cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1")
-            case "get_maxes":
-                return _Reply(f"cmd=maxes rc=0 {_LIMITS}")
-            case "get_appnum":
-                return _Reply("cmd=appnum rc=0 appnum=0")
             case "get_universe_size":
-                return _Reply(f"cmd=universe_size rc=0 size={self._group.size}")
-            case "get_my_kvsname":
-                return _Reply(f"cmd=my_kvsname rc=0 kvsname={_KEY_SPACE}")
+                return f"cmd=universe_size rc=0 size={self._group.size}"
             case "put":
                 self._values[command["key"]] = self._new_values[command["key"]] = command["value"]
-                return _Reply("cmd=put_result rc=0 msg=success")
+                return "cmd=put_result rc=0 msg=success"
+            case "get" if command.get("key") in self._values:
+                return f"cmd=get_result rc=0 msg=success value={self._values[command['key']]}"
             case "get":
-                value = self._values.get(command["key"])
-                result = (
-                    f"rc=0 msg=success value={value}" if value is not None else "rc=-1 msg=key_not_found value=unknown"
-                )
-                return _Reply(f"cmd=get_result {result}")
+                return "cmd=get_result rc=-1 msg=key_not_found value=unknown"
             case "barrier_in":
                 return self._barrier()
-            case "finalize" | "abort":
-                return _Reply("cmd=finalize_ack rc=0", is_last=True)
             case name:
-                return _Reply(f"cmd={name} rc=-1 msg=unsupported")
+                return _REPLIES.get(name, f"cmd={name} rc=-1 msg=unsupported")
 
-    def _barrier(self) -> _Reply:
+    def _barrier(self) -> str:
         """Waits for all members, and exchanges values with them."""
         new_values, self._new_values = self._new_values, {}
         try:
@@ -127,8 +114,8 @@ class _Service:
                 self._values.update(values)
         except TfdistError as error:  # the library ends the process
             _log.error("MPI cannot start: %s", error)
-            return _Reply("cmd=barrier_out rc=-1 msg=failed")
-        return _Reply("cmd=barrier_out rc=0 msg=success")
+            return "cmd=barrier_out rc=-1 msg=failed"
+        return "cmd=barrier_out rc=0 msg=success"
 
 
 def process_mapping(hosts: Sequence[str]) -> str:
@@ -217,7 +204,7 @@ def _mpi_library() -> ctypes.CDLL:
 
 ELASTIC_VARIABLES = (ELASTIC_VARIABLE, "HOROVOD_ELASTIC")  # of `launch` and of horovodrun
 CORES = 2  # cores per rank that MPI needs: one polls while the other computes
-# Variables in which users choose the library, unless a launcher of Horovod's processes has set them.
+# Variables in which users choose the library.
 _HOROVOD_VARIABLES = ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER")
 
 
@@ -267,15 +254,6 @@ def rank_choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, enviro
         if applies:
             return Choice("gloo", f"because {reason}")
     return Choice("mpi", f"because all ranks are on one host, with {cores:g} cores each")
-
-
-def choice_of_horovod_variables(environment: Mapping[str, str]) -> Choice | None:
-    """Returns the user's choice in Horovod's own variables, if any."""
-    if "HOROVOD_RANK" not in environment:  # otherwise the launcher has set them
-        for name in _HOROVOD_VARIABLES:
-            if (library := environment.get(name, "").lower()) in ("gloo", "mpi"):
-                return Choice(library, f"as {name} says")
-    return None
 
 
 COMMUNICATION_VARIABLE = "TFDIST_COMMUNICATION"  # "gloo" or "mpi", without a flag
@@ -409,8 +387,11 @@ def _environment_choice(communication: str) -> Choice:
     if library:
         return Choice(library, f"as {COMMUNICATION_VARIABLE} says")
     if communication == "auto":
-        choice = choice_of_horovod_variables(os.environ)
-        return choice or Choice("auto", "because horovodrun started the processes")
+        # Horovod's launcher also sets these variables, which are then not the user's choice.
+        for name in _HOROVOD_VARIABLES if "HOROVOD_RANK" not in os.environ else ():
+            if (library := os.environ.get(name, "").lower()) in ("gloo", "mpi"):
+                return Choice(library, f"as {name} says")
+        return Choice("auto", "because horovodrun started the processes")
     return Choice(_library_in_use.get("communication", "gloo"), "because the program does not choose")
 
 
@@ -514,7 +495,8 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
     As in Horovod, the ranks of a host must be consecutive.
     """
     hosts = _host_addresses(cluster, group)
-    slots = _slot_assignments(hosts)
+    infos = [HostInfo(name, hosts.count(name)) for name in dict.fromkeys(hosts)]
+    slots = get_host_assignments(infos, len(hosts), len(hosts))
     port = None
     if cluster.rank == 0:
         port = horovod_store.serve(hosts[0], slots).server_port
@@ -564,9 +546,3 @@ def _route_from_here(address: str) -> Route:
             f"Horovod's rendezvous needs an IPv4 address of rank 0's host. Received: {address} ({error}). Set "
             "TFDIST_COORDINATOR=host:port to one, the same for every process."
         ) from error
-
-
-def _slot_assignments(hosts: list[str]) -> list:
-    names = list(dict.fromkeys(hosts))
-    infos = [HostInfo(name, hosts.count(name)) for name in names]
-    return get_host_assignments(infos, len(hosts), len(hosts))

@@ -56,7 +56,6 @@ class ShardedOptimizer(OptimizerShards):
         self._owners: dict[int, int] = {}  # by the id of a trained variable, or of a variable of the optimizer
 
     def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
-        """See base class."""
         return keras_internals.without_optimizer(model)
 
     def build(self, model: keras.Model) -> None:
@@ -105,7 +104,6 @@ class ShardedOptimizer(OptimizerShards):
         return self._owners.get(id(variable)) == self._rank
 
     def is_on_all_replicas(self, variable: keras.Variable) -> bool:
-        """See base class."""
         return id(variable) not in self._owners
 
     def gather_from_owners(

@@ -27,10 +27,16 @@ from tfdist.distribution.variable_layouts import Dims
 from tfdist.errors import InputError
 
 Result = TypeVar("Result")
-FullVariables = Callable[[Sequence[keras.Variable]], contextlib.AbstractContextManager]
 
 
-class ModelParts:
+class Capability:
+    """What only some strategies can do, by calls on the strategy; other strategies have the methods of the base class."""
+
+    def __init__(self, strategy: "Strategy"):
+        self._strategy = strategy
+
+
+class ModelParts(Capability):
     """The part of a model that each process trains; by default the full model.
 
     Attributes:
@@ -38,14 +44,6 @@ class ModelParts:
     """
 
     computes_outputs: bool = True
-
-    def __init__(self, full_variables: FullVariables):
-        """Initializes the parts.
-
-        Args:
-          full_variables: see `VariableBlocks.full_variables`.
-        """
-        self._full_variables = full_variables
 
     def local_part(self, model: keras.Model) -> keras.Model:
         """Returns the part that this process trains of a model that was created in the scope."""
@@ -62,7 +60,9 @@ class ModelParts:
         Args:
           part: result of `local_part`.
         """
-        with self._full_variables([*part.variables, *part.optimizer.variables]):
+        variables = [*part.variables, *part.optimizer.variables]
+        strategy = self._strategy
+        with strategy.blocks.full_variables(variables), strategy.optimizer_shards.complete(variables):
             yield part
 
     def regularization(self, part: keras.Model) -> float:
@@ -78,7 +78,7 @@ class ModelParts:
         return outputs
 
 
-class OptimizerShards:
+class OptimizerShards(Capability):
     """The part of the optimizer's state that each replica has; by default the full state.
 
     Attributes:
@@ -86,9 +86,6 @@ class OptimizerShards:
     """
 
     parts: int = 1
-
-    def __init__(self, strategy: "Strategy"):
-        self._strategy = strategy
 
     def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
         """Context in which a compiled model is built without its optimizer if `build` builds the optimizer."""
@@ -183,16 +180,8 @@ class TensorLayouts:
         return stored
 
 
-class VariableAdoption:
+class VariableAdoption(Capability):
     """Adopts variables from outside of the scope; by default they are plain variables, which may be created anywhere."""
-
-    def __init__(self, synchronize: Callable[[Sequence[keras.Variable]], None]):
-        """Initializes the adoption.
-
-        Args:
-          synchronize: copies the first replica's values of variables to every replica.
-        """
-        self._synchronize = synchronize
 
     def owns(self, variable: keras.Variable) -> bool:
         """Returns whether a variable was created in the strategy's scope; True if the scope does not matter."""
@@ -224,7 +213,7 @@ class VariableAdoption:
 
     def broadcast_values(self, variables: Sequence[keras.Variable]) -> None:
         """Copies the first replica's values of adopted variables to every replica; every process must call it."""
-        self._synchronize(variables)
+        self._strategy.synchronize(variables)
 
 
 Read = Callable[[tuple[int, ...], tuple[int, ...]], np.ndarray]  # (offset, shape) -> that block of a saved value
@@ -242,7 +231,7 @@ class JobVariables(NamedTuple):
     local_names: frozenset[str]
 
 
-class VariableBlocks:
+class VariableBlocks(Capability):
     """The local blocks of variables; by default, each replica has full variables.
 
     Attributes:
@@ -250,9 +239,6 @@ class VariableBlocks:
     """
 
     spans_processes: bool = False
-
-    def __init__(self, strategy: "Strategy"):
-        self._strategy = strategy
 
     def saved_blocks(
         self, variable: tf.Variable, per_replica: bool, copied: bool = True
@@ -323,7 +309,11 @@ class VariableBlocks:
         value = value.astype(variable.dtype.as_numpy_dtype)
         if per_replica:
             value = np.broadcast_to(value, (self._strategy.local_replicas.stop, *value.shape))
-        self.assign(variable, per_replica, functools.partial(_block, value))
+        self.assign(
+            variable,
+            per_replica,
+            lambda offset, shape: value[tuple(slice(b, b + size) for b, size in zip(offset, shape, strict=True))],
+        )
 
     def snapshot(self, variables: Sequence[tf.Variable]) -> Callable[[], None]:
         """Copies variables to the host without communication, and returns a function that restores them exactly.
@@ -345,10 +335,6 @@ class VariableBlocks:
     def full_variables(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
         """Context in which the chief can read full variables for saving; every process must enter it."""
         return contextlib.nullcontext()
-
-
-def _block(values: np.ndarray, offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-    return values[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))]
 
 
 def _view_on_host(value: Any) -> np.ndarray:
@@ -432,7 +418,7 @@ class Strategy:
     @property
     def adoption(self) -> VariableAdoption:
         """Adoption of variables that were created outside of the scope."""
-        return VariableAdoption(self.synchronize)
+        return VariableAdoption(self)
 
     def __repr__(self) -> str:
         """Returns the class and the numbers of replicas and processes."""
@@ -487,12 +473,7 @@ class Strategy:
     @property
     def parts(self) -> ModelParts:
         """The part of a model that this process trains."""
-        return ModelParts(self._full_values)
-
-    @contextlib.contextmanager
-    def _full_values(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
-        with self.blocks.full_variables(variables), self.optimizer_shards.complete(variables):
-            yield
+        return ModelParts(self)
 
     def raise_on_all_members(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Context, entered by every process, that raises on all processes if its body raises on one.
@@ -671,10 +652,7 @@ def _variable(state: State) -> tf.Variable:
     options: dict[str, Any] = {}
     # The default would be a mirrored variable, whose copies would diverge silently.
     if state.per_replica:
-        options = {
-            "synchronization": tf.VariableSynchronization.ON_READ,
-            "aggregation": tf.VariableAggregation.NONE,
-        }
+        options = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.NONE}
     initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
     return tf.Variable(initial, trainable=False, name=state.name, **options)
 

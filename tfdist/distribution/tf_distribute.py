@@ -60,7 +60,6 @@ class TensorFlowStrategy(Strategy):
 
     @functools.cached_property
     def adoption(self) -> "MirroredVariables":
-        """See base class."""
         return MirroredVariables(self)
 
     def _make_group(self, ranks: tuple[int, ...], rank: int) -> DeviceGroup:
@@ -68,19 +67,15 @@ class TensorFlowStrategy(Strategy):
         return DeviceGroup(ranks, ranks.index(rank), self.collectives.wire, self._queues)
 
     def _placement(self) -> contextlib.AbstractContextManager:
-        """See base class."""
         return self.engine.scope()
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """See base class."""
         return self.engine.run(self.replica_function(function), args)
 
     def local(self, value: Any) -> list[Any]:
-        """See base class."""
         return list(self.engine.experimental_local_results(value))
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """See base class."""
         leaves, first = [tf.nest.flatten(value) for value in values], self.local_replicas.start
 
         def distribute_leaf(i: int) -> Any:
@@ -93,24 +88,20 @@ class TensorFlowStrategy(Strategy):
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
-        """See base class."""
         for variable in variables:
             keras_internals.watch_copies(self.local(variable.value))
         return super().gradients(loss_fn, variables, *batch)
 
     def own_copies(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager[None]:
-        """See base class."""
         return keras_internals.own_copies(variables)
 
     def apply_locally(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """See base class."""
         with self.own_copies([*variables, *optimizer.variables]), keras_internals.updating_own_copies():
             super().apply_locally(optimizer, gradients, variables)
 
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
-        """See base class."""
         dataset = make_dataset(self.local_replicas, self.replicas)
         with keras_internals.untuned_device_iterators():
             return iter(self.engine.distribute_datasets_from_function(lambda _: dataset))
@@ -119,18 +110,13 @@ class TensorFlowStrategy(Strategy):
 class MirroredVariables(VariableAdoption):
     """Adopts variables by recreating their TensorFlow variables in the scope of an engine that mirrors them."""
 
-    def __init__(self, strategy: TensorFlowStrategy):
-        """Initializes the adoption.
+    _strategy: TensorFlowStrategy
 
-        Args:
-          strategy: strategy that adopts the variables.
-        """
-        super().__init__(strategy.synchronize)
-        self._strategy = strategy
+    def __init__(self, strategy: TensorFlowStrategy):
+        super().__init__(strategy)
         self._new_keys: dict[str, str] = {}  # old to new optimizer key of each adopted variable
 
     def owns(self, variable: keras.Variable) -> bool:
-        """See base class."""
         return bool(self._strategy.engine.extended.variable_created_in_scope(variable.value))
 
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
@@ -165,7 +151,6 @@ class MirroredVariables(VariableAdoption):
 
     @contextlib.contextmanager
     def as_one_device(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
-        """See base class."""
         mirrored_variables = [v for v in variables if isinstance(v.value, tf.distribute.DistributedValues)]
         owned_variables = [variable for variable in mirrored_variables if self.owns(variable)]
         with keras_internals.reading_first_copy(
@@ -174,7 +159,6 @@ class MirroredVariables(VariableAdoption):
             yield
 
     def broadcast_values(self, variables: Sequence[keras.Variable]) -> None:
-        """See base class."""
         strategy = self._strategy
         if strategy.cluster.size == 1 or not variables:
             return

@@ -390,9 +390,10 @@ _MEASURED_ROWS = 8  # rows of the micro-batch of measurements; the batch size is
 class StageParts(ModelParts):
     """The stages of this process; the last stage computes the outputs."""
 
+    _strategy: HasStages
+
     def __init__(self, strategy: HasStages):
-        super().__init__(strategy.blocks.full_variables)
-        self._strategy = strategy
+        super().__init__(strategy)
         self.computes_outputs = strategy.is_last
 
     def local_part(self, model: keras.Model) -> StagedModel:

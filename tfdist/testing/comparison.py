@@ -90,7 +90,6 @@ class Replay(WeightSynchronizer):
         return strategy.distribute(lambda *_: pipeline.indexed_dataset(range(self._shares), self._shares))
 
     def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
-        """See base class."""
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
             # Servers clip the sum of shares.
