@@ -16,14 +16,8 @@ from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.all_reduce import AUTO
 from tfdist.errors import InputError
 from tfdist.errors.formatting import nearest
-from tfdist.planning.benchmark_config import (
-    ALL,
-    BenchConfig,
-    parse_algorithms,
-    parse_operations,
-    parse_sizes,
-    too_few_replicas,
-)
+from tfdist.planning.benchmark_config import ALL, BenchConfig, too_few_replicas
+from tfdist.planning.benchmark_results import TRAFFIC
 
 if TYPE_CHECKING:
     from tfdist.distribution.strategy import Strategy
@@ -92,7 +86,7 @@ def _check_strategy(strategy: "Strategy", config: BenchConfig) -> None:
 
     if strategy.replicas < 2:
         raise too_few_replicas(f"--strategy={config.strategy}, {strategy.replicas} replicas")
-    names = ("all_reduce",) if config.all_reduce else parse_operations(config.operations)
+    names = ("all_reduce",) if config.all_reduce else config.parsed.operations or [*TRAFFIC]
     check_dtype(strategy.collectives, names, tf.as_dtype(config.dtype))
 
 
@@ -106,15 +100,16 @@ def _measurements(config: BenchConfig, strategy: "Strategy") -> "Iterator[Measur
     timing: dict[str, Any] = {"repeats": config.repeats, "repeat_seconds": config.repeat_seconds}
     dtype = tf.as_dtype(config.dtype)
     if config.all_reduce and strategy.tuned_collectives:
-        topology, algorithms = strategy.tuned_collectives.topology, parse_algorithms(config.all_reduce)
+        topology, algorithms = strategy.tuned_collectives.topology, config.parsed.all_reduce
+        algorithms = possible_algorithms(topology) if ALL in algorithms else algorithms
         for algorithm in algorithms:
             check_algorithm(algorithm, topology)
-        for size in parse_sizes(config.sizes):
-            for algorithm in possible_algorithms(topology) if algorithms == (ALL,) else algorithms:
+        for size in config.parsed.sizes:
+            for algorithm in algorithms:
                 yield measure(strategy, "all_reduce", size, dtype, algorithm=algorithm, **timing)
         return
-    for name in parse_operations(config.operations):
-        for size in parse_sizes(config.sizes) if name != "barrier" else (0,):
+    for name in config.parsed.operations or TRAFFIC:
+        for size in config.parsed.sizes if name != "barrier" else (0,):
             yield measure(strategy, name, size, dtype, **timing)
 
 

@@ -5,18 +5,18 @@ The exit code is 0 if all installed components work, and 1 if one of them fails.
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from absl import flags
 
 from tfdist.cli import command, doctor_engines, doctor_machine
 from tfdist.cli.doctor_engines import Children, SmokeTestResult
-from tfdist.cli.doctor_machine import Finding, Section, Status, lines
+from tfdist.cli.doctor_machine import Finding, Status, lines
 from tfdist.cli.output import Output
+from tfdist.config.fields import parse_known_names
 from tfdist.config.strategy_registry import NAMES
 from tfdist.errors import ExitCode, InputError
-from tfdist.errors.formatting import nearest
 
 _TITLES = {
     "versions": "Versions",
@@ -34,51 +34,27 @@ class _Report:
     def __init__(self, output: Output):
         self._output = output
         self._findings: list[dict[str, str | None]] = []
-        self._results: dict[str, list[dict[str, Any]]] = {"engines": [], "speeds": []}
 
-    def add(self, section: Section) -> None:
-        self._title(section.name)
-        for finding in section.findings:
-            self._add_finding(section.name, finding)
+    def add(self, section: str, findings: Iterable[Finding]) -> None:
+        """Prints a section, each finding as soon as it is there."""
+        self._output.line(("\n" if self._findings else "") + _TITLES[section])
+        for finding in findings:
+            for line in lines(finding):
+                self._output.line(line)
+            text = " ".join(finding.text.split())
+            self._findings.append(
+                {"section": section, "status": str(finding.status), "text": text, "remedy": finding.remedy or None}
+            )
 
-    def add_engines(self, smoke_tests: Iterable[SmokeTestResult]) -> None:
-        self._title("engines")
-        for result in smoke_tests:
-            self._add_finding("engines", doctor_engines.smoke_test_finding(result))
-            self._results["engines"].append(result.facts())
-
-    def add_speeds(self, smoke_tests: Iterable[SmokeTestResult]) -> None:
-        self._title("speeds")
-        results = []
-        for result in smoke_tests:
-            self._add_finding("speeds", doctor_engines.speed_finding(result))
-            results.append(result)
-        self._results["speeds"] = [doctor_engines.speed_facts(result) for result in results]
-        if fastest := doctor_engines.fastest_finding(results):
-            self._add_finding("speeds", fastest)
-
-    def end(self) -> bool:
+    def end(self, **results: list[dict[str, Any]]) -> bool:
         """Prints the summary; returns whether everything installed works."""
         counts = {status: sum(finding["status"] == status for finding in self._findings) for status in Status}
         failure_count = counts[Status.FAILED]
         summary = f"{failure_count} failed" if failure_count else "Everything installed works"
         summary += f"; {counts[Status.MISSING]} missing, {counts[Status.WARNING]} warnings."
         self._output.line(f"\n{summary}")
-        self._output.result({"works": not failure_count, "findings": self._findings, **self._results})
+        self._output.result({"works": not failure_count, "findings": self._findings, **results})
         return not failure_count
-
-    def _title(self, name: str) -> None:
-        if self._findings:
-            self._output.line()
-        self._output.line(_TITLES[name])
-
-    def _add_finding(self, section: str, finding: Finding) -> None:
-        for line in lines(finding):
-            self._output.line(line)
-        text = " ".join(finding.text.split())
-        self._findings.append(
-            {"section": section, "status": str(finding.status), "text": text, "remedy": finding.remedy or None}
-        )
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -94,31 +70,42 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues, output: Output) -> int:
     """Prints the report; returns the exit code."""
-    names, seconds = _names(values.only), values.deadline_seconds
+    names, seconds = parse_known_names(values.only, NAMES, "a strategy") or NAMES, values.deadline_seconds
     if not seconds > 0:
         raise InputError(f"--deadline_seconds must be positive. Received: {seconds:g}.")
     report = _Report(output)
+    engines: list[dict[str, Any]] = []
+    speeds: list[SmokeTestResult] = []
     with Children() as children:
-        report.add(doctor_machine.versions_section())
-        report.add(doctor_machine.hardware_section())
-        report.add(doctor_machine.limits_section())
-        report.add(doctor_machine.environment_section(os.environ))
-        report.add(doctor_machine.network_section(os.environ))
+
+        def engine_findings() -> Iterator[Finding]:
+            for result in doctor_engines.run_smoke_tests(children, frameworks, names, seconds):
+                engines.append(result.facts())
+                yield doctor_engines.smoke_test_finding(result)
+
+        def speed_findings() -> Iterator[Finding]:
+            for result in doctor_engines.measure_speeds(children, frameworks, names, seconds):
+                speeds.append(result)
+                yield doctor_engines.speed_finding(result)
+            if fastest := doctor_engines.fastest_finding(speeds):
+                yield fastest
+
+        for section in (
+            doctor_machine.versions_section(),
+            doctor_machine.hardware_section(),
+            doctor_machine.limits_section(),
+            doctor_machine.environment_section(os.environ),
+            doctor_machine.network_section(os.environ),
+        ):
+            report.add(section.name, section.findings)
         frameworks, section = doctor_engines.probe(children, seconds)
-        report.add(section)
+        report.add(section.name, section.findings)
         if not values.quick and not frameworks.problem:
-            report.add_engines(doctor_engines.run_smoke_tests(children, frameworks, names, seconds))
+            report.add("engines", engine_findings())
         if values.speed and not frameworks.problem:
-            report.add_speeds(doctor_engines.measure_speeds(children, frameworks, names, seconds))
-    return ExitCode.DONE if report.end() else ExitCode.FAILED
-
-
-def _names(text: str) -> Sequence[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()] or NAMES
-    for name in names:
-        if name not in NAMES:
-            raise InputError(f"--only must name strategies. Received: {name}.{nearest(name, NAMES)}")
-    return names
+            report.add("speeds", speed_findings())
+    works = report.end(engines=engines, speeds=[doctor_engines.speed_facts(result) for result in speeds])
+    return ExitCode.DONE if works else ExitCode.FAILED
 
 
 _EXAMPLES = ("tfdist doctor --quick --speed", "tfdist doctor --only=mirrored,multiworker --json")

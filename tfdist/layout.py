@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command
+from tfdist.cli import command, layout_reports
 from tfdist.cli.output import TEXT, Output
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.fields import AUTO
@@ -22,16 +22,10 @@ _MAX_PATHS = 3  # paths per group of variables
 def main(config: LayoutConfig, output: Output = TEXT) -> int:
     """Prints the plan; returns the exit code."""
     if config.has_stages:
-        from tfdist.cli import layout_reports
-
         return layout_reports.print_pipeline_layout(config, output)
     if config.has_servers:
-        from tfdist.cli import layout_reports
-
         return layout_reports.print_server_layout(config, output)
     if config.has_replicas:
-        from tfdist.cli import layout_reports
-
         return layout_reports.print_replica_layout(config, output)
     load_tensorflow()  # imported late, after parsing flags
     from tfdist.config.mesh import mesh_of

@@ -53,17 +53,7 @@ def _facts(result: "Comparison", session: "Session") -> dict[str, Any]:
         "largest_difference": result.largest,
         "tolerance": result.tolerance,
         "difference_unit": result.unit,
-        "steps": [
-            {
-                "step": step.number,
-                "loss": step.loss,
-                "reference_loss": step.reference_loss,
-                "largest_difference": step.difference,
-                "absolute_difference": step.absolute_difference,
-                "variable": step.variable,
-            }
-            for step in result.steps
-        ],
+        "steps": [step._asdict() for step in result.steps],
         "variables_not_compared": result.skipped_variables,
         "layers_different_by_design": result.differing_layers,
     }

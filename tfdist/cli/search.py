@@ -31,6 +31,11 @@ _log = logging.getLogger(__name__)
 _SCHEMA = 1  # of NAME.json; increased when a key is renamed or removed, or changes its meaning
 _SECONDS = 1.0  # for the steps whose speed is measured
 _MAX_STEPS = 1000
+_UNTRIED_FLAGS = (  # without effect on the cost of a step, and with their defaults in trials
+    "coordinator early_stopping lr_scaling base_batch_size warmup_steps warmup_start decay sync callbacks"
+    " compression_check_every compression_max_error checkpoint_every best commit_every commit_dir resume overwrite"
+    " profile_steps check_sync_every check_sync find"
+).split()
 
 
 def _directory(config: TrainConfig) -> StoragePath:
@@ -102,10 +107,11 @@ class TrainingTrials:
 
     def _trial_config(self, batch_size: int) -> TrainConfig:
         timed_steps = self._timed_steps
-        values = {field.name: field.metadata["flag"].trial_value for field in dataclasses.fields(TrainConfig)}
         return dataclasses.replace(
             self._config,
-            **{name: value for name, value in values.items() if value is not None},
+            **{name: getattr(TrainConfig, name) for name in _UNTRIED_FLAGS},
+            loggers="",
+            measure_every=0,
             batch_size=batch_size,
             steps=2 * timed_steps,
             epochs=0,

@@ -198,19 +198,19 @@ def check_rules(config: Any, defaults: Any) -> None:
     """Raises `InputError` for a rule that does not depend on the strategy; `defaults` has a default for each value."""
     for names, is_violated, rule in _RULES:
         if all(hasattr(config, name) for name in names) and is_violated(config):
-            raise _conflict_error(rule, config, names)
+            raise conflict_error(rule, config, names)
     for name, excludes, refusals in _EXCLUDING_FLAGS:
         if hasattr(config, name) and excludes(config):
             check_refusals(config, refusals, name, defaults)
 
 
 def check_refusals(config: Any, refusals: Refusals, context: str, defaults: Any) -> None:
-    """Raises `InputError` for the first flag with a rejected value; `context` is the flag that excludes it."""
+    """Raises `InputError` for the first flag with a rejected value; `context` is the flag that excludes it, if any."""
     for name, refusal in refusals.items():
         if hasattr(config, name) and getattr(config, name) not in ("", getattr(defaults, name)):
             condition, rule = refusal if isinstance(refusal, tuple) else (lambda _: True, refusal)
             if condition(getattr(config.parsed, name)):
-                raise _conflict_error(rule, config, (name, context))
+                raise conflict_error(rule, config, (name, context) if context else (name,))
 
 
 def check_strategy(config: Any, strategy: Declaration) -> None:
@@ -225,7 +225,7 @@ def check_strategy(config: Any, strategy: Declaration) -> None:
                 if value in strategy_declaration(name).accepts.get(field.name, (value,))
             ]
             depends_on_value = len(names) < len(strategies_with(field.name))
-            raise _conflict_error(
+            raise conflict_error(
                 f"{flag_text(field.name, value) if depends_on_value else f'--{field.name}'} is for --strategy="
                 f"{' or '.join(names)}: use {'it' if len(names) == 1 else 'one of them'} or leave out --{field.name}.",
                 config,
@@ -235,7 +235,7 @@ def check_strategy(config: Any, strategy: Declaration) -> None:
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     if rejection := find_rejected_option(values, strategy):
         name, rule = rejection
-        raise _conflict_error(rule, config, (name, "strategy"))
+        raise conflict_error(rule, config, (name, "strategy"))
     if strategy.check:
         strategy.check(config)
 
@@ -248,7 +248,8 @@ def find_rejected_option(options: Mapping[str, Any], strategy: Declaration) -> t
     return None
 
 
-def _conflict_error(rule: str, config: Any, names: Sequence[str]) -> InputError:
+def conflict_error(rule: str, config: Any, names: Sequence[str]) -> InputError:
+    """Returns the error for values of flags that violate a rule, with those that are not empty."""
     values = [(name, getattr(config, name)) for name in names]
     received = " ".join(flag_text(name, value) for name, value in values if value != "")
     return InputError(f"{rule} Received: {received}.")

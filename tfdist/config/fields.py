@@ -7,7 +7,7 @@ import math
 import os.path
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from tfdist.cluster import tf_config
@@ -80,8 +80,6 @@ class Flag(NamedTuple):
       per_process: whether it may differ between the processes of a job.
       fixed: whether a resumed run must have the same value.
       training_only: whether it affects training only, and is ignored when a model is exported.
-      trial_value: its value in the trials of a batch-size search, which omit everything that does not affect the cost of a
-        step; None for the value of the command.
       known: the only valid names, besides `package.module:function`; empty for no restriction.
       safe_values: regular expression of the names that a run directory may contain in safe mode, besides the default and
         `choices`. Such a name must not let the run choose what the command imports, calls or connects to.
@@ -99,7 +97,6 @@ class Flag(NamedTuple):
     per_process: bool = False
     fixed: bool = False
     training_only: bool = False
-    trial_value: Any = None
     known: tuple[str, ...] = ()
     safe_values: str = ""
 
@@ -111,6 +108,15 @@ def normalize_number_or_spec(text: str) -> str:
     except ValueError:
         return str(parse(text))
     return text
+
+
+def parse_known_names(text: str, known_names: Iterable[str], noun: str) -> list[str]:
+    """Parses comma-separated names of `noun`; raises `InputError` for an unknown name."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if name not in known_names:
+            raise InputError(f"{name} is not {noun}.{nearest(name, known_names)}")
+    return names
 
 
 def normalize_names(text: str) -> str:

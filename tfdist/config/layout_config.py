@@ -3,11 +3,10 @@
 import dataclasses
 from typing import ClassVar
 
-from tfdist.config.conflicts import flag_text
+from tfdist.config.conflicts import conflict_error
 from tfdist.config.fields import AUTO, device_flag, normalize_layout, strategy_option
 from tfdist.config.strategy_registry import strategies_with
 from tfdist.config.train_config import TrainConfig
-from tfdist.errors import InputError
 
 _PIPELINE_STRATEGIES = strategies_with("pipeline_schedule")
 _LAYOUT_STRATEGIES = tuple(name for name in strategies_with("layout") if name not in _PIPELINE_STRATEGIES)
@@ -51,26 +50,21 @@ class LayoutConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.strategy in _PROCESS_STRATEGIES) != bool(self.processes):
-            raise InputError(
+            raise conflict_error(
                 "The plan of replicas needs the number of their processes: give both --strategy="
-                f"{' or '.join(_PROCESS_STRATEGIES)} and --processes or neither. Received: "
-                f"{flag_text('strategy', self.strategy)} {flag_text('processes', self.processes)}."
+                f"{' or '.join(_PROCESS_STRATEGIES)} and --processes or neither.",
+                self,
+                ("strategy", "processes"),
             )
         if self.has_stages and not (self.mesh_shape and "stage" in self.parsed.mesh_shape.axes):
-            raise InputError(
-                "The plan of a pipeline needs the number of its stages: give --mesh_shape with an axis stage, such as stage:4. "
-                f"Received: {flag_text('mesh_shape', self.mesh_shape)} {flag_text('strategy', self.strategy)}."
-            )
+            rule = "The plan of a pipeline needs its number of stages: give --mesh_shape with an axis stage, such as stage:4."
+            raise conflict_error(rule, self, ("mesh_shape", "strategy"))
         if self.measure_stages and not self.has_stages:
-            raise InputError(
-                "Stages are those of a pipeline: give --mesh_shape with an axis stage, such as stage:4, or leave out "
-                f"--measure_stages. Received: {flag_text('strategy', self.strategy)} --measure_stages=true."
-            )
+            rule = "Only a pipeline has stages: add --mesh_shape=stage:4, for example, or leave out --measure_stages."
+            raise conflict_error(rule, self, ("strategy", "measure_stages"))
         if (self.layout == AUTO) != bool(self.memory_gb):
-            raise InputError(
-                "A search for a layout needs a memory limit: give both --layout=auto and --memory_gb or neither. "
-                f"Received: {flag_text('layout', self.layout)} {flag_text('memory_gb', self.memory_gb)}."
-            )
+            rule = "A search for a layout needs a memory limit: give both --layout=auto and --memory_gb or neither."
+            raise conflict_error(rule, self, ("layout", "memory_gb"))
 
     @property
     def has_stages(self) -> bool:

@@ -60,26 +60,28 @@ def parse_mesh(text: str) -> Mesh:
       InputError: `text` does not follow the grammar, has no axis, a duplicate or reserved name, an axis without
         devices, or too many devices.
     """
+
+    def error(rule: str, received: str) -> InputError:
+        return InputError(f"{_GRAMMAR}{rule}. Received: {received} in {text!r}.")
+
     axes: dict[str, int] = {}
     for part in filter(str.strip, text.split(";")):
         match = _AXIS.fullmatch(part)
         if not match:
-            raise InputError(f"{_GRAMMAR}. Received: {part.strip()!r} in {text!r}.")
+            raise error("", repr(part.strip()))
         name, size = match[1], int(match[2])
         if name in axes:
-            raise InputError(f"{_GRAMMAR}, each name once. Received: {name} twice in {text!r}.")
+            raise error(", each name once", f"{name} twice")
         if name in _RESERVED_NAMES:
-            raise InputError(
-                f"{_GRAMMAR}, with names other than {' and '.join(_RESERVED_NAMES)}. Received: {part.strip()!r} in {text!r}."
-            )
+            raise error(f", with names other than {' and '.join(_RESERVED_NAMES)}", repr(part.strip()))
         if not size:
-            raise InputError(f"{_GRAMMAR}, each of at least 1 device. Received: {part.strip()!r} in {text!r}.")
+            raise error(", each of at least 1 device", repr(part.strip()))
         axes[name] = size
-    if not axes:
-        raise InputError(f"{_GRAMMAR}. Received: no axis in {text!r}.")
     mesh = Mesh(axes)
+    if not axes:
+        raise error("", "no axis")
     if mesh.size > _MAX_DEVICES:
-        raise InputError(f"{_GRAMMAR}, of at most {_MAX_DEVICES} devices. Received: {mesh.size} in {text!r}.")
+        raise error(f", of at most {_MAX_DEVICES} devices", str(mesh.size))
     return mesh
 
 

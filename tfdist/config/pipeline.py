@@ -170,17 +170,12 @@ def check_without_flush(schedule: str, **options: Any) -> None:
             raise InputError(f"{rule}, or use 1f1b. Received: {received} --pipeline_schedule={parsed_schedule}.")
 
 
-def check_flags_without_flush(config: Any) -> None:
-    """Checks the flags of a command with `check_without_flush`."""
-    has_loss_scale = getattr(config, "precision", "") == "mixed_float16"
-    flags = {name: getattr(config, name) for name in _FLUSH_RULES if name != "loss_scale" and hasattr(config, name)}
-    check_without_flush(
-        config.pipeline_schedule, **flags, loss_scale=f"--precision={config.precision}" if has_loss_scale else ""
-    )
-
-
-def check_mesh(config: Any) -> None:
-    """Raises `InputError` unless `--mesh_shape` and `--layout` describe a pipeline and match the other flags."""
+def check_pipeline(config: Any) -> None:
+    """Raises `InputError` unless `--mesh_shape` and `--layout` describe a pipeline and all flags match the schedule."""
+    flags = {name: getattr(config, name, "") for name in _FLUSH_RULES}
+    if getattr(config, "precision", "") == "mixed_float16":
+        flags["loss_scale"] = "--precision=mixed_float16"
+    check_without_flush(config.pipeline_schedule, **flags)
     if config.layout == AUTO:
         raise InputError(
             "--layout=auto is for --strategy=mesh: for a pipeline, name the dims that the axis model shards, for example "

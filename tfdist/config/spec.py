@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 from tfdist.errors import InputError, TfdistError
-from tfdist.errors.engine_errors import is_engine_error, one_line, out_of_memory
+from tfdist.errors.engine_errors import error_summary, is_engine_error, out_of_memory
 from tfdist.errors.formatting import nearest
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]*(:[A-Za-z0-9_.:/*?\[\]~@%+=-]*)?")  # after a colon, a path may follow
@@ -147,7 +147,7 @@ def load_object(name: str) -> Any:
         value = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise InputError(
-            f'"{name}" needs the module {module_name}, whose import failed: {_one_line(error)}. '
+            f'"{name}" needs the module {module_name}, whose import failed: {error_summary(error)}. '
             f"The current directory {directory} and PYTHONPATH are searched."
         ) from error
     for part in attribute.split("."):
@@ -172,7 +172,7 @@ def call(function: Callable[..., Any], spec: Spec, **available_arguments: Any) -
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         rule = f"{spec.name} must be a function with a signature that Python can inspect"
-        raise InputError(f"{rule}. Received: {_one_line(error)}. Wrap it in a function.") from error
+        raise InputError(f"{rule}. Received: {error_summary(error)}. Wrap it in a function.") from error
     accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     parameters_by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     unknown_keys = [key for key in spec.args if key not in parameters_by_name]
@@ -191,12 +191,8 @@ def call(function: Callable[..., Any], spec: Spec, **available_arguments: Any) -
             raise
         raise InputError(  # the function may not support an argument passed to `**kwargs`
             f'{spec.name} may not have a parameter "{unknown_keys[0]}". Received: {spec}, which failed with '
-            f"{_one_line(error)}.{nearest(unknown_keys[0], parameters_by_name)}"
+            f"{error_summary(error)}.{nearest(unknown_keys[0], parameters_by_name)}"
         ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(". ")
 
 
 def call_user_function(flag: str, function: Callable[..., Any], spec: Spec, **available_arguments: Any) -> Any:
@@ -212,7 +208,7 @@ def call_user_function(flag: str, function: Callable[..., Any], spec: Spec, **av
         if isinstance(error, TfdistError) or is_engine_error(error) or out_of_memory(error):
             raise
         raise InputError(
-            f"{flag}={spec} must not fail. Received: {type(error).__name__}: {one_line(str(error)).rstrip('.')} "
+            f"{flag}={spec} must not fail. Received: {error_summary(error)} "
             f"({_location(function, error)}). Fix the function or its arguments."
         ) from error
 

@@ -22,7 +22,7 @@ from tfdist.config.all_reduce import (
 from tfdist.config.fields import Flags, device_flag, normalize_address, normalize_layout, strategy_option
 from tfdist.config.layouts import REPLICA_STAGES, STAGES, parse_grid, parse_layout, parse_shard
 from tfdist.config.mesh import mesh_of, parse_mesh
-from tfdist.config.pipeline import PipelineOptions, check_flags_without_flush, check_mesh
+from tfdist.config.pipeline import PipelineOptions, check_pipeline
 from tfdist.config.rules import is_auto, method_names
 from tfdist.config.staleness import PUSHED_METHODS, ParameterServerOptions, count_workers, parse_staleness
 from tfdist.errors import InputError
@@ -144,11 +144,6 @@ def _check_mesh(config: Any) -> None:
     parse_shard(config.shard, config.shard_axis or rules["batch"], config.shard_min_elements, mesh)
 
 
-def _check_pipeline(config: Any) -> None:
-    check_mesh(config)
-    check_flags_without_flush(config)
-
-
 _EQUAL_ROWS = (
     "Every replica needs the same number of rows on a mesh and on a TPU: leave out --balance or use another --strategy."
 )
@@ -265,7 +260,7 @@ DECLARATIONS = (
             ),
             "check_sync": "Processes of a pipeline have gradients of different variables: use --check_sync=variables.",
         },
-        check=_check_pipeline,
+        check=check_pipeline,
         check_cluster=lambda config, cluster: parse_grid(config.mesh_shape, cluster.size, config.layout),
         runs_keras_fit=False,
         smoke_tests=(
@@ -356,11 +351,7 @@ class JobOptions(Flags):
         "for a mesh, as many as it needs.",
         neutral_values=(0, 1),
     )
-    communication: str = strategy_option(
-        "auto",
-        _COMMUNICATION_HELP,
-        choices=("auto", "ring", "nccl", "gloo", "mpi"),
-    )
+    communication: str = strategy_option("auto", _COMMUNICATION_HELP, choices=("auto", "ring", "nccl", "gloo", "mpi"))
     intra_op_threads: int = strategy_option(
         0,
         "Number of threads within an operation. 0 pins the process to its share of the host's cores.",
@@ -383,11 +374,7 @@ class JobOptions(Flags):
         neutral_values=(),
     )
     coordinator: str = device_flag(
-        "",
-        "HOST:PORT of rank 0, if the environment does not provide it.",
-        check=normalize_address,
-        training_only=True,
-        trial_value="",
+        "", "HOST:PORT of rank 0, if the environment does not provide it.", check=normalize_address, training_only=True
     )
     token_file: str = device_flag(
         "",

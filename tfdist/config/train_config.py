@@ -5,7 +5,7 @@ import types
 from typing import Any, ClassVar
 
 from tfdist.config.balance import parse_balance
-from tfdist.config.conflicts import check_refusals, check_rules, flag_text
+from tfdist.config.conflicts import check_refusals, check_rules, conflict_error
 from tfdist.config.data_set_files import DATA_SETS, SAFE_DATA_SETS
 from tfdist.config.decay import DECAYS, Plateau, parse_decay
 from tfdist.config.fields import (
@@ -29,9 +29,8 @@ from tfdist.config.rules import parse_chain, parse_rules
 from tfdist.config.search import parse_search
 from tfdist.config.spec import parse
 from tfdist.config.staleness import SYNC, parse_staleness
-from tfdist.config.strategy_registry import DECLARATIONS, Declaration, TrainerOptions
+from tfdist.config.strategy_registry import DECLARATIONS, Declaration, Refusals, TrainerOptions
 from tfdist.config.sync import SYNCS, EveryStep, Sync, parse_sync
-from tfdist.errors import InputError
 
 _DEFAULT_EPOCHS = 10
 _MODELS = ("mlp", "cnn", "resnet50", "transformer")
@@ -88,7 +87,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         "evaluations. Empty disables it.",
         parse=parse_early_stopping,
         training_only=True,
-        trial_value="",
     )
     batch_size: int = training_flag(
         64, "Global batch size: number of examples per step, over all replicas.", minimum=1, fixed=True
@@ -118,22 +116,16 @@ class TrainConfig(TrainerOptions, JobConfig):
         "none",
         "Scaling of the learning rate with --batch_size / --base_batch_size: none, linear or sqrt.",
         choices=("none", "linear", "sqrt"),
-        trial_value="none",
     )
-    base_batch_size: int = training_flag(
-        0, "Batch size for which --learning_rate was tuned, for --lr_scaling.", trial_value=0
-    )
-    warmup_steps: int = training_flag(0, "Number of steps of linear learning-rate warmup.", trial_value=0)
-    warmup_start: float = training_flag(
-        0.0, "Learning rate at step 0 as a fraction of the peak.", maximum=1, trial_value=0.0
-    )
+    base_batch_size: int = training_flag(0, "Batch size for which --learning_rate was tuned, for --lr_scaling.")
+    warmup_steps: int = training_flag(0, "Number of steps of linear learning-rate warmup.")
+    warmup_start: float = training_flag(0.0, "Learning rate at step 0 as a fraction of the peak.", maximum=1)
     decay: str = training_flag(
         "none",
         "Learning-rate schedule: none, cosine(to=0.0), cosine_restarts(first=...), exponential(factor=0.01), linear(to=0.0), "
         "one_cycle(pct_start=0.3), plateau(monitor=val_loss, factor=0.1, patience=10), polynomial(to=0.0, power=1.0), "
         f"step(every=..., factor=0.1), {USER_CODE}. docs/guides/gradients.md has the equations.",
         parse=parse_decay,
-        trial_value="none",
         safe_values="|".join(DECAYS),
     )
     momentum_correction: bool = training_flag(
@@ -158,7 +150,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         "post_local_sgd, hierarchical_local_sgd, diloco, easgd or fedavg (docs/guides/local_sgd.md).",
         parse=parse_sync,
         fixed=True,
-        trial_value="every_step",
         safe_values="|".join(SYNCS),
     )
     metrics: str = training_flag(
@@ -173,19 +164,16 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Your own function that returns a Keras callback or a list of them: package.module:name(...).",
         check=normalize_user_function,
         training_only=True,
-        trial_value="",
     )
     compression_check_every: int = gradient_flag(
         0,
         "Number of steps between comparisons of compressed gradients with exact ones. 0 disables them.",
         training_only=True,
-        trial_value=0,
     )
     compression_max_error: float = gradient_flag(
         0.0,
         "Maximum compression error as a fraction of the gradient norm; beyond it, compression is disabled. 0 means no limit.",
         training_only=True,
-        trial_value=0.0,
     )
     output_dir: str = output_flag(
         "",
@@ -198,7 +186,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Interval between checkpoints, in steps, or in seconds such as 600s. 0 saves only on preemption and for --best.",
         check=str,
         parse=parse_interval,
-        trial_value="0",
         safe_values=ANY_TEXT,
     )
     keep: int = output_flag(3, "Maximum number of checkpoints to keep.", minimum=1)
@@ -212,31 +199,24 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Empty exports the last step.",
         parse=parse_monitor,
         training_only=True,
-        trial_value="",
     )
     commit_every: int = output_flag(
         0,
         "Number of steps between in-memory checkpoints (commits), from which a run resumes after a failure. 0 disables them.",
-        trial_value=0,
     )
     commit_dir: str = output_flag(
         "",
         "Directory for in-memory checkpoints, such as /dev/shm/mine. Defaults to one that the launcher creates.",
-        trial_value="",
         safe_values=ANY_TEXT,
     )
     resume: str = output_flag(
         "auto",
         "auto (resume from the newest valid checkpoint in --output_dir, if any), never (start from scratch), or the "
         "directory of a checkpoint or of a run (start from its weights and state).",
-        trial_value="auto",
         safe_values=ANY_TEXT,
     )
     overwrite: bool = output_flag(
-        False,
-        "Delete the run that is in --output_dir, and start over. Other files in it stay.",
-        training_only=True,
-        trial_value=False,
+        False, "Delete the run that is in --output_dir, and start over. Other files in it stay.", training_only=True
     )
     log_every: int = output_flag(10, "Number of steps between metric records.", minimum=1)
     eval_every: int = output_flag(
@@ -245,9 +225,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "epoch.",
     )
     measure_every: int = output_flag(
-        1000,
-        "Number of steps between measurements of the communication time of a step. 0 disables them.",
-        trial_value=0,
+        1000, "Number of steps between measurements of the communication time of a step. 0 disables them."
     )
     loggers: str = output_flag(
         "tensorboard",
@@ -255,7 +233,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         f"wandb(project='tfdist'), {USER_CODE}. Empty for none.",
         parse=parse_loggers,
         training_only=True,
-        trial_value="",
     )
     profile_steps: str = output_flag(
         "",
@@ -263,7 +240,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         check=str,
         parse=parse_step_range,
         training_only=True,
-        trial_value="",
     )
     stall_warning_seconds: float = check_flag(
         60.0,
@@ -279,13 +255,11 @@ class TrainConfig(TrainerOptions, JobConfig):
     check_sync_every: int = check_flag(
         0,
         "Number of steps between checks that replicas are identical, except for what --sync makes local. 0 disables them.",
-        trial_value=0,
     )
     check_sync: str = check_flag(
         "variables",
         "What to check: variables (a difference ends the run) or gradients (logs the norm of each replica).",
         choices=("variables", "gradients"),
-        trial_value="variables",
     )
     find: str = check_flag(
         "",
@@ -294,7 +268,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         "explains both.",
         parse=parse_search,
         training_only=True,
-        trial_value="",
     )
     dry_run: bool = check_flag(False, "Print the configuration of the run and exit.")
 
@@ -315,6 +288,19 @@ def check_arguments(name: str, declaration: Declaration | None, sync: Sync | Non
     check_rules(config, TrainConfig)
     declaration = declaration or next((entry for entry in DECLARATIONS if entry.name == name), Declaration(name=name))
     check_refusals(config, declaration.refuses, "strategy", TrainConfig)
+
+
+_NOT_VERIFIED: Refusals = {
+    "sync": "Replicas that train locally do not match one device, whatever the tolerance: leave out --sync.",
+    "pipeline_schedule": (
+        lambda schedule: isinstance(schedule, NO_FLUSH_SCHEDULES),
+        "Gradients of older weights do not match one device, whatever the tolerance: use another --pipeline_schedule.",
+    ),
+    "decay": (
+        lambda decay: isinstance(decay, Plateau),
+        "--decay=plateau depends on evaluations, and verify makes none. Leave it out.",
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -340,24 +326,10 @@ class VerifyConfig(TrainConfig):
         names = () if is_replayed else ("compression", "activation_compression")
         lossy_flags = [name for name in names if getattr(self, name) != "none"]
         if not self.tolerance and (self.precision == "mixed_float16" or lossy_flags):
-            received_flags = ("precision", *(lossy_flags or ("compression",)))
-            received = [flag_text(name, getattr(self, name)) for name in received_flags]
-            raise InputError(
+            raise conflict_error(
                 "With float16 or compression, results differ from those of one device by more than rounding: set "
-                f"--tolerance, or leave them out. Received: {' '.join(received)}."
+                "--tolerance, or leave them out.",
+                self,
+                ("precision", *(lossy_flags or ("compression",))),
             )
-        if self.parsed.sync.exchanges_weights:
-            raise InputError(
-                "Replicas that train locally do not match one device, whatever the tolerance: leave out --sync. "
-                f"Received: {flag_text('sync', self.sync)}."
-            )
-        if isinstance(self.parsed.pipeline_schedule, NO_FLUSH_SCHEDULES):
-            raise InputError(
-                "Gradients of older weights do not match one device, whatever the tolerance: use another "
-                f"--pipeline_schedule. Received: {flag_text('pipeline_schedule', self.pipeline_schedule)}."
-            )
-        if isinstance(self.parsed.decay, Plateau):
-            raise InputError(
-                "--decay=plateau depends on evaluations, and verify makes none. Received: "
-                f"{flag_text('decay', self.decay)}. Leave it out."
-            )
+        check_refusals(self, _NOT_VERIFIED, "", type(self))

@@ -49,22 +49,18 @@ def load_strategy(
     """
     if not isinstance(name, str):
         raise InputError(f'The name of a strategy must be a string, such as "mirrored". Received: {name!r:.60}.')
-    options = {option: _normalize_option(option, value) for option, value in options.items()}
+    fields = {field.name: field for config in (JobOptions, TrainerOptions) for field in dataclasses.fields(config)}
+    known_options = {name: field for name, field in fields.items() if field.metadata["flag"].is_option}
+    options = {  # options of a user-defined class have no flags
+        name: normalize_field(known_options[name], value)[0] if name in known_options else value
+        for name, value in options.items()
+    }
     variables = os.environ if environment is None else environment
     detection = detect(variables, name, options.get("devices", 0) or 1, declaration(name))
     if unknown := find_rejected_option(options, declaration(detection.strategy)):
         option, rule = unknown
         raise InputError(f"{rule} Received: {flag_text(option, options[option])}.")
     return start(detection, start_timeout_seconds, variables, options)
-
-
-def _normalize_option(name: str, value: Any) -> Any:
-    """Normalizes an option like its flag; options of a user-defined class are returned unchanged."""
-    for config in (JobOptions, TrainerOptions):
-        for field in dataclasses.fields(config):
-            if field.name == name and field.metadata["flag"].is_option:
-                return normalize_field(field, value)[0]
-    return value
 
 
 def start(

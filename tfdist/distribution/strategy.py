@@ -232,7 +232,9 @@ class JobVariables(NamedTuple):
 
 
 class VariableBlocks(Capability):
-    """The local blocks of variables; by default, each replica has full variables.
+    """The local blocks of TensorFlow variables of the strategy; by default, each replica has full variables.
+
+    With `per_replica`, each replica has its own value, and the saved array has an additional first dim, the replicas.
 
     Attributes:
       spans_processes: whether processes may have different blocks of a variable, and all must take part in reading it.
@@ -247,10 +249,7 @@ class VariableBlocks(Capability):
 
         There is no communication. The blocks of all processes cover the variable without overlap.
 
-        Args:
-          variable: TensorFlow variable of this strategy.
-          per_replica: whether each replica has its own value; the saved array then has an additional first dim, the replicas.
-          copied: whether the values are copies; otherwise they may share the variable's memory.
+        If not `copied`, the values may share the variable's memory.
         """
         read = _copy_to_host if copied else _view_on_host
         values = [read(value) for value in self._strategy.local(variable)]
@@ -284,13 +283,7 @@ class VariableBlocks(Capability):
         return [(f"replica {replica}", offset, np.asarray(value)) for replica, value in local_values]
 
     def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
-        """Assigns a saved value to a variable on this process's devices.
-
-        Args:
-          variable: TensorFlow variable of this strategy.
-          per_replica: see `saved_blocks`.
-          read: returns the blocks that this process needs.
-        """
+        """Assigns a saved value to a variable on this process's devices; `read` returns the blocks that they need."""
         shape = tuple(variable.shape)
         if not per_replica:
             variable.assign(read((0,) * len(shape), shape))
@@ -299,13 +292,7 @@ class VariableBlocks(Capability):
             local_variable.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
 
     def assign_value(self, variable: tf.Variable, per_replica: bool, value: np.ndarray) -> None:
-        """Assigns a value to a variable on this process's devices, the same on all replicas.
-
-        Args:
-          variable: TensorFlow variable of this strategy.
-          per_replica: see `saved_blocks`.
-          value: the full value, in any dtype.
-        """
+        """Assigns a full value, in any dtype, to a variable on this process's devices, the same on all replicas."""
         value = value.astype(variable.dtype.as_numpy_dtype)
         if per_replica:
             value = np.broadcast_to(value, (self._strategy.local_replicas.stop, *value.shape))
@@ -319,9 +306,6 @@ class VariableBlocks(Capability):
         """Copies variables to the host without communication, and returns a function that restores them exactly.
 
         Each replica restores its own values, even of variables that are equal on all replicas.
-
-        Args:
-          variables: TensorFlow variables of this strategy.
         """
         copies = [[_copy_to_host(value) for value in self._strategy.local(variable)] for variable in variables]
 

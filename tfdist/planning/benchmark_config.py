@@ -3,12 +3,11 @@
 import dataclasses
 
 from tfdist.config.all_reduce import ALGORITHMS
-from tfdist.config.conflicts import check_combinations, flag_text
-from tfdist.config.fields import check_fields, flag_field, output_flag
+from tfdist.config.conflicts import check_combinations, conflict_error, flag_text
+from tfdist.config.fields import check_fields, flag_field, output_flag, parse_known_names
 from tfdist.config.search import UNITS_HELP, parse_byte_size
 from tfdist.config.strategy_registry import JobOptions, TrainerOptions, strategies_with
 from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
 from tfdist.planning.benchmark_results import TRAFFIC
 
 MEASURED = "What is measured"
@@ -41,32 +40,6 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def parse_operations(text: str) -> tuple[str, ...]:
-    """Parses comma-separated names of operations; an empty text means all.
-
-    Raises:
-      InputError: a name is unknown.
-    """
-    names = tuple(name.strip() for name in text.split(",") if name.strip()) or tuple(TRAFFIC)
-    for name in names:
-        if name not in TRAFFIC:
-            raise InputError(f"{name} is not a known operation.{nearest(name, TRAFFIC)}")
-    return names
-
-
-def parse_algorithms(text: str) -> tuple[str, ...]:
-    """Parses comma-separated all-reduce algorithms; an empty text means none. `all` replaces all others.
-
-    Raises:
-      InputError: a name is unknown.
-    """
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if name not in (*ALGORITHMS, ALL):
-            raise InputError(f"{name} is not an all-reduce algorithm.{nearest(name, (*ALGORITHMS, ALL))}")
-    return (ALL,) if ALL in names else tuple(dict.fromkeys(names))
-
-
 def too_few_replicas(received: str) -> InputError:
     """Returns the error for a strategy without communicating replicas."""
     return InputError(
@@ -87,20 +60,21 @@ class BenchConfig(JobOptions):
         "",
         MEASURED,
         f"Comma-separated operations to measure: {', '.join(TRAFFIC)}. Defaults to all.",
-        check=lambda text: text and ",".join(parse_operations(text)),
+        parse=lambda text: parse_known_names(text, TRAFFIC, "a known operation"),
     )
     all_reduce: str = flag_field(
         "",
         MEASURED,
         f"Comma-separated all-reduce algorithms to compare, instead of operations: {', '.join(ALGORITHMS)}; all means those "
         "that exist on the job's hosts.",
-        check=lambda text: ",".join(parse_algorithms(text)),
+        parse=lambda text: parse_known_names(text, (*ALGORITHMS, ALL), "an all-reduce algorithm"),
     )
     sizes: str = flag_field(
         "4B:64MB",
         MEASURED,
         f"{_SIZES}, each {GROWTH} times the one before. {UNITS_HELP}.",
-        check=lambda text: text if parse_sizes(text) else "",
+        check=str,
+        parse=parse_sizes,
     )
     dtype: str = flag_field("float32", MEASURED, f"Data type of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
     repeats: int = flag_field(5, MEASURED, "Number of measurements of each size.", minimum=1, maximum=10**9)
@@ -113,10 +87,8 @@ class BenchConfig(JobOptions):
     def __post_init__(self) -> None:
         check_fields(self)
         if self.all_reduce and self.operations not in ("", "all_reduce"):
-            raise InputError(
-                "Only all_reduce has algorithms: leave out --operations or --all_reduce. Received: "
-                f"{flag_text('operations', self.operations)} {flag_text('all_reduce', self.all_reduce)}."
-            )
+            rule = "Only all_reduce has algorithms: leave out --operations or --all_reduce."
+            raise conflict_error(rule, self, ("operations", "all_reduce"))
         if self.strategy in strategies_with("mesh_shape"):
             raise too_few_replicas(flag_text("strategy", self.strategy))
         check_combinations(self)

@@ -155,19 +155,12 @@ def _format_axes(axes: "Axes", title: str, unit: str, measurements: Sequence[Mea
     axes.minorticks_off()
 
 
-_COLUMNS = (
-    ("operation", 16),
-    ("size", 11),
-    ("median ms", 12),
-    ("min ms", 12),
-    ("algorithm GB/s", 16),
-    ("bus GB/s", 12),
-)
+_ROW = "{:16}{:>11}{:>12}{:>12}{:>16}{:>12}"
 
 
-def header(first: str = _COLUMNS[0][0]) -> str:
+def header(first: str = "operation") -> str:
     """Returns the header line; `first` is the title of the first column."""
-    return _align(first, *(title for title, _ in _COLUMNS[1:]))
+    return _ROW.format(first, "size", "median ms", "min ms", "algorithm GB/s", "bus GB/s")
 
 
 def row(measurement: Measurement) -> str:
@@ -175,16 +168,9 @@ def row(measurement: Measurement) -> str:
     # Imported late, because parsing a command's flags must not load NumPy.
     from tfdist.reporting.plain_reporter import format_number
 
-    bandwidths = [measurement.algorithm_bandwidth, measurement.bus_bandwidth]
-    return _align(
-        measurement.label,
-        byte_size(measurement.bytes) if measurement.bytes else "-",
-        format_number(measurement.median * 1e3),
-        format_number(measurement.minimum * 1e3),
-        *(format_number(bandwidth / 1e9) if measurement.bytes else "-" for bandwidth in bandwidths),
-    )
-
-
-def _align(first: str, *other_cells: str) -> str:
-    cells = [cell.rjust(width) for cell, (_, width) in zip(other_cells, _COLUMNS[1:], strict=True)]
-    return first.ljust(_COLUMNS[0][1]) + "".join(cells)
+    cells = ["-"] * 3
+    if measurement.bytes:
+        bandwidths = (measurement.algorithm_bandwidth, measurement.bus_bandwidth)
+        cells = [byte_size(measurement.bytes), *(format_number(bandwidth / 1e9) for bandwidth in bandwidths)]
+    times = [format_number(seconds * 1e3) for seconds in (measurement.median, measurement.minimum)]
+    return _ROW.format(measurement.label, cells[0], *times, *cells[1:])

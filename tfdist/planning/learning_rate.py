@@ -125,15 +125,7 @@ class _Sweep:
     """The steps of a search, as a context that restores all variables on exit."""
 
     def __init__(self, program: Program, search: LearningRateSearch, examples: Examples, batch_size: int, step: int):
-        """Creates the state of the steps.
-
-        Args:
-          program: the program to train.
-          search: range and number of rates.
-          examples: data to train on.
-          batch_size: global batch size.
-          step: number of previous updates, which determines the random numbers of layers.
-        """
+        """Creates the state of the steps; `step`, the number of previous updates, determines the random numbers of layers."""
         self.rates = rates_between(search.min, search.max, search.steps)
         self.losses: list[float] = []
         self.steps_done = 0

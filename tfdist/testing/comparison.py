@@ -283,18 +283,18 @@ class StepComparison(NamedTuple):
     """The comparison of one step.
 
     Attributes:
-      number: number of the step, from 1.
+      step: number of the step, from 1.
       loss: loss of the strategy.
       reference_loss: loss of one device.
-      difference: the largest difference of a variable, relative or in roundings.
+      largest_difference: the largest difference of a variable, relative or in roundings.
       absolute_difference: the largest difference of an element of this variable.
       variable: path of this variable.
     """
 
-    number: int
+    step: int
     loss: float
     reference_loss: float
-    difference: float
+    largest_difference: float
     absolute_difference: float
     variable: str
 
@@ -321,7 +321,7 @@ class Comparison(NamedTuple):
     @property
     def largest(self) -> float:
         """The largest difference of all steps."""
-        return max(step.difference for step in self.steps)
+        return max(step.largest_difference for step in self.steps)
 
     @property
     def is_equal(self) -> bool:
@@ -352,22 +352,24 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
     Returns:
       The result on the chief; None on other processes.
     """
-    strategy_trainer = make_trainer(session, session.strategy)
-    if session.strategy.is_chief and session.strategy.total_devices == 1:
+    strategy, config = session.strategy, session.config
+    strategy_trainer = make_trainer(session, strategy)
+    if strategy.is_chief and strategy.total_devices == 1:
         warn_once(
-            f"Strategy {session.strategy.name} has one device here, so one device is compared with itself, which shows "
+            f"Strategy {strategy.name} has one device here, so one device is compared with itself, which shows "
             "nothing about several. Add --devices=2, or start several processes by `tfdist launch`.",
             situation=ONE_DEVICE,
         )
-    warn_about_flags(session.config, session.strategy, strategy_trainer.model)
+    warn_about_flags(config, strategy, strategy_trainer.model)
     trace: list[dict[str, np.ndarray]] = []
-    with (
-        using_listener(lambda explanation: _print_values(explanation, print_line))
-        if session.strategy.batch_parts > 1
-        else nullcontext()
-    ):
+
+    def print_values(explanation: Explanation) -> None:
+        for line in (explanation.summary, *map(": ".join, explanation.rows(all_values=False))):
+            print_line(line)
+
+    with using_listener(print_values) if strategy.batch_parts > 1 else nullcontext():
         strategy_trainer.build(session.data.train)
-    remote = session.strategy.remote
+    remote = strategy.remote
     if remote and {*remote.tables.numbers} - remote.tables.keyed and remote.sparse_updates == LAZY:
         raise InputError(
             "A verification compares with Keras on one device, which updates all rows of an embedding. Received: "
@@ -375,33 +377,27 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
         )
     is_replayed = bool(remote) and (
         (remote.staleness.kind != SYNC and remote.staleness.bound != 0)
-        or (remote.whole_batches and session.config.compression != EXACT)
+        or (remote.whole_batches and config.compression != EXACT)
     )
     if is_replayed:
         remote.records_updates = True
     steps_per_call = _STEPS_PER_REPLAY if is_replayed else 1
     calls = _run(
-        session,
-        strategy_trainer,
-        lambda: trace.append(_values(session.strategy, strategy_trainer.model)),
-        steps_per_call,
+        session, strategy_trainer, lambda: trace.append(_values(strategy, strategy_trainer.model)), steps_per_call
     )
-    replicas_equal = _replicas_equal(session.strategy, strategy_trainer.model)
-    if not session.strategy.is_chief:
+    replicas_equal = _replicas_equal(strategy, strategy_trainer.model)
+    if not strategy.is_chief:
         return None
     single = create(REFERENCE, Cluster(), lambda _: LocalGroup())
-    reference_config = dataclasses.replace(session.config, compression="none", balance="equal")
-    rounding = (
-        _Rounding(dataclasses.replace(session, config=reference_config), single)
-        if uses_roundings(reference_config)
-        else None
-    )
-    reference = make_trainer(dataclasses.replace(session, config=reference_config), single)
+    reference_config = dataclasses.replace(config, compression="none", balance="equal")
+    reference_session = dataclasses.replace(session, config=reference_config)
+    rounding = _Rounding(reference_session, single) if uses_roundings(reference_config) else None
+    reference = make_trainer(reference_session, single)
     reference.build(session.data.train)
     if is_replayed:
         synchronizer: Any = strategy_trainer.program.synchronizer
         updates = synchronizer.updates
-        shares = session.strategy.training_shares[1]
+        shares = strategy.training_shares[1]
         if shares > 1 and remote.tables.keyed:
             raise InputError(
                 "A verification with a DynamicEmbedding repeats updates of whole batches. Received: "
@@ -411,7 +407,7 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
         reference._program = reference.program._replace(synchronizer=replay)
     noise = _noise(session, reference)
     differing_layers = _different_by_design(session, reference.model)
-    limit = tolerance(session.config, reference.model.optimizer)
+    limit = tolerance(config, reference.model.optimizer)
     if is_replayed:
         ages = [update.version - min(update.versions) for update in updates if update.factor]
         if not ages:
@@ -439,13 +435,8 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
             for path, value in reference_values.items()
         }
         norms = {path: rounding.norm(path, value) if rounding else _norm(value) for path, value in deltas.items()}
-        differences = {
-            path: (norms[path] / sizes[path], float(np.max(np.abs(value), initial=0.0)))
-            for path, value in deltas.items()
-        }
-        candidates = {path: d for path, d in differences.items() if path not in noise} or differences
-        path = max(candidates, key=lambda p: candidates[p][0])
-        lines.append((*candidates[path], path))
+        path = max([p for p in deltas if p not in noise] or deltas, key=lambda p: norms[p] / sizes[p])
+        lines.append((norms[path] / sizes[path], float(np.max(np.abs(deltas[path]), initial=0.0)), path))
 
     reference_calls = _run(session, reference, compare, steps_per_call)
     steps = [
@@ -456,11 +447,6 @@ def verify(session: Session, print_line: Callable[[str], None]) -> Comparison | 
     )
     _print_result(result, print_line)
     return result
-
-
-def _print_values(explanation: Explanation, print_line: Callable[[str], None]) -> None:
-    for line in (explanation.summary, *map(": ".join, explanation.rows(all_values=False))):
-        print_line(line)
 
 
 def _print_result(result: Comparison, print_line: Callable[[str], None]) -> None:
@@ -516,11 +502,9 @@ class _Rounding:
         mask = self._changed_mask[path]
         sizes, unchanged_sizes = np.abs(difference[mask]), np.abs(difference[~mask])
         kept_count = len(sizes) - (math.ceil(len(sizes) / 20) if len(sizes) >= 5 else 0)
-        return (
-            math.hypot(_norm(np.sort(sizes)[:kept_count]), _norm(unchanged_sizes))
-            if np.isfinite(difference).all()
-            else math.inf
-        )
+        if not np.isfinite(difference).all():
+            return math.inf
+        return math.hypot(_norm(np.sort(sizes)[:kept_count]), _norm(unchanged_sizes))
 
 
 class Call(NamedTuple):
@@ -590,7 +574,8 @@ def _noise(session: Session, reference: Trainer) -> set[str]:
     """Returns the paths of variables whose true gradient is zero, by the model's table or by measurement."""
     model = reference.model
     patterns = models.zero_gradient_patterns(session.config.model)
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(_first_batch(session))
+    pipeline = Pipeline(session.data.train, session.config.batch_size, session.config.seed)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(next(iter(pipeline.dataset([0], 1))))
     state = [(variable, tf.identity(variable.value)) for variable in model.non_trainable_variables]
     limit = TOLERANCES[keras.config.floatx(), "adaptive"]
     with tf.GradientTape() as tape, check_declarations(int(count_rows(x)), limit):
@@ -608,11 +593,6 @@ def _noise(session: Session, reference: Trainer) -> set[str]:
     if keyed_layers(model):  # no key has a row yet, so that weights after them have no gradient
         return zero_gradient_paths
     return zero_gradient_paths | {path for path, size in sizes.items() if size <= threshold}
-
-
-def _first_batch(session: Session) -> Any:
-    pipeline = Pipeline(session.data.train, session.config.batch_size, session.config.seed)
-    return next(iter(pipeline.dataset([0], 1)))
 
 
 def _print_header(
@@ -635,20 +615,14 @@ def _print_header(
 
 
 def _different_by_design(session: Session, model: keras.Model) -> list[str]:
-    return [
-        keras_internals.path_of(layer)
-        for layer in keras_internals.layers_of(model)
-        if _takes_local_statistics(layer, session) or _draws_local_numbers(layer, session)
-    ]
-
-
-def _takes_local_statistics(layer: keras.Layer, session: Session) -> bool:
-    return type(layer) is keras.layers.BatchNormalization and layer.trainable and session.strategy.replicas > 1
-
-
-def _draws_local_numbers(layer: keras.Layer, session: Session) -> bool:
-    """Returns whether the layer's random numbers depend on the division of the batch into parts."""
     strategy = session.strategy
     is_partitioned = strategy.replicas > 1 or session.config.accumulate_steps > 1 or strategy.micro_batches > 0
-    draws = bool(getattr(layer, "_seed_generators", ())) or hasattr(layer, "seed_generator")
-    return is_partitioned and draws and bool(getattr(layer, "rate", getattr(layer, "stddev", 0)))
+
+    def differs(layer: keras.Layer) -> bool:
+        """Returns whether statistics or random numbers of a layer depend on the division of the batch into parts."""
+        takes_statistics = type(layer) is keras.layers.BatchNormalization and layer.trainable and strategy.replicas > 1
+        draws = bool(getattr(layer, "_seed_generators", ())) or hasattr(layer, "seed_generator")
+        is_random = draws and bool(getattr(layer, "rate", getattr(layer, "stddev", 0)))
+        return takes_statistics or (is_partitioned and is_random)
+
+    return [keras_internals.path_of(layer) for layer in keras_internals.layers_of(model) if differs(layer)]
