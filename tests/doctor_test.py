@@ -102,7 +102,7 @@ def test_a_loopback_that_is_down():
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--only=singel", '--only must name strategies. Received: singel. Did you mean "single"? Known: '),
+        ("--only=singel", 'singel is not a strategy. Did you mean "single"? Known: '),
         ("--deadline_seconds=0", "--deadline_seconds must be positive. Received: 0."),
     ],
 )

@@ -148,5 +148,5 @@ def test_an_average_of_the_weights_is_refused(mirrored3):
 
 def test_alpha_is_at_most_one_over_the_number_of_replicas(mirrored3):
     run = Regression(mirrored3, "easgd(alpha=0.5)")
-    with pytest.raises(InputError, match="alpha must be at most 1/3 with 3 replicas, not 0.5"):
+    with pytest.raises(InputError, match="alpha must be at most 1/3 with 3 replicas. Received: 0.5"):
         run.fit(1)

@@ -225,7 +225,8 @@ DECLARATIONS = (
             "compression": "On a mesh, DTensor reduces gradients itself: leave out --compression or use another --strategy.",
             "sync": "On a mesh there is one replica, spread over devices: leave out --sync or use another --strategy.",
             "all_reduce": "On a mesh, DTensor reduces gradients itself: leave out --all_reduce or use another --strategy.",
-            "jit_compile": "On a mesh, DTensor compiles programs itself: leave out --jit_compile or use another --strategy.",
+            "jit_compile": "On a mesh, DTensor compiles its programs itself: leave out --jit_compile or use another "
+            "--strategy.",
             "check_sync": "On a mesh, replicas have no gradients of their own: use --check_sync=variables.",
         },
         check=_check_mesh,
@@ -249,7 +250,8 @@ DECLARATIONS = (
         ),
         accepts={"communication": ("auto", "ring", "nccl", "gloo", "mpi"), "shard": REPLICA_STAGES},
         refuses={
-            "accumulate_steps": "A pipeline has micro-batches: use --micro_batches instead of --accumulate_steps.",
+            "accumulate_steps": "A pipeline computes a step in micro-batches: use --micro_batches instead of "
+            "--accumulate_steps.",
             "balance": "All micro-batches of a pipeline have the same size: leave out --balance.",
             "all_reduce": "The stages of a pipeline use the engine's all-reduce: leave out --all_reduce.",
             "sync": "The stages of a pipeline are updated together, in every step: leave out --sync or use another --strategy.",
@@ -280,7 +282,8 @@ DECLARATIONS = (
                 "Workers push gradients that a server decodes without those of other workers, or the user's code: use "
                 f"{', '.join(PUSHED_METHODS)}, or leave out --compression.",
             ),
-            "compression_check_every": "Parameter servers have no exact sum to compare: leave out --compression_check_every.",
+            "compression_check_every": "Workers of parameter servers have no exact sum to compare with: leave out "
+            "--compression_check_every.",
             "sync": "Workers of parameter servers have no optimizer to train locally: leave out --sync, and see --staleness.",
             "balance": "Parameter servers give work to whoever is free: leave out --balance.",
             "all_reduce": "Parameter servers add gradients themselves: leave out --all_reduce.",
