@@ -115,7 +115,6 @@ class Clip:
     value: float = 0.0
 
     def __post_init__(self) -> None:
-        """Validates the values; raises `InputError`."""
         for name in ("norm", "value"):
             value = getattr(self, name)
             if not is_number(value) or not value >= 0:

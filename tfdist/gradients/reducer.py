@@ -110,13 +110,11 @@ class PartitionedReducer(Reducer):
         self.keeps_shapes = True
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class."""
         return [state for indices, reducer in self._partitions for state in reducer.state([specs[i] for i in indices])]
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """See base class."""
         totals, sent = list(tensors), list(tensors)
         remaining, new_state, witnesses = list(state), [], []
         for number, (indices, reducer) in enumerate(self._partitions):
@@ -158,7 +156,6 @@ class ErrorFeedback(Reducer):
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """See base class."""
         errors, inner_state = split_at(state, len(tensors))
         inputs = [tensor + error for tensor, error in zip(tensors, errors, strict=True)]
         reduction = self.inner.reduce(inputs, inner_state, collectives, name=name)

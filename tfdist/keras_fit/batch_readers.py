@@ -141,7 +141,6 @@ class BatchReader:
         self._position = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns itself."""
         return self
 
     def __next__(self) -> Any:

@@ -42,7 +42,6 @@ class Functions:
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, placement: Placement):
-        """Creates the state that the functions share."""
         self.model, self._strategy, self._options, self._placement = model, strategy, options, placement
         self.sums = MetricSums(model, strategy)
         self._synchronizer: WeightSynchronizer | None = None

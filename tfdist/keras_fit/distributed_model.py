@@ -181,7 +181,6 @@ class Distributed:
     """A model on a strategy. The methods replace those of the model, which are their first arguments."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig):
-        """Distributes a model, created under the strategy's scope."""
         self.strategy = check_strategy(strategy, options)
         per_process = field_names(options, "per_process")
         shared_flags = {

@@ -50,7 +50,6 @@ class Placement:
     """Places the variables of a model, its metrics and its optimizers on replicas, and keeps track of them."""
 
     def __init__(self, strategy: Strategy):
-        """Initializes without variables."""
         self._strategy, self._is_replicated = strategy, strategy.optimizer_shards.is_on_all_replicas
         self._placed_variables: dict[int, weakref.ref[keras.Variable]] = {}
 

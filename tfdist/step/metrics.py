@@ -142,7 +142,6 @@ class KerasMetrics(ModelMetrics):
         self.variables = [variable for metric in model.metrics for variable in metric.variables]
 
     def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
-        """See base class."""
         super().update(y, outputs, weight, share)
         track_loss(keras_internals.loss_means(self._model)[0], share.value, share.rows, share.batch_size)
 

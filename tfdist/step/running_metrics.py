@@ -76,7 +76,6 @@ class RunningMetrics:
             self._totals.add([_array(values) for values in state["sums"]])
 
     def __bool__(self) -> bool:
-        """Returns whether any step was added."""
         return bool(self._finite_steps or self.skipped)
 
     def add(self, losses: np.ndarray, is_finite: np.ndarray, sums: Sums, kept: Collection[int] = ()) -> None:

@@ -88,11 +88,9 @@ class AutoCompression(Inspection):
         self._candidates = choice.candidates
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         return self._measure_step if step <= self._measure_step else None
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class."""
         steps = self._run_view.steps
         link = measure(steps.strategy)
         costs = {spec.name: self._measure_costs(spec) for spec in steps.compressible()}

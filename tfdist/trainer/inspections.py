@@ -69,7 +69,6 @@ class Periodic(Inspection):
         self._first = period if first is None else first
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         return self._first if step <= self._first else -(-step // self._period) * self._period
 
 

@@ -34,11 +34,9 @@ class PipelineTimeline(Inspection):
         self._run_view, self._pipeline, self._step, self._record = run_view, pipeline, step, record
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         return self._step if step <= self._step else None
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class."""
         strategy = self._pipeline
         if strategy.schedule.has_flush:
             measured_timeline = measure_timeline(self._run_view, strategy, step)

@@ -39,7 +39,6 @@ class SlowRank:
     """Detects a rank that is slow in several consecutive records."""
 
     def __init__(self) -> None:
-        """Initializes without records."""
         self._records: list[_SlowRecord] = []
 
     def observe(self, seconds_by_rank: Sequence[float | None], step_seconds: float, step: int) -> str | None:
@@ -90,13 +89,11 @@ class History:
     """
 
     def __init__(self) -> None:
-        """Creates an empty history."""
         self.records: list[dict[str, Any]] = []
         self.epoch: list[int] = []
         self.history: dict[str, list[Any]] = {}
 
     def __repr__(self) -> str:
-        """Returns the epochs and the last values."""
         last = "".join(f", {name} {_format_value(values[-1])}" for name, values in self.history.items())
         return f"<History of epochs {self.epoch[0]} to {self.epoch[-1]}{last}>" if self.epoch else "<History: empty>"
 

@@ -37,11 +37,9 @@ class ObservingReducer(Reducer):
         self.observations: list[Any] = []
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class."""
         return self._inner.state(specs)
 
     def reduce(self, tensors: Any, state: Any, collectives: Collectives, *, name: str) -> ReductionResult:
-        """See base class."""
         result = self._inner.reduce(tensors, state, collectives, name=name)
         self.observations = self._observe(tensors, state, result, collectives, name)
         return result
@@ -155,7 +153,6 @@ class GradientNorms(Periodic):
         self._probe = ObservingProbe(run_view, lambda reducer: _norms)
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class. Returns no fields."""
         strategy = self._steps.strategy
         local_norms = [[float(value) for value in strategy.local(norm)] for norm in self._probe(step)]
         norms_by_rank = strategy.peers.gather("divergence/norms", local_norms, LONG_SECONDS)

@@ -239,7 +239,6 @@ class Trainer(EvaluationMixin):
         self._program: Program | None = None
 
     def __repr__(self) -> str:
-        """Returns the model, the strategy and the step."""
         return f"<Trainer of {self.model.name!r} on {self.strategy!r}, step {self.step}>"
 
     @names_arguments

@@ -56,7 +56,6 @@ class Choice:
     allow: str = "bf16; powersgd(rank=4)"
 
     def __post_init__(self) -> None:
-        """Validates the parameters."""
         if self.after < 1:
             raise InputError(f"--compression=auto chooses after at least 1 step. Received: after={self.after}.")
         check(self.allow)

@@ -51,13 +51,11 @@ class Vectorwise(Reducer):
     """Reduces each tensor of a list with separate messages. Empty tensors are not sent and keep their state."""
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class."""
         return [state for spec in specs for state in self.vector_state(spec)]
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """See base class."""
         result = ReductionResult([], [], [], [])
         remaining, count = list(state), len(state) // max(1, len(tensors))
         for i, tensor in enumerate(tensors):
@@ -117,7 +115,6 @@ class AllGatherReducer(Vectorwise):
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReducedVector:
-        """See base class."""
         seed = seed_of(name, state[0], collectives.rank) if state else tf.zeros([2], tf.int32)
         total, sent, checks = self._sum(x, seed, collectives, name)
         return ReducedVector(total, sent, [draws + 1 for draws in state], checks)
@@ -174,13 +171,11 @@ class Stochastic(Vectorwise):
     """Base class of randomized reducers whose draws are equal on all replicas; the state is the number of draws."""
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        """See base class."""
         return [_draw_counter(spec)]
 
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReducedVector:
-        """See base class."""
         [draws] = state
         total, sent, witness = self.reduce_with_seed(x, seed_of(name, draws, 0), collectives, name=name)
         return ReducedVector(total, sent, [draws + 1], witness)

@@ -80,7 +80,6 @@ class DGC(Vectorwise):
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReducedVector:
-        """See base class. Sends one message."""
         velocity, residual, steps = state
         velocity, candidate = self._accumulate(x, velocity, residual, collectives.size)
         selection = self._select_largest(candidate, seed_of(name, steps, collectives.rank), steps)

@@ -46,7 +46,6 @@ class Int8(Blockwise):
         self.recodes = bits == 8
 
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """See base class."""
         rounding_noise = noise(rows.shape) if self.randomized else None
         if self._symmetric:
             levels, scale = 2 ** (self.bits - 1) - 1, peaks(rows)

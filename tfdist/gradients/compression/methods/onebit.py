@@ -30,9 +30,7 @@ class OneBit(Blockwise):
         super().__init__("onebit", block)
 
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """See base class."""
         return [sums(tf.abs(rows) * (1 / rows.shape[1]))], tf.cast(rows < 0, tf.uint8)
 
     def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
-        """See base class."""
         return tf.where(numbers == 1, -scales[0], scales[0])

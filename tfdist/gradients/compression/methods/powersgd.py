@@ -88,7 +88,6 @@ class PowerSGD(Reducer):
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """See base class."""
         lossy_indices = [i for i, tensor in enumerate(tensors) if not self.is_exact(tensor)]
         exact_indices = [i for i, tensor in enumerate(tensors) if self.is_exact(tensor)]
         memories, message_state = split_at(state, len(lossy_indices))

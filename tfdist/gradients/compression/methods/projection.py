@@ -43,7 +43,6 @@ class Projection(Stochastic):
     def reduce_with_seed(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See base class. Sends one message."""
         size = x.shape[0]
         k = selection_size(self._ratio, size)
         bits = sign_bits(-(-size // k), k, seed)

@@ -38,7 +38,6 @@ class QSGD(Blockwise):
         self.bits = (2 * levels).bit_length()
 
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """See base class."""
         peak = peaks(rows)
         # Relative to the largest element, so squares neither overflow nor underflow.
         norm = peak * tf.sqrt(sums(tf.square(divide_or_zero(rows, peak[:, None]))))
@@ -46,5 +45,4 @@ class QSGD(Blockwise):
         return [norm], round_to_uint8(y, -self._levels, self._levels, noise(rows.shape))
 
     def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
-        """See base class."""
         return (tf.cast(numbers, tf.float32) - self._levels) * (1 / self._levels) * scales[0]

@@ -44,7 +44,6 @@ class RandomK(Stochastic):
     def reduce_with_seed(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """See base class. Sends one message."""
         size = x.shape[0]
         k = selection_size(self._ratio, size)
         indices, lengths = draw_elements(k, size, seed)

@@ -44,7 +44,6 @@ class TernGrad(Blockwise):
         self.biased = clip is not None
 
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """See base class."""
         scale = peak = peaks(rows)
         if self._clip is not None:
             mean_square = sums(tf.square(divide_or_zero(rows, peak[:, None]))) / rows.shape[1]
@@ -52,7 +51,6 @@ class TernGrad(Blockwise):
         return [scale], round_to_uint8(divide_or_zero(rows, scale[:, None]), -1, 1, noise(rows.shape))
 
     def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
-        """See base class."""
         return (tf.cast(numbers, tf.float32) - 1.0) * scales[0]
 
     def block_shapes(self, size: int) -> list[tuple[int, int]]:

@@ -44,7 +44,6 @@ class Threshold(Vectorwise):
     def reduce_vector(
         self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReducedVector:
-        """See base class. Sends one message."""
         selection = select_by_threshold(x, self._bits)
         total, checks = exchange(*selection, finiteness_flag(selection.values), x.shape[0], collectives, name=name)
         return ReducedVector(total, tf.where(magnitudes(x) >= self._bits, x, 0.0), [], checks)

@@ -66,7 +66,6 @@ class TopK(Codec):
         return [indices, values * _norm_ratio(x, values) if self._rescale else values]
 
     def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        """See base class."""
         indices, values = code
         return to_dense(indices[None], values[None], size)
 
@@ -80,7 +79,6 @@ class TopK(Codec):
         return _peak(code[1])
 
     def payload_bytes(self, size: int) -> int:
-        """See base class."""
         return 8 * selection_size(self._ratio, size)
 
     def then(self, codec: Codec) -> Codec:
