@@ -211,7 +211,7 @@ class FitLoop:
         self._batches, self._position = batches, batches.position
         self._batch_size = batch_size = batches.position.batch_size
         self._end = end = batches.end(arguments.steps, arguments.epochs, self._source.size)
-        self._schedule, self._epochs, reporting = options.schedule, arguments.epoch_numbers, options.reporting
+        self._schedule, self._arguments, reporting = options.schedule, arguments, options.reporting
         self._first_epoch = batches.epochs_from // self._source.size
         self._reporting, self._saver, self._watchdog = reporting, saver, watchdog
         self._balancing = balancing
@@ -292,7 +292,7 @@ class FitLoop:
             examples_per_epoch=self._source.size,
             first_step=self._state.step,
             examples_before=examples_before,
-            first_epoch=self._first_epoch - self._epochs.initial,
+            first_epoch=self._first_epoch - self._arguments.initial_epoch,
             shows_communication=not self._strategy.trains_whole_model
             or (self._strategy.replicas > 1 and self._program.steps.compresses),
         )
@@ -334,7 +334,7 @@ class FitLoop:
                 self._saver.save_if_due(state.step, is_last=should_stop or state.step == self._end)
         logs, state.progress.epoch = state.progress.epoch.results(self._program.metrics), RunningMetrics()
         self._saver.observe(state.step, logs)
-        if self._test is not None and not self._schedule.eval_every and self._epochs.validates(epoch):
+        if self._test is not None and not self._schedule.eval_every and self._arguments.validates(epoch):
             logs |= self._evaluate()
         self._program.average_statistics(self._state.step)
         self._epoch_logs = logs
@@ -346,7 +346,7 @@ class FitLoop:
 
     def _epoch_number(self, stream_epoch: int) -> int:
         """Returns the number of an epoch for callbacks, given its number in the stream of examples."""
-        return stream_epoch - self._first_epoch + self._epochs.initial
+        return stream_epoch - self._first_epoch + self._arguments.initial_epoch
 
     def _run_call(self, epoch_end: int) -> bool:
         state, first_step = self._state, self._state.step
@@ -466,7 +466,7 @@ class FitLoop:
 
     def _evaluate(self) -> dict[str, float]:
         assert self._test is not None
-        step, size = self._state.step, self._epochs.validation_batch_size
+        step, size = self._state.step, self._arguments.validation_batch_size
         evaluate = functools.partial(self._program.evaluate, self._test, size, step)
         results = run_evaluation(self._callbacks, steps_in_epochs(1, self._test.size, size), evaluate)
         self._recorder.evaluation(results)
