@@ -192,18 +192,10 @@ class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
         Raises:
           InputError: an argument is out of range.
         """
-        Plateau(  # validates the arguments
-            monitor=monitor,
-            mode=mode,
-            factor=factor,
-            patience=patience,
-            min_delta=min_delta,
-            cooldown=cooldown,
-            min_lr=min_lr,
-        )
-        super().__init__(
-            monitor, factor=factor, patience=patience, min_delta=min_delta, cooldown=cooldown, min_lr=min_lr, mode=mode
-        )
+        options: dict[str, Any] = {"factor": factor, "patience": patience, "min_delta": min_delta}
+        options |= {"cooldown": cooldown, "min_lr": min_lr, "mode": mode}
+        Plateau(monitor=monitor, **options)  # validates the arguments
+        super().__init__(monitor, **options)
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """See base class.

@@ -45,24 +45,20 @@ class ObservingReducer(Reducer):
         return result
 
 
-class ObservingProbe:
-    """A probe step that observes the current reducer."""
+def observing_probe(run_view: RunView, create: Callable[[Reducer], Observe]) -> Callable[[int], list[Any]]:
+    """Returns a function that runs a probe step with an observer of the current reducer, which `create` returns.
 
-    def __init__(self, run_view: RunView, create: Callable[[Reducer], Observe]):
-        """Initializes the step; `create` returns the observer of a reducer."""
-        self._run_view, self._create = run_view, create
-        self._probe = CompiledProbe(run_view.steps, self._compile)
+    It maps the number of a step to a per-replica value for each entry of `observations`.
+    """
+    steps = run_view.steps
 
-    def _compile(self) -> Callable[[Any, tf.Tensor], Any]:
-        steps = self._run_view.steps
+    def compile_probe() -> Callable[[Any, tf.Tensor], Any]:
         inner = steps.reducer()
-        reducer = ObservingReducer(inner, self._create(inner))
-        return steps.probe(self._run_view.batch_size, reducer, read=lambda: reducer.observations)
+        reducer = ObservingReducer(inner, create(inner))
+        return steps.probe(run_view.batch_size, reducer, read=lambda: reducer.observations)
 
-    def __call__(self, step: int) -> list[Any]:
-        """Runs the probe step; returns a per-replica value for each entry of `observations`."""
-        _, _, observations = self._probe.get()(self._run_view.batch(step), tf.constant(step, tf.int64))
-        return observations
+    probe = CompiledProbe(steps, compile_probe)
+    return lambda step: probe.get()(run_view.batch(step), tf.constant(step, tf.int64))[2]
 
 
 _log = logging.getLogger(__name__)
@@ -150,7 +146,7 @@ class GradientNorms(Periodic):
     def __init__(self, run_view: RunView, period: int):
         super().__init__(period)
         self._steps = run_view.steps
-        self._probe = ObservingProbe(run_view, lambda reducer: _norms)
+        self._probe = observing_probe(run_view, lambda reducer: _norms)
 
     def inspect(self, step: int) -> dict[str, float]:
         strategy = self._steps.strategy
@@ -181,7 +177,7 @@ class CompressionErrorMonitor(Periodic):
         super().__init__(period)
         self._steps = run_view.steps
         self._max_error = max_error
-        self._probe = ObservingProbe(
+        self._probe = observing_probe(
             run_view, lambda reducer: error_observer(reducer, self._steps.specs, self._steps.compressed_names())
         )
 

@@ -58,7 +58,7 @@ from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 from tfdist.synchronization.federated import check_loss_scale, divide_among_clients, examples_per_step
 from tfdist.trainer.balancing import make_balancing, validate_balance
 from tfdist.trainer.callbacks import callbacks_of_process, check_callback_weights, check_no_swap, run_evaluation
-from tfdist.trainer.data_warnings import check_standalone_evaluation
+from tfdist.trainer.data_warnings import check_evaluation, check_standalone_evaluation
 from tfdist.trainer.early_stopping import check_monitored_metrics
 from tfdist.trainer.fit_arguments import (
     BATCH_SIZE,
@@ -508,7 +508,8 @@ class Trainer:
         check_same_data(self.strategy, examples, "data to evaluate")
         count = -(-examples.size // batch_size)
         bar = keras.utils.Progbar(count, verbose=2 if verbose and self.strategy.is_chief else 0)  # starts its clock
-        program = self.build(examples).for_evaluation(examples)
+        program = self.build(examples)
+        check_evaluation(self.strategy, self.model, program.element_spec, examples.element_spec)
         if not (self._is_evaluation_checked or program.steps.has_loop):  # `fit` has checked its examples
             check_standalone_evaluation(self.strategy, self.model, program.dependence)
             self._is_evaluation_checked = True
