@@ -113,14 +113,10 @@ class Steps:
         return _run_in_context(context, compile_loop(step, self.strategy))
 
     def _create_synchronous_loop(self, batch_size: int | None, make: MakeLoop) -> tuple[Step, Loop]:
-        if pipeline := pipeline_without_flush(self.strategy):
-            delayed_step = self._delayed_step(batch_size)
-            return delayed_step, compile_delayed_loop(delayed_step, pipeline, lambda: self.end)
         step = self._step(batch_size)
+        if pipeline := pipeline_without_flush(self.strategy):
+            return step, compile_delayed_loop(DelayedStep(step, self._store), pipeline, lambda: self.end)
         return step, make(step, self.strategy)
-
-    def _delayed_step(self, batch_size: int | None, **options: Any) -> DelayedStep:
-        return DelayedStep(self._source(batch_size, **options), self.reducer(), self._store)
 
     def _create_local_loop(self, batch_size: int | None) -> tuple[Step, Loop]:
         settings = replace(self._settings, batch_size=batch_size, sparse=frozenset())
@@ -128,8 +124,8 @@ class Steps:
         step = Step(source, Sum(), self._store)
         return step, compile_local_loop(step, self._store, self.strategy)
 
-    def _step(self, batch_size: int | None) -> Step:
-        return Step(self._source(batch_size), self.reducer(), self._store)
+    def _step(self, batch_size: int | None, **options: Any) -> Step:
+        return Step(self._source(batch_size, **options), self.reducer(), self._store)
 
     def _source(
         self, batch_size: int | None, *collectives: Collectives, takes_rows: bool = True, **options: Any
@@ -296,7 +292,8 @@ class Steps:
         """Compiles steps of a pipeline without a flush that update nothing; see `compile_timed_steps`."""
         pipeline = pipeline_without_flush(self.strategy)
         assert pipeline
-        return compile_timed_steps(self._delayed_step(batch_size, clock=clock), pipeline, clock, count)
+        step = DelayedStep(self._step(batch_size, clock=clock), self._store)
+        return compile_timed_steps(step, pipeline, clock, count)
 
     @property
     def gradient_bytes(self) -> int:

@@ -195,8 +195,8 @@ def _division_errors(dependence: RowDependence, model: keras.Model, replicas: in
     if metrics:
         return [
             "A metric must be a sum over rows and batches where replicas cannot exchange rows, as with stages, layouts and "
-            f"local training. Received: {name}, whose variables for parts of the {coupling} do not add up, with {division}. Let a "
-            "function return a value for each row, and a class add sums over rows; or leave these out."
+            f"local training. Received: {name}, whose variables for parts of the {coupling} do not add up, with {division}. "
+            "Let a function return a value for each row, and a class add sums over rows; or leave these out."
             for name, coupling in metrics.items()
         ]
     if state := dependence.describe_coupled("variable"):
