@@ -6,7 +6,7 @@ Gradients are summed over replicas, weighted by rows, where the step applies the
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,7 +20,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale, ReductionResult, unscale
 from tfdist.keras_fit.one_device import Apply, replica_context
-from tfdist.keras_fit.partitioned_step import batch_for_replica, equal_value_weights, run_partitioned
+from tfdist.keras_fit.partitioned_step import Application, batch_for_replica, equal_value_weights, run_partitioned
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
 from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
@@ -35,12 +35,6 @@ from tfdist.step.reduction import Reduction, global_norm
 from tfdist.step.settings import Settings, sparse_gradient_names
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import check_not_wrapped, check_optimizer, inner_optimizer, statistics_of_all_replicas
-
-
-class _Application(NamedTuple):
-    optimizer: keras.Optimizer
-    variables: list[keras.Variable]
-    has_gradient: list[bool]
 
 
 class CustomTrainStep:
@@ -85,27 +79,25 @@ class CustomTrainStep:
             )
         self._model, self._strategy, self._settings = model, strategy, settings
         self._recording = Recording(strategy.step_collectives)
-        applications: list[_Application] = []
+        applications: list[Application] = []
 
         def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-            applications.append(_Application(optimizer, list(variables), [g is not None for g in gradients]))
+            applications.append(Application(optimizer, gradients, list(variables)))
 
         def train_step(batch: Any) -> Any:
             applications.clear()  # a step is traced again if its first trace creates variables
             return model.train_step(batch)
 
         outputs = inspect_step(model, train_step, spec, apply)
-        for optimizer, variables, _ in applications:
+        for optimizer, _, variables, _ in applications:
             check_not_wrapped(optimizer)
             check_optimizer(inner_optimizer(optimizer), settings.clip)
             if not optimizer.built:
                 with keras_internals.updating_one_device(optimizer):
                     optimizer.build(variables)
-        updated_variables = [variable for application in applications for variable in application.variables]
+        updated_variables = [variable for call in applications for variable in call.variables]
         metrics = KerasMetrics(model).variables
-        placement.place(
-            [*model.variables, *metrics, *updated_variables], [application.optimizer for application in applications]
-        )
+        placement.place([*model.variables, *metrics, *updated_variables], [call.optimizer for call in applications])
         self._seeds = randomness.seed_states(model)
         synchronized_ids = statistics_of_all_replicas(model)
         self._statistics = [v for v in keras_internals.moving_statistics(model) if id(v) not in synchronized_ids]
@@ -241,8 +233,8 @@ def _weighted(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.T
 
 
 def _make_reduction(
-    application: _Application, compression: Compression, store: StateStore, sparse: Collection[str]
+    application: Application, compression: Compression, store: StateStore, sparse: Collection[str]
 ) -> Reduction:
-    variables = itertools.compress(application.variables, application.has_gradient)
-    specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in variables]
+    pairs = zip(application.gradients, application.variables, strict=True)
+    specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for gradient, v in pairs if gradient is not None]
     return Reduction(compression.reducer(specs, {}, sparse), specs, store)

@@ -91,20 +91,12 @@ class Placement:
             all_checksums = self._strategy.peers.gather("weights", checksums, deadline)
         if any(len(peer_checksums) != len(checksums) for peer_checksums in all_checksums):
             return  # different models are reported in `place`
-        index = next(
-            (
-                i
-                for i in range(len(checksums))
-                if any(peer_checksums[i] != checksums[i] for peer_checksums in all_checksums)
-            ),
-            None,
-        )
-        if index is not None:
-            _log.warning(
-                "Weights differ between processes, first in %s: all processes use those of rank 0.",
-                placed_variables[index].path,
-            )
-            self._strategy.adoption.broadcast_values(placed_variables)
+        for variable, values in zip(placed_variables, zip(*all_checksums, strict=True), strict=True):
+            if len(set(values)) > 1:
+                text = "Weights differ between processes, first in %s: all processes use those of rank 0."
+                _log.warning(text, variable.path)
+                self._strategy.adoption.broadcast_values(placed_variables)
+                return
 
 
 def include_inner(optimizers: Sequence[keras.Optimizer]) -> list[keras.Optimizer]:

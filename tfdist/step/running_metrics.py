@@ -71,9 +71,10 @@ class RunningMetrics:
         state = state or {"loss": 0.0, "counted": 0, "skipped": 0, "sums": []}
         self._loss = float(state["loss"])
         self._finite_steps, self.skipped = int(state["counted"]), int(state["skipped"])
-        self._totals = Totals()
-        if state["sums"]:
-            self._totals.add([_array(values) for values in state["sums"]])
+        # Hexadecimal, because JSON has no inf and no NaN.
+        self._totals = Totals(
+            [np.reshape([float.fromhex(text) for text in sums["values"]], sums["shape"]) for sums in state["sums"]]
+        )
 
     def __bool__(self) -> bool:
         return bool(self._finite_steps or self.skipped)
@@ -107,11 +108,6 @@ class RunningMetrics:
         """Returns all sums as JSON, without loss of precision."""
         sums = [{"shape": list(v.shape), "values": [float(x).hex() for x in v.flat]} for v in self._totals.sums]
         return {"loss": self._loss, "counted": self._finite_steps, "skipped": self.skipped, "sums": sums}
-
-
-def _array(state: Mapping[str, Any]) -> np.ndarray:
-    values = [float.fromhex(text) for text in state["values"]]  # JSON has no inf and no NaN
-    return np.asarray(values, np.float64).reshape(state["shape"])
 
 
 class Progress:

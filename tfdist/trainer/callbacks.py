@@ -150,10 +150,8 @@ def check_callback_weights(callbacks: Sequence[keras.callbacks.Callback], progra
         name, best = type(callback).__name__, "Checkpoints(best=...) with trainer.load_best()"
         match callback:
             case keras.callbacks.EarlyStopping() if callback.restore_best_weights:
-                name, remedy = (
-                    f"{name}(restore_best_weights=True)",
-                    f"tfdist.EarlyStopping, and for the best weights {best}",
-                )
+                name = f"{name}(restore_best_weights=True)"
+                remedy = f"tfdist.EarlyStopping, and for the best weights {best}"
             case keras.callbacks.ModelCheckpoint() if callback.save_best_only:
                 name, remedy = f"{name}(save_best_only=True)", best
             case keras.callbacks.ModelCheckpoint() if is_local:

@@ -123,13 +123,6 @@ def check_targets(has_loss: bool, spec: Any, noun: str) -> None:
         )
 
 
-def check_fit_targets(has_loss: bool, data: DataSet) -> None:
-    """Same as `check_targets`, for the training and validation data of a run."""
-    check_targets(has_loss, data.train.element_spec, "data")
-    if data.test is not None:
-        check_targets(has_loss, data.test.element_spec, "validation data")
-
-
 def _check_type(name: str, value: Any, kind: Any, rule: str, example: str) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
         received = "None" if value is None else f"{value!r:.60} ({type(value).__name__})"

@@ -95,11 +95,8 @@ def describe_strategy(strategy: Strategy) -> str:
     device_types = {device.device_type for device in tf.config.list_logical_devices()}
     device_type = next((device_type for device_type in ("TPU", "GPU") if device_type in device_types), "CPU")
     processes = f" in {strategy.cluster.size} processes" if strategy.cluster.size > 1 else ""
-    replicas, devices = (
-        count_of(strategy.replicas, "replica"),
-        count_of(strategy.total_devices, f"{device_type} device"),
-    )
-    return f"{strategy.name}, {replicas} on {devices}{processes}"
+    devices = count_of(strategy.total_devices, f"{device_type} device")
+    return f"{strategy.name}, {count_of(strategy.replicas, 'replica')} on {devices}{processes}"
 
 
 def describe_optimizer(model: keras.Model, strategy: Strategy) -> str:
@@ -319,10 +316,8 @@ class FitLoop:
         """Trains until the end of the epoch or of the run; returns whether to stop."""
         state = self._state
         stream_epoch = self._position.epoch(state.step, self._source.size)
-        epoch, epoch_end = (
-            self._epoch_number(stream_epoch),
-            self._position.end_of_epoch(stream_epoch, self._source.size),
-        )
+        epoch = self._epoch_number(stream_epoch)
+        epoch_end = self._position.end_of_epoch(stream_epoch, self._source.size)
         end = min(self._end, epoch_end)
         self._callbacks.on_epoch_begin(epoch)
         state.callbacks.after_epoch_begin(is_resumed=bool(state.progress.epoch))

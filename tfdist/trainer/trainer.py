@@ -44,7 +44,6 @@ from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.validation import (
     check_created_in_scope,
-    check_data,
     check_not_wrapped,
     check_optimizer,
     check_own_gradients,
@@ -64,7 +63,6 @@ from tfdist.trainer.fit_arguments import (
     BATCH_SIZE,
     FitArguments,
     check_fit,
-    check_fit_targets,
     check_targets,
     check_trainer,
     evaluation_arguments,
@@ -409,11 +407,15 @@ class Trainer:
         strategy, sync = self.strategy, self._settings.sync
         check_arguments(strategy.name, strategy.declaration, sync, elastic_batch=schedule.elastic_batch)
         data, size = arguments.data, arguments.data.train.size
-        check_fit_targets(self._has_loss, data)
+        labelled_data = [(data.train, "training data")]
+        labelled_data += [] if data.test is None else [(data.test, "validation data")]
+        for examples, label in labelled_data:
+            check_targets(self._has_loss, examples.element_spec, label)
         batches = self.batch_schedule(size, batch_size=arguments.batch_size, elastic_batch=schedule.elastic_batch)
         if self._program:
             check_unchanged(self.model, self._program.trainable_ids, self._optimizer)
-        check_data(self.strategy, data)
+        for examples, label in labelled_data:
+            check_same_data(self.strategy, examples, label)
         with reporting_context(reporting or Reporting(), verbose, self.strategy.is_chief) as reporting:
             options = FitOptions(schedule, checks or Checks(), reporting, checkpoints)
             return self._fit(self.build(data.train), arguments, batches, callbacks, options)

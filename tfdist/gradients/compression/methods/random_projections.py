@@ -219,9 +219,6 @@ def _median(values: list[tf.Tensor]) -> tf.Tensor:
     sorted_values, count = list(values), len(values)
     for step in range(count):
         for i in range(step % 2, count - 1, 2):
-            low, high = (
-                tf.minimum(sorted_values[i], sorted_values[i + 1]),
-                tf.maximum(sorted_values[i], sorted_values[i + 1]),
-            )
-            sorted_values[i], sorted_values[i + 1] = low, high
+            pair = sorted_values[i : i + 2]
+            sorted_values[i : i + 2] = tf.minimum(*pair), tf.maximum(*pair)
     return (sorted_values[(count - 1) // 2] + sorted_values[count // 2]) * 0.5
