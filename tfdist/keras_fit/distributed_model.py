@@ -39,7 +39,6 @@ from tfdist.row_semantics.explanation import Communication
 from tfdist.step import data_check
 from tfdist.step.data_check import explain_mismatch
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.partitioned_step import Division
 from tfdist.step.prediction import BatchPrediction
 from tfdist.step.row_dependence import log_dependence
 from tfdist.step.validation import check_not_wrapped
@@ -56,13 +55,12 @@ def compile_prediction(model: keras.Model, strategy: Strategy, options: RunConfi
     row_state = per_row_state(model)
     reason = row_state or output_dependence(model, prediction.outputs, spec) if strategy.replicas > 1 else ""
     if not reason:
-        return prediction.compile(prediction.predict_rows)
+        return prediction.compile("own")
     plan = Communication(obstacle="its rows belong together" if row_state else "")
     if not row_state:
         plan = communication(model, lambda batch: dict(enumerate(tf.nest.flatten(prediction.outputs(batch)))), spec)
     log_dependence(model, "predict", reason, plan, strategy, options.rows)
-    division: Division = "whole" if plan.obstacle else "partitioned"
-    return prediction.compile(functools.partial(prediction.predict_together, division))
+    return prediction.compile("whole" if plan.obstacle else "partitioned")
 
 
 _STEP_METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")

@@ -1,6 +1,7 @@
 """Outputs of a custom `train_step` or `test_step`, other than metrics."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Apply, Replica, replica_context
 from tfdist.step.layer_state import assign
 from tfdist.step.loss import to_floatx
+from tfdist.step.metrics import replaced_results
 from tfdist.step.state_store import StateStore
 
 ReduceOp = Literal["mean", "sum"]  # over the values of replicas
@@ -150,22 +152,12 @@ def _record_results(model: keras.Model) -> Iterator[dict[int, tuple[str, Any]]]:
     """Context that records the results of the model's metrics, (metric, result) by id."""
     results: dict[int, tuple[str, Any]] = {}  # keeps the values alive, as ids must be unique
 
-    def make_recorder(number: int, metric: keras.Metric) -> Callable[..., Any]:
-        result = metric.result
+    def record_result(number: int, metric: keras.Metric, result: Callable[[], Any]) -> Any:
+        metric_result = result()
+        for name, value in keras_internals.by_name(metric.name, metric_result).items():
+            results[id(value)] = f"{number}/{name}", value
+        return metric_result
 
-        def record_result() -> Any:
-            metric_result = result()
-            for name, value in keras_internals.by_name(metric.name, metric_result).items():
-                results[id(value)] = f"{number}/{name}", value
-            return metric_result
-
-        return record_result
-
-    metrics = list(model.metrics)
-    for number, metric in enumerate(metrics):
-        metric.__dict__["result"] = make_recorder(number, metric)
-    try:
+    metrics = enumerate(model.metrics)
+    with replaced_results({m: functools.partial(record_result, number, m, m.result) for number, m in metrics}):
         yield results
-    finally:
-        for metric in metrics:
-            metric.__dict__.pop("result", None)

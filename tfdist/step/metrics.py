@@ -157,7 +157,10 @@ class KerasMetrics(ModelMetrics):
         other_values = [
             (variable, sums[id(variable)]) for variable in self.variables if id(variable) not in mean_variables
         ]
-        with _with_results(means), keras.StatelessScope(other_values) if other_values else contextlib.nullcontext():
+        # Without TensorFlow operations to compute the means.
+        functions = {mean: functools.partial(np.asarray, value) for mean, value in means.items()}
+        scope = keras.StatelessScope(other_values) if other_values else contextlib.nullcontext()
+        with replaced_results(functions), scope:
             for number, metric in enumerate(self._model.metrics):
                 named_results = keras_internals.by_name(metric.name, metric.result())
                 logs |= {
@@ -168,15 +171,15 @@ class KerasMetrics(ModelMetrics):
 
 
 @contextlib.contextmanager
-def _with_results(results: Mapping[keras.Metric, Any]) -> Iterator[None]:
-    """Context in which metrics have the given results, without TensorFlow operations to compute them."""
-    for metric, result in results.items():
-        metric.__dict__["result"] = lambda value=result: value
+def replaced_results(functions: Mapping[keras.Metric, Callable[[], Any]]) -> Iterator[None]:
+    """Context in which functions replace the method `result` of metrics."""
+    for metric, function in functions.items():
+        metric.__dict__["result"] = function
     try:
         yield
     finally:
-        for metric in results:
-            del metric.__dict__["result"]
+        for metric in functions:
+            metric.__dict__.pop("result", None)
 
 
 def _quotient(mean: keras.metrics.Mean, total: np.ndarray, count: np.ndarray) -> np.ndarray:

@@ -37,8 +37,12 @@ class BatchPrediction:
         self._model, self._strategy, self._compute_outputs, self._metrics = model, strategy, compute_outputs, metrics
         self._seed, self._seeds = seed, randomness.seed_states(model)
 
-    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a compiled function of per-replica rows, the batch number, and the static number of rows."""
+    def compile(self, division: Division) -> Callable[..., Any]:
+        """Returns a compiled function of per-replica rows, the batch number, and the static number of rows.
+
+        `division` is not "own" if the outputs for a row may depend on other rows.
+        """
+        function = self._predict_rows if division == "own" else functools.partial(self._predict_together, division)
 
         def predict(own_rows: Any, number: tf.Tensor, static_rows: int | None = None) -> Any:
             outputs = self._strategy.run(functools.partial(function, static_rows=static_rows), own_rows, number)
@@ -46,15 +50,15 @@ class BatchPrediction:
 
         return self._strategy.compiled(predict)
 
-    def predict_rows(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
+    def _predict_rows(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> Any:
         """Computes the outputs for this replica's rows, and gathers those of all replicas."""
         layouts, collectives = self._strategy.layouts, mask_if_empty(self._strategy.collectives, own_rows.rows)
-        random_numbers = self.random_numbers(number, collectives.rank)
+        random_numbers = self._random_numbers(number, collectives.rank)
         with layouts.compute_layouts(self._model.trainable_variables), random_numbers, using(collectives):
             outputs = layouts.lay_out_rows(self.outputs(own_rows.batch))
         return gather_structure(self._strategy.parts.outputs(outputs), collectives)
 
-    def predict_together(
+    def _predict_together(
         self, division: Division, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None
     ) -> Any:
         """Computes the outputs of one device, for a model whose outputs for a row may depend on other rows."""
@@ -65,7 +69,7 @@ class BatchPrediction:
             structure[:] = [self.outputs(batch)]
             return (), {str(n): output for n, output in enumerate(tf.nest.flatten(structure[0]))}
 
-        numbers = self.random_numbers(number, collectives.rank if division == "partitioned" else 0)
+        numbers = self._random_numbers(number, collectives.rank if division == "partitioned" else 0)
         with self._strategy.layouts.compute_layouts(self._model.trainable_variables), numbers:
             arguments = self._model, self._metrics, step, own_rows, collectives, static_rows
             result = all_rows_step(division, *arguments)
@@ -88,8 +92,7 @@ class BatchPrediction:
                 )
         return outputs
 
-    def random_numbers(self, number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
-        """Returns the context of the random numbers of a batch and a replica."""
+    def _random_numbers(self, number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
         number = tf.cast(number, tf.int64)
         return randomness.inference_draws(
             self._seeds, self._seed, "predict", number, replica, self._strategy.collectives.size
@@ -110,8 +113,7 @@ class Predictor:
         )
         # Batches are gathered one by one: their rows differ, and TensorFlow's collectives between processes need equal shapes
         # within one call of a compiled function.
-        together = functools.partial(prediction.predict_together, division)
-        self._predict = prediction.compile(prediction.predict_rows if division == "own" else together)
+        self._predict = prediction.compile(division)
 
     def predict(self, examples: Examples, batch_size: int, limit: int | None = None) -> Iterator[Any]:
         """Yields the outputs for each batch, in order: a structure of arrays [rows, ...]; the same on each process.

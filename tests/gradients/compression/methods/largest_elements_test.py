@@ -10,8 +10,7 @@ from tests.gradients.compression.reducers import SEED, reduced
 from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
 from tfdist.gradients.compression import AllGatherReducer, Codec
-from tfdist.gradients.compression.methods.sparsification import Threshold
-from tfdist.gradients.compression.methods.sparsification import TopK
+from tfdist.gradients.compression.methods.sparsification import Threshold, TopK
 
 TINY = float(np.finfo("float32").tiny)  # below it arithmetic may flush to zero
 SCALES = st.sampled_from([1e-40, 1e-20, 1.0, 1e20])
