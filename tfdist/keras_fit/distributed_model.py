@@ -38,8 +38,8 @@ from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step import data_check
 from tfdist.step.data_check import explain_mismatch
+from tfdist.step.inference import BatchPrediction
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.prediction import BatchPrediction
 from tfdist.step.row_dependence import log_dependence
 from tfdist.step.validation import check_not_wrapped
 from tfdist.trainer.program import check_equal

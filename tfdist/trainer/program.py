@@ -30,7 +30,7 @@ from tfdist.step import metrics
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
 from tfdist.step.data_check import explain_mismatch
-from tfdist.step.evaluation import Evaluator
+from tfdist.step.inference import Evaluator
 from tfdist.step.layer_state import TemporaryValues, averaged_statistics, averaged_weights
 from tfdist.step.partitioned_step import Division
 from tfdist.step.row_dependence import RowDependence

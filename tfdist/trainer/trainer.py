@@ -39,7 +39,7 @@ from tfdist.reporting.reporter import synchronizer
 from tfdist.row_semantics.explanation import listener
 from tfdist.step.compression import Compression
 from tfdist.step.data_check import explain_mismatch
-from tfdist.step.prediction import Predictor, concatenate_rows
+from tfdist.step.inference import Predictor, concatenate_rows
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.validation import (

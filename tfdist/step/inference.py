@@ -1,4 +1,4 @@
-"""Prediction: each replica computes its rows, and every process receives all outputs in row order."""
+"""Exact evaluation and prediction: the same results as on one device, for any number of examples and replicas."""
 
 import contextlib
 import functools
@@ -9,17 +9,149 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.collectives import using
 from tfdist.collectives.rows import gather_structure, mask_if_empty
-from tfdist.data import Examples, Source
-from tfdist.data.batches import single_pass
+from tfdist.data import EvaluationPipeline, Examples, Source, check_equal_shares
+from tfdist.data.batches import count_rows, single_pass
 from tfdist.data.inputs import PaddedSource
 from tfdist.data.row_partition import ReplicaRows, RowPartition
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
-from tfdist.step import randomness
+from tfdist.gradients import Bucketed, Sum
+from tfdist.step import loss, randomness
 from tfdist.step.data_check import explain_mismatch
+from tfdist.step.layer_state import assign, restore_unless, select
+from tfdist.step.metrics import ModelMetrics, weight_scalars
 from tfdist.step.partitioned_step import Division, all_rows_step
+
+
+class Evaluator:
+    """Evaluates one model; caches compiled functions."""
+
+    def __init__(self, model: keras.Model, strategy: Strategy, seed: int, metrics: ModelMetrics, drain: Any):
+        self._model = model
+        self._seed, self._seeds = seed, randomness.seed_states(model)
+        self._strategy = strategy
+        self._metrics = metrics
+        self._drain = drain
+        if strategy.compiles_loops:
+            self._run = tf.function(self._sum_on_device, autograph=False, reduce_retracing=True)
+        else:
+            self._evaluate_batch = strategy.compiled(lambda *arguments: strategy.run(self._batch_sums, *arguments))
+            self._run = self._loop_on_host
+
+    def evaluate(self, data: Any, batch_size: int) -> dict[str, float]:
+        """Returns the loss and the metrics over a whole data set, as if it were one batch.
+
+        Args:
+          data: a source.
+          batch_size: examples per batch, over all replicas; only a loss with `reduction="sum"` depends on it.
+
+        Raises:
+          InputError: the strategy needs equal shares, and the data set cannot be divided equally.
+        """
+        # Shares must be equal: padding would count in metrics that ignore weights.
+        if self._strategy.compiles_replicas:
+            check_equal_shares(batch_size, self._strategy.replicas)
+            if data.size % self._strategy.replicas:
+                raise InputError(
+                    "The size of a data set to evaluate must be divisible by the number of replicas for this strategy. "
+                    f"Received: {data.size} examples and {self._strategy.replicas} replicas. Leave some out."
+                )
+        pipeline = EvaluationPipeline(data, batch_size)
+        iterator = self._strategy.distribute(pipeline.dataset)
+        is_short = data.size % batch_size > 0
+        static_rows = batch_size if self._metrics.division == "whole" and not is_short else None
+        sums = self._sum_batches(iterator, pipeline.steps, is_short, static_rows)
+        metric_sums, regularization = self._drain(), self._strategy.parts.regularization(self._model)
+        results = {"loss": loss.evaluation_loss(self._model, sums, regularization)}
+        results |= self._metrics.results(metric_sums) if metric_sums else {}
+        names = [mean.name for mean in self._metrics.losses]
+        return results | dict(zip(names, loss.evaluation_losses(sums) if names else (), strict=True))
+
+    def _sum_batches(self, iterator: Any, steps: int, is_short: bool, static_rows: int | None) -> np.ndarray:
+        """Returns the sums over all batches.
+
+        If `is_short`, the last batch is smaller and gets a separate call: a layer may gather rows, and TensorFlow's
+        collectives between processes need equal shapes within one call of a compiled function.
+        """
+        full_batches = steps - is_short
+        sums = []
+        for start, end in ((0, full_batches), (full_batches, steps)):
+            if start < end:
+                arguments = iterator, tf.constant(start), tf.constant(end), static_rows
+                self._strategy.trace_together(self._run, *arguments)
+                sums.append(np.asarray(self._run(*arguments)))
+        return np.sum(sums, axis=0)
+
+    def _loop_on_host(self, iterator: Any, start: tf.Tensor, end: tf.Tensor, static_rows: int | None) -> tf.Tensor:
+        results = [
+            self._evaluate_batch(next(iterator), tf.constant(number, tf.int64))
+            for number in range(int(start), int(end))
+        ]
+        return tf.add_n([self._strategy.local(sums)[0] for sums in results])
+
+    def _sum_on_device(self, iterator: Any, start: tf.Tensor, end: tf.Tensor, static_rows: int | None) -> tf.Tensor:
+        length = 2 * (len(keras_internals.flat_losses(self._model)) + 1)
+        batch_sums = functools.partial(self._batch_sums, static_rows=static_rows)
+
+        def body(index: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            replica_sums = self._strategy.local(
+                self._strategy.run(batch_sums, next(iterator), tf.cast(index, tf.int64))
+            )
+            return index + 1, sums + tf.add_n(replica_sums)
+
+        initial = (start, tf.zeros([length], tf.float64))
+        _, local_sums = tf.while_loop(lambda index, _: index < end, body, initial, parallel_iterations=1)
+        totals = self._strategy.run(self._merge, local_sums / len(self._strategy.local_replicas))
+        return self._strategy.local(totals)[0]
+
+    def _batch_sums(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None = None) -> tf.Tensor:
+        if self._metrics.count_all_rows:
+            return self._share_of_sums(own_rows, number, static_rows)
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(own_rows.batch)
+        rows, previous_values = own_rows.rows, [tf.identity(variable) for variable in self._metrics.variables]
+        collectives = mask_if_empty(self._strategy.collectives, rows)
+        draws = randomness.inference_draws(
+            self._seeds, self._seed, "evaluate", number, collectives.rank, collectives.size
+        )
+        # A scalar is weighted by this replica's rows, since each row of the whole batch has the same weight.
+        with using(collectives), weight_scalars(loss.to_floatx(rows)):
+            with self._strategy.layouts.compute_layouts(self._model.trainable_variables), draws:
+                outputs = self._strategy.layouts.lay_out_rows(self._model(x, training=False))
+                parts = loss.terms(self._model, y, outputs, weight)
+                sums = loss.evaluation_sums(self._model, parts, rows, own_rows.batch_size)
+            keras_internals.update_metrics(self._model, y, outputs, weight)
+        if collectives.size > 1:
+            [sums] = select(rows > 0, [sums], [tf.zeros_like(sums)])
+            restore_unless(rows > 0, self._metrics.variables, previous_values)
+        if not self._strategy.parts.computes_outputs:
+            sums = loss.layer_loss_sums(sums)
+            assign(self._metrics.variables, previous_values)
+        return sums
+
+    def _share_of_sums(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None) -> tf.Tensor:
+        """Returns this replica's share of the sums that one device computes from all rows of a batch."""
+        collectives, draws = self._strategy.collectives, (self._seeds, self._seed, "evaluate", number)
+
+        def step(batch: Any) -> tuple[tuple[()], dict[str, tf.Tensor]]:
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+            outputs, rows = self._model(x, training=False), count_rows(batch)
+            sums = loss.evaluation_sums(self._model, loss.terms(self._model, y, outputs, weight), rows, rows)
+            keras_internals.update_metrics(self._model, y, outputs, weight)
+            return (), {"sums": sums}
+
+        division = self._metrics.division
+        with randomness.inference_draws(*draws, collectives.rank if division == "partitioned" else 0, collectives.size):
+            arguments = self._model, self._metrics.variables, step, own_rows, collectives, static_rows
+            result = all_rows_step(division, *arguments)
+        result.assign()
+        return result.values["sums"] / collectives.size
+
+    def _merge(self, local_sums: tf.Tensor) -> tf.Tensor:
+        [total] = Bucketed(Sum()).reduce([local_sums], [], self._strategy.job_collectives, name="evaluation").totals
+        return total
 
 
 class BatchPrediction:
