@@ -154,14 +154,10 @@ def synchronize_callbacks(
     stops_after_batches: bool,
     deadline: float,
 ) -> list[keras.callbacks.Callback]:
-    """Returns this process's callbacks for `fit`: the first averages statistics, the last agrees on a stop.
+    """Returns this process's callbacks for `fit`: the first calls `average`, the last agrees on a stop.
 
-    Args:
-      callbacks: callbacks as passed on every process.
-      strategy: strategy of the model.
-      average: averages moving statistics over replicas.
-      stops_after_batches: whether a callback may stop training after any batch.
-      deadline: seconds to wait for processes whose callbacks take longer.
+    `stops_after_batches` tells whether a callback may stop training after any batch, and `deadline` is the number of seconds to
+    wait for processes whose callbacks take longer.
     """
     first_callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: average())
     last_callback = _SynchronizedStop(strategy.group, stops_after_batches, deadline)

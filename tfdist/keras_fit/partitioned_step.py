@@ -107,12 +107,9 @@ def run_partitioned(
 
 
 def communication(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> Communication:
-    """Returns the communication of a partitioned step, other than the sums of its gradients.
+    """Returns the communication of a step that returns values by name, other than the sums of its gradients.
 
-    Args:
-      model: built model.
-      step: function of a batch that returns values by name.
-      spec: structure of `tf.TensorSpec` of a batch.
+    `spec` is a structure of `tf.TensorSpec` of a batch.
     """
     return partitioned_step.communication(model, _metrics(model), _one_device_step(step, []), spec)
 

@@ -22,10 +22,7 @@ from tfdist.step.validation import inner_optimizer
 def create_variables(model: keras.Model, spec: Any, trains: bool) -> None:
     """Creates every variable, as Keras does; for a model with a custom step, in the order of their use in the step.
 
-    Args:
-      model: compiled model.
-      spec: structure of `tf.TensorSpec` of a batch.
-      trains: whether the model will be trained.
+    `spec` is a structure of `tf.TensorSpec` of a batch, and `trains` tells whether the model will be trained.
     """
     has_custom_step = keras_internals.is_overridden(model, "train_step")
     if has_custom_step and type(model).call is keras.Model.call:

@@ -38,7 +38,7 @@ class StepOutputs(NamedTuple):
 
 
 class Logs:
-    """The outputs of the last step: weighted means or sums over replicas.
+    """The outputs of the last step, `name`: weighted means or sums over replicas, by the names of outputs; by default means.
 
     Attributes:
       sources: see `StepOutputs`.
@@ -52,15 +52,6 @@ class Logs:
         name: str,
         reduce_ops: Mapping[str, ReduceOp] | None = None,
     ):
-        """Creates variables for the values.
-
-        Args:
-          outputs: specification of the outputs.
-          strategy: strategy of the model.
-          store: store of the values.
-          name: name of the step.
-          reduce_ops: ops that combine the values, by name; by default means.
-        """
         self._strategy, self._name, self.sources, self._reduce_ops = strategy, name, outputs.sources, reduce_ops or {}
         states = [
             State(f"{name}/{key}", shape, tf.as_dtype(keras.config.floatx()), True)
@@ -84,19 +75,10 @@ class Logs:
         return {key: np.asarray(self._strategy.local(variable)[0]) for key, variable in self._variables.items()}
 
 
-def inspect_step(
-    model: keras.Model,
-    step: Callable[[Any], Any],
-    batch: Any,
-    apply: Apply | None = None,
-) -> StepOutputs:
+def inspect_step(model: keras.Model, step: Callable[[Any], Any], batch: Any, apply: Apply | None = None) -> StepOutputs:
     """Traces a custom step with symbolic tensors, without changing variables; new variables have their initial values.
 
-    Args:
-      model: model of the step.
-      step: function of a batch.
-      batch: structure of `tf.TensorSpec`.
-      apply: called when the step applies gradients.
+    `batch` is a structure of `tf.TensorSpec`, and `apply` is called when the step applies gradients.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     sources: dict[str, str] = {}

@@ -56,16 +56,9 @@ ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of 
 
 
 class ReplicaLoops:
-    """Runs a replica function for batches."""
+    """Runs a replica function for batches; all processes call `on_trace` after its first trace, before it runs."""
 
     def __init__(self, strategy: Strategy, function: ReplicaFunction, on_trace: Callable[[], None]):
-        """Initializes the loops without compiling.
-
-        Args:
-          strategy: strategy of the function.
-          function: replica function.
-          on_trace: called by all processes after the first trace of the function, before it runs.
-        """
         self._call = _compile_call(strategy, function, on_trace)
         self._loop = _compile_loop(strategy, function, on_trace) if strategy.compiles_loops else None
 
@@ -234,15 +227,7 @@ class CustomSteps:
     needs_all_rows = False
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, spec: Any, placement: Placement):
-        """Traces the model's code with one batch and creates its state.
-
-        Args:
-          model: compiled and built model.
-          strategy: strategy of the model.
-          options: micro-steps, and a loss scale other than the optimizer's, are not supported.
-          spec: structure of `tf.TensorSpec` of a batch.
-          placement: places the variables that the code creates or updates.
-        """
+        """Traces the model's code with one batch, a structure of `tf.TensorSpec`, and places the variables that it creates."""
         settings = dataclasses.replace(
             _settings(model, strategy, options), loss_scale=parse_loss_scale(options.loss_scale)
         )

@@ -153,15 +153,10 @@ def not_finite_error(
     scale: float | None,
     locations: Sequence[str] = (),
 ) -> NotFiniteError:
-    """Returns the error to raise when a run cannot continue.
+    """Returns the error to raise when a run cannot continue because a step was not finite.
 
-    Args:
-      step: step that was not finite.
-      loss: loss of that step.
-      result: result of the loop that ended with that step.
-      variables: trainable variables.
-      scale: loss scale; None without loss scaling.
-      locations: descriptions of NaN and inf in the checked data.
+    `result` is that of the loop that ended with the step, `scale` the loss scale, or None, and `locations` describe NaN and inf
+    in the checked data.
     """
     data_hint = (
         f"The data has NaN or inf in {' and in '.join(locations)}: remove or replace these values." if locations else ""

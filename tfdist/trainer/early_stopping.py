@@ -218,14 +218,9 @@ class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
         old_rate = keras_logs.get("learning_rate", 0.0)  # missing with several optimizers
         new_rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)) if old_rate else 0.0
         if new_rate < old_rate and (self.params or {}).get("is_chief", True):
-            _log.info(
-                "The learning rate falls from %.3g to %.3g at step %d: %s has not improved for %s.",
-                old_rate,
-                new_rate,
-                self._step,
-                self.monitor,
-                count_of(max(self.patience, 1), self._unit),
-            )
+            period = count_of(max(self.patience, 1), self._unit)
+            text = "The learning rate falls from %.3g to %.3g at step %d: %s has not improved for %s."
+            _log.info(text, old_rate, new_rate, self._step, self.monitor, period)
 
 
 def check_monitored_metrics(

@@ -53,19 +53,16 @@ class SlowRank:
         if slowest is None:
             self._records = []
             return None
-        self._records = [*(record for record in self._records if record.rank == slowest.rank), slowest]
-        if not self._is_persistent():
+        records = self._records = [*(record for record in self._records if record.rank == slowest.rank), slowest]
+        steps = step - records[0].step
+        seconds = steps * median(record.step_seconds for record in records)
+        if len(records) < _MIN_RECORDS or steps < _MIN_STEPS or seconds < _MIN_SECONDS:
             return None
-        ratio, cost = median(record.ratio for record in self._records), median(record.cost for record in self._records)
+        ratio, cost = median(record.ratio for record in records), median(record.cost for record in records)
         return (
             f"Rank {slowest.rank} takes {ratio:.1f} times as long as the others for its input and gradients, and they wait for "
             f"it during {100 * cost:.0f}% of each step."
         )
-
-    def _is_persistent(self) -> bool:
-        steps = self._records[-1].step - self._records[0].step
-        seconds = steps * median(record.step_seconds for record in self._records)
-        return len(self._records) >= _MIN_RECORDS and steps >= _MIN_STEPS and seconds >= _MIN_SECONDS
 
 
 def _slow_record(seconds_by_rank: Sequence[float | None], step_seconds: float, step: int) -> _SlowRecord | None:
