@@ -160,7 +160,7 @@ def synchronize_callbacks(
     wait for processes whose callbacks take longer.
     """
     first_callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: average())
-    last_callback = _SynchronizedStop(strategy.group, stops_after_batches, deadline)
+    last_callback = (_SynchronizedBatchStop if stops_after_batches else _SynchronizedStop)(strategy.group, deadline)
     broadcast_callbacks = [_BroadcastRestoredState(strategy)] if strategy.cluster.size > 1 else []
     return [
         first_callback,
@@ -188,16 +188,17 @@ class _BroadcastRestoredState(keras.callbacks.Callback):
 class _SynchronizedStop(keras.callbacks.Callback):
     """Stops training on all processes if a callback of any of them requests it; must be last."""
 
-    def __init__(self, group: Group, stops_after_batches: bool, deadline: float):
+    def __init__(self, group: Group, deadline: float):
         super().__init__()
-        self._group, self._stops_after_batches, self._deadline = group, stops_after_batches, deadline
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._stops_after_batches:
-            self._agree(f"stop/batch {batch}")
+        self._group, self._deadline = group, deadline
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree(f"stop/epoch {epoch}")
 
     def _agree(self, name: str) -> None:
         self.model.stop_training = any(self._group.gather(name, bool(self.model.stop_training), self._deadline))
+
+
+class _SynchronizedBatchStop(_SynchronizedStop):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._agree(f"stop/batch {batch}")
