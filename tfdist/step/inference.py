@@ -104,7 +104,11 @@ class Evaluator:
 
         initial = (start, tf.zeros([length], tf.float64))
         _, local_sums = tf.while_loop(lambda index, _: index < end, body, initial, parallel_iterations=1)
-        totals = self._strategy.run(self._merge, local_sums / len(self._strategy.local_replicas))
+
+        def merge(sums: tf.Tensor) -> tf.Tensor:
+            return Bucketed(Sum()).reduce([sums], [], self._strategy.job_collectives, name="evaluation").totals[0]
+
+        totals = self._strategy.run(merge, local_sums / len(self._strategy.local_replicas))
         return self._strategy.local(totals)[0]
 
     def _batch_sums(self, own_rows: ReplicaRows, number: tf.Tensor, static_rows: int | None = None) -> tf.Tensor:
@@ -148,10 +152,6 @@ class Evaluator:
             result = all_rows_step(division, *arguments)
         result.assign()
         return result.values["sums"] / collectives.size
-
-    def _merge(self, local_sums: tf.Tensor) -> tf.Tensor:
-        [total] = Bucketed(Sum()).reduce([local_sums], [], self._strategy.job_collectives, name="evaluation").totals
-        return total
 
 
 class BatchPrediction:

@@ -17,7 +17,7 @@ from tfdist.errors.formatting import nearest
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES, SMALL_BYTES, Bucketed
 from tfdist.gradients.compression.arguments import validate_flag
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer
+from tfdist.gradients.compression.reducers import reducer_for
 from tfdist.gradients.reducer import ErrorFeedback, PartitionedReducer, Reducer, SparseRows, Sum
 
 # name -> module of this package and class in it; `none` is the exact sum.
@@ -120,11 +120,6 @@ def check(text: str) -> None:
     """Raises `InputError` if the text of `--compression` names an unknown method or parameter."""
     for rule in parse_rules(text) if parse_choice(text) is None else []:
         create(rule.methods)
-
-
-def reducer_for(codec: Codec) -> Reducer:
-    """Returns the reducer of a codec: reduce-scatter if sums may be encoded again, otherwise all-gather."""
-    return ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec)
 
 
 def create_reducer(

@@ -329,6 +329,11 @@ class ReduceScatterReducer(AllGatherReducer):
         return tf.concat(totals, axis=0)[:size], tf.concat(sent, axis=0)[:size], tf.concat(checks, axis=0)
 
 
+def reducer_for(codec: Codec) -> Reducer:
+    """Returns the reducer of a codec: reduce-scatter if sums may be encoded again, otherwise all-gather."""
+    return ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec)
+
+
 class Stochastic(Vectorwise):
     """Base class of randomized reducers whose draws are equal on all replicas; the state is the number of draws."""
 
