@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist.collectives import OneReplica
 from tfdist.config.rules import parse_rules
 from tfdist.gradients.compression.catalog import create
-from tfdist.gradients.compression.codec_compiler import CodecCompiler
+from tfdist.gradients.compression.reducers import CodecCompiler
 from tfdist.gradients.compression.reducers import AllGatherReducer
 from tfdist.gradients.reducer import ErrorFeedback
 

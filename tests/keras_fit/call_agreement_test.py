@@ -1,5 +1,6 @@
 """How many batches a call of Keras takes, and when they are compared over processes; wrong_use_test.py has real processes."""
 
+import types
 from typing import Any
 
 import keras
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
-from tfdist.keras_fit.batch_readers import COMPARE_EVERY, BatchComparison, next_comparison
+from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.call_agreement import INFINITE as INFINITE_PASS
 from tfdist.keras_fit.call_agreement import batches_per_pass, cardinality, have_batch_hooks, steps_per_call
 
@@ -108,25 +109,22 @@ class TwoProcesses(LocalGroup):
         return [value, "other" if self.wrong else value]
 
 
+def reader(strategy: TwoProcesses, length: int | None, batches: int = 0) -> BatchReader:
+    data: Any = types.SimpleNamespace(strategy=strategy, deadline=60, batches_per_pass=length, spec=None)
+    return BatchReader(data, iter(()), dict.fromkeys(range(batches), 7), "fit 1/1")
+
+
 def compared(strategy: TwoProcesses, calls: list[int], length: int) -> list[int]:
     """Returns after how many batches there was a comparison, given the number of batches that each call takes."""
-    comparison = BatchComparison(dict.fromkeys(range(length), 7), strategy, "fit 1/1", 60)  # type: ignore[arg-type]
+    batches = reader(strategy, length, length)
     taken, found = 0, []
     for count in calls:
         taken += count
         before = len(strategy.names)
-        comparison.advance(taken, is_end=taken == length)
+        batches.advance(count)
         found += [taken] * (len(strategy.names) - before)
-    assert comparison._checksums == {}
+    assert batches._checksums == {}
     return found
-
-
-def test_distances_double_up_to_the_maximum() -> None:
-    found = [0]
-    while found[-1] < 400:
-        found.append(next_comparison(found[-1]))
-    assert found == [0, 1, 2, 4, 8, 16, 32, 64, 128, 228, 328, 428]
-    assert COMPARE_EVERY == 100
 
 
 @pytest.mark.parametrize(
@@ -147,18 +145,18 @@ def test_the_end_of_a_pass_is_compared(calls: list[int], expected: list[int]) ->
 
 
 def test_one_process_compares_nothing() -> None:
-    comparison = BatchComparison({}, TwoProcesses(size=1), "fit 1/1", 60)  # type: ignore[arg-type]
-    comparison.advance(10, is_end=True)
-    comparison.compare_all()
+    batches = reader(TwoProcesses(size=1), 10)
+    batches.advance(10)
+    batches.compare_all()
 
 
 def test_it_names_the_batches() -> None:
     strategy = TwoProcesses()
-    comparison = BatchComparison(dict.fromkeys(range(6), 7), strategy, "fit 1/1", 60)  # type: ignore[arg-type]
-    comparison.advance(3, is_end=False)
+    batches = reader(strategy, None, 6)
+    batches.advance(3)
     strategy.wrong = True
-    comparison.advance(4, is_end=False)
+    batches.advance(1)
     with pytest.raises(InputError, match=r"between the 2 processes in batches 3 to 5 of fit 1/1\. Call keras"):
-        comparison.compare_all()
+        batches.compare_all()
     with pytest.raises(InputError, match=r"between the 2 processes in batch 0 of fit 1/1\. Call keras"):
-        BatchComparison({0: 7}, strategy, "fit 1/1", 60).advance(1, is_end=True)  # type: ignore[arg-type]
+        reader(strategy, 1, 1).advance(1)

@@ -29,7 +29,7 @@ from tests.step.user_metrics import (
     where_second_is_positive,
 )
 from tfdist.errors import InputError
-from tfdist.trainer import evaluation
+from tfdist.trainer import trainer as trainer_module
 
 ops = keras.ops
 X, Y = np.random.default_rng(0).normal(size=(2, 16, 4)).astype("float32")
@@ -173,8 +173,8 @@ def test_an_evaluation_without_training_is_checked_once(
             return tfdist.Trainer(network(), optimizer="sgd", loss="mse", metrics=[metric])
 
     checked = []
-    original = evaluation.check_standalone_evaluation
-    monkeypatch.setattr(evaluation, "check_standalone_evaluation", lambda *given: checked.append(original(*given)))
+    original = trainer_module.check_standalone_evaluation
+    monkeypatch.setattr(trainer_module, "check_standalone_evaluation", lambda *given: checked.append(original(*given)))
     peaks = [trainer(strategy, Peak()).evaluate(X, Y)["peak"] for strategy in (single, mirrored2)]
     assert peaks[1] == pytest.approx(peaks[0])
     checked.clear()

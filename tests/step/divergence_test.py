@@ -1,5 +1,6 @@
 """When a training loss counts as diverging."""
 
+import dataclasses
 import json
 
 import pytest
@@ -41,5 +42,5 @@ def test_a_resumed_run_reports_at_the_same_step():
     losses = [2.3, *[2.0] * 5, *[50.0] * 30]
     divergence = Divergence()
     assert reported(losses[:10], divergence=divergence) == []
-    resumed = Divergence(json.loads(json.dumps(divergence.to_json())))
+    resumed = Divergence(**json.loads(json.dumps(dataclasses.asdict(divergence))))
     assert [step + 10 for step in reported(losses[10:], divergence=resumed)] == reported(losses)

@@ -178,8 +178,7 @@ def test_training_loss(case, strategy, float64, request):
         outputs = model(x, training=True)
         parts = loss.terms(model, y, outputs, weight)
         totals = loss.totals(parts, ROWS, strategy.collectives)
-        value = loss.training_loss(model, parts, totals, tf.shape(x)[0], batch_size=ROWS)
-        return tf.stack([value, loss.recorded_loss(model, value, parts, totals, tf.shape(x)[0], ROWS)[0]])
+        return tf.stack(loss.training_losses(model, parts, totals, tf.shape(x)[0], ROWS)[:2])
 
     found = np.sum(on_replicas(strategy, batch, summand), axis=0)
     assert found == pytest.approx(keras_losses(model, batch), rel=1e-12)
@@ -216,7 +215,7 @@ def test_all_weights_0_give_a_loss_of_0(single, float64):
     model = compiled(single, make, options, batch)
     parts = loss.terms(model, tf.constant(NEXT), model(tf.constant(TOKENS)), tf.constant(batch[2]))
     totals = loss.totals(parts, ROWS, OneReplica())
-    assert float(loss.training_loss(model, parts, totals, tf.constant(ROWS), batch_size=ROWS)) == 0.0
+    assert float(loss.training_losses(model, parts, totals, tf.constant(ROWS), ROWS)[0]) == 0.0
 
 
 def test_names_that_keras_resolves_by_shapes_are_left_to_it(mirrored2):

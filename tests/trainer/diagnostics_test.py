@@ -12,7 +12,7 @@ from tfdist.collectives import NoCommunication, OneReplica, RecordedCall
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, ErrorFeedback, Sum
 from tfdist.gradients.compression import Choice, parse_choice
-from tfdist.trainer.auto_compression import Cost, Link, break_even, fastest_method, measure
+from tfdist.trainer.auto_compression import Cost, Link, fastest_method, measure
 from tfdist.trainer.pipeline_timeline import advice
 from tfdist.trainer.replica_divergence import ObservingReducer, error_observer
 
@@ -183,17 +183,6 @@ def test_auto_stays_with_none_unless_another_is_clearly_faster():
     less = Cost(0.3, [RecordedCall("all_gather", "a", (tf.uint8,), ((500,),))])
     assert fastest_method(link, {"none": plain, "half": half}) == "none", "0.95 s of 1 s are no difference"
     assert fastest_method(link, {"none": plain, "half": less}) == "half"
-
-
-def test_break_even():
-    """Encoding takes 10 ms and saves 900 of 1000 bytes on two replicas, which pays off below 90 kB/s."""
-    link = Link(latency=0.0, bandwidth=1e3, replicas=2)
-    plain = Cost(0.0, [RecordedCall("all_reduce", "a", (tf.float32,), ((250,),))])
-    small = Cost(0.01, [RecordedCall("all_gather", "a", (tf.uint8,), ((100,),))])
-    assert break_even(link, small, plain) == pytest.approx(90e3)
-    assert link.seconds(plain.calls) == pytest.approx(1.0)
-    assert link.seconds(small.calls, bandwidth=100.0) == pytest.approx(1.0)
-    assert break_even(link, plain, small) is None
 
 
 def test_calls_of_groups_and_messages_cost_what_their_ranks_send():

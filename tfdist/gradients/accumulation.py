@@ -1,6 +1,7 @@
 """Gradients of micro-batches added up, and clipped, before an update."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,15 +40,15 @@ def accumulate_gradients(
       The sums of the gradients and of the losses.
     """
     if shards:
-        return _accumulate_unrolled(differentiate, _shard_slicer(batch, micro_steps, shards), micro_steps)
+        slice_shards = _shard_slicer(batch, micro_steps, shards)
+        return functools.reduce(_add, (differentiate(slice_shards(index)) for index in range(micro_steps)))
     rows = tf.shape(tf.nest.flatten(batch)[0])[0]
     # The last batch of a pass may have fewer rows than there are micro-steps.
     step_count = tf.minimum(micro_steps, rows)
     slice_rows = _row_slicer(batch, micro_steps, rows, step_count)
 
     def body(index: tf.Tensor, gradients: list[tf.Tensor], loss: tf.Tensor) -> tuple[Any, ...]:
-        part_gradients, part_loss = differentiate(slice_rows(index))
-        return index + 1, [a + b for a, b in zip(gradients, part_gradients, strict=True)], loss + part_loss
+        return index + 1, *_add((gradients, loss), differentiate(slice_rows(index)))
 
     zeros = [tf.zeros(spec.shape, spec.dtype) for spec in shapes]
     _, gradients, loss = tf.while_loop(
@@ -60,14 +61,10 @@ def accumulate_gradients(
     return gradients, loss
 
 
-def _accumulate_unrolled(
-    differentiate: Differentiate, slice_rows: Callable[[int], Any], micro_steps: int
+def _add(
+    first: tuple[Sequence[tf.Tensor], tf.Tensor], second: tuple[Sequence[tf.Tensor], tf.Tensor]
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    gradients, loss = differentiate(slice_rows(0))
-    for index in range(1, micro_steps):
-        part_gradients, part_loss = differentiate(slice_rows(index))
-        gradients, loss = [a + b for a, b in zip(gradients, part_gradients, strict=True)], loss + part_loss
-    return gradients, loss
+    return [a + b for a, b in zip(first[0], second[0], strict=True)], first[1] + second[1]
 
 
 def _row_slicer(batch: Any, micro_steps: int, rows: tf.Tensor, step_count: tf.Tensor) -> Callable[[tf.Tensor], Any]:
@@ -115,7 +112,6 @@ class Clip:
     value: float = 0.0
 
     def __post_init__(self) -> None:
-        """Validates the values; raises `InputError`."""
         for name in ("norm", "value"):
             value = getattr(self, name)
             if not is_number(value) or not value >= 0:

@@ -79,13 +79,11 @@ class Bucketed(Reducer):
         self.keeps_shapes = inner.keeps_shapes
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class."""
         return [state for _, bucket in self._buckets(specs) for state in self._inner.state(bucket)]
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """See base class."""
         totals, sent = list(tensors), list(tensors)
         buckets = self._buckets(tensor_specs(tensors))
         bucket_states, remaining = [], list(state)

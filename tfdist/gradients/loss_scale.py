@@ -53,7 +53,6 @@ class LossScale:
     cap: float = 2.0**24
 
     def __post_init__(self) -> None:
-        """Validates the values."""
         if not 0 < self.floor <= self.initial <= self.cap < float("inf"):
             raise InputError(
                 "A loss scale needs 0 < floor <= initial <= cap. Received: "

@@ -97,26 +97,22 @@ def split_at(values: Sequence[tf.Tensor], count: int) -> tuple[list[tf.Tensor], 
 
 
 class PartitionedReducer(Reducer):
-    """Passes each tensor of a list to the reducer of its partition."""
+    """Passes each tensor of a list to the reducer of its partition.
+
+    `partitions` has the indices of the tensors of each partition and their reducer; every index is in exactly one of them.
+    """
+
+    keeps_shapes = True
 
     def __init__(self, partitions: Sequence[tuple[Sequence[int], Reducer]]):
-        """Initializes the partitions.
-
-        Args:
-          partitions: for each partition, the indices of its tensors in the list and their reducer; every index is in
-            exactly one partition.
-        """
         self._partitions = [(list(indices), reducer) for indices, reducer in partitions if indices]
-        self.keeps_shapes = True
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class."""
         return [state for indices, reducer in self._partitions for state in reducer.state([specs[i] for i in indices])]
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """See base class."""
         totals, sent = list(tensors), list(tensors)
         remaining, new_state, witnesses = list(state), [], []
         for number, (indices, reducer) in enumerate(self._partitions):
@@ -158,7 +154,6 @@ class ErrorFeedback(Reducer):
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """See base class."""
         errors, inner_state = split_at(state, len(tensors))
         inputs = [tensor + error for tensor, error in zip(tensors, errors, strict=True)]
         reduction = self.inner.reduce(inputs, inner_state, collectives, name=name)

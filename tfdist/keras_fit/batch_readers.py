@@ -14,70 +14,6 @@ from tfdist.errors import InputError
 COMPARE_EVERY = 100  # maximum number of batches between two comparisons
 
 
-def next_comparison(count: int) -> int:
-    """Returns the number of batches after which to compare again: 1, 2, 4, ... 128, then every `COMPARE_EVERY`.
-
-    Differences in the first batches are reported at once, without slowing down long passes by messages.
-
-    Args:
-      count: number of compared batches.
-    """
-    return count + max(1, min(count, COMPARE_EVERY))
-
-
-class BatchComparison:
-    """Compares the batches of one pass by checksum. Every process must call its methods, in the same order."""
-
-    def __init__(self, checksums: dict[int, int], strategy: Strategy, name: str, deadline: float):
-        """Initializes the comparison.
-
-        Args:
-          checksums: checksums of the batches by number; those of compared batches are removed.
-          strategy: strategy of the processes.
-          name: name of the pass.
-          deadline: seconds to wait for the other processes.
-        """
-        self._checksums, self._strategy, self._name, self._deadline = checksums, strategy, name, deadline
-        self._compared_count, self._next_comparison = 0, next_comparison(0)
-
-    def advance(self, count: int, is_end: bool) -> None:
-        """Compares the batches since the last comparison if a comparison is due.
-
-        Args:
-          count: number of batches taken.
-          is_end: whether the pass ends here.
-
-        Raises:
-          InputError: the batches differ.
-        """
-        if (
-            self._strategy.cluster.size > 1
-            and self._compared_count < count
-            and (is_end or count >= self._next_comparison)
-        ):
-            self._compare(count)
-
-    def compare_all(self) -> None:
-        """Compares the remaining batches at the end of the data.
-
-        Raises:
-          InputError: the batches differ.
-        """
-        self.advance(max(self._checksums, default=-1) + 1, is_end=True)
-
-    def _compare(self, count: int) -> None:
-        start, self._compared_count, self._next_comparison = self._compared_count, count, next_comparison(count)
-        checksums, peers = [self._checksums.pop(number) for number in range(start, count)], self._strategy.peers
-        if not peers.all_equal(f"batch/{self._name}/{start}", checksums, self._deadline):
-            batches = f"batch {start}" if count == start + 1 else f"batches {start} to {count - 1}"
-            raise InputError(
-                "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
-                f"Received: a difference between the {peers.size} processes in {batches} of {self._name}. Call "
-                "keras.utils.set_random_seed before the data is shuffled, and leave out sharding by rank "
-                "and parallel maps that draw random numbers."
-            )
-
-
 class GlobalBatches:
     """A data set of global batches, the same on every process; each pass over it is a `BatchReader`.
 
@@ -105,16 +41,13 @@ class GlobalBatches:
         self._batches, self._name, self._passes = batches, name, 0
         self._checksums: dict[int, int] = {}
         self._reader: BatchReader | None = None
-        self._split_batches = functools.cache(self._split)  # traced once for all passes
 
     def __iter__(self) -> "BatchReader":
         """Starts a pass; only one may be in progress."""
         self._passes += 1
         self._checksums.clear()
-        rows = self.strategy.distribute(lambda *_: self._split_batches())
-        name = f"{self._name}/{self._passes}"
-        comparison = BatchComparison(self._checksums, self.strategy, name, self.deadline)
-        self._reader = BatchReader(self, rows, comparison, name)
+        rows = self.strategy.distribute(lambda *_: self._replica_batches)
+        self._reader = BatchReader(self, rows, self._checksums, f"{self._name}/{self._passes}")
         return self._reader
 
     def compare_remaining(self) -> None:
@@ -122,26 +55,31 @@ class GlobalBatches:
         if self._reader is not None:
             self._reader.compare_remaining()
 
-    def _split(self) -> tf.data.Dataset:
+    @functools.cached_property
+    def _replica_batches(self) -> tf.data.Dataset:
+        """The rows of this process's replicas; traced once for all passes."""
         has_peers = self.strategy.cluster.size > 1
         return split_batches(self._batches, *self._shares, self._checksums.__setitem__ if has_peers else None)
 
 
 class BatchReader:
-    """An iterator over the rows of this process's replicas in each global batch, for `Strategy.run`.
+    """An iterator over the rows of this process's replicas in each global batch of a pass, for `Strategy.run`.
+
+    Processes compare checksums of their batches after 1, 2, 4, ... 128 batches, then every `COMPARE_EVERY`: differences in the
+    first batches are reported at once, without slowing down long passes by messages. Every process must call the methods in
+    the same order; those that compare raise `InputError` if batches differ.
 
     Attributes:
       rows: the engine's iterator over the rows.
       spec: see `GlobalBatches`.
     """
 
-    def __init__(self, data: GlobalBatches, rows: Iterator[Any], comparison: BatchComparison, name: str):
+    def __init__(self, data: GlobalBatches, rows: Iterator[Any], checksums: dict[int, int], name: str):
         self.rows, self.spec = rows, data.spec
-        self._data, self._comparison, self._name = data, comparison, name
-        self._position = 0
+        self._data, self._checksums, self._name = data, checksums, name
+        self._position = self._compared_count = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns itself."""
         return self
 
     def __next__(self) -> Any:
@@ -176,26 +114,42 @@ class BatchReader:
     def advance(self, count: int) -> None:
         """Counts the batches taken, and compares them between processes if that is due or the pass is complete."""
         self._position += count
-        self._comparison.advance(self._position, self.is_at_end)
+        interval = max(1, min(self._compared_count, COMPARE_EVERY))
+        if self.is_at_end or self._position >= self._compared_count + interval:
+            self._compare(self._position)
 
     def compare_remaining(self) -> None:
-        """Compares the remaining batches; every process must have read the same number of them."""
-        self._comparison.advance(self._position, is_end=True)
+        """Compares the remaining batches that were taken; every process must have read the same number of them."""
+        self._compare(self._position)
 
     def compare_all(self) -> None:
         """Compares the remaining batches after the end of the data."""
-        self._comparison.compare_all()
+        self._compare(max(self._checksums, default=-1) + 1)
+
+    def _compare(self, count: int) -> None:
+        strategy, start = self._data.strategy, self._compared_count
+        if strategy.cluster.size == 1 or count <= start:
+            return
+        self._compared_count = count
+        checksums = [self._checksums.pop(number) for number in range(start, count)]
+        if not strategy.peers.all_equal(f"batch/{self._name}/{start}", checksums, self._data.deadline):
+            batches = f"batch {start}" if count == start + 1 else f"batches {start} to {count - 1}"
+            raise InputError(
+                "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
+                f"Received: a difference between the {strategy.peers.size} processes in {batches} of {self._name}. Call "
+                "keras.utils.set_random_seed before the data is shuffled, and leave out sharding by rank "
+                "and parallel maps that draw random numbers."
+            )
 
     def _next_batch(self) -> Any:
         batch = next(self.rows, None)
         if self.has_known_length:
             return batch
         name = f"more/{self._name}/{self._position}"
-        has_batch = self._data.strategy.group.gather(name, batch is not None, self._data.deadline)
+        group = self._data.strategy.group
+        has_batch = group.gather(name, batch is not None, self._data.deadline)
         if len(set(has_batch)) > 1:
-            ended_ranks = self._data.strategy.group.describe_members(
-                rank for rank, has_next in enumerate(has_batch) if not has_next
-            )
+            ended_ranks = group.describe_members(rank for rank, has_next in enumerate(has_batch) if not has_next)
             raise InputError(
                 "Every process must read the same batches, so that all passes have the same length. Received: data of "
                 f"{self._position} batches on {ended_ranks}, and more on the others. Leave out sharding by rank."

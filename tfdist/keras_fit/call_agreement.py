@@ -3,8 +3,9 @@
 import inspect
 import itertools
 import math
+import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -23,48 +24,39 @@ INFINITE = 0  # number of batches of infinite data
 _numbers = itertools.count(1)
 
 
-class Announcement(NamedTuple):
-    """The announcement of a call by a process.
-
-    Attributes:
-      name: name of the method.
-      inspects_batches: whether its callbacks inspect individual batches.
-      seed: TensorFlow's global seed, if one is set.
-      proposed_seed: seed to use if none is set.
-    """
-
-    name: str
-    inspects_batches: bool
-    seed: int | None
-    proposed_seed: int
-
-
-def announce(group: Group, announcement: Announcement, deadline: float) -> list[Announcement]:
-    """Waits until all processes have made the same call; returns their announcements by rank.
+def announce(strategy: Strategy, name: str, inspects_batches: bool, deadline: float) -> bool:
+    """Waits until all processes have made the same call; sets the same seed, by which Keras shuffles arrays, on all of them.
 
     Args:
-      group: group of the job's processes.
-      announcement: announcement of this process.
+      strategy: strategy of the model.
+      name: name of the method.
+      inspects_batches: whether this process's callbacks inspect individual batches.
       deadline: seconds to wait for other processes.
+
+    Returns:
+      Whether callbacks of any process inspect batches.
 
     Raises:
       InputError: processes have made different calls.
       PeerLostError: a process is late or lost.
     """
-    number = next(_numbers)
+    number, seed = next(_numbers), keras_internals.global_seed()
+    call = [name, inspects_batches, secrets.randbelow(2**31) if seed is None else seed]
     try:
-        announcements = [
-            Announcement(*fields) for fields in group.gather(f"call {number} of Keras", announcement, deadline)
-        ]
+        calls: list[Any] = strategy.group.gather(f"call {number} of Keras", call, deadline)
     except PeerLostError as error:
-        raise PeerLostError(f"Every process must call {announcement.name}, but not all did: {error}") from error
-    if len({call.name for call in announcements}) > 1:
-        received = ", ".join(f"rank {rank} {call.name}" for rank, call in enumerate(announcements))
+        raise PeerLostError(f"Every process must call {name}, but not all did: {error}") from error
+    names = [rank_name for rank_name, *_ in calls]
+    if len(set(names)) > 1:
+        received = ", ".join(f"rank {rank} {rank_name}" for rank, rank_name in enumerate(names))
         raise InputError(
             f"Every process must make the same calls of Keras, in the same order. Received as call {number}: {received}. "
             "Do not make them conditional on the rank."
         )
-    return announcements
+    common_seed = calls[0][2]
+    if strategy.cluster.size > 1 and seed != common_seed:
+        tf.random.set_seed(common_seed)
+    return any(rank_inspects for _, rank_inspects, _ in calls)
 
 
 def bound_arguments(method: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
@@ -162,14 +154,10 @@ def synchronize_callbacks(
     stops_after_batches: bool,
     deadline: float,
 ) -> list[keras.callbacks.Callback]:
-    """Returns this process's callbacks for `fit`: the first averages statistics, the last agrees on a stop.
+    """Returns this process's callbacks for `fit`: the first calls `average`, the last agrees on a stop.
 
-    Args:
-      callbacks: callbacks as passed on every process.
-      strategy: strategy of the model.
-      average: averages moving statistics over replicas.
-      stops_after_batches: whether a callback may stop training after any batch.
-      deadline: seconds to wait for processes whose callbacks take longer.
+    `stops_after_batches` tells whether a callback may stop training after any batch, and `deadline` is the number of seconds to
+    wait for processes whose callbacks take longer.
     """
     first_callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: average())
     last_callback = (_SynchronizedBatchStop if stops_after_batches else _SynchronizedStop)(strategy.group, deadline)

@@ -42,7 +42,6 @@ class Functions:
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, placement: Placement):
-        """Creates the state that the functions share."""
         self.model, self._strategy, self._options, self._placement = model, strategy, options, placement
         self.sums = MetricSums(model, strategy)
         self._synchronizer: WeightSynchronizer | None = None
@@ -156,11 +155,8 @@ class Functions:
     def _reduce_ops(self, name: str, outputs: StepOutputs | None, spec: Any, needs_all_rows: str = "") -> ReduceOps:
         """Returns how to combine the values of replicas; logs if a step needs all rows of a batch.
 
-        Args:
-          name: name of the model's step.
-          outputs: outputs of the step; None for Keras's own step, which returns results of metrics.
-          spec: structure of `tf.TensorSpec` of a batch.
-          needs_all_rows: reason why each replica must compute the whole batch, if it is known.
+        `outputs` is None for Keras's own step, which returns results of metrics, and `needs_all_rows` is the reason why each
+        replica must compute the whole batch, if it is known.
         """
         shares = self._strategy.training_shares[1] if name == "train_step" else self._strategy.replicas
         has_all_rows = shares * self._options.accumulate_steps == 1

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,65 +32,42 @@ from tfdist.keras_fit.partitioned_step import communication
 from tfdist.keras_fit.patches import one_device_context
 from tfdist.keras_fit.placement import Placement, create_variables
 from tfdist.keras_fit.step_labels import output_dependence, per_row_state
-from tfdist.keras_fit.training_steps import StepsResult
 from tfdist.layers.recompute import recompute
 from tfdist.layers.sync_batch_norm import synchronize_layers
 from tfdist.reporting.warn_once import warn_once
 from tfdist.row_semantics.explanation import Communication
 from tfdist.step import data_check
 from tfdist.step.data_check import explain_mismatch
-from tfdist.step.metrics import KerasMetrics, Totals
-from tfdist.step.partitioned_step import Division
-from tfdist.step.prediction import BatchPrediction
+from tfdist.step.inference import BatchPrediction
+from tfdist.step.metrics import KerasMetrics
 from tfdist.step.row_dependence import log_dependence
 from tfdist.step.validation import check_not_wrapped
 from tfdist.trainer.program import check_equal
 
-Predict = Callable[[Any, Any], Any]  # (rows, structure of `tf.TensorSpec` of a batch) -> outputs
 
+def compile_prediction(model: keras.Model, strategy: Strategy, options: RunConfig, spec: Any) -> Callable[..., Any]:
+    """Returns a function of (rows, number of the batch, static rows) that returns the outputs for all rows.
 
-def make_predict(model: keras.Model, strategy: Strategy, options: RunConfig) -> Predict:
-    """Returns a function that maps a `ReplicaRows`, in the form for `Strategy.run`, to the outputs for all rows."""
+    Logs how outputs are computed that depend on several rows. `spec` is a structure of `tf.TensorSpec` of a batch.
+    """
     metrics = KerasMetrics(model).variables if model.compiled else []
     prediction = BatchPrediction(model, strategy, options.seed, model.predict_step, metrics)
-    functions: list[Callable[..., Any]] = []
-    numbers = itertools.count()
-
-    def predict(own_rows: Any, spec: Any) -> Any:
-        if not functions:
-            functions.append(_compile(prediction, model, strategy, options.rows, spec))
-        outputs = functions[0](own_rows, tf.constant(next(numbers), tf.uint64), static_rows(spec))
-        return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
-
-    return predict
-
-
-def _compile(
-    prediction: BatchPrediction, model: keras.Model, strategy: Strategy, rows: str, spec: Any
-) -> Callable[..., Any]:
-    """Returns a function of (rows, number of the batch, static rows); warns if outputs for rows depend on other rows."""
-    if strategy.replicas == 1:
-        return prediction.compile(prediction.predict_rows)
-    reason = per_row_state(model) or output_dependence(model, prediction.outputs, spec)
+    row_state = per_row_state(model)
+    reason = row_state or output_dependence(model, prediction.outputs, spec) if strategy.replicas > 1 else ""
     if not reason:
-        return prediction.compile(prediction.predict_rows)
-    plan = Communication(obstacle="its rows belong together" if per_row_state(model) else "")
-    if not plan.obstacle:
+        return prediction.compile("own")
+    plan = Communication(obstacle="its rows belong together" if row_state else "")
+    if not row_state:
         plan = communication(model, lambda batch: dict(enumerate(tf.nest.flatten(prediction.outputs(batch)))), spec)
-    log_dependence(model, "predict", reason, plan, strategy, rows)
-    division: Division = "whole" if plan.obstacle else "partitioned"
-    return prediction.compile(functools.partial(prediction.predict_together, division))
+    log_dependence(model, "predict", reason, plan, strategy, options.rows)
+    return prediction.compile("whole" if plan.obstacle else "partitioned")
 
 
 _STEP_METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
-def check_strategy(strategy: Strategy, options: RunConfig) -> Strategy:
-    """Returns the strategy.
-
-    Raises:
-      InputError: Keras's methods do not support the strategy with these options.
-    """
+def _check_strategy(strategy: Strategy, options: RunConfig) -> None:
+    """Raises `InputError` if Keras's methods do not support a strategy with these options."""
     if not strategy.trains_whole_model:
         raise InputError(
             f"Keras's own fit needs the whole model in each process. Received: {strategy.name}, whose processes have stages. "
@@ -106,64 +82,37 @@ def check_strategy(strategy: Strategy, options: RunConfig) -> Strategy:
     check_arguments(
         strategy.name, strategy.declaration, jit_compile=options.jit_compile, compression=options.compression
     )
-    return strategy
-
-
-def check_steps(model: keras.Model, strategy: Strategy) -> None:
-    """Raises `InputError` for a custom step on a mesh, as its losses and gradients have no layouts."""
-    overridden_names = [name for name in _STEP_METHODS if keras_internals.is_overridden(model, name)]
-    if strategy.sums_gradients and overridden_names:
-        raise InputError(
-            f"On a mesh, models are trained and evaluated by Keras's own steps. Received: {type(model).__name__}, which "
-            f"overrides {overridden_names[0]}. Use compile(loss=..., metrics=...) and add_loss, or another strategy."
-        )
-
-
-def check_not_eager(strategy: Strategy) -> None:
-    """Raises `InputError` for a call with `run_eagerly=True` on a mesh or on parameter servers."""
-    if strategy.sums_gradients or strategy.remote:
-        raise InputError(
-            f"On {'a mesh' if strategy.sums_gradients else 'parameter servers'}, every step is compiled. Received: "
-            "run_eagerly=True. Leave it out, or debug with another strategy."
-        )
 
 
 _SAMPLE_BYTES = 2**24
 _MIN_SAMPLE_ROWS = 64
 
 
-def sample_arrays(arguments: Mapping[str, Any]) -> Any:
-    """Returns some rows of the arrays passed to `fit`, (x, y) or (x, y, sample_weight); None without arrays."""
-    parts = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
-    parts = parts[:2] if parts[2] is None else parts
-    leaves = keras.tree.flatten(parts)
-    sizes = {len(leaf) if isinstance(leaf, np.ndarray) and leaf.ndim else 0 for leaf in leaves}
-    if len(sizes) != 1 or 0 in sizes:
-        return None
-    [size] = sizes
-    max_rows = size * _SAMPLE_BYTES // max(_SAMPLE_BYTES, sum(leaf.nbytes for leaf in leaves))
-    count = min(size, max(max_rows, _MIN_SAMPLE_ROWS))
-    return keras.tree.map_structure(lambda leaf: leaf[np.arange(count) * size // count], parts)
-
-
-def check_arrays(strategy: Strategy, model: keras.Model, arrays: Any) -> None:
-    """Checks rows of arrays against the built model and its losses; logs warnings on the chief.
+def check_arrays(strategy: Strategy, model: keras.Model, arguments: Mapping[str, Any]) -> None:
+    """Checks some rows of the arrays passed to `fit` against the built model and its losses; logs warnings on the chief.
 
     Args:
       strategy: strategy of the model.
       model: compiled and built model. A custom step may use labels in any way, and is not checked.
-      arrays: the result of `sample_arrays`, the same on every process.
+      arguments: arguments of `fit`, with the same arrays on every process; other data is not checked.
 
     Raises:
       InputError: the labels do not fit the loss.
     """
-    if arrays is None or keras_internals.is_overridden(model, "train_step"):
+    parts = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
+    parts = parts[:2] if parts[2] is None else parts
+    leaves = keras.tree.flatten(parts)
+    sizes = {len(leaf) if isinstance(leaf, np.ndarray) and leaf.ndim else 0 for leaf in leaves}
+    if len(sizes) != 1 or 0 in sizes or keras_internals.is_overridden(model, "train_step"):
         return
-    findings = data_check.findings(model, arrays)
-    for finding in findings:
+    [size] = sizes
+    max_rows = size * _SAMPLE_BYTES // max(_SAMPLE_BYTES, sum(leaf.nbytes for leaf in leaves))
+    count = min(size, max(max_rows, _MIN_SAMPLE_ROWS))
+    sample = keras.tree.map_structure(lambda leaf: leaf[np.arange(count) * size // count], parts)
+    findings = data_check.findings(model, sample)
+    for finding in sorted(findings, key=lambda finding: not finding.is_error):
         if finding.is_error:
             raise InputError(finding.text)
-    for finding in findings:
         if strategy.is_chief:
             warn_once(finding.text)
 
@@ -181,8 +130,7 @@ class Distributed:
     """A model on a strategy. The methods replace those of the model, which are their first arguments."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig):
-        """Distributes a model, created under the strategy's scope."""
-        self.strategy = check_strategy(strategy, options)
+        _check_strategy(strategy, options)
         per_process = field_names(options, "per_process")
         shared_flags = {
             f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in per_process
@@ -191,63 +139,49 @@ class Distributed:
             strategy.group.agree("flags", shared_flags, deadline=deadline)
         keras_internals.clear_strategy(model)
         recompute(model, options.recompute)
-        self.model, self._options = model, options
+        self.model, self.strategy, self._options = model, strategy, options
         self._call = _Call("", 0, [], [])
         self._compilation: Any = None
         self._functions: Functions | None = None
-        self._predict: Predict | None = None
-        self._placement = Placement(self.strategy)
+        self._predict: Callable[..., Any] | None = None
+        self._prediction_numbers = itertools.count()
+        self._placement = Placement(strategy)
         self._was_eager = False
         self._step = self._steps_since_logs = 0
         self._logs: dict[str, Any] = {}
-        self._previous_state: tuple[Totals, dict[str, Any]] = Totals(), {}
 
     # Methods called by users.
 
-    def fit(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.fit`."""
+    def call(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """Calls `fit`, `evaluate`, `predict` or, for a global batch that is the same on every process, `..._on_batch`."""
+        if name.endswith("_on_batch"):
+            self._announce(name)
+            if name != "train_on_batch":
+                self._average_statistics()
+            outer_call, self._call = self._call, _Call(name, next(_numbers), [], [])
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._call = outer_call
         bound = call_agreement.bound_arguments(original, args, kwargs)
-        callbacks = list(keras.tree.flatten(bound.arguments["callbacks"] or []))
-        with self._call_context("fit", bound.arguments, callbacks) as call:
-            agreement = self._average_statistics, call.needs_current_logs, self._options.stall_shutdown_seconds
-            bound.arguments["callbacks"] = call_agreement.synchronize_callbacks(callbacks, self.strategy, *agreement)
+        with self._call_context(name, bound.arguments) as call:
+            if name != "fit":
+                self._average_statistics()
+                return original(*bound.args, **bound.kwargs)
+            self._synchronize_callbacks(bound.arguments, self._average_statistics, call.needs_current_logs)
             history = original(*bound.args, **bound.kwargs)
             self._average_statistics()
             if self._functions is not None:
                 self._functions.keep_loss_scale()
         return history
 
-    def evaluate(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.evaluate`."""
-        bound = call_agreement.bound_arguments(original, args, kwargs)
-        with self._call_context("evaluate", bound.arguments, bound.arguments["callbacks"]):
-            self._average_statistics()
-            return original(*bound.args, **bound.kwargs)
-
-    def predict(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.predict`; every process gets all predictions."""
-        bound = call_agreement.bound_arguments(original, args, kwargs)
-        with self._call_context("predict", bound.arguments, bound.arguments["callbacks"]):
-            self._average_statistics()
-            return original(*bound.args, **bound.kwargs)
-
-    def train_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.train_on_batch`, with a global batch that is the same on every process."""
-        return self._call_on_batch("train_on_batch", original, *args, **kwargs)
-
-    def test_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.test_on_batch`, with a global batch that is the same on every process."""
-        self._average_statistics()
-        return self._call_on_batch("test_on_batch", original, *args, **kwargs)
-
-    def predict_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.predict_on_batch`, with a global batch that is the same on every process."""
-        self._average_statistics()
-        return self._call_on_batch("predict_on_batch", original, *args, **kwargs)
-
     def call_eagerly(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         """Calls a method with `run_eagerly=True`: every process computes full batches, from equal initial values."""
-        check_not_eager(self.strategy)
+        if self.strategy.sums_gradients or self.strategy.remote:
+            raise InputError(
+                f"On {'a mesh' if self.strategy.sums_gradients else 'parameter servers'}, every step is compiled. Received: "
+                "run_eagerly=True. Leave it out, or debug with another strategy."
+            )
         bound = call_agreement.bound_arguments(original, args, kwargs)
         self._announce(name)
         self._placement.equalize(self.model)
@@ -256,9 +190,7 @@ class Distributed:
         if not self.strategy.is_chief and "verbose" in bound.arguments:
             bound.arguments["verbose"] = 0
         if name == "fit":
-            callbacks = list(keras.tree.flatten(bound.arguments["callbacks"] or []))
-            agreement = self.strategy, lambda: None, True, self._options.stall_shutdown_seconds
-            bound.arguments["callbacks"] = call_agreement.synchronize_callbacks(callbacks, *agreement)
+            self._synchronize_callbacks(bound.arguments, lambda: None, stops_after_batches=True)
         self._average_statistics()
         optimizer = self.model.optimizer if self.model.compiled else None
         self._place_all([optimizer] if optimizer is not None and optimizer.built else [])
@@ -275,18 +207,18 @@ class Distributed:
         """Sets Keras's function for training steps; traces again with `force`, or if the function was set to None."""
         if self._functions is not None and (force or self.model.train_function is None):
             self._functions.forget_training_steps()
-        self.model.train_function = self._train
+        self.model.train_function = functools.partial(self._run_steps, trains=True)
 
     def make_test_function(self, original: Original, force: bool = False) -> None:
         """Same as `make_train_function`, for evaluation."""
         if self._functions is not None and (force or self.model.test_function is None):
             self._functions.forget_evaluation_steps()
-        self.model.test_function = self._test
+        self.model.test_function = functools.partial(self._run_steps, trains=False)
 
     def make_predict_function(self, original: Original, force: bool = False) -> None:
         """Sets Keras's function for predictions; traces again if Keras has dropped it, as in `compile`."""
-        if force or self._predict is None or self.model.predict_function is None:
-            self._predict = make_predict(self.model, self.strategy, self._options)
+        if force or self.model.predict_function is None:
+            self._predict, self._prediction_numbers = None, itertools.count()
         self.model.predict_function = self._predict_batches
 
     def reset_metrics(self, original: Original) -> None:
@@ -321,8 +253,9 @@ class Distributed:
     # Internal methods.
 
     @contextlib.contextmanager
-    def _call_context(self, name: str, arguments: dict[str, Any], callbacks: Any) -> Iterator["_Call"]:
+    def _call_context(self, name: str, arguments: dict[str, Any]) -> Iterator["_Call"]:
         """Context of a Keras method, which prints only on the chief; sets the number of steps per call that callbacks allow."""
+        callbacks = arguments["callbacks"]
         callback_list = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
         inspects_batches = self._announce(name, call_agreement.have_batch_hooks(callback_list, training=name == "fit"))
         length = {key: str(arguments[key]) for key in call_agreement.LENGTH_ARGUMENTS if key in arguments}
@@ -340,17 +273,17 @@ class Distributed:
             arguments["verbose"] = 0
         allows_not_finite = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in callback_list)
         steps_per_execution = self.model.steps_per_execution if self.model.compiled else 1
-        arrays = sample_arrays(arguments) if name == "fit" else None
-        outer_call = self._call
-        self._call = _Call(name, next(_numbers), [*batches_per_pass], [], inspects_batches, allows_not_finite, arrays)
+        data_arguments = arguments if name == "fit" else {}
+        call = _Call(name, next(_numbers), [*batches_per_pass], [], inspects_batches, allows_not_finite, data_arguments)
+        outer_call, self._call = self._call, call
         if name == "fit" and steps_per_execution == 1 and not inspects_batches:
             max_steps = self._options.steps_per_call
             self.model.steps_per_execution = call_agreement.steps_per_call(
                 batches_per_pass[0], call_agreement.cardinality(arguments), max_steps
             )
         try:
-            yield self._call
-            for data in self._call.data:
+            yield call
+            for data in call.data:
                 data.compare_remaining()  # a callback may end a pass before its last comparison
         finally:
             self._call = outer_call
@@ -358,25 +291,18 @@ class Distributed:
                 self.model.steps_per_execution = steps_per_execution
 
     def _announce(self, name: str, inspects_batches: bool = False) -> bool:
-        """Announces a call to the other processes; returns whether callbacks of any process inspect batches.
+        return call_agreement.announce(self.strategy, name, inspects_batches, self._options.stall_shutdown_seconds)
 
-        Sets the same seed, by which Keras shuffles arrays, on all processes.
-        """
-        seed = keras_internals.global_seed()
-        announcement = call_agreement.Announcement(name, inspects_batches, seed, secrets.randbelow(2**31))
-        announcements = call_agreement.announce(self.strategy.group, announcement, self._options.stall_shutdown_seconds)
-        common_seed = announcements[0].proposed_seed if announcements[0].seed is None else announcements[0].seed
-        if self.strategy.cluster.size > 1 and seed != common_seed:
-            tf.random.set_seed(common_seed)
-        return any(call.inspects_batches for call in announcements)
-
-    def _call_on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
-        self._announce(name)
-        outer_call, self._call = self._call, _Call(name, next(_numbers), [], [])
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self._call = outer_call
+    def _synchronize_callbacks(
+        self, arguments: dict[str, Any], average: Callable[[], None], stops_after_batches: bool
+    ) -> None:
+        arguments["callbacks"] = call_agreement.synchronize_callbacks(
+            list(keras.tree.flatten(arguments["callbacks"] or [])),
+            self.strategy,
+            average,
+            stops_after_batches,
+            self._options.stall_shutdown_seconds,
+        )
 
     def _prepare(self, spec: Any) -> None:
         if self._call.name.startswith("predict"):
@@ -386,7 +312,13 @@ class Distributed:
                     self.model(keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x))
             self._placement.place(self.model.variables)
             return
-        check_steps(self.model, self.strategy)
+        overridden_names = [name for name in _STEP_METHODS if keras_internals.is_overridden(self.model, name)]
+        if self.strategy.sums_gradients and overridden_names:  # their losses and gradients have no layouts
+            raise InputError(
+                "On a mesh, models are trained and evaluated by Keras's own steps. Received: "
+                f"{type(self.model).__name__}, which overrides {overridden_names[0]}. Use compile(loss=..., metrics=...) and "
+                "add_loss, or another strategy."
+            )
         compilation, trains = keras_internals.compilation(self.model), self._call.name in ("fit", "train_on_batch")
         if self._functions is None or self._compilation is not compilation:
             self._functions, self._compilation = self._new_functions(spec, trains), compilation
@@ -403,9 +335,10 @@ class Distributed:
         deferred_build = self.strategy.optimizer_shards.deferred_build(self.model)
         with _explain_mismatch(spec), update_context, self.strategy.adoption.creation(), deferred_build:
             create_variables(self.model, spec, trains)
-        self._synchronize_normalization()
+        include_all = self._options.batch_norm == "synchronized"
+        synchronize_layers(keras_internals.layers_of(self.model), include_all=include_all)
         check_equal(self.strategy.peers, self.model)
-        check_arrays(self.strategy, self.model, self._call.arrays)
+        check_arrays(self.strategy, self.model, self._call.arguments)
         if self._was_eager:
             self._was_eager = False
             with one_device_context(self.model):
@@ -419,79 +352,59 @@ class Distributed:
         metrics = KerasMetrics(self.model).variables if self.model.built else []
         self._placement.place([*self.model.variables, *metrics], optimizers)
 
-    def _synchronize_normalization(self) -> None:
-        synchronize_layers(
-            keras_internals.layers_of(self.model), include_all=self._options.batch_norm == "synchronized"
-        )
-
     def _average_statistics(self) -> None:
         if self._functions is not None:
             self._functions.average_statistics()
 
-    def _train(self, batches: Any) -> dict[str, Any]:
-        """Keras's `train_function`."""
-        batches, functions, spec = self._read_batches(batches)
-        with self._restore_at_end(batches), _explain_mismatch(spec):
-            result = functions.train(
-                batches, spec, self.model.steps_per_execution, self._step, self._call.allows_not_finite
-            )
-        self._step += result.steps
-        return self._update_logs(functions, batches, result)
+    def _run_steps(self, batches: Any, *, trains: bool) -> dict[str, Any]:
+        """Keras's `train_function` and `test_function`.
 
-    def _test(self, batches: Any) -> dict[str, Any]:
-        """Keras's `test_function`."""
-        batches, functions, spec = self._read_batches(batches)
-        with self._restore_at_end(batches), _explain_mismatch(spec):
-            result = functions.test(batches, spec, self.model.steps_per_execution)
-        return self._update_logs(functions, batches, result)
-
-    def _read_batches(self, batches: Any) -> tuple[Any, Functions, Any]:
-        """Returns a `BatchReader` or `ReplicaRows`, the functions and the spec; resets metrics when a pass begins.
-
-        The metrics are reset even if the model overrides `reset_metrics`.
+        Resets metrics when a pass begins, even if the model overrides `reset_metrics`. Returns the logs, or previous ones
+        unless a callback inspects them, since an update involves all replicas.
         """
-        if isinstance(batches, BatchReader):
-            rows, spec = batches, batches.spec
-        else:
-            rows, spec = self._place_batch(next(iter(batches)))
-        assert self._functions is not None  # created with the data
-        if isinstance(rows, BatchReader) and not rows.has_known_length:
+        is_reader = isinstance(batches, BatchReader)
+        rows, spec = (batches, batches.spec) if is_reader else self._place_batch(next(iter(batches)))
+        functions = self._functions
+        assert functions is not None  # created with the data
+        starts_pass = not is_reader or rows.is_at_end
+        if is_reader and not rows.has_known_length:
             starts_pass, rows = rows.is_at_start, next(rows)
-        else:
-            starts_pass = not isinstance(rows, BatchReader) or rows.is_at_end
-        self._previous_state = self._functions.sums.saved_totals(), self._logs
+        previous_totals, previous_logs = functions.sums.saved_totals(), self._logs
         if starts_pass:
-            self._functions.reset_metrics()
+            functions.reset_metrics()
             self._steps_since_logs, self._logs = 0, {}
-        return rows, self._functions, spec
-
-    @contextlib.contextmanager
-    def _restore_at_end(self, batches: Any) -> Iterator[None]:
-        """Restores the state at the end of data, when Keras requests another batch without beginning a pass."""
-        assert self._functions is not None
+        max_steps = self.model.steps_per_execution
         try:
-            yield
+            with _explain_mismatch(spec):
+                if trains:
+                    result = functions.train(rows, spec, max_steps, self._step, self._call.allows_not_finite)
+                    self._step += result.steps
+                else:
+                    result = functions.test(rows, spec, max_steps)
         except (tf.errors.OutOfRangeError, StopIteration):
-            totals, self._logs = self._previous_state
-            self._functions.sums.restore(totals)
-            if isinstance(batches, BatchReader):
-                batches.compare_all()
+            # The data has ended, and Keras had requested another batch without beginning a pass.
+            functions.sums.restore(previous_totals)
+            self._logs = previous_logs
+            if isinstance(rows, BatchReader):
+                rows.compare_all()
             raise
-
-    def _update_logs(self, functions: Functions, batches: Any, result: StepsResult) -> dict[str, Any]:
-        """Returns the logs, or previous ones unless a callback inspects them, since an update involves all replicas."""
         self._steps_since_logs += result.steps
-        ends_pass = not isinstance(batches, BatchReader) or batches.is_at_end
+        ends_pass = not isinstance(rows, BatchReader) or rows.is_at_end
         if self._call.needs_current_logs or ends_pass or not self._logs or self._steps_since_logs >= _LOG_INTERVAL:
             self._logs, self._steps_since_logs = functions.logs(result, ends_pass), 0
         return self._logs
 
     def _predict_batches(self, data: Any) -> Any:
         """Keras's `predict_function`."""
-        assert self._predict is not None  # set by make_predict_function
         spec = self._call.data[-1].spec if self._call.data else None
         batches = [(batch, spec) if isinstance(batch, ReplicaRows) else self._place_batch(batch) for batch in data]
-        outputs = [self._predict(*batch) for batch in batches]
+        outputs = []
+        for rows, rows_spec in batches:
+            if self._predict is None:
+                self._predict = compile_prediction(self.model, self.strategy, self._options, rows_spec)
+            number = tf.constant(next(self._prediction_numbers), tf.uint64)
+            batch_outputs = self._predict(rows, number, static_rows(rows_spec))
+            outputs.append(tf.nest.map_structure(lambda value: self.strategy.local(value)[0], batch_outputs))
         return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
     def _place_batch(self, batch: Any) -> tuple[Any, Any]:
@@ -518,7 +431,7 @@ class _Call(NamedTuple):
       data: the data sets that Keras has requested.
       needs_current_logs: whether logs must be up to date after each batch.
       allows_not_finite: whether to log a loss that is not finite instead of raising.
-      arrays: the result of `sample_arrays`.
+      arguments: the arguments of `fit`; empty for other methods.
     """
 
     name: str
@@ -527,7 +440,7 @@ class _Call(NamedTuple):
     data: list[GlobalBatches]
     needs_current_logs: bool = True
     allows_not_finite: bool = False
-    arrays: Any = None
+    arguments: Mapping[str, Any] = {}
 
 
 def _explain_mismatch(batch: Any) -> contextlib.AbstractContextManager:

@@ -69,13 +69,13 @@ class Application(NamedTuple):
       optimizer: the optimizer.
       gradients: the gradients.
       variables: the variables.
-      operations: number of operations traced before the call.
+      operations: number of operations traced before the call, if known.
     """
 
     optimizer: keras.Optimizer
     gradients: Sequence[tf.Tensor | tf.IndexedSlices]
     variables: Sequence[keras.Variable]
-    operations: int
+    operations: int = 0
 
 
 def run_partitioned(
@@ -100,57 +100,47 @@ def run_partitioned(
     Raises:
       NotPartitionedError: the step cannot be partitioned.
     """
-    one_device_step = _OneDeviceStep(step, sparse)
+    applications: list[Application] = []
+    one_device_step = _one_device_step(step, applications, sparse)
     result = partitioned_step.partition_step(model, _metrics(model), one_device_step, own_rows, collectives)
-    applications = [call._replace(gradients=result.gradients) for call in one_device_step.applications]
-    return result, applications[0] if applications else None
+    return result, applications[0]._replace(gradients=result.gradients) if applications else None
 
 
 def communication(model: keras.Model, step: Callable[[Any], Any], spec: Any) -> Communication:
-    """Returns the communication of a partitioned step, other than the sums of its gradients.
+    """Returns the communication of a step that returns values by name, other than the sums of its gradients.
 
-    Args:
-      model: built model.
-      step: function of a batch that returns values by name.
-      spec: structure of `tf.TensorSpec` of a batch.
+    `spec` is a structure of `tf.TensorSpec` of a batch.
     """
-    return partitioned_step.communication(model, _metrics(model), _OneDeviceStep(step), spec)
+    return partitioned_step.communication(model, _metrics(model), _one_device_step(step, []), spec)
 
 
 def _metrics(model: keras.Model) -> list[keras.Variable]:
     return KerasMetrics(model).variables if model.compiled else []
 
 
-class _OneDeviceStep:
-    """A model's step for one device.
+def _one_device_step(
+    step: Callable[[Any], Any], applications: list[Application], sparse: Collection[str] = ()
+) -> partitioned_step.OneDeviceStep:
+    """Returns a model's step for one device, which adds the applications of gradients to a list."""
 
-    Attributes:
-      applications: applications of gradients in the call.
-    """
+    def apply(optimizer: keras.Optimizer, grads: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
+        pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
+        gradients = [g if v.path in sparse else tf.convert_to_tensor(g) for g, v in pairs]
+        operations = keras_internals.count_operations()
+        applications.append(Application(optimizer, gradients, [v for _, v in pairs], operations))
 
-    def __init__(self, step: Callable[[Any], Any], sparse: Collection[str] = ()):
-        self._step, self._sparse = step, sparse
-        self.applications: list[Application] = []
-
-    def __call__(self, batch: Any) -> tuple[Sequence[tf.Tensor], dict[str, Any]]:
+    def one_device_step(batch: Any) -> tuple[Sequence[tf.Tensor], dict[str, Any]]:
         rows = count_rows(batch)
-        with replica_context(Replica(OneReplica(), rows, rows, self._apply, has_all_rows=True)):
-            values = flatten_logs(self._step(batch) or {})
-        if not self.applications:
+        with replica_context(Replica(OneReplica(), rows, rows, apply, has_all_rows=True)):
+            values = flatten_logs(step(batch) or {})
+        if not applications:
             return (), values
-        if len(self.applications) > 1:
+        if len(applications) > 1:
             raise NotPartitionedError("it applies gradients more than once")
-        [application] = self.applications
-        later_operations = tf.compat.v1.get_default_graph().get_operations()[application.operations :]
+        later_operations = tf.compat.v1.get_default_graph().get_operations()[applications[0].operations :]
         # In a trace, variables are not updated.
         if any(tensor.dtype == tf.resource for operation in later_operations for tensor in operation.inputs):
             raise NotPartitionedError("it reads variables after it has applied gradients")
-        return application.gradients, values
+        return applications[0].gradients, values
 
-    def _apply(self, optimizer: keras.Optimizer, grads: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
-        pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-        gradients = [g if v.path in self._sparse else tf.convert_to_tensor(g) for g, v in pairs]
-        updated_variables = [v for _, v in pairs]
-        self.applications.append(
-            Application(optimizer, gradients, updated_variables, keras_internals.count_operations())
-        )
+    return one_device_step

@@ -25,9 +25,9 @@ from tfdist.row_semantics.explanation import listener
 from tfdist.step.metrics import KerasMetrics
 
 Distributed = Any  # tfdist.keras_fit.distributed_model.Distributed, which imports this module
-# Methods of a distributed model called by users: each is a method of `Distributed`.
+# Methods of a distributed model called by users, by `Distributed.call`.
 _USER_METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
-# Methods called by Keras's own methods: each is a method, or a property, of `Distributed`.
+# Methods of a distributed model; each that Keras's own methods call is a method, or a property, of `Distributed`.
 _MODEL_METHODS = (
     *_USER_METHODS,
     "make_train_function",
@@ -137,25 +137,29 @@ def _patch_custom_optimizers(base_class: type[keras.Optimizer]) -> None:
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    is_user_method = name in _USER_METHODS
+
     @functools.wraps(original)
     def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
         is_undistributed = one_device.current_replica() is not None or _uses_one_device.get()
-        if distribution_of(self) is None and name in _USER_METHODS and _factories and not is_undistributed:
+        if distribution_of(self) is None and is_user_method and _factories and not is_undistributed:
             attach(self, _factories[-1](self))
         distributed = distribution_of(self)
         if distributed is None or is_undistributed:
             return original(self, *args, **kwargs)
+        if not is_user_method:
+            return getattr(distributed, name)(functools.partial(original, self), *args, **kwargs)
+        is_eager = self.run_eagerly or tf.config.functions_run_eagerly()
+        if is_eager and listener():
+            raise InputError(
+                "Steps are explained from their traced operations. Received: run_eagerly=True, with which every process "
+                "computes whole batches. Leave it out."
+            )
+        call = distributed.call_eagerly if is_eager else distributed.call
         # Code of a single process, such as saving in a callback, must not wait for other processes; collective code opens
         # the scope.
-        with keras_internals.outside_scopes() if name in _USER_METHODS else contextlib.nullcontext():
-            is_eager = name in _USER_METHODS and (self.run_eagerly or tf.config.functions_run_eagerly())
-            if is_eager and listener():
-                raise InputError(
-                    "Steps are explained from their traced operations. Received: run_eagerly=True, with which every process "
-                    "computes whole batches. Leave it out."
-                )
-            call = functools.partial(distributed.call_eagerly, name) if is_eager else getattr(distributed, name)
-            return call(functools.partial(original, self), *args, **kwargs)
+        with keras_internals.outside_scopes():
+            return call(name, functools.partial(original, self), *args, **kwargs)
 
     return method
 

@@ -22,10 +22,7 @@ from tfdist.step.validation import inner_optimizer
 def create_variables(model: keras.Model, spec: Any, trains: bool) -> None:
     """Creates every variable, as Keras does; for a model with a custom step, in the order of their use in the step.
 
-    Args:
-      model: compiled model.
-      spec: structure of `tf.TensorSpec` of a batch.
-      trains: whether the model will be trained.
+    `spec` is a structure of `tf.TensorSpec` of a batch, and `trains` tells whether the model will be trained.
     """
     has_custom_step = keras_internals.is_overridden(model, "train_step")
     if has_custom_step and type(model).call is keras.Model.call:
@@ -50,7 +47,6 @@ class Placement:
     """Places the variables of a model, its metrics and its optimizers on replicas, and keeps track of them."""
 
     def __init__(self, strategy: Strategy):
-        """Initializes without variables."""
         self._strategy, self._is_replicated = strategy, strategy.optimizer_shards.is_on_all_replicas
         self._placed_variables: dict[int, weakref.ref[keras.Variable]] = {}
 
@@ -92,20 +88,12 @@ class Placement:
             all_checksums = self._strategy.peers.gather("weights", checksums, deadline)
         if any(len(peer_checksums) != len(checksums) for peer_checksums in all_checksums):
             return  # different models are reported in `place`
-        index = next(
-            (
-                i
-                for i in range(len(checksums))
-                if any(peer_checksums[i] != checksums[i] for peer_checksums in all_checksums)
-            ),
-            None,
-        )
-        if index is not None:
-            _log.warning(
-                "Weights differ between processes, first in %s: all processes use those of rank 0.",
-                placed_variables[index].path,
-            )
-            self._strategy.adoption.broadcast_values(placed_variables)
+        for variable, values in zip(placed_variables, zip(*all_checksums, strict=True), strict=True):
+            if len(set(values)) > 1:
+                text = "Weights differ between processes, first in %s: all processes use those of rank 0."
+                _log.warning(text, variable.path)
+                self._strategy.adoption.broadcast_values(placed_variables)
+                return
 
 
 def include_inner(optimizers: Sequence[keras.Optimizer]) -> list[keras.Optimizer]:

@@ -91,12 +91,9 @@ def reduce_ops(
 
 
 def output_dependence(model: keras.Model, function: Callable[[Any], Any], spec: Any) -> str:
-    """Returns the reason why the outputs for rows depend on other rows; empty if they do not.
+    """Returns the reason why a function's outputs for rows of a batch depend on other rows; empty if they do not.
 
-    Args:
-      model: built model.
-      function: function of a batch that returns outputs [rows, ...].
-      spec: structure of `tf.TensorSpec` of a batch.
+    `spec` is a structure of `tf.TensorSpec` of a batch.
     """
 
     def call(batch: Any, size: tf.Tensor) -> Any:

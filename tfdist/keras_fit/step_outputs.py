@@ -1,6 +1,7 @@
 """Outputs of a custom `train_step` or `test_step`, other than metrics."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Apply, Replica, replica_context
 from tfdist.step.layer_state import assign
 from tfdist.step.loss import to_floatx
+from tfdist.step.metrics import replaced_results
 from tfdist.step.state_store import StateStore
 
 ReduceOp = Literal["mean", "sum"]  # over the values of replicas
@@ -36,7 +38,7 @@ class StepOutputs(NamedTuple):
 
 
 class Logs:
-    """The outputs of the last step: weighted means or sums over replicas.
+    """The outputs of the last step, `name`: weighted means or sums over replicas, by the names of outputs; by default means.
 
     Attributes:
       sources: see `StepOutputs`.
@@ -50,15 +52,6 @@ class Logs:
         name: str,
         reduce_ops: Mapping[str, ReduceOp] | None = None,
     ):
-        """Creates variables for the values.
-
-        Args:
-          outputs: specification of the outputs.
-          strategy: strategy of the model.
-          store: store of the values.
-          name: name of the step.
-          reduce_ops: ops that combine the values, by name; by default means.
-        """
         self._strategy, self._name, self.sources, self._reduce_ops = strategy, name, outputs.sources, reduce_ops or {}
         states = [
             State(f"{name}/{key}", shape, tf.as_dtype(keras.config.floatx()), True)
@@ -82,19 +75,10 @@ class Logs:
         return {key: np.asarray(self._strategy.local(variable)[0]) for key, variable in self._variables.items()}
 
 
-def inspect_step(
-    model: keras.Model,
-    step: Callable[[Any], Any],
-    batch: Any,
-    apply: Apply | None = None,
-) -> StepOutputs:
+def inspect_step(model: keras.Model, step: Callable[[Any], Any], batch: Any, apply: Apply | None = None) -> StepOutputs:
     """Traces a custom step with symbolic tensors, without changing variables; new variables have their initial values.
 
-    Args:
-      model: model of the step.
-      step: function of a batch.
-      batch: structure of `tf.TensorSpec`.
-      apply: called when the step applies gradients.
+    `batch` is a structure of `tf.TensorSpec`, and `apply` is called when the step applies gradients.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     sources: dict[str, str] = {}
@@ -150,22 +134,12 @@ def _record_results(model: keras.Model) -> Iterator[dict[int, tuple[str, Any]]]:
     """Context that records the results of the model's metrics, (metric, result) by id."""
     results: dict[int, tuple[str, Any]] = {}  # keeps the values alive, as ids must be unique
 
-    def make_recorder(number: int, metric: keras.Metric) -> Callable[..., Any]:
-        result = metric.result
+    def record_result(number: int, metric: keras.Metric, result: Callable[[], Any]) -> Any:
+        metric_result = result()
+        for name, value in keras_internals.by_name(metric.name, metric_result).items():
+            results[id(value)] = f"{number}/{name}", value
+        return metric_result
 
-        def record_result() -> Any:
-            metric_result = result()
-            for name, value in keras_internals.by_name(metric.name, metric_result).items():
-                results[id(value)] = f"{number}/{name}", value
-            return metric_result
-
-        return record_result
-
-    metrics = list(model.metrics)
-    for number, metric in enumerate(metrics):
-        metric.__dict__["result"] = make_recorder(number, metric)
-    try:
+    metrics = enumerate(model.metrics)
+    with replaced_results({m: functools.partial(record_result, number, m, m.result) for number, m in metrics}):
         yield results
-    finally:
-        for metric in metrics:
-            metric.__dict__.pop("result", None)

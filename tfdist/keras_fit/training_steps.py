@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -11,48 +12,53 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Recording, using
+from tfdist.collectives import Collectives, Recording, using
+from tfdist.collectives.differentiable import loss_weight_scope
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.job_config import RunConfig
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.errors.exceptions import with_argument_names
-from tfdist.gradients import Clip, parse_loss_scale
+from tfdist.gradients import Clip, LossScale, ReductionResult, parse_loss_scale, unscale
 from tfdist.keras_fit.batch_readers import BatchReader
-from tfdist.keras_fit.custom_train_step import CustomTrainStep
 from tfdist.keras_fit.metric_sums import MetricSums
-from tfdist.keras_fit.one_device import replica_context
-from tfdist.keras_fit.partitioned_step import batch_for_replica, equal_value_weights, run_partitioned
+from tfdist.keras_fit.one_device import Apply, replica_context
+from tfdist.keras_fit.partitioned_step import Application, batch_for_replica, equal_value_weights, run_partitioned
 from tfdist.keras_fit.placement import Placement
 from tfdist.keras_fit.step_labels import ReduceOps
-from tfdist.keras_fit.step_outputs import Logs, StepOutputs
+from tfdist.keras_fit.step_outputs import Logs, ReduceOp, StepOutputs, inspect_step
+from tfdist.parameter_server.keyed_rows import keyed_layers
 from tfdist.reporting.warn_once import warn_once
 from tfdist.step import randomness
 from tfdist.step.compiled_loop import compile_loop, compile_single_step, make_host_loop, not_finite_error
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
-from tfdist.step.layer_state import refuse_shared_variables, restore_unless
+from tfdist.step.gradient_source import to_dense
+from tfdist.step.layer_state import assign, average_over_rows, refuse_shared_variables, restore_unless, select
+from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.settings import Settings
+from tfdist.step.reduction import Reduction, global_norm
+from tfdist.step.settings import Settings, sparse_gradient_names
 from tfdist.step.state_store import StateStore
-from tfdist.step.validation import check_micro_steps, check_optimizer, default_loss_scale, unwrap_loss_scale
+from tfdist.step.validation import (
+    check_micro_steps,
+    check_not_wrapped,
+    check_optimizer,
+    default_loss_scale,
+    inner_optimizer,
+    statistics_of_all_replicas,
+    unwrap_loss_scale,
+)
 from tfdist.synchronization import WeightSynchronizer
 
 ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of the step, scalar int64) -> None
 
 
 class ReplicaLoops:
-    """Runs a replica function for batches."""
+    """Runs a replica function for batches; all processes call `on_trace` after its first trace, before it runs."""
 
     def __init__(self, strategy: Strategy, function: ReplicaFunction, on_trace: Callable[[], None]):
-        """Initializes the loops without compiling.
-
-        Args:
-          strategy: strategy of the function.
-          function: replica function.
-          on_trace: called by all processes after the first trace of the function, before it runs.
-        """
         self._call = _compile_call(strategy, function, on_trace)
         self._loop = _compile_loop(strategy, function, on_trace) if strategy.compiles_loops else None
 
@@ -207,7 +213,10 @@ class TrainerSteps:
 
 
 class CustomSteps:
-    """A custom step, or Keras's own for a loss that is not a mean over rows.
+    """A custom `train_step` or `compute_loss` on each replica's rows, or Keras's own for a loss that is not a mean over rows.
+
+    Gradients are summed over replicas, weighted by rows, where the step applies them, possibly several times; see
+    `tfdist.keras_fit.one_device` for the assumptions about losses. A step that is not finite cannot be undone.
 
     Attributes:
       outputs: specification of the step's outputs.
@@ -218,35 +227,185 @@ class CustomSteps:
     needs_all_rows = False
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig, spec: Any, placement: Placement):
+        """Traces the model's code with one batch, a structure of `tf.TensorSpec`, and places the variables that it creates."""
         settings = dataclasses.replace(
             _settings(model, strategy, options), loss_scale=parse_loss_scale(options.loss_scale)
         )
-        self._step = CustomTrainStep(
-            model, strategy, settings, _compression(options), StateStore(strategy), spec, placement
-        )
-        self.outputs = self._step.outputs
-        self._loops = ReplicaLoops(strategy, self._step.run, self._step.check_trace)
+        if settings.micro_steps > 1 or settings.loss_scale:
+            raise InputError(
+                "A custom train_step or compute_loss takes the whole batch at once, and its optimizer scales the loss, as with "
+                f"a loss that needs all rows. Received: accumulate_steps={settings.micro_steps}, "
+                f"loss_scale={settings.loss_scale}. Leave them out; wrap the optimizer in a LossScaleOptimizer instead."
+            )
+        if keyed_layers(model):
+            raise InputError(
+                "A model with a DynamicEmbedding is trained by Keras's own steps. Received: a custom train_step or "
+                "compute_loss. Use compile(loss=...) and add_loss."
+            )
+        self._model, self._strategy, self._settings = model, strategy, settings
+        self._recording = Recording(strategy.step_collectives)
+        applications: list[Application] = []
+
+        def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+            applications.append(Application(optimizer, gradients, list(variables)))
+
+        def train_step(batch: Any) -> Any:
+            applications.clear()  # a step is traced again if its first trace creates variables
+            return model.train_step(batch)
+
+        outputs = inspect_step(model, train_step, spec, apply)
+        for optimizer, _, variables, _ in applications:
+            check_not_wrapped(optimizer)
+            check_optimizer(inner_optimizer(optimizer), settings.clip)
+            if not optimizer.built:
+                with keras_internals.updating_one_device(optimizer):
+                    optimizer.build(variables)
+        updated_variables = [variable for call in applications for variable in call.variables]
+        metrics = KerasMetrics(model).variables
+        placement.place([*model.variables, *metrics, *updated_variables], [call.optimizer for call in applications])
+        self._seeds = randomness.seed_states(model)
+        synchronized_ids = statistics_of_all_replicas(model)
+        self._statistics = [v for v in keras_internals.moving_statistics(model) if id(v) not in synchronized_ids]
+        self._pending_values = [*self._statistics, *metrics]
+        self.outputs, self._store = outputs, StateStore(strategy)
+        self._reduce_ops = ReduceOps()
+        self._averaged_statistics: list[keras.Variable] = []
+        self._sparse = frozenset() if strategy.sums_gradients else sparse_gradient_names(model)
+        self._reductions = [
+            _make_reduction(call, _compression(options), self._store, self._sparse) for call in applications
+        ]
+        self._loops = ReplicaLoops(strategy, self._run, self._check_trace)
 
     def set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
-        """Sets how to combine the values of replicas."""
-        self.needs_all_rows = bool(reduce_ops.needs_all_rows)
-        self._step.set_reduce_ops(reduce_ops)
+        """Sets how to combine the values of replicas; called once, before `run`."""
+        self._reduce_ops, self.needs_all_rows = reduce_ops, bool(reduce_ops.needs_all_rows)
+        averaged_ids = {id(variable) for variable in reduce_ops.statistics}
+        self._averaged_statistics = [variable for variable in self._statistics if id(variable) in averaged_ids]
+        self._logs = Logs(self.outputs, self._strategy, self._store, "train_step", reduce_ops.logs)
 
     def run(self, batches: Any, max_steps: int, number: int) -> StepsResult:
         """Same as `TrainerSteps.run`."""
-        steps = self._loops.run(batches, max_steps, number, separate_calls=self._step.sends_rows)
-        logs = self._step.logs.read()
+        # Only gradients have the same shapes in each step; tensors that the code sends may have other numbers of rows.
+        calls = [call for call in self._recording.calls if not call.name.startswith("gradients/")]
+        sends_rows = any(None in shape for call in calls for shape in call.shapes)
+        steps = self._loops.run(batches, max_steps, number, separate_calls=sends_rows)
+        logs = self._logs.read()
         name = next((name for name, value in logs.items() if not np.all(np.isfinite(value))), None)
         if name is None:
-            return StepsResult(steps, logs, self._step.logs.sources)
-        last_step = number + steps - 1
-        return StepsResult(
-            steps,
-            logs,
-            failure=NotFiniteError(
-                f"train_step returned a value that is not finite at step {last_step}: {name}={logs[name]}."
-            ),
+            return StepsResult(steps, logs, self._logs.sources)
+        failure = f"train_step returned a value that is not finite at step {number + steps - 1}: {name}={logs[name]}."
+        return StepsResult(steps, logs, failure=NotFiniteError(failure))
+
+    def _run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
+        self._recording = collectives = Recording(self._strategy.step_collectives)
+        if self._reduce_ops.is_partitioned:
+            return self._run_partitioned(own_rows, number, collectives)
+        ops = self._reduce_ops
+        replica_batch = batch_for_replica(own_rows, collectives, bool(ops.needs_all_rows), ops.static_rows)
+        previous_values = [tf.identity(variable) for variable in self._pending_values]
+        randomness.reseed(self._seeds, self._settings.seed, number, replica_batch.number)
+        replica = replica_batch.replica._replace(apply=self._make_apply(replica_batch.weights, collectives))
+        draws = randomness.replica_draws(
+            self._seeds, self._settings.seed, number, replica_batch.number, collectives.size
         )
+        with using(replica.collectives), replica_context(replica), draws, keras_internals.inline_functions():
+            with loss_weight_scope(None if replica.has_all_rows else replica_batch.weights[ops.gradient_op]):
+                operations = keras_internals.count_operations()
+                logs = self._model.train_step(replica_batch.batch)
+                refuse_shared_variables(self._model, self._strategy, operations)
+        restore_unless(replica.rows > 0, self._pending_values, previous_values)
+        average_over_rows(self._averaged_statistics, replica_batch.weights["mean"], collectives)
+        self._logs.store(logs, replica_batch.weights)
+        return None
+
+    def _run_partitioned(self, own_rows: ReplicaRows, number: tf.Tensor, collectives: Collectives) -> None:
+        randomness.reseed(self._seeds, self._settings.seed, number, collectives.rank)
+        with randomness.replica_draws(self._seeds, self._settings.seed, number, collectives.rank, collectives.size):
+            arguments = self._model, self._model.train_step, own_rows, collectives, self._sparse
+            result, application = run_partitioned(*arguments)
+        result.assign()
+        if application:
+            apply = self._make_apply({"mean": to_floatx(1)}, collectives, result.totals)
+            apply(application.optimizer, application.gradients, application.variables)
+        self._logs.store(result.values, equal_value_weights(collectives))
+
+    def _check_trace(self) -> None:
+        agree_on_plan(self._strategy.peers, self._recording.calls)
+
+    def _make_apply(
+        self,
+        weights: Mapping[ReduceOp, tf.Tensor],
+        collectives: Collectives,
+        totals: Sequence[tf.Tensor] | None = None,
+    ) -> Apply:
+        """Returns the replacement of an optimizer's `apply`, which sums gradients over replicas unless `totals` are given."""
+        counter = itertools.count()
+
+        def apply(optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
+            index = next(counter)
+            reduction = self._reductions[index]
+            pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+            weight = weights[self._reduce_ops.gradients[index] if self._reduce_ops.gradients else "mean"]
+            gradients = [g if v.path in self._sparse else to_dense(g, v) for g, v in pairs]
+            weighted_gradients = [_weighted(gradient, weight) for gradient in gradients]
+            state = reduction.state()
+            if totals is not None:
+                reduction_result = ReductionResult(list(totals), list(totals), state, list(totals))
+            else:
+                reduction_result = reduction.reduce(weighted_gradients, collectives, name=f"gradients/{index}")
+            updated_variables = [variable for _, variable in pairs]
+            with replica_context(None):  # the model's code ends here
+                if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                    is_finite = reduction_result.all_finite()
+                    self._apply_scaled(optimizer, reduction_result.totals, updated_variables, is_finite)
+                    reduction_result = reduction_result._replace(state=select(is_finite, reduction_result.state, state))
+                else:
+                    self._apply(optimizer, reduction_result.totals, updated_variables)
+            reduction.assign(reduction_result.state)
+
+        return apply
+
+    def _apply(
+        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> None:
+        self._strategy.apply(optimizer, self._settings.clip(gradients, global_norm(gradients)), variables)
+
+    def _apply_scaled(
+        self,
+        optimizer: keras.optimizers.LossScaleOptimizer,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[keras.Variable],
+        is_finite: tf.Tensor,
+    ) -> None:
+        """Applies gradients of a scaled loss if they are finite, and adjusts the scale, as Keras does.
+
+        Neither DTensor nor tf.distribute allows a conditional update, so variables are restored if gradients are not finite.
+        This takes the memory of another copy of the weights and the optimizer's state.
+        """
+        inner, scale_variables = optimizer.inner_optimizer, [optimizer.dynamic_scale, optimizer.step_counter]
+        scale, steps = [tf.convert_to_tensor(variable) for variable in scale_variables]
+        updated_variables = [*variables, *inner.variables]
+        previous_values = [tf.identity(variable) for variable in updated_variables]
+        self._apply(inner, [unscale(gradient, scale) for gradient in gradients], variables)
+        rule = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
+        new_state = rule.next_state([scale, steps, tf.constant(1), tf.constant(0)], is_finite)
+        with self._strategy.own_copies([*updated_variables, *scale_variables]):
+            restore_unless(is_finite, updated_variables, previous_values)
+            assign(scale_variables, [new_state.scale, new_state.good_steps])
+
+
+def _weighted(gradient: tf.Tensor | tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_weighted(gradient.values, weight), gradient.indices, gradient.dense_shape)
+    return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))
+
+
+def _make_reduction(
+    application: Application, compression: Compression, store: StateStore, sparse: Collection[str]
+) -> Reduction:
+    pairs = zip(application.gradients, application.variables, strict=True)
+    specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for gradient, v in pairs if gradient is not None]
+    return Reduction(compression.reducer(specs, {}, sparse), specs, store)
 
 
 class EvaluationSteps:

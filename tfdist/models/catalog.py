@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist.config.spec import call, call_user_function, load_object, parse
+from tfdist.config.spec import call_user_function, load_object, parse
 from tfdist.distribution.variable_layouts import name_dims
 from tfdist.errors import InputError
 from tfdist.errors.formatting import is_integer, is_number, nearest
@@ -352,11 +352,7 @@ def build(spec: str, input_shape: Sequence[int], classes: int) -> keras.Model:
     """
     model_spec = parse(spec)
     function, data_arguments = _model_function(model_spec.name), {"input_shape": tuple(input_shape), "classes": classes}
-    model = (
-        call_user_function("--model", function, model_spec, **data_arguments)
-        if ":" in model_spec.name
-        else call(function, model_spec, **data_arguments)
-    )
+    model = call_user_function("--model", function, model_spec, **data_arguments)
     if not isinstance(model, keras.Model):
         raise InputError(
             f"--model={spec} must return a keras.Model. Received: {type(model).__name__}. Return the model."

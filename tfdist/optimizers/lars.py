@@ -28,7 +28,6 @@ class MomentumCorrectedSGD(keras.optimizers.SGD):
     """
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
-        """See base class."""
         if not self.momentum:
             super().update_step(gradient, variable, learning_rate)
             return
@@ -105,7 +104,6 @@ class LARS(keras.optimizers.Optimizer):
         self.adaptation_exclusions = _validate_patterns(exclude_from_layer_adaptation)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """See base class."""
         if self.built:
             return
         super().build(variables)
@@ -115,7 +113,6 @@ class LARS(keras.optimizers.Optimizer):
         self.momentums = self.add_optimizer_variables(variables, "momentum") if self.momentum else []
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
-        """See base class."""
         index = self._get_variable_index(variable)
         dtype = "float64" if variable.dtype == tf.float64 else "float32"
         rate = ops.cast(learning_rate, dtype)
@@ -143,7 +140,6 @@ class LARS(keras.optimizers.Optimizer):
         self.decay_exclusions = _validate_patterns([*(var_names or ()), *patterns])
 
     def get_config(self) -> dict[str, Any]:
-        """See base class."""
         return super().get_config() | {
             "momentum": self.momentum,
             "nesterov": self.nesterov,

@@ -299,6 +299,5 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         return schedule
 
     def get_config(self) -> dict[str, Any]:
-        """See base class."""
         names = ("peak", "warmup_steps", "warmup_start", "decay", "total_steps")
         return {name: getattr(self, name) for name in names}

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives, Wire
 from tfdist.collectives.interface import tensor_bytes
-from tfdist.gradients.compression.codec_compiler import CodecCompiler
-from tfdist.gradients.compression.methods.int8 import Int8
+from tfdist.gradients.compression.methods.quantization import Int8
+from tfdist.gradients.compression.reducers import CodecCompiler
 
 MIN_ELEMENTS = 1024  # compressing smaller tensors would save nothing
 

@@ -139,16 +139,8 @@ def compile_single_step(metrics: ModelMetrics, step: Step, strategy: Strategy) -
         result = _run_step(step, strategy, first_trace, batch, number, with_norm)
         wait_seconds = _arrival_time(result, batch, strategy) - start_time
         end_state = result.norm, result.may_continue, result.gradient_finite
-        sums = drain(metrics, strategy)
-        return LoopResult(
-            result.loss[None],
-            result.is_finite[None],
-            *end_state,
-            wait_seconds,
-            result.compute_seconds,
-            numbers,
-            sums=sums,
-        )
+        times, sums = (wait_seconds, result.compute_seconds), drain(metrics, strategy)
+        return LoopResult(result.loss[None], result.is_finite[None], *end_state, *times, numbers, sums=sums)
 
     return lambda iterator, first_step, steps, with_norm: run_step(iterator, first_step, with_norm)
 
@@ -161,15 +153,10 @@ def not_finite_error(
     scale: float | None,
     locations: Sequence[str] = (),
 ) -> NotFiniteError:
-    """Returns the error to raise when a run cannot continue.
+    """Returns the error to raise when a run cannot continue because a step was not finite.
 
-    Args:
-      step: step that was not finite.
-      loss: loss of that step.
-      result: result of the loop that ended with that step.
-      variables: trainable variables.
-      scale: loss scale; None without loss scaling.
-      locations: descriptions of NaN and inf in the checked data.
+    `result` is that of the loop that ended with the step, `scale` the loss scale, or None, and `locations` describe NaN and inf
+    in the checked data.
     """
     data_hint = (
         f"The data has NaN or inf in {' and in '.join(locations)}: remove or replace these values." if locations else ""
@@ -347,15 +334,10 @@ def run_loop(
     def body(index: tf.Tensor, state: Any, reports: LoopReport) -> tuple[tf.Tensor, Any, LoopReport]:
         state, report = step(index, state)
         arrays = [array.write(index, value) for array, value in zip(reports.values, report.values, strict=True)]
-        wait_seconds, compute_seconds = (
-            reports.wait_seconds + report.wait_seconds,
-            reports.compute_seconds + report.compute_seconds,
-        )
-        return (
-            index + 1,
-            state,
-            LoopReport(arrays, wait_seconds, compute_seconds, reports.numbers.write(index, report.numbers)),
-        )
+        wait_seconds = reports.wait_seconds + report.wait_seconds
+        compute_seconds = reports.compute_seconds + report.compute_seconds
+        numbers = reports.numbers.write(index, report.numbers)
+        return index + 1, state, LoopReport(arrays, wait_seconds, compute_seconds, numbers)
 
     def condition(index: tf.Tensor, state: Any, _: LoopReport) -> tf.Tensor:
         return tf.logical_and(index < steps, continues(state)) if continues else index < steps
@@ -379,7 +361,9 @@ def timed_batch(iterator: Iterator[Any], strategy: Strategy) -> tuple[tf.Tensor,
 
 
 def _arrival_time(result: _StepResult, batch: Any, strategy: Strategy) -> tf.Tensor:
-    return time_after(_first_local_leaves(strategy, batch)) if strategy.compiles_replicas else result.arrival_time
+    if not strategy.compiles_replicas:
+        return result.arrival_time
+    return time_after([strategy.local(part)[0] for part in tf.nest.flatten(batch)])
 
 
 def split_numbers(element: Any, strategy: Strategy) -> tuple[Any, tf.Tensor]:
@@ -387,7 +371,3 @@ def split_numbers(element: Any, strategy: Strategy) -> tuple[Any, tf.Tensor]:
     if not isinstance(element, IndexedBatch):
         return element, tf.zeros([0], tf.int64)
     return element.batch, tf.concat(strategy.local(element.numbers), 0)
-
-
-def _first_local_leaves(strategy: Strategy, batch: Any) -> list[tf.Tensor]:
-    return [strategy.local(part)[0] for part in tf.nest.flatten(batch)]

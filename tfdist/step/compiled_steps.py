@@ -84,9 +84,7 @@ class Steps:
         key = (batch_size, make, rate, is_local, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
             with self.strategy.raise_on_all_members("loop"):
-                step, loop = (
-                    self._create_local_loop(batch_size) if is_local else self._create_synchronous_loop(batch_size, make)
-                )
+                step, loop = self._create_loop(batch_size, make, is_local)
             optimizer = inner_optimizer(self.model.optimizer)
             context = functools.partial(_learning_rate_scope, optimizer, rate)
             self._loops[key] = (step, _run_in_context(context, loop))
@@ -112,24 +110,17 @@ class Steps:
         context = functools.partial(keras_internals.replace_learning_rate, optimizer, rate)
         return _run_in_context(context, compile_loop(step, self.strategy))
 
-    def _create_synchronous_loop(self, batch_size: int | None, make: MakeLoop) -> tuple[Step, Loop]:
-        if pipeline := pipeline_without_flush(self.strategy):
-            delayed_step = self._delayed_step(batch_size)
-            return delayed_step, compile_delayed_loop(delayed_step, pipeline, lambda: self.end)
+    def _create_loop(self, batch_size: int | None, make: MakeLoop, is_local: bool) -> tuple[Step, Loop]:
+        if is_local:
+            step = Step(self._source(batch_size, takes_rows=False, is_local=True), Sum(), self._store)
+            return step, compile_local_loop(step, self._store, self.strategy)
         step = self._step(batch_size)
+        if pipeline := pipeline_without_flush(self.strategy):
+            return step, compile_delayed_loop(DelayedStep(step, self._store), pipeline, lambda: self.end)
         return step, make(step, self.strategy)
 
-    def _delayed_step(self, batch_size: int | None, **options: Any) -> DelayedStep:
-        return DelayedStep(self._source(batch_size, **options), self.reducer(), self._store)
-
-    def _create_local_loop(self, batch_size: int | None) -> tuple[Step, Loop]:
-        settings = replace(self._settings, batch_size=batch_size, sparse=frozenset())
-        source = GradientSource(self.model, self.strategy, self._store, settings, self._metrics, is_local=True)
-        step = Step(source, Sum(), self._store)
-        return step, compile_local_loop(step, self._store, self.strategy)
-
-    def _step(self, batch_size: int | None) -> Step:
-        return Step(self._source(batch_size), self.reducer(), self._store)
+    def _step(self, batch_size: int | None, **options: Any) -> Step:
+        return Step(self._source(batch_size, **options), self.reducer(), self._store)
 
     def _source(
         self, batch_size: int | None, *collectives: Collectives, takes_rows: bool = True, **options: Any
@@ -296,7 +287,8 @@ class Steps:
         """Compiles steps of a pipeline without a flush that update nothing; see `compile_timed_steps`."""
         pipeline = pipeline_without_flush(self.strategy)
         assert pipeline
-        return compile_timed_steps(self._delayed_step(batch_size, clock=clock), pipeline, clock, count)
+        step = DelayedStep(self._step(batch_size, clock=clock), self._store)
+        return compile_timed_steps(step, pipeline, clock, count)
 
     @property
     def gradient_bytes(self) -> int:

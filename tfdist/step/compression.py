@@ -77,7 +77,6 @@ class EngineSum(Compression):
     def reducer(
         self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
     ) -> Reducer:
-        """See base class."""
         return Sum()
 
     def payload_bytes(self, recording: Recording) -> int:

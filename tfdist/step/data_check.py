@@ -10,8 +10,8 @@ import pathlib
 import re
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -182,128 +182,89 @@ class Labels(NamedTuple):
         return self.outputs[-1] if self.outputs else None
 
 
-def _check_strings(labels: Labels) -> Finding | None:
-    if labels.dtype != "string":
-        return None
-    return Finding(
-        f"Labels must be numbers. Received: {labels.name} of strings. Number the classes from 0, for example by "
-        "keras.layers.StringLookup(num_oov_indices=0) or numpy.unique(y, return_inverse=True).",
-        is_error=True,
-    )
+def _label_findings(labels: Labels) -> Iterator[Finding]:
+    yield from _form_findings(labels)
+    if labels.values is not None and np.issubdtype(labels.values.dtype, np.number):
+        yield from _value_findings(labels, labels.values)
+    yield from _normalization_findings(labels)
 
 
-def _check_one_hot(labels: Labels) -> Finding | None:
-    classes = labels.classes
-    if labels.loss != _SPARSE or not classes or classes == 1 or labels.outputs != labels.shape:
-        return None
-    return Finding(
-        f"{_SPARSE} takes one class number for each example. Received: {labels.name} of shape {_shape(labels.shape)}, like "
-        f"the model's outputs, as if it were one-hot. Use categorical_crossentropy, or numpy.argmax(y, -1) as labels.",
-        is_error=True,
-    )
+def _form_findings(labels: Labels) -> Iterator[Finding]:
+    if labels.dtype == "string":
+        yield Finding(
+            f"Labels must be numbers. Received: {labels.name} of strings. Number the classes from 0, for example by "
+            "keras.layers.StringLookup(num_oov_indices=0) or numpy.unique(y, return_inverse=True).",
+            is_error=True,
+        )
+    outputs, classes = labels.outputs or (), labels.classes
+    if not classes or classes == 1:
+        return
+    if labels.loss == _SPARSE and outputs == labels.shape:
+        yield Finding(
+            f"{_SPARSE} takes one class number for each example. Received: {labels.name} of shape {_shape(labels.shape)}, like "
+            f"the model's outputs, as if it were one-hot. Use categorical_crossentropy, or numpy.argmax(y, -1) as labels.",
+            is_error=True,
+        )
+    if labels.loss in _CATEGORICAL and labels.shape in (outputs[:-1], (*outputs[:-1], 1)):
+        yield Finding(
+            f"{labels.loss} takes one-hot labels. Received: {labels.name} of shape {_shape(labels.shape)}, one number for each "
+            f"example, for {classes} outputs. Use {_SPARSE}, or keras.utils.to_categorical(y, {classes}) as labels.",
+            is_error=True,
+        )
 
 
-def _check_class_numbers(labels: Labels) -> Finding | None:
-    classes = labels.classes
-    if labels.loss not in _CATEGORICAL or not classes or classes == 1 or labels.outputs is None:
-        return None
-    if labels.shape not in (labels.outputs[:-1], (*labels.outputs[:-1], 1)):
-        return None
-    return Finding(
-        f"{labels.loss} takes one-hot labels. Received: {labels.name} of shape {_shape(labels.shape)}, one number for each "
-        f"example, for {classes} outputs. Use {_SPARSE}, or keras.utils.to_categorical(y, {classes}) as labels.",
-        is_error=True,
-    )
-
-
-def _check_range(labels: Labels) -> Finding | None:
-    values, classes = labels.values, labels.classes
-    if labels.loss != _SPARSE or values is None or not classes or not np.issubdtype(values.dtype, np.number):
-        return None
-    values = (
-        values[values != labels.options["ignore_class"]] if labels.options.get("ignore_class") is not None else values
-    )
-    values = values[np.isfinite(values)]
-    invalid_values = values[(values < 0) | (values >= classes)]
-    if not invalid_values.size:
-        return None
-    is_one_based = values.min() == 1 and values.max() == classes
-    remedy = "Subtract 1 from the labels" if is_one_based else _out_of_range_remedy(invalid_values, values)
-    worst = invalid_values.max() if invalid_values.max() >= classes else invalid_values.min()
-    return Finding(
-        f"Labels must be in 0..{classes - 1}, because the model has {classes} outputs. Received: {labels.name} with "
-        f"{worst:g} ({invalid_values.size} of {values.size} labels are out of range). {remedy}.",
-        is_error=True,
-    )
-
-
-def _out_of_range_remedy(invalid_values: np.ndarray, values: np.ndarray) -> str:
-    if invalid_values.min() < 0:
-        return "Number the classes from 0, or name the label to leave out by the loss's ignore_class"
-    return f"Give the model's last layer {int(values.max()) + 1} units, or number the classes from 0"
-
-
-def _check_probabilities(labels: Labels) -> Finding | None:
-    values = labels.values
-    if labels.loss not in _BINARY or values is None or not np.issubdtype(values.dtype, np.number):
-        return None
-    if labels.weights is not None:
-        if labels.weights.shape != values.shape[: labels.weights.ndim]:
-            return None
-        values = values[labels.weights != 0]
-    values = values[np.isfinite(values)]
-    if not values.size or (values.min() >= 0 and values.max() <= 1):
-        return None
-    if values.min() == -1 and values.max() == 1:
-        remedy = "Use (y + 1) / 2 as labels, or the hinge loss"
-    else:
+def _value_findings(labels: Labels, values: np.ndarray) -> Iterator[Finding]:
+    ignored_class = labels.options.get("ignore_class")
+    finite_values = values[np.isfinite(values)]
+    if labels.loss == _SPARSE and labels.classes:
+        class_numbers = finite_values if ignored_class is None else finite_values[finite_values != ignored_class]
+        invalid_values = class_numbers[(class_numbers < 0) | (class_numbers >= labels.classes)]
+        if invalid_values.size:
+            if class_numbers.min() == 1 and class_numbers.max() == labels.classes:
+                remedy = "Subtract 1 from the labels"
+            elif invalid_values.min() < 0:
+                remedy = "Number the classes from 0, or name the label to leave out by the loss's ignore_class"
+            else:
+                units = int(class_numbers.max()) + 1
+                remedy = f"Give the model's last layer {units} units, or number the classes from 0"
+            worst = invalid_values.max() if invalid_values.max() >= labels.classes else invalid_values.min()
+            yield Finding(
+                f"Labels must be in 0..{labels.classes - 1}, because the model has {labels.classes} outputs. Received: "
+                f"{labels.name} with {worst:g} ({invalid_values.size} of {class_numbers.size} labels are out of range). "
+                f"{remedy}.",
+                is_error=True,
+            )
+    weights = labels.weights
+    if labels.loss in _BINARY and (weights is None or weights.shape == values.shape[: weights.ndim]):
+        counted_values = values if weights is None else values[weights != 0]
+        counted_values = counted_values[np.isfinite(counted_values)]
+        low, high = (counted_values.min(), counted_values.max()) if counted_values.size else (0, 1)
         remedy = f"For class numbers, use {_SPARSE} and one output per class; for other numbers, mean_squared_error"
-    return Finding(
-        f"{labels.loss} takes labels in 0..1. Received: {labels.name} in {values.min():g}..{values.max():g}. {remedy}.",
-        is_error=True,
-    )
+        if low == -1 and high == 1:
+            remedy = "Use (y + 1) / 2 as labels, or the hinge loss"
+        if low < 0 or high > 1:
+            received = f"{labels.name} in {low:g}..{high:g}"
+            yield Finding(f"{labels.loss} takes labels in 0..1. Received: {received}. {remedy}.", is_error=True)
+    if finite_values.size < values.size:
+        rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
+        yield Finding(
+            f"The labels {labels.name} are NaN or inf in {rows} of {len(values)} examples checked, so the loss will be "
+            "too. Remove these examples, or give them sample_weight=0 and any number as label."
+        )
 
 
-def _check_labels_finite(labels: Labels) -> Finding | None:
-    values = labels.values
-    if values is None or not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all():
-        return None
-    rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
-    return Finding(
-        f"The labels {labels.name} are NaN or inf in {rows} of {len(values)} examples checked, so the loss will be "
-        "too. Remove these examples, or give them sample_weight=0 and any number as label."
-    )
-
-
-def _check_double_normalization(labels: Labels) -> Finding | None:
-    if not labels.options.get("from_logits") or labels.activation != _PROBABILITIES.get(labels.loss):
-        return None
-    return Finding(
-        f"The model ends in {labels.activation}, but {labels.loss} has from_logits=True, for outputs without it. Leave one of "
-        f"them out: the loss is computed from the values before {labels.activation} only where Keras finds them."
-    )
-
-
-def _check_missing_normalization(labels: Labels) -> Finding | None:
-    activation = _PROBABILITIES.get(labels.loss)
-    if activation is None or labels.options.get("from_logits") or labels.activation != "linear":
-        return None
-    return Finding(
-        f"The model ends without an activation, but {labels.loss} has from_logits=False and expects probabilities: the "
-        f"loss is not that of a classifier. Give the loss from_logits=True, or the last layer activation='{activation}'."
-    )
-
-
-LABEL_RULES: tuple[Callable[[Labels], Finding | None], ...] = (
-    _check_strings,
-    _check_one_hot,
-    _check_class_numbers,
-    _check_range,
-    _check_probabilities,
-    _check_labels_finite,
-    _check_double_normalization,
-    _check_missing_normalization,
-)
+def _normalization_findings(labels: Labels) -> Iterator[Finding]:
+    activation, from_logits = _PROBABILITIES.get(labels.loss), labels.options.get("from_logits")
+    if from_logits and labels.activation == activation:
+        yield Finding(
+            f"The model ends in {labels.activation}, but {labels.loss} has from_logits=True, for outputs without it. Leave one "
+            f"of them out: the loss is computed from the values before {labels.activation} only where Keras finds them."
+        )
+    if activation is not None and not from_logits and labels.activation == "linear":
+        yield Finding(
+            f"The model ends without an activation, but {labels.loss} has from_logits=False and expects probabilities: the "
+            f"loss is not that of a classifier. Give the loss from_logits=True, or the last layer activation='{activation}'."
+        )
 
 
 def _shape(shape: tuple[int | None, ...]) -> str:
@@ -344,39 +305,24 @@ def non_finite_location(inputs: Inputs) -> str:
     return f"columns {', '.join(columns[:-1])} and {columns[-1]} of {inputs.name}"
 
 
-def _check_inputs_finite(inputs: Inputs) -> Finding | None:
-    location, values = non_finite_location(inputs), inputs.values
-    if not location:
-        return None
-    rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
-    kinds = [name for name, is_kind in (("NaN", np.isnan(values)), ("inf", np.isinf(values))) if is_kind.any()]
-    return Finding(
-        f"There is {' and '.join(kinds)} in {location}, in {rows} of the {len(values)} examples checked: the loss and "
-        "the weights become NaN. Remove these examples, or replace the values, for example by the column's mean."
-    )
-
-
-def _check_scaling(inputs: Inputs) -> Finding | None:
+def _input_findings(inputs: Inputs) -> Iterator[Finding]:
     values = inputs.values
+    if location := non_finite_location(inputs):
+        rows = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).sum())
+        kinds = [name for name, is_kind in (("NaN", np.isnan(values)), ("inf", np.isinf(values))) if is_kind.any()]
+        yield Finding(
+            f"There is {' and '.join(kinds)} in {location}, in {rows} of the {len(values)} examples checked: the loss and "
+            "the weights become NaN. Remove these examples, or replace the values, for example by the column's mean."
+        )
+        return
     is_image = values.ndim in (3, 4) and (values.dtype == np.uint8 or np.issubdtype(values.dtype, np.floating))
-    if inputs.scales or not is_image or not np.isfinite(values).all():
-        return None
-    if values.min() < 0 or not _MIN_BYTE_PEAK < values.max() <= _BYTE or (values != np.round(values)).any():
-        return None
-    return Finding(
-        f"{inputs.name} has values of 0 to {values.max():g}, like bytes of images, and no layer of the model scales them: "
-        "training is slow, or diverges. Divide by 255, or begin the model with keras.layers.Rescaling(1 / 255)."
-    )
-
-
-INPUT_RULES: tuple[Callable[[Inputs], Finding | None], ...] = (_check_inputs_finite, _check_scaling)
-
-
-T = TypeVar("T")
-
-
-def _apply(rules: Sequence[Callable[[T], Finding | None]], subject: T) -> list[Finding]:
-    return [finding for rule in rules if (finding := rule(subject))]
+    if inputs.scales or not is_image or values.min() < 0 or (values != np.round(values)).any():
+        return
+    if _MIN_BYTE_PEAK < values.max() <= _BYTE:
+        yield Finding(
+            f"{inputs.name} has values of 0 to {values.max():g}, like bytes of images, and no layer of the model scales them: "
+            "training is slow, or diverges. Divide by 255, or begin the model with keras.layers.Rescaling(1 / 255)."
+        )
 
 
 _SCALING = (
@@ -403,7 +349,7 @@ def spec_findings(model: keras.Model, element_spec: Any) -> list[Finding]:
         all_labels = [_labels(name, spec, loss, outputs[0]) for (name, spec), loss in zip(specs, losses, strict=True)]
     else:  # losses are matched to labels only after they are built
         all_labels = [_labels(name, spec, None, None) for name, spec in specs]
-    return [finding for labels in all_labels for finding in _apply(LABEL_RULES, labels)]
+    return [finding for labels in all_labels for finding in _label_findings(labels)]
 
 
 def findings(model: keras.Model, examples: Any) -> list[Finding]:
@@ -415,13 +361,11 @@ def findings(model: keras.Model, examples: Any) -> list[Finding]:
     """
     x, y, *weights = examples
     scales = _may_scale(model)
-    results = [
-        finding for name, array in _flatten(x, "x") for finding in _apply(INPUT_RULES, Inputs(name, array, scales))
-    ]
+    results = [finding for name, array in _flatten(x, "x") for finding in _input_findings(Inputs(name, array, scales))]
     for name, array in _flatten(weights[0], "sample_weight") if weights else ():
-        results += _apply(INPUT_RULES, Inputs(name, array, True))
+        results += _input_findings(Inputs(name, array, True))
     for labels in _labels_by_output(model, y, weights[0] if weights else None):
-        results += _apply(LABEL_RULES, labels)
+        results += _label_findings(labels)
     return results
 
 

@@ -9,7 +9,6 @@ The pending micro-batches are a function of the data and of the versions of the 
 resumed run recomputes the forward passes. Saving and evaluation therefore do not change the result.
 """
 
-import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,10 +18,10 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Recording, using
+from tfdist.collectives import using
 from tfdist.distribution.clock import time_after
 from tfdist.distribution.strategy import State
-from tfdist.gradients import Reducer
+from tfdist.gradients.reducer import split_at
 from tfdist.pipelining.activation_compression import Link
 from tfdist.pipelining.execution import ActionClock, NoClock
 from tfdist.pipelining.has_stages import HasStages
@@ -38,6 +37,9 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 
 Weights = list[tf.Tensor]
+StepState = tuple[
+    Any, list[tf.Tensor]
+]  # a `PipelineState`, and indices of the examples of the batches that were read ahead
 
 
 class PendingMicroBatch(NamedTuple):
@@ -87,33 +89,50 @@ class StageResult(NamedTuple):
     gradient_finite: tf.Tensor
 
 
-class DelayedStep(Step):
+class DelayedStep:
     """The step of one stage, with gradients of older weights.
 
+    It is also the stage of its `Passes`: a function of its weights and its other variables, which are passed like tensors of
+    the previous stage, so that only received tensors have gradients.
+
     Attributes:
+      step: reduces and applies the gradients.
       delay: D, the age of a batch's weights in updates.
       read_ahead: number of steps between reading a batch and its update.
+      batch_size: rows of the global batch.
+      input_specs: specs of the tensors from the previous stage.
+      output_specs: specs of the tensors for the next stage.
+      received: specs of all arguments: weights, other variables, and the tensors from the previous stage.
+      sent: specs of the results: the tensors for the next stage, and other variables.
     """
 
-    _strategy: HasStages
-    source: PipelinedGradients
+    variables: Sequence[tf.Variable] = ()
 
-    def __init__(self, source: PipelinedGradients, reducer: Reducer, store: StateStore):
-        super().__init__(source, reducer, store)
-        schedule = self._strategy.schedule
-        [(self._number, self._graph)] = source.model.stages.items()
-        self._count = schedule.micro_batches
-        self._lead = schedule.stages - 1 - self._number
-        self.delay = schedule.delays[self._number]
-        self.read_ahead = -(-self._lead // self._count)
+    def __init__(self, step: Step, store: StateStore):
+        assert isinstance(step.source, PipelinedGradients)
+        assert step.settings.batch_size is not None  # all batches of a pipeline have the same size
+        self.step, self.source = step, step.source
+        self.batch_size: int = step.settings.batch_size
+        strategy = self.source.strategy
+        schedule = strategy.schedule
+        [(self.number, self._graph)] = self.source.model.stages.items()
+        self.count = schedule.micro_batches
+        self._lead = schedule.stages - 1 - self.number
+        self.delay = schedule.delays[self.number]
+        self.read_ahead = -(-self._lead // self.count)
         variables = self._graph.variables
         candidates = (*variables.non_trainable, *variables.external)
         self._state_variables = [variable for variable in candidates if not variable.trainable]
-        self._seed_indices = {id(state): index for index, state in enumerate(source.seeds)}
+        self._seed_indices = {id(state): index for index, state in enumerate(self.source.seeds)}
         # The weights of 1, 2, ... updates ago. An assignment shares the memory of the assigned tensor.
         self._old_versions = [self._version(store, age + 1) for age in range(self.delay)]
         self._passes: Passes | None = None
-        self._stage = _Stage(self, self._graph)
+        rows = self.batch_size // strategy.replicas // self.count
+        self.input_specs = crossing_specs(self._graph.received, rows)
+        self.output_specs = crossing_specs(self._graph.sent, rows)
+        state = [_crossing(variable, has_gradient=False) for variable in self._state_variables]
+        weights = [_crossing(variable, has_gradient=True) for variable in step.variables]
+        self.received, self.sent = [*weights, *state, *self.input_specs], [*self.output_specs, *state]
 
     def begin(self, step: tf.Tensor, batches: Sequence[Any]) -> PipelineState:
         """Computes the forward passes that precede a step. A replica function.
@@ -148,27 +167,26 @@ class DelayedStep(Step):
           with_norm: scalar bool; whether to compute the norm.
           may_update: scalar bool; if False, nothing is updated.
         """
-        self._recording = Recording(self.source.collectives)
         self.source.begin()
-        with using(self._recording):
-            values = self._side_effects.begin()
+        with using(self.step.begin_trace()):
+            values = self.step.side_effects.begin()
             batches = {self.read_ahead: batch}
             if pipeline_state.latest:
                 batches[self.read_ahead - 1] = pipeline_state.latest[0]
             totals = self.source.totals(batch, self.batch_size) if self._graph.is_last else []
             passes = _TracedPasses(self, step, pipeline_state, batches, self.source.clock or NoClock(), totals)
             received = pipeline_state.received
-            for index in range(self._count):
+            for index in range(self.count):
                 passes.forward(self._lead + index, received, "F", index)
                 received = passes.receive("F", index)
                 passes.backward(index)
-            result = self._update(passes, self._side_effects.end(values), with_norm, may_update)
+            result = self._update(passes, self.step.side_effects.end(values), with_norm, may_update)
         latest = [batch] if self.read_ahead else []
         return passes.pipeline_state(received)._replace(latest=latest), result
 
     def weights(self) -> Weights:
         """Returns the newest weights."""
-        return [tf.identity(keras_internals.value_of(variable)) for variable in self.variables]
+        return [tf.identity(keras_internals.value_of(variable)) for variable in self.step.variables]
 
     def versions(self) -> list[Weights]:
         """Returns the weights of 0, 1, ... updates ago."""
@@ -177,46 +195,40 @@ class DelayedStep(Step):
             *([tf.convert_to_tensor(variable) for variable in version] for version in self._old_versions),
         ]
 
-    @property
-    def batch_size(self) -> int:
-        """Rows of the global batch."""
-        assert self.settings.batch_size is not None  # all batches of a pipeline have the same size
-        return self.settings.batch_size
-
     def passes(self, arguments: Any) -> Passes:
         """Returns the passes of the stage, traced when they are first needed."""
         if self._passes is None:
-            self._passes = Passes(self._stage, arguments)
+            self._passes = Passes(self, arguments)
         return self._passes
 
     def seed_state(self, state: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
         """Returns values of the stage's other variables with the seeds of a step."""
-        seeds = randomness.seed_values(self.source.seeds, self.settings.seed, step, self._strategy.collectives.rank)
+        rank, seed = self.source.strategy.collectives.rank, self.step.settings.seed
+        seeds = randomness.seed_values(self.source.seeds, seed, step, rank)
         return [
             seeds[self._seed_indices[id(variable)]] if id(variable) in self._seed_indices else value
             for variable, value in zip(self._state_variables, state, strict=True)
         ]
 
-    def stateless_forward(
-        self, micro_batch: MicroBatch, received: Sequence[tf.Tensor]
-    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Returns the tensors that the stage sends with its other variables, and its shares of the loss; see `forward`.
-
-        `received` has values of the weights and of other variables, then tensors from the previous stage.
-        """
-        variables = [*self.variables, *self._state_variables]
+    def forward(self, micro_batch: MicroBatch, received: Sequence[tf.Tensor]) -> Forward:
+        """See `tfdist.pipelining.passes.Stage`."""
+        variables = [*self.step.variables, *self._state_variables]
         scope = keras_internals.RecordedScope(zip(variables, received[: len(variables)], strict=True))
         sent, value, recorded_value = self.source.forward(
             self._graph, micro_batch, received[len(variables) :], values=scope
         )
         new_state = (tf.identity(scope.get_current_value(variable)) for variable in self._state_variables)
-        return [*sent, *new_state], value, recorded_value
+        return Forward([*sent, *new_state], value, recorded_value)
+
+    def gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        """Returns no gradients; see `tfdist.pipelining.passes.Stage`."""
+        return []
 
     def _version(self, store: StateStore, age: int) -> list[tf.Variable]:
         """Returns variables for the weights of `age` updates ago; NaN marks a version that does not exist yet."""
         states = [
             State(f"delayed/{spec.name}/{age}", tuple(spec.shape), spec.dtype, per_replica=False, initial=math.nan)
-            for spec in named_specs(self.variables)
+            for spec in named_specs(self.step.variables)
         ]
         return store.variables(states)
 
@@ -225,29 +237,31 @@ class DelayedStep(Step):
     ) -> StageResult:
         """Reduces the gradients of the step, then applies them."""
         assert self._passes
-        uses = self._passes.uses[: len(self.variables)]
+        uses = self._passes.uses[: len(self.step.variables)]
         self.source.unused_indices.append(frozenset(index for index, is_used in enumerate(uses) if not is_used))
         with tf.control_dependencies(passes.results[-1]):
             gradients = [tf.identity(gradient) for gradient in passes.sums]
-        reduction = self._reduce([*gradients, passes.share])
+        reduction = self.step.reduce([*gradients, passes.share])
         *batch_gradients, value = reduction.totals
         finite = tf.logical_and(may_update, reduction.all_finite(value))
         zero = tf.zeros([], value.dtype)
         squares = tf.cond(with_norm, lambda: tf.add_n([zero, *square_norms(batch_gradients)]), lambda: zero)
         no_time = tf.zeros([], tf.float64)
-        clipped_gradients = self.settings.clip(batch_gradients, zero)  # by value, never by norm
+        clipped_gradients = self.step.settings.clip(batch_gradients, zero)  # by value, never by norm
         result = ComputeResult(
             clipped_gradients, reduction.state, [], initial_values, value, finite, squares, no_time, no_time
         )
-        unused_indices = self.unused_variables()
+        unused_indices = self.step.unused_variables()
 
         def apply() -> None:
-            self.apply(result, unused_indices)
+            self.step.apply(result, unused_indices)
             for version, values in zip(self._old_versions, passes.versions, strict=False):
                 assign(version, values)
             assign(self._state_variables, passes.state)
 
-        return StageResult(value, finite, squares, run_if(finite, apply, lambda: self.undo(result), batch_gradients))
+        return StageResult(
+            value, finite, squares, run_if(finite, apply, lambda: self.step.undo(result), batch_gradients)
+        )
 
 
 FILL = "fill"
@@ -274,26 +288,23 @@ class _TracedPasses:
         totals: Sequence[tf.Tensor] = (),
     ):
         self._step, self._number, self._pipeline_state, self._totals = step, number, pipeline_state, list(totals)
-        self._stage, self._link, self._clock = step._stage, step.source.messages, clock
-        self._parts = {ahead: split_rows(batch, step._count) for ahead, batch in batches.items()}
+        self._link, self._clock = step.source.messages, clock
+        self._parts = {ahead: split_rows(batch, step.count) for ahead, batch in batches.items()}
         self.versions = step.versions()
         self._pending = deque(pipeline_state.pending)
         self._latest_state = pipeline_state.state
-        self.sums = [tf.zeros(v.shape, v.dtype) for v in step.variables]
+        self.sums = [tf.zeros(v.shape, v.dtype) for v in step.step.variables]
         self.share = tf.zeros([], keras.config.floatx())
         self.state: list[tf.Tensor] = []
         self.results: list[list[tf.Tensor]] = [[], []]
 
     def pipeline_state(self, received: list[tf.Tensor]) -> PipelineState:
         """Returns the state for the next step, with the same latest batch."""
-        latest = self._pipeline_state.latest
-        return self._pipeline_state._replace(
-            state=self._latest_state, received=received, pending=list(self._pending), latest=latest
-        )
+        return PipelineState(self._latest_state, self._pipeline_state.latest, received, list(self._pending))
 
     def receive(self, kind: str, index: int) -> list[tf.Tensor]:
         """Returns the tensors that the previous stage sent with this tag; none in the first stage."""
-        stage = self._stage
+        stage = self._step
         if not stage.number:
             return []
         with tf.control_dependencies(self.results[-2]):
@@ -302,126 +313,56 @@ class _TracedPasses:
 
     def forward(self, offset: int, received: list[tf.Tensor], kind: str, index: int) -> None:
         """Computes the forward pass of micro-batch `offset`, counted from the step's first, and sends the result."""
-        step, stage = self._step, self._stage
-        batch, part = divmod(offset, step._count)
+        step = self._step
+        batch, part = divmod(offset, step.count)
         number = self._number + batch
         state = self._latest_state if part else step.seed_state(self._latest_state, number)
-        replica = step._strategy.collectives.rank
+        replica = step.source.strategy.collectives.rank
         rows = self._parts[batch][part]
         arguments = MicroBatch(rows, tf.constant(part), number, replica, self._totals, step.batch_size)
         stage_passes = step.passes(arguments)
         with tf.control_dependencies(self._clock.begin(self.results[-1], received)):
             result = stage_passes.forward(arguments, [*self.versions[step.delay - batch], *state, *received])
-        count = len(stage.output_specs)
+        count = len(step.output_specs)
         sent, self._latest_state = result.sent[:count], result.sent[count:]
         self._pending.append(PendingMicroBatch(list(result.residuals), result.share, list(self._latest_state)))
         if sent:
-            Link(self._link, stage.number + 1).send(sent, f"{stage.number}{kind}{index}")
+            Link(self._link, step.number + 1).send(sent, f"{step.number}{kind}{index}")
         self.results.append([*result.sent, result.share])
         self._clock.end(self.results[-1])
 
     def backward(self, index: int) -> None:
         """Computes the backward pass of the first pending micro-batch, and sends the gradients of its inputs."""
-        step, stage, micro_batch = self._step, self._stage, self._pending.popleft()
-        specs = [crossing.spec for crossing in stage.output_specs if crossing.has_gradient]
+        step, micro_batch = self._step, self._pending.popleft()
+        specs = [crossing.spec for crossing in step.output_specs if crossing.has_gradient]
         gradients: list[tf.Tensor] = []
         if specs:
             with tf.control_dependencies(self.results[-2]):
-                gradients = Link(self._link, stage.number + 1).receive(specs, f"{stage.number + 1}B{index}")
+                gradients = Link(self._link, step.number + 1).receive(specs, f"{step.number + 1}B{index}")
         assert step._passes
         with tf.control_dependencies(self._clock.begin(self.results[-1], gradients)):
             input_gradients = step._passes.backward(micro_batch.residuals, gradients).input_gradients
-        weight_gradients, sent_gradients = (
-            input_gradients[: len(step.variables)],
-            input_gradients[len(step.variables) :],
-        )
+        weight_gradients, sent_gradients = split_at(input_gradients, len(self.sums))
         self.sums = [total + gradient for total, gradient in zip(self.sums, weight_gradients, strict=True)]
         self.share += micro_batch.share
         self.state = micro_batch.state
         if sent_gradients:
-            Link(self._link, stage.number - 1).send(sent_gradients, f"{stage.number}B{index}")
+            Link(self._link, step.number - 1).send(sent_gradients, f"{step.number}B{index}")
         self.results.append([*sent_gradients, *self.sums])
         self._clock.end(self.results[-1])
-
-
-class _Stage:
-    """A stage as a function of its weights and its other variables, which are passed like received tensors.
-
-    Attributes:
-      number: index of the stage.
-      input_specs: specs of the tensors from the previous stage.
-      output_specs: specs of the tensors for the next stage.
-      received: specs of all arguments: weights, other variables, and the tensors from the previous stage.
-      sent: specs of the results: the tensors for the next stage, and other variables.
-    """
-
-    variables: Sequence[tf.Variable] = ()
-
-    def __init__(self, step: DelayedStep, graph: Any):
-        self._step = step
-        self.number = graph.index
-        rows = step.batch_size // step._strategy.replicas // step._count
-        self.input_specs, self.output_specs = crossing_specs(graph.received, rows), crossing_specs(graph.sent, rows)
-        state = [_crossing(variable, has_gradient=False) for variable in step._state_variables]
-        weights = [_crossing(variable, has_gradient=True) for variable in step.variables]
-        self.received, self.sent = [*weights, *state, *self.input_specs], [*self.output_specs, *state]
-
-    def forward(self, arguments: Any, received: Sequence[tf.Tensor]) -> Forward:
-        """See `tfdist.pipelining.passes.Stage`."""
-        return Forward(*self._step.stateless_forward(arguments, received))
-
-    def gradients(self, gradients: Sequence[Any]) -> list[Any]:
-        """Returns no gradients, because only received tensors have gradients; see `tfdist.pipelining.passes.Stage`."""
-        return []
 
 
 def _crossing(variable: Any, *, has_gradient: bool) -> CrossingSpec:
     return CrossingSpec(tf.TensorSpec(variable.shape, variable.dtype), has_gradient)
 
 
-class _StepState(NamedTuple):
-    """The state between two steps.
-
-    Attributes:
-      pipeline_state: state of the stage.
-      numbers: indices of the examples of the batches that were read ahead, in their order.
-    """
-
-    pipeline_state: PipelineState
-    numbers: list[tf.Tensor]
-
-
-class _LoopState(NamedTuple):
-    """The variables of the loop.
-
-    Attributes:
-      step_state: state between two steps.
-      all_finite: scalar bool; whether all previous steps of this stage were finite.
-      squares: scalar; sum of the squared gradients of the latest step, if requested.
-      gradient_finite: [variables] bool.
-    """
-
-    step_state: _StepState
-    all_finite: tf.Tensor
-    squares: tf.Tensor
-    gradient_finite: tf.Tensor
-
-
-@dataclasses.dataclass
-class _CallState:
-    """The state between two calls of the loop."""
-
-    iterator: Any = None
-    step: int = -1
-    step_state: _StepState | None = None
-
-
 def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[], int]) -> Loop:
     """Returns a `Loop`; `end` returns the step at which the run ends, beyond which no batch is read."""
-    call_state, first_trace = _CallState(), FirstTrace(strategy)
+    first_trace = FirstTrace(strategy)
+    previous: tuple[Any, int, Any] = None, -1, None  # iterator, next step, and state after the previous call
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def begin(iterator: Iterator[Any], first_step: tf.Tensor, end_step: tf.Tensor) -> _StepState:
+    def begin(iterator: Iterator[Any], first_step: tf.Tensor, end_step: tf.Tensor) -> StepState:
         batches: list[Any] = []
         numbers: list[tf.Tensor] = []
         for index in range(step.read_ahead):
@@ -430,7 +371,7 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
             batches.append(batch)
             numbers.append(example_indices)
         with first_trace.trace("begin"):
-            return _StepState(strategy.run(step.begin, first_step, batches), numbers)
+            return strategy.run(step.begin, first_step, batches), numbers
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(
@@ -439,38 +380,44 @@ def compile_delayed_loop(step: DelayedStep, strategy: HasStages, end: Callable[[
         steps: tf.Tensor,
         with_norm: tf.Tensor,
         end_step: tf.Tensor,
-        step_state: _StepState,
-    ) -> tuple[_StepState, LoopResult]:
-        def run_step(index: tf.Tensor, loop_state: _LoopState) -> tuple[_LoopState, LoopReport]:
-            number, step_state = first_step + tf.cast(index, tf.int64), loop_state.step_state
-            start_time = tf.timestamp()
-            latest = (step_state.pipeline_state.latest[0], step_state.numbers[-1]) if step.read_ahead else None
+        step_state: StepState,
+    ) -> tuple[StepState, LoopResult]:
+        # The state is (state of the step, whether all previous steps of this stage were finite, sum of the squared gradients
+        # of the latest step if requested, whether the gradient of each variable was finite).
+        def run_step(index: tf.Tensor, loop_state: Any) -> tuple[Any, LoopReport]:
+            step_state, all_finite, _, was_gradient_finite = loop_state
+            pipeline_state, previous_numbers = step_state
+            number, start_time = first_step + tf.cast(index, tf.int64), tf.timestamp()
+            latest = (pipeline_state.latest[0], previous_numbers[-1]) if step.read_ahead else None
             with tf.control_dependencies([start_time]):
                 batch, numbers = _read(iterator, strategy, number + step.read_ahead < end_step, latest)
             wait_seconds = time_after(batch) - start_time
             needs_norm = tf.logical_and(with_norm, tf.equal(index, steps - 1))
             with first_trace.trace("advance"):
                 pipeline_state, result = strategy.run(
-                    step.advance, step_state.pipeline_state, batch, number, needs_norm, loop_state.all_finite
+                    step.advance, pipeline_state, batch, number, needs_norm, all_finite
                 )
-            oldest_numbers, *later_numbers = [*step_state.numbers, numbers]
+            all_numbers: list[tf.Tensor] = [*previous_numbers, numbers]
             report = tf.stack([tf.cast(x, tf.float64) for x in (result.share, result.finite)])
-            gradient_finite = tf.where(loop_state.all_finite, result.gradient_finite, loop_state.gradient_finite)
-            step_state = _with_shapes(_StepState(pipeline_state, later_numbers), step_state)
-            progress = _LoopState(step_state, result.finite, result.squares, gradient_finite)
-            return progress, LoopReport([report], wait_seconds, tf.zeros([1], tf.float64), oldest_numbers)
+            gradient_finite = tf.where(all_finite, result.gradient_finite, was_gradient_finite)
+            step_state = _with_shapes((pipeline_state, all_numbers[1:]), step_state)
+            progress = step_state, result.finite, result.squares, gradient_finite
+            return progress, LoopReport([report], wait_seconds, tf.zeros([1], tf.float64), all_numbers[0])
 
-        zero, all_finite = tf.zeros([], keras.config.floatx()), tf.ones([len(step.variables)], tf.bool)
-        initial_state = _LoopState(step_state, tf.constant(True), zero, all_finite)
+        zero, all_finite = tf.zeros([], keras.config.floatx()), tf.ones([len(step.step.variables)], tf.bool)
+        initial_state = step_state, tf.constant(True), zero, all_finite
         final_state, report = run_loop(run_step, initial_state, steps, [tf.TensorSpec([2], tf.float64)], strategy)
-        return final_state.step_state, _merge_reports(final_state, report, strategy)
+        step_state, _, squares, gradient_finite = final_state
+        return step_state, _merge_reports(squares, gradient_finite, report, strategy)
 
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+        nonlocal previous
         end_step = tf.constant(end(), tf.int64)
-        if call_state.iterator is not iterator or call_state.step != int(first_step):
-            call_state.step_state = begin(iterator, first_step, end_step)
-        step_state, result = run(iterator, first_step, steps, with_norm, end_step, call_state.step_state)
-        call_state.iterator, call_state.step, call_state.step_state = iterator, int(first_step) + int(steps), step_state
+        previous_iterator, next_step, step_state = previous
+        if previous_iterator is not iterator or next_step != int(first_step):
+            step_state = begin(iterator, first_step, end_step)
+        step_state, result = run(iterator, first_step, steps, with_norm, end_step, step_state)
+        previous = iterator, int(first_step) + int(steps), step_state
         return result
 
     return loop
@@ -519,12 +466,14 @@ def _with_shapes(tensors: Any, reference: Any) -> Any:
     return tf.nest.map_structure(lambda x, y: tf.ensure_shape(x, y.shape), tensors, reference)
 
 
-def _merge_reports(last_state: _LoopState, report: LoopReport, strategy: HasStages) -> LoopResult:
+def _merge_reports(
+    squares: tf.Tensor, gradient_finite: tf.Tensor, report: LoopReport, strategy: HasStages
+) -> LoopResult:
     """Merges the reports of all stages in one message.
 
     `report` has, for each step, [2] float64: the stage's share of the loss, and whether the stage was updated.
     """
-    local_report = tf.concat([report.values[0], [[tf.cast(last_state.squares, tf.float64), 1.0]]], axis=0)
+    local_report = tf.concat([report.values[0], [[tf.cast(squares, tf.float64), 1.0]]], axis=0)
 
     def gather() -> tf.Tensor:
         return strategy.pipeline_collectives.all_gather([local_report], name="stages/reports")[0]
@@ -540,7 +489,7 @@ def _merge_reports(last_state: _LoopState, report: LoopReport, strategy: HasStag
         is_finite=tf.logical_not(not_finite)[:step_count],
         norm=tf.cast(tf.sqrt(tf.reduce_sum(shares[:, -1])), floatx),
         may_continue=tf.logical_not(has_failed),
-        gradient_finite=last_state.gradient_finite,
+        gradient_finite=gradient_finite,
         wait_seconds=report.wait_seconds,
         compute_seconds=report.compute_seconds,
         numbers=report.numbers,

@@ -280,9 +280,8 @@ class GradientSource:
         parts = loss.terms(self.model, y, outputs, weight)
         if totals is None:
             totals = loss.totals(parts, batch_size, current())
-        value = loss.training_loss(self.model, parts, totals, rows, batch_size=batch_size)
-        recorded_shares = loss.recorded_loss(self.model, value, parts, totals, rows, batch_size)
-        return value, LossShare(*recorded_shares, rows, batch_size), outputs
+        value, recorded_value, shares = loss.training_losses(self.model, parts, totals, rows, batch_size)
+        return value, LossShare(recorded_value, shares, rows, batch_size), outputs
 
 
 def to_dense(

@@ -261,7 +261,6 @@ class TemporaryValues:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Returns the context."""
         original_values = self.assign()
         try:
             yield

@@ -50,10 +50,8 @@ def compile_local_loop(step: Step, store: StateStore, strategy: Strategy) -> Loo
             result, rows, may_continue = strategy.run(train, batch, number, needs_norm)
             parts = result.loss, rows, result.finite, may_continue
             values = [tf.stack([tf.cast(strategy.local(x)[i], tf.float64) for x in parts]) for i in range(local_count)]
-            wait_seconds, compute_seconds = (
-                strategy.local(result.arrival_time)[0] - start_time,
-                tf.stack(strategy.local(result.compute_seconds)),
-            )
+            wait_seconds = strategy.local(result.arrival_time)[0] - start_time
+            compute_seconds = tf.stack(strategy.local(result.compute_seconds))
             norm = tf.cast(strategy.local(result.norm)[0], keras.config.floatx())
             return norm, LoopReport([tf.stack(values)], wait_seconds, compute_seconds, numbers)
 

@@ -88,15 +88,13 @@ def totals(parts: list[Term], batch_size: int | tf.Tensor, collectives: Collecti
     return denominators
 
 
-def training_loss(
-    model: keras.Model,
-    parts: list[Term],
-    totals: list[tf.Tensor],
-    rows: tf.Tensor,
-    *,
-    batch_size: int | tf.Tensor,
-) -> tf.Tensor:
-    """Returns a share of the global batch's loss, to be differentiated; the shares add up to the loss.
+def training_losses(
+    model: keras.Model, parts: list[Term], totals: list[tf.Tensor], rows: tf.Tensor, batch_size: int | tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    """Returns shares of the loss to differentiate, of the recorded loss, and of each loss with which the model was compiled.
+
+    The shares of all replicas and micro-steps add up to the global batch's losses. The first two are the same tensor if the
+    losses are equal.
 
     Args:
       model: model after its forward pass, whose added losses are up to date.
@@ -106,7 +104,12 @@ def training_loss(
       batch_size: rows of the global batch.
     """
     losses = keras_internals.data_losses(model), keras_internals.weight_losses(model)
-    return _total(all_loss_shares(*losses, parts, totals, to_floatx(rows) / to_floatx(batch_size)))
+    share = to_floatx(rows) / to_floatx(batch_size)
+    value = recorded_value = _total(all_loss_shares(*losses, parts, totals, share))
+    recorded = recorded_parts(parts, totals, batch_size)
+    if recorded[0] is not parts:
+        recorded_value = _total(all_loss_shares(*losses, *recorded, share))
+    return value, recorded_value, loss_shares(*recorded)
 
 
 def _total(summands: list[tf.Tensor]) -> tf.Tensor:
@@ -131,25 +134,6 @@ def recorded_parts(
         for part, total in zip(parts, totals, strict=True)
     ]
     return [part if part.values_per_row is None else part._replace(per_row=None) for part in parts], denominators
-
-
-def recorded_loss(
-    model: keras.Model,
-    training_value: tf.Tensor,
-    parts: list[Term],
-    totals: list[tf.Tensor],
-    rows: tf.Tensor,
-    batch_size: int | tf.Tensor,
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Returns a share of the recorded loss, and of each loss with which the model was compiled.
-
-    `training_value` is the result of `training_loss` for the other arguments.
-    """
-    logged_parts, denominators = recorded_parts(parts, totals, batch_size)
-    shares = loss_shares(logged_parts, denominators)
-    if logged_parts is parts:
-        return training_value, shares
-    return training_loss(model, logged_parts, denominators, rows, batch_size=batch_size), shares
 
 
 def all_loss_shares(

@@ -53,21 +53,12 @@ def _patch() -> None:
     @functools.wraps(original)
     def update_state(self: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> None:
         weight = _weight.get()
-        if (
-            weight is None
-            or sample_weight is not None
-            or not _is_scalar(values)
-            or not keras_internals.is_in_current_function(weight)
-        ):
-            original(self, values, sample_weight)
-            return
-        original(self, values, tf.cast(weight, self.dtype))
+        if weight is not None and sample_weight is None and keras.ops.convert_to_tensor(values).shape.rank == 0:
+            if keras_internals.is_in_current_function(weight):
+                sample_weight = tf.cast(weight, self.dtype)
+        original(self, values, sample_weight)
 
     keras.metrics.Mean.update_state = update_state
-
-
-def _is_scalar(values: Any) -> bool:
-    return len(keras.ops.convert_to_tensor(values).shape) == 0
 
 
 class LossShare(NamedTuple):
@@ -142,7 +133,6 @@ class KerasMetrics(ModelMetrics):
         self.variables = [variable for metric in model.metrics for variable in metric.variables]
 
     def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
-        """See base class."""
         super().update(y, outputs, weight, share)
         track_loss(keras_internals.loss_means(self._model)[0], share.value, share.rows, share.batch_size)
 
@@ -156,10 +146,7 @@ class KerasMetrics(ModelMetrics):
 
     def results(self, values: Sequence[np.ndarray]) -> dict[str, float]:
         """Returns Keras's logs."""
-        logs: dict[str, Any] = {}
-        for key, value in self.by_metric(values).items():
-            logs[key.partition("/")[2]] = value
-        return logs
+        return {key.partition("/")[2]: value for key, value in self.by_metric(values).items()}
 
     def by_metric(self, values: Sequence[np.ndarray]) -> dict[str, Any]:
         """Returns the results of each metric; keys are "index of the metric in the model/name in logs"."""
@@ -170,7 +157,10 @@ class KerasMetrics(ModelMetrics):
         other_values = [
             (variable, sums[id(variable)]) for variable in self.variables if id(variable) not in mean_variables
         ]
-        with _with_results(means), keras.StatelessScope(other_values) if other_values else contextlib.nullcontext():
+        # Without TensorFlow operations to compute the means.
+        functions = {mean: functools.partial(np.asarray, value) for mean, value in means.items()}
+        scope = keras.StatelessScope(other_values) if other_values else contextlib.nullcontext()
+        with replaced_results(functions), scope:
             for number, metric in enumerate(self._model.metrics):
                 named_results = keras_internals.by_name(metric.name, metric.result())
                 logs |= {
@@ -181,19 +171,15 @@ class KerasMetrics(ModelMetrics):
 
 
 @contextlib.contextmanager
-def _with_results(results: Mapping[keras.Metric, Any]) -> Iterator[None]:
-    """Context in which metrics have the given results, without TensorFlow operations to compute them."""
-    for metric, result in results.items():
-        metric.__dict__["result"] = functools.partial(_identity, result)
+def replaced_results(functions: Mapping[keras.Metric, Callable[[], Any]]) -> Iterator[None]:
+    """Context in which functions replace the method `result` of metrics."""
+    for metric, function in functions.items():
+        metric.__dict__["result"] = function
     try:
         yield
     finally:
-        for metric in results:
-            del metric.__dict__["result"]
-
-
-def _identity(value: Any) -> Any:
-    return value
+        for metric in functions:
+            metric.__dict__.pop("result", None)
 
 
 def _quotient(mean: keras.metrics.Mean, total: np.ndarray, count: np.ndarray) -> np.ndarray:
@@ -228,24 +214,23 @@ def track_outputs(
 
 
 class Totals:
-    """Sums of metric variables over several calls."""
+    """Sums of metric variables over several calls.
+
+    Attributes:
+      sums: the sums so far, in the order of the variables.
+    """
 
     def __init__(self, sums: Sequence[np.ndarray] = ()):
-        self._sums = list(sums)
-
-    @property
-    def sums(self) -> list[np.ndarray]:
-        """The sums so far, in the order of the variables."""
-        return self._sums
+        self.sums = list(sums)
 
     def add(self, values: Sequence[np.ndarray], kept: Collection[int] = ()) -> None:
         """Adds the merged values of one call; replaces those with `kept` indices, which include the previous ones."""
-        pairs = enumerate(zip(self._sums or values, values, strict=True))
-        self._sums = [b if i in kept or not self._sums else a + b for i, (a, b) in pairs]
+        pairs = enumerate(zip(self.sums or values, values, strict=True))
+        self.sums = [b if i in kept or not self.sums else a + b for i, (a, b) in pairs]
 
     def results(self, metrics: ModelMetrics) -> dict[str, float]:
         """Returns the metrics over all added values; empty if there are none."""
-        return metrics.results(self._sums) if self._sums else {}
+        return metrics.results(self.sums) if self.sums else {}
 
 
 def assign_values(variables: Sequence[keras.Variable], values: Sequence[np.ndarray], strategy: Strategy) -> None:
@@ -267,35 +252,24 @@ def check_names(model: keras.Model) -> None:
 
 
 def check_sums(metrics: Sequence[keras.Metric]) -> None:
-    """Raises `InputError` for a metric whose variables cannot be summed over replicas, or are not all reset to 0."""
+    """Raises `InputError` for a metric whose variables cannot be summed over replicas from one reset to the next."""
+    rule = "A metric's variables must add up over replicas"
     for metric in metrics:
+        with keras.StatelessScope() as scope:
+            metric.reset_state()
         for variable in metric.variables:
+            received = f"Received: {metric.name} with {variable.path}"
             if variable.aggregation != "sum":
-                raise InputError(
-                    "A metric's variables must add up over replicas (aggregation='sum'). Received: "
-                    f"{metric.name} with {variable.path} of aggregation={variable.aggregation!r}."
-                )
+                raise InputError(f"{rule} (aggregation='sum'). {received} of aggregation={variable.aggregation!r}.")
             if variable.dtype == "bool":
+                raise InputError(f"{rule}. {received} of dtype bool. Count in an integer variable.")
+            value = scope.get_current_value(variable)
+            if value is None or np.any(np.asarray(value)):
                 raise InputError(
-                    "A metric's variables must add up over replicas. Received: "
-                    f"{metric.name} with {variable.path} of dtype bool. Count in an integer variable."
+                    "A metric's reset_state must set all of its variables to 0, because they are summed over replicas from "
+                    f"one reset to the next. {received}, which {'is kept' if value is None else 'becomes another value'}. "
+                    "Reset it, too, and keep what should last in a callback."
                 )
-        _check_reset(metric)
-
-
-def _check_reset(metric: keras.Metric) -> None:
-    """Raises `InputError` if `reset_state` does not set all variables to 0, since their sums begin at 0 after each reset."""
-    with keras.StatelessScope() as scope:
-        metric.reset_state()
-    for variable in metric.variables:
-        value = scope.get_current_value(variable)
-        if value is None or np.any(np.asarray(value)):
-            raise InputError(
-                "A metric's reset_state must set all of its variables to 0, because they are summed over replicas from one "
-                f"reset to the next. Received: {metric.name} with {variable.path}, which "
-                f"{'is kept' if value is None else 'becomes another value'}. Reset it, too, and keep what should last in a "
-                "callback."
-            )
 
 
 def make_drain(metrics: ModelMetrics, strategy: Strategy) -> Callable[[], list[np.ndarray]]:

@@ -1,5 +1,6 @@
 """Running metrics since the last record and since the start of the epoch, and detection of a diverging loss."""
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ Sums = Sequence[np.ndarray]  # of the metrics' variables, merged over replicas
 EXAMPLES = 32  # examples over which the initial loss is averaged
 
 
+@dataclasses.dataclass
 class Divergence:
     """Compares the loss with the initial one.
 
@@ -20,13 +22,18 @@ class Divergence:
     loss diverges if 10 consecutive steps have more than 5 times the initial loss. Cross-entropy begins near ln(classes),
     and no useful model stays at a multiple of it; single batches with a large loss, a warm restart or a noisy start are
     ignored. Losses that begin at 0 or below are not checked.
+
+    Attributes:
+      initial: mean loss of the first steps.
+      steps: number of these steps.
+      above: number of consecutive steps with a loss that diverges.
+      is_over: whether losses are no longer compared.
     """
 
-    def __init__(self, state: Mapping[str, Any] | None = None):
-        """Starts before the first step of a run, or from a result of `to_json`."""
-        state = state or {"initial": 0.0, "steps": 0, "above": 0, "is_over": False}
-        self._initial, self._steps = float(state["initial"]), int(state["steps"])
-        self._steps_above, self._is_over = int(state["above"]), bool(state["is_over"])
+    initial: float = 0.0
+    steps: int = 0
+    above: int = 0
+    is_over: bool = False
 
     def add(self, losses: Iterable[float], batch_size: int) -> float | None:
         """Adds finite losses of steps; returns the initial loss if the loss diverges, once per run.
@@ -35,20 +42,16 @@ class Divergence:
           losses: loss of each step.
           batch_size: examples per step.
         """
-        if self._is_over:
+        if self.is_over:
             return None
         for loss in losses:
-            if self._steps * batch_size < EXAMPLES:
-                self._initial = (self._initial * self._steps + float(loss)) / (self._steps + 1)
-                self._steps += 1
+            if self.steps * batch_size < EXAMPLES:
+                self.initial = (self.initial * self.steps + float(loss)) / (self.steps + 1)
+                self.steps += 1
             else:
-                self._steps_above = self._steps_above + 1 if loss > FACTOR * self._initial else 0
-                self._is_over |= self._initial <= 0 or self._steps_above >= STEPS
-        return self._initial if self._is_over and self._initial > 0 else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the state as JSON, for a checkpoint."""
-        return {"initial": self._initial, "steps": self._steps, "above": self._steps_above, "is_over": self._is_over}
+                self.above = self.above + 1 if loss > FACTOR * self.initial else 0
+                self.is_over |= self.initial <= 0 or self.above >= STEPS
+        return self.initial if self.is_over and self.initial > 0 else None
 
 
 def describe(step: int, loss: float, initial: float) -> str:
@@ -71,12 +74,12 @@ class RunningMetrics:
         state = state or {"loss": 0.0, "counted": 0, "skipped": 0, "sums": []}
         self._loss = float(state["loss"])
         self._finite_steps, self.skipped = int(state["counted"]), int(state["skipped"])
-        self._totals = Totals()
-        if state["sums"]:
-            self._totals.add([_array(values) for values in state["sums"]])
+        # Hexadecimal, because JSON has no inf and no NaN.
+        self._totals = Totals(
+            [np.reshape([float.fromhex(text) for text in sums["values"]], sums["shape"]) for sums in state["sums"]]
+        )
 
     def __bool__(self) -> bool:
-        """Returns whether any step was added."""
         return bool(self._finite_steps or self.skipped)
 
     def add(self, losses: np.ndarray, is_finite: np.ndarray, sums: Sums, kept: Collection[int] = ()) -> None:
@@ -110,11 +113,6 @@ class RunningMetrics:
         return {"loss": self._loss, "counted": self._finite_steps, "skipped": self.skipped, "sums": sums}
 
 
-def _array(state: Mapping[str, Any]) -> np.ndarray:
-    values = [float.fromhex(text) for text in state["values"]]  # JSON has no inf and no NaN
-    return np.asarray(values, np.float64).reshape(state["shape"])
-
-
 class Progress:
     """Running metrics since the last record and since the start of the epoch.
 
@@ -128,7 +126,7 @@ class Progress:
         """Creates empty sums, or restores a result of `to_json`."""
         state = state or {"window": None, "epoch": None, "divergence": None}
         self.window, self.epoch = RunningMetrics(state["window"]), RunningMetrics(state["epoch"])
-        self.divergence = Divergence(state["divergence"])
+        self.divergence = Divergence(**state["divergence"] or {})
 
     def next_run(self) -> "Progress":
         """Returns empty sums for a run that continues training, with the initial loss of the first run."""
@@ -143,8 +141,5 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as JSON, for checkpoints."""
-        return {
-            "window": self.window.to_json(),
-            "epoch": self.epoch.to_json(),
-            "divergence": self.divergence.to_json(),
-        }
+        divergence = dataclasses.asdict(self.divergence)
+        return {"window": self.window.to_json(), "epoch": self.epoch.to_json(), "divergence": divergence}

@@ -80,9 +80,6 @@ def cost_of(summed_bytes: float, exact_bytes: int, message_bytes: int = 0) -> di
       exact_bytes: size of all gradients without compression.
       message_bytes: additional bytes that the process sends to other pipeline stages.
     """
-    payload = summed_bytes + message_bytes
-    return {
-        **({"payload_bytes": payload} if payload else {}),
-        **({"message_bytes": message_bytes} if message_bytes else {}),
-        **({"compression_ratio": exact_bytes / summed_bytes} if summed_bytes else {}),
-    }
+    ratio = exact_bytes / summed_bytes if summed_bytes else 0
+    fields = {"payload_bytes": summed_bytes + message_bytes, "message_bytes": message_bytes, "compression_ratio": ratio}
+    return {name: value for name, value in fields.items() if value}

@@ -31,7 +31,14 @@ _log = logging.getLogger(__name__)
 
 
 class Step:
-    """A step of one model: gradients of a source, their reduction, and an update, as replica functions of one strategy."""
+    """A step of one model: gradients of a source, their reduction, and an update, as replica functions of one strategy.
+
+    Attributes:
+      source: computes the gradients.
+      side_effects: variables that the forward pass may assign.
+      gradient_calls: the calls that send gradients in the latest trace; None before the first one.
+      sends_rows: whether the traced forward pass sends rows, whose number may change from step to step.
+    """
 
     def __init__(self, source: GradientSource, reducer: Reducer, store: StateStore):
         self.source, self.settings, self.variables = source, source.settings, source.variables
@@ -40,7 +47,7 @@ class Step:
         self._unused: frozenset[int] | None = None
         self._reduction = Reduction(reducer, named_specs(self.variables, "loss"), store)
         self._scale = source.scale
-        self._side_effects = SideEffects(
+        self.side_effects = SideEffects(
             source.model,
             source.metrics.variables,
             self._strategy,
@@ -59,9 +66,13 @@ class Step:
           step: scalar int64; number of steps done so far.
           with_norm: scalar bool; whether to compute the global norm, which costs a pass over the gradients.
         """
-        self._recording = Recording(self.source.collectives)  # the calls of one replica in the latest trace
-        with using(self._recording):
+        with using(self.begin_trace()):
             return self._compute(batch, step, with_norm)
+
+    def begin_trace(self) -> Recording:
+        """Returns the collectives of a new trace, which record the calls of one replica."""
+        self._recording = Recording(self.source.collectives)
+        return self._recording
 
     def _compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> ComputeResult:
         has_clock, no_time = not self._strategy.compiles_replicas, tf.zeros([], tf.float64)  # XLA's programs have none
@@ -75,7 +86,7 @@ class Step:
             if isinstance(batch, ReplicaRows)
             else ReplicaRows(batch, (count_rows(batch),), self.settings.batch_size)
         )
-        values = self._side_effects.begin()
+        values = self.side_effects.begin()
         step, replica, replicas = self.source.draws(step)
         randomness.reseed(self.source.seeds, self.settings.seed, step, replica)
         collectives = mask_if_empty(self._recording, rows.rows) if may_be_empty else self._recording
@@ -84,18 +95,18 @@ class Step:
             randomness.replica_draws(self.source.seeds, self.settings.seed, step, replica, replicas),
         ):
             gradients, value = self.source.local_gradients(rows, step, self._recording)
-        previous_values = self._side_effects.end(values)
+        previous_values = self.side_effects.end(values)
         self.sends_rows = self._recording.has_unknown_shapes
-        statistics = [] if is_whole else self._side_effects.statistics_to_average((gradients, value), values)
+        statistics = [] if is_whole else self.side_effects.statistics_to_average((gradients, value), values)
         if may_be_empty:
-            self._side_effects.undo_if_empty(rows.rows, values)
+            self.side_effects.undo_if_empty(rows.rows, values)
             *gradients, value = [_zero_if_empty(tensor, rows.rows) for tensor in (*gradients, value)]
         if statistics:
             average_over_rows(statistics, rows.rows, self._recording)
         compute_seconds = (
             clock.time_after(gradients) - arrival_time if has_clock and self.source.has_local_time else no_time
         )
-        reduction = self._reduce([*gradients, value])
+        reduction = self.reduce([*gradients, value])
         *gradients, value = reduction.totals
         with tf.name_scope("finite"):  # in profiles
             finite = reduction.all_finite(value)
@@ -147,7 +158,7 @@ class Step:
 
     def undo(self, result: ComputeResult) -> None:
         """Undoes the side effects of the forward pass in `compute`. A replica function."""
-        self._side_effects.undo(result.previous_values)
+        self.side_effects.undo(result.previous_values)
 
     def with_condition(self, result: ComputeResult, condition: tf.Tensor) -> ComputeResult:
         """Returns a result that is applied only if `condition`, a scalar bool, is True. A replica function."""
@@ -182,7 +193,7 @@ class Step:
             _log.warning("The loss does not depend on these variables, which are not updated: %s", names)
         return unused
 
-    def _reduce(self, tensors: list[tf.Tensor | tf.IndexedSlices]) -> ReductionResult:
+    def reduce(self, tensors: list[tf.Tensor | tf.IndexedSlices]) -> ReductionResult:
         """Sums gradients and shares of the loss over replicas."""
         gradient_recording = Recording(self._recording)
         reduction = self._reduction.reduce(tensors, gradient_recording, name="gradients")

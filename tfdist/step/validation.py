@@ -7,7 +7,7 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.coordination.group import long_timeout
-from tfdist.data import DataSet, Examples
+from tfdist.data import Examples
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
@@ -174,10 +174,3 @@ def check_same_data(strategy: Strategy, data: Examples, label: str = "training d
                 "keras.utils.set_random_seed before data is drawn or shuffled, and leave out sharding by rank "
                 "and parallel maps that draw random numbers."
             )
-
-
-def check_data(strategy: Strategy, data: DataSet) -> None:
-    """Calls `check_same_data` for the training and validation data of a run."""
-    check_same_data(strategy, data.train)
-    if data.test is not None:
-        check_same_data(strategy, data.test, "validation data")

@@ -40,11 +40,9 @@ class AutoAllReduce(Inspection):
         self._record = record
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         return step if self._steps.needs_all_reduce_table else None
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class."""
         strategy, specs = self._steps.strategy, self._steps.specs
         sizes = list(map(tensor_bytes, specs))
         bucket_bytes = min(self._steps.compression.bucket_bytes, sum(sizes))

@@ -31,9 +31,9 @@ class Link:
     bandwidth: float
     replicas: int
 
-    def seconds(self, calls: Sequence[RecordedCall], bandwidth: float | None = None) -> float:
-        """Returns the predicted time of consecutive calls, optionally for another bandwidth."""
-        return len(calls) * self.latency + self.sent_bytes(calls) / (bandwidth or self.bandwidth)
+    def seconds(self, calls: Sequence[RecordedCall]) -> float:
+        """Returns the predicted time of consecutive calls."""
+        return len(calls) * self.latency + self.sent_bytes(calls) / self.bandwidth
 
     def sent_bytes(self, calls: Sequence[RecordedCall]) -> float:
         """Returns the bytes that one replica sends for these calls, by the costs documented in `Collectives`."""
@@ -88,23 +88,21 @@ class AutoCompression(Inspection):
         self._candidates = choice.candidates
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         return self._measure_step if step <= self._measure_step else None
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class."""
         steps = self._run_view.steps
         link = measure(steps.strategy)
-        costs = {spec.name: self._measure_costs(spec) for spec in steps.compressible()}
+        costs = {
+            spec.name: {method: self._measure_cost(method, spec) for method in self._candidates}
+            for spec in steps.compressible()
+        }
         choice = {name: fastest_method(link, candidates) for name, candidates in costs.items()}
         choice = steps.strategy.peers.broadcast("auto", choice, LONG_SECONDS)
         steps.choose_methods(choice, self._candidates)
         if steps.strategy.is_chief:
             _log_choice(link, costs, choice)
         return {}
-
-    def _measure_costs(self, spec: tf.TensorSpec) -> dict[str, Cost]:
-        return {method: self._measure_cost(method, spec) for method in self._candidates}
 
     def _measure_cost(self, method: str, spec: tf.TensorSpec) -> Cost:
         """Times a method on random numbers, on all local replicas at the same time, as in a step."""
@@ -123,23 +121,14 @@ class AutoCompression(Inspection):
         return Cost(median_seconds(strategy, replica_function), recordings[-1].calls)
 
 
-def _seconds(link: Link, cost: Cost, bandwidth: float | None = None) -> float:
-    return cost.codec_seconds + link.seconds(cost.calls, bandwidth)
+def _seconds(link: Link, cost: Cost) -> float:
+    return cost.codec_seconds + link.seconds(cost.calls)
 
 
 def fastest_method(link: Link, costs: Mapping[str, Cost]) -> str:
     """Returns the fastest method, or the exact sum if no other method is faster by more than noise."""
     best = min(costs, key=lambda method: _seconds(link, costs[method]))
     return best if _seconds(link, costs[best]) < MAX_TIME_RATIO * _seconds(link, costs[EXACT]) else EXACT
-
-
-def break_even(link: Link, cost: Cost, exact_cost: Cost) -> float | None:
-    """Returns the bandwidth, in bytes/s, above which `exact_cost` is faster than a method; None if there is none."""
-    saved_bytes = link.sent_bytes(exact_cost.calls) - link.sent_bytes(cost.calls)
-    extra_seconds = (
-        cost.codec_seconds - exact_cost.codec_seconds + (len(cost.calls) - len(exact_cost.calls)) * link.latency
-    )
-    return saved_bytes / extra_seconds if saved_bytes > 0 and extra_seconds > 0 else None
 
 
 def _log_choice(link: Link, costs: Mapping[str, dict[str, Cost]], choice: Mapping[str, str]) -> None:
@@ -149,6 +138,4 @@ def _log_choice(link: Link, costs: Mapping[str, dict[str, Cost]], choice: Mappin
     )  # fmt: skip
     for name, method in choice.items():
         table = ", ".join(f"{m} {1e3 * _seconds(link, cost):.3g} ms" for m, cost in costs[name].items())
-        max_bandwidth = break_even(link, costs[name][method], costs[name][EXACT]) if method != EXACT else None
-        limit_text = f", up to {8e-6 * max_bandwidth:.3g} Mbit/s" if max_bandwidth else ""
-        _log.info("auto: %s is sent with %s%s. Predicted: %s.", name, method, limit_text, table)
+        _log.info("auto: %s is sent with %s. Predicted: %s.", name, method, table)

@@ -24,7 +24,6 @@ class Balancing:
     """
 
     def __init__(self, allocation: RowAllocation):
-        """Initializes with an allocation."""
         self.allocation = allocation
 
     def allocation_at(self, step: int) -> RowAllocation:
@@ -53,7 +52,6 @@ class MeasuredBalancing(Balancing):
     """
 
     def __init__(self, strategy: Strategy, state: TrainState, batch_size: int):
-        """Initializes with the speeds of the state; rows are allocated evenly without speeds."""
         self._strategy = strategy
         speeds = state.speeds or ReplicaSpeeds.initial(state.step, batch_size, strategy.replicas)
         self._speeds = state.speeds = speeds.resume(state.step, batch_size, strategy.replicas)
@@ -66,17 +64,14 @@ class MeasuredBalancing(Balancing):
         super().__init__(self._allocation)
 
     def allocation_at(self, step: int) -> RowAllocation:
-        """See base class."""
         allocations = reversed(self._speeds.allocations)
         return FixedAllocation(next(allocation.counts for allocation in allocations if allocation.step <= step))
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         start = self._speeds.allocations[-1].step
         return start if start > step else None
 
     def observe_call(self, step: int, steps: int, busy_seconds: np.ndarray) -> None:
-        """See base class."""
         if self._is_first_call or step <= self._speeds.allocations[-1].step:
             self._is_first_call = step <= self._speeds.allocations[-1].step  # the next call has another allocation
             return

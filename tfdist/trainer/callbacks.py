@@ -20,17 +20,6 @@ FILE_WRITERS = (
 )
 
 
-class _EpochLogs(keras.callbacks.Callback):
-    """Stores the logs of the last epoch, as the last callback, after the others may have changed them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logs: dict[str, Any] = {}
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self.logs = dict(logs or {})
-
-
 class Callbacks:
     """The Keras callbacks of one process.
 
@@ -48,9 +37,11 @@ class Callbacks:
         # Some processes may have no callbacks, as in `callbacks=[...] if rank == 0 else []`.
         self._has_callbacks = any(strategy.group.gather("callbacks/any", bool(callbacks), deadline=float("inf")))
         self.callbacks = callbacks_of_process(callbacks, strategy)
-        self._epoch_logs = _EpochLogs()
+        self._epoch_logs: dict[str, Any] = {}
+        # The last callback, because the others may change the logs.
+        keep_logs = keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: self._epoch_logs.update(logs))
         self._list = keras.callbacks.CallbackList(
-            [*self.callbacks, self._epoch_logs],
+            [*self.callbacks, keep_logs],
             model=model,
             reports_evaluations=True,
             is_chief=strategy.is_chief,
@@ -63,8 +54,9 @@ class Callbacks:
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> dict[str, Any]:
         """Calls `on_epoch_end`; returns the logs with the additions of callbacks, as in Keras's `History`."""
+        self._epoch_logs = {}
         self._list.on_epoch_end(epoch, logs)
-        return self._epoch_logs.logs
+        return self._epoch_logs
 
     def on_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
         """Calls `on_evaluation` of the callbacks that have it; the names of the results have the prefix `val_`."""
@@ -108,24 +100,19 @@ def callbacks_of_process(
             "A resumed pipeline cannot restore the best weights that a callback holds. Received: restore_best_weights=True. "
             "Leave it out, and use Checkpoints(best=...) and trainer.load_best()."
         )
-    if strategy.blocks.spans_processes and strategy.cluster.size > 1:
-        _refuse_chief_reads(callbacks)
-    return [c for c in callbacks if strategy.is_chief or not isinstance(c, FILE_WRITERS)]
-
-
-def _refuse_chief_reads(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raises `InputError` for callbacks that read variables on the chief only; on a mesh, all processes must read them."""
-    names = [
+    chief_reads = [
         type(c).__name__
         for c in callbacks
         if isinstance(c, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore)
         or getattr(c, "histogram_freq", None)
     ]
-    if names:
+    if strategy.blocks.spans_processes and strategy.cluster.size > 1 and chief_reads:
         raise InputError(
             "On a mesh or a pipeline of several processes the chief cannot read weights alone. Received: "
-            f"{', '.join(names)}. Save the model on every process instead (trainer.save, or model.save with Keras's own fit)."
+            f"{', '.join(chief_reads)}. Save the model on every process instead (trainer.save, or model.save with Keras's own "
+            "fit)."
         )
+    return [c for c in callbacks if strategy.is_chief or not isinstance(c, FILE_WRITERS)]
 
 
 def run_evaluation(
@@ -155,30 +142,28 @@ def check_callback_weights(callbacks: Sequence[keras.callbacks.Callback], progra
     Raises:
       InputError: a callback would save or restore other weights.
     """
-    options = _averaging_options(program)
+    sync, strategy = program.settings.sync, program.strategy
+    # Between rounds of FedAvg, all replicas have the global weights.
+    is_local = sync.exchanges_weights and not isinstance(sync, FedAvg) and strategy.replicas > 1
+    options = " and ".join(["ema"] * _has_moving_average(program) + [f"sync={sync}"] * is_local)
     for callback in callbacks if options else []:
-        incompatibility = _incompatibility(callback, _is_local(program))
-        if incompatibility:
-            received, remedy = incompatibility
-            raise InputError(
-                f"A callback cannot keep the weights that are evaluated with {options}, which are averages. Received: "
-                f"{received}. Use {remedy}."
-            )
-
-
-def _incompatibility(callback: keras.callbacks.Callback, is_local: bool) -> tuple[str, str] | None:
-    """Returns the description of a callback that would save other weights, and the remedy; None for other callbacks."""
-    name, best = type(callback).__name__, "Checkpoints(best=...) with trainer.load_best()"
-    match callback:
-        case keras.callbacks.EarlyStopping() if callback.restore_best_weights:
-            return f"{name}(restore_best_weights=True)", f"tfdist.EarlyStopping, and for the best weights {best}"
-        case keras.callbacks.ModelCheckpoint() if callback.save_best_only:
-            return f"{name}(save_best_only=True)", best
-        case keras.callbacks.ModelCheckpoint() if is_local:
-            return name, "Checkpoints(every=...), and trainer.save() for the model"
-        case keras.callbacks.BackupAndRestore() if is_local:
-            return name, "Checkpoints(every=...) with trainer.resume()"
-    return None
+        name, best = type(callback).__name__, "Checkpoints(best=...) with trainer.load_best()"
+        match callback:
+            case keras.callbacks.EarlyStopping() if callback.restore_best_weights:
+                name = f"{name}(restore_best_weights=True)"
+                remedy = f"tfdist.EarlyStopping, and for the best weights {best}"
+            case keras.callbacks.ModelCheckpoint() if callback.save_best_only:
+                name, remedy = f"{name}(save_best_only=True)", best
+            case keras.callbacks.ModelCheckpoint() if is_local:
+                remedy = "Checkpoints(every=...), and trainer.save() for the model"
+            case keras.callbacks.BackupAndRestore() if is_local:
+                remedy = "Checkpoints(every=...) with trainer.resume()"
+            case _:
+                continue
+        raise InputError(
+            f"A callback cannot keep the weights that are evaluated with {options}, which are averages. Received: {name}. "
+            f"Use {remedy}."
+        )
 
 
 def check_no_swap(callbacks: Sequence[keras.callbacks.Callback], program: Program) -> None:
@@ -192,18 +177,6 @@ def check_no_swap(callbacks: Sequence[keras.callbacks.Callback], program: Progra
             "Evaluations already use the moving average of the weights, and a callback would swap it out. Received: "
             "SwapEMAWeights. Leave it out; for other uses of the average, enter trainer.averaged_weights()."
         )
-
-
-def _averaging_options(program: Program) -> str:
-    """Returns the options that make evaluations use averages of weights; "" if there are none."""
-    sync = [f"sync={program.settings.sync}"] if _is_local(program) else []
-    return " and ".join(["ema"] * _has_moving_average(program) + sync)
-
-
-def _is_local(program: Program) -> bool:
-    """Returns whether replicas have different weights; between rounds of FedAvg, all have the global weights."""
-    sync = program.settings.sync
-    return sync.exchanges_weights and not isinstance(sync, FedAvg) and program.strategy.replicas > 1
 
 
 def _has_moving_average(program: Program) -> bool:

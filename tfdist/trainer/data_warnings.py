@@ -20,7 +20,7 @@ from tfdist.step import data_check
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.data_check import explain_mismatch
 from tfdist.step.loss import non_mean_error, replicas_and_micro_steps
-from tfdist.step.row_dependence import Coupling, RowDependence, communicates, log_no_effect, row_dependence
+from tfdist.step.row_dependence import RowDependence, communicates, log_no_effect, row_dependence
 from tfdist.step.settings import Settings
 
 # Keras's warning for one of the rules, raised inside a step.
@@ -144,10 +144,15 @@ def check_examples(
         if locations
         else []
     )
-    dependence_warnings = _warnings(dependence, strategy.replicas, parts) if strategy.is_chief else []
-    return [
-        (text, "") for text in (*(finding.text for finding in findings), *dependence_warnings)
-    ] + evaluation_warnings
+    texts = [finding.text for finding in findings]
+    is_divided = strategy.replicas * parts > 1
+    if dependence.error and dependence.division == "own" and is_divided and strategy.is_chief:
+        texts.append(
+            f"Whether rows of a batch depend on each other could not be checked: {dependence.error}. Training with "
+            f"{replicas_and_micro_steps(strategy.replicas, parts)} has the result of one device only if losses, metrics, "
+            "outputs and the state of layers depend on single rows, or are means over rows."
+        )
+    return [(text, "") for text in texts] + evaluation_warnings
 
 
 def check_standalone_evaluation(strategy: Strategy, model: keras.Model, dependence: RowDependence) -> None:
@@ -188,7 +193,12 @@ def _division_errors(dependence: RowDependence, model: keras.Model, replicas: in
         return [str(non_mean_error(losses, replicas, parts))]
     metrics = {name: coupling for name, coupling in dependence.metrics.items() if name not in dependence.kept_metrics}
     if metrics:
-        return [_metric_error(name, coupling, division) for name, coupling in metrics.items()]
+        return [
+            "A metric must be a sum over rows and batches where replicas cannot exchange rows, as with stages, layouts and "
+            f"local training. Received: {name}, whose variables for parts of the {coupling} do not add up, with {division}. "
+            "Let a function return a value for each row, and a class add sums over rows; or leave these out."
+            for name, coupling in metrics.items()
+        ]
     if state := dependence.describe_coupled("variable"):
         return [
             "State that a layer assigns from the rows of a batch in training must be a floating-point mean over them where "
@@ -199,25 +209,6 @@ def _division_errors(dependence: RowDependence, model: keras.Model, replicas: in
         "The outputs for a row must not depend on the other rows where replicas cannot exchange rows, as with stages, layouts "
         f"and local training. Received: the output of {output}, with {division}. Leave these out."
         for output in dependence.describe_coupled("output")
-    ]
-
-
-def _metric_error(name: str, coupling: Coupling, division: str) -> str:
-    return (
-        "A metric must be a sum over rows and batches where replicas cannot exchange rows, as with stages, layouts and local "
-        f"training. Received: {name}, whose variables for parts of the {coupling} do not add up, with {division}. Let a "
-        "function return a value for each row, and a class add sums over rows; or leave these out."
-    )
-
-
-def _warnings(dependence: RowDependence, replicas: int, parts: int) -> list[str]:
-    """Returns a warning if the dependence on several rows of a divided batch could not be checked."""
-    if not dependence.error or dependence.division != "own" or replicas * parts == 1:
-        return []
-    return [
-        f"Whether rows of a batch depend on each other could not be checked: {dependence.error}. Training with "
-        f"{replicas_and_micro_steps(replicas, parts)} has the result of one device only if losses, metrics, outputs and the "
-        "state of layers depend on single rows, or are means over rows."
     ]
 
 

@@ -45,7 +45,6 @@ class EvaluationMonitor(keras.callbacks.Callback):
         direction_of(self)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """See base class."""
         self._step = batch + 1
 
     def on_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
@@ -60,7 +59,6 @@ class EvaluationMonitor(keras.callbacks.Callback):
             self._check(logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """See base class."""
         # Keras's own `fit` has the results of an evaluation here, and does not call `on_evaluation`.
         if not (self._monitors_evaluations and (self.params or {}).get("reports_evaluations")):
             self._check(logs or {})
@@ -134,7 +132,6 @@ class EarlyStopping(EvaluationMonitor, keras.callbacks.EarlyStopping):
         )
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """See base class."""
         super().on_train_begin(logs)
         self._checks = 0
         self.best_step = self.stopped_step = 0
@@ -149,12 +146,10 @@ class EarlyStopping(EvaluationMonitor, keras.callbacks.EarlyStopping):
             self.stopped_step = self._step
 
     def state_dict(self) -> dict[str, Any]:
-        """See base class."""
         state = {"best_step": self.best_step, "stopped_step": self.stopped_step, "looks": self._checks}
         return super().state_dict() | state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See base class."""
         super().load_state_dict(state)
         self.best_step, self.stopped_step = state["best_step"], state["stopped_step"]
         self._checks = state["looks"]
@@ -197,18 +192,10 @@ class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
         Raises:
           InputError: an argument is out of range.
         """
-        Plateau(  # validates the arguments
-            monitor=monitor,
-            mode=mode,
-            factor=factor,
-            patience=patience,
-            min_delta=min_delta,
-            cooldown=cooldown,
-            min_lr=min_lr,
-        )
-        super().__init__(
-            monitor, factor=factor, patience=patience, min_delta=min_delta, cooldown=cooldown, min_lr=min_lr, mode=mode
-        )
+        options: dict[str, Any] = {"factor": factor, "patience": patience, "min_delta": min_delta}
+        options |= {"cooldown": cooldown, "min_lr": min_lr, "mode": mode}
+        Plateau(monitor=monitor, **options)  # validates the arguments
+        super().__init__(monitor, **options)
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """See base class.
@@ -231,14 +218,9 @@ class ReduceLROnPlateau(EvaluationMonitor, keras.callbacks.ReduceLROnPlateau):
         old_rate = keras_logs.get("learning_rate", 0.0)  # missing with several optimizers
         new_rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)) if old_rate else 0.0
         if new_rate < old_rate and (self.params or {}).get("is_chief", True):
-            _log.info(
-                "The learning rate falls from %.3g to %.3g at step %d: %s has not improved for %s.",
-                old_rate,
-                new_rate,
-                self._step,
-                self.monitor,
-                count_of(max(self.patience, 1), self._unit),
-            )
+            period = count_of(max(self.patience, 1), self._unit)
+            text = "The learning rate falls from %.3g to %.3g at step %d: %s has not improved for %s."
+            _log.info(text, old_rate, new_rate, self._step, self.monitor, period)
 
 
 def check_monitored_metrics(

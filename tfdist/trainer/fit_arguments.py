@@ -47,17 +47,16 @@ def check_trainer(model: Any, optimizer: Any, loss: Any, metrics: Sequence[Any],
                 _check_name("metrics", item, keras.metrics.get, _LABEL_DEPENDENT_NAMES)
     for name, minimum in {"seed": 0, "accumulate_steps": 1, "max_skipped_steps": 1}.items():
         _check_integer(name, options[name], minimum)
-    _check_type("ema", options["ema"], numbers.Real, "a number", "0.999")
-    _check_type("clip", options["clip"], Clip | None, "a tfdist.gradients.Clip", "tfdist.gradients.Clip(norm=1.0)")
-    scale = options["loss_scale"]
-    rule = "a tfdist.gradients.LossScale"
-    _check_type("loss_scale", scale, LossScale | None, rule, "tfdist.gradients.LossScale(initial=1024)")
-    _check_type("sync", options["sync"], str | Sync, "a string", '"local_sgd(period=8)"')
-    _check_type("balance", options["balance"], str, "a string", '"measured" or "weights(2,1)"')
+    for name, kind, rule, example in (
+        ("ema", numbers.Real, "a number", "0.999"),
+        ("clip", Clip | None, "a tfdist.gradients.Clip", "tfdist.gradients.Clip(norm=1.0)"),
+        ("loss_scale", LossScale | None, "a tfdist.gradients.LossScale", "tfdist.gradients.LossScale(initial=1024)"),
+        ("sync", str | Sync, "a string", '"local_sgd(period=8)"'),
+        ("balance", str, "a string", '"measured" or "weights(2,1)"'),
+        ("compression", str | Reducer, "a string or a tfdist.gradients.Reducer", '"topk(ratio=0.01)"'),
+    ):
+        _check_type(name, options[name], kind, rule, example)
     compression = options["compression"]
-    _check_type(
-        "compression", compression, str | Reducer, "a string or a tfdist.gradients.Reducer", '"topk(ratio=0.01)"'
-    )
     if isinstance(compression, str):
         check_compression(compression)
     if options["bucket_order"] not in BUCKET_ORDERS:
@@ -124,13 +123,6 @@ def check_targets(has_loss: bool, spec: Any, noun: str) -> None:
         )
 
 
-def check_fit_targets(has_loss: bool, data: DataSet) -> None:
-    """Same as `check_targets`, for the training and validation data of a run."""
-    check_targets(has_loss, data.train.element_spec, "data")
-    if data.test is not None:
-        check_targets(has_loss, data.test.element_spec, "validation data")
-
-
 def _check_type(name: str, value: Any, kind: Any, rule: str, example: str) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
         received = "None" if value is None else f"{value!r:.60} ({type(value).__name__})"
@@ -170,26 +162,6 @@ def _check_name(argument: str, name: str, get: Callable[[str], Any], valid_names
 BATCH_SIZE = 32  # as in Keras
 
 
-class Epochs(NamedTuple):
-    """The numbers of the epochs of a call of `fit`, and the epochs with a validation.
-
-    Attributes:
-      initial: number of the first epoch.
-      validation_freq: epochs between validations, or the epochs to validate after, counted from 1.
-      validation_batch_size: global batch size of evaluations.
-    """
-
-    initial: int
-    validation_freq: int | Collection[int]
-    validation_batch_size: int
-
-    def validates(self, epoch: int) -> bool:
-        """Returns whether to validate after an epoch, counted from 0."""
-        if isinstance(self.validation_freq, int):
-            return (epoch + 1) % self.validation_freq == 0
-        return epoch + 1 in self.validation_freq
-
-
 class FitArguments(NamedTuple):
     """The validated arguments of a call of `fit`.
 
@@ -198,14 +170,24 @@ class FitArguments(NamedTuple):
       batch_size: global batch size.
       steps: length of the run in steps, or 0.
       epochs: length of the run in epochs, or 0.
-      epoch_numbers: the numbers of the epochs, and the epochs with a validation.
+      initial_epoch: number of the first epoch.
+      validation_freq: epochs between validations, or the epochs to validate after, counted from 1.
+      validation_batch_size: global batch size of evaluations.
     """
 
     data: DataSet
     batch_size: int
     steps: int
     epochs: int
-    epoch_numbers: Epochs
+    initial_epoch: int
+    validation_freq: int | Collection[int]
+    validation_batch_size: int
+
+    def validates(self, epoch: int) -> bool:
+        """Returns whether to validate after an epoch, counted from 0."""
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
 
 
 def fit_arguments(
@@ -247,12 +229,13 @@ def fit_arguments(
     batch_size = batch_size or data.train.batch_size or BATCH_SIZE
     validation_batch_size = validation_batch_size or (data.test and data.test.batch_size) or batch_size
     train = data.train if shuffle else data.train.in_order()
-    train = _resize_epoch(train, steps_per_epoch, batch_size)
+    if steps_per_epoch is not None:
+        train = PartialEpochs(train, steps_per_epoch * batch_size)
     if class_weight:
         train = with_class_weight(train, class_weight, one_hot)
     test = data.test and _limit(data.test, validation_steps, validation_batch_size)
     data = DataSet(data.name, train, test, data.input_shape, data.classes)
-    return FitArguments(data, batch_size, steps, epochs, Epochs(initial_epoch, validation_freq, validation_batch_size))
+    return FitArguments(data, batch_size, steps, epochs, initial_epoch, validation_freq, validation_batch_size)
 
 
 def evaluation_arguments(
@@ -277,10 +260,6 @@ def _read_batches(batches: Iterator[Any], steps: int | None) -> Any:
     if not batch_list:
         raise InputError("A data set must have examples. Received: a generator without a batch.")
     return tf.nest.map_structure(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *batch_list)
-
-
-def _resize_epoch(examples: Examples, steps: int | None, batch_size: int) -> Examples:
-    return examples if steps is None else PartialEpochs(examples, steps * batch_size)
 
 
 def _limit(examples: Examples, steps: int | None, batch_size: int) -> Examples:

@@ -95,11 +95,8 @@ def describe_strategy(strategy: Strategy) -> str:
     device_types = {device.device_type for device in tf.config.list_logical_devices()}
     device_type = next((device_type for device_type in ("TPU", "GPU") if device_type in device_types), "CPU")
     processes = f" in {strategy.cluster.size} processes" if strategy.cluster.size > 1 else ""
-    replicas, devices = (
-        count_of(strategy.replicas, "replica"),
-        count_of(strategy.total_devices, f"{device_type} device"),
-    )
-    return f"{strategy.name}, {replicas} on {devices}{processes}"
+    devices = count_of(strategy.total_devices, f"{device_type} device")
+    return f"{strategy.name}, {count_of(strategy.replicas, 'replica')} on {devices}{processes}"
 
 
 def describe_optimizer(model: keras.Model, strategy: Strategy) -> str:
@@ -211,7 +208,7 @@ class FitLoop:
         self._batches, self._position = batches, batches.position
         self._batch_size = batch_size = batches.position.batch_size
         self._end = end = batches.end(arguments.steps, arguments.epochs, self._source.size)
-        self._schedule, self._epochs, reporting = options.schedule, arguments.epoch_numbers, options.reporting
+        self._schedule, self._arguments, reporting = options.schedule, arguments, options.reporting
         self._first_epoch = batches.epochs_from // self._source.size
         self._reporting, self._saver, self._watchdog = reporting, saver, watchdog
         self._balancing = balancing
@@ -292,7 +289,7 @@ class FitLoop:
             examples_per_epoch=self._source.size,
             first_step=self._state.step,
             examples_before=examples_before,
-            first_epoch=self._first_epoch - self._epochs.initial,
+            first_epoch=self._first_epoch - self._arguments.initial_epoch,
             shows_communication=not self._strategy.trains_whole_model
             or (self._strategy.replicas > 1 and self._program.steps.compresses),
         )
@@ -319,10 +316,8 @@ class FitLoop:
         """Trains until the end of the epoch or of the run; returns whether to stop."""
         state = self._state
         stream_epoch = self._position.epoch(state.step, self._source.size)
-        epoch, epoch_end = (
-            self._epoch_number(stream_epoch),
-            self._position.end_of_epoch(stream_epoch, self._source.size),
-        )
+        epoch = self._epoch_number(stream_epoch)
+        epoch_end = self._position.end_of_epoch(stream_epoch, self._source.size)
         end = min(self._end, epoch_end)
         self._callbacks.on_epoch_begin(epoch)
         state.callbacks.after_epoch_begin(is_resumed=bool(state.progress.epoch))
@@ -334,7 +329,7 @@ class FitLoop:
                 self._saver.save_if_due(state.step, is_last=should_stop or state.step == self._end)
         logs, state.progress.epoch = state.progress.epoch.results(self._program.metrics), RunningMetrics()
         self._saver.observe(state.step, logs)
-        if self._test is not None and not self._schedule.eval_every and self._epochs.validates(epoch):
+        if self._test is not None and not self._schedule.eval_every and self._arguments.validates(epoch):
             logs |= self._evaluate()
         self._program.average_statistics(self._state.step)
         self._epoch_logs = logs
@@ -346,7 +341,7 @@ class FitLoop:
 
     def _epoch_number(self, stream_epoch: int) -> int:
         """Returns the number of an epoch for callbacks, given its number in the stream of examples."""
-        return stream_epoch - self._first_epoch + self._epochs.initial
+        return stream_epoch - self._first_epoch + self._arguments.initial_epoch
 
     def _run_call(self, epoch_end: int) -> bool:
         state, first_step = self._state, self._state.step
@@ -466,7 +461,7 @@ class FitLoop:
 
     def _evaluate(self) -> dict[str, float]:
         assert self._test is not None
-        step, size = self._state.step, self._epochs.validation_batch_size
+        step, size = self._state.step, self._arguments.validation_batch_size
         evaluate = functools.partial(self._program.evaluate, self._test, size, step)
         results = run_evaluation(self._callbacks, steps_in_epochs(1, self._test.size, size), evaluate)
         self._recorder.evaluation(results)

@@ -56,20 +56,13 @@ class Inspection(abc.ABC):
 
 
 class Periodic(Inspection):
-    """Inspects a run periodically."""
+    """Inspects a run every `period` steps; `first` is the first step, at most `period`, which is also the default."""
 
     def __init__(self, period: int, first: int | None = None):
-        """Initializes the inspection.
-
-        Args:
-          period: steps between inspections.
-          first: step of the first inspection, at most `period`, which is also the default.
-        """
         self._period = period
         self._first = period if first is None else first
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         return self._first if step <= self._first else -(-step // self._period) * self._period
 
 
@@ -91,18 +84,13 @@ def median_seconds(strategy: Strategy, function: Callable[[], tf.Tensor]) -> flo
 class TimingRounds:
     """Times functions in turns. All processes must make the same calls in the same order.
 
+    `barrier` returns when all processes have called it, and the function named `reference` is never dropped.
+
     Attributes:
       times: seconds on this process, by name, in the order of the rounds.
     """
 
     def __init__(self, calls: Mapping[str, Callable[[], object]], barrier: Callable[[], object], reference: str):
-        """Initializes the rounds.
-
-        Args:
-          calls: functions to time, by name.
-          barrier: returns when all processes have called it.
-          reference: name of a function that is never dropped.
-        """
         self._calls, self._barrier, self._reference = calls, barrier, reference
         self._active_names = list(calls)
         self._min_ratios: dict[str, float] = {}  # of dropped calls: multiples of the fastest time

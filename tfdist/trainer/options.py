@@ -48,7 +48,6 @@ class Schedule(_FromConfig):
     elastic_batch: str = GLOBAL
 
     def __post_init__(self) -> None:
-        """Validates the values."""
         minimums = {"log_every": 1, "eval_every": 0, "steps_per_call": 1}
         for name, minimum in minimums.items():
             value = getattr(self, name)
@@ -110,7 +109,6 @@ class Checks(_FromConfig):
     stall_shutdown_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        """Validates the values; raises `InputError`."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "check_sync":

@@ -34,11 +34,9 @@ class PipelineTimeline(Inspection):
         self._run_view, self._pipeline, self._step, self._record = run_view, pipeline, step, record
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         return self._step if step <= self._step else None
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class."""
         strategy = self._pipeline
         if strategy.schedule.has_flush:
             measured_timeline = measure_timeline(self._run_view, strategy, step)
@@ -47,21 +45,14 @@ class PipelineTimeline(Inspection):
             measured_timeline, prediction = measure_steady_state(self._run_view, strategy, step)
         name = strategy.schedule.name
         if strategy.is_chief:
-            self._record(
-                {
-                    f"{name}, predicted from median durations": prediction,
-                    f"{name}, measured at step {step}": measured_timeline,
-                }
+            predicted_title, measured_title = "predicted from median durations", f"measured at step {step}"
+            self._record({f"{name}, {predicted_title}": prediction, f"{name}, {measured_title}": measured_timeline})
+            measured_text, predicted_text = (
+                f"{timeline.makespan:.4g} s, {100 * timeline.bubble:.0f}% idle"
+                for timeline in (measured_timeline, prediction)
             )
-            _log.info(
-                "Timeline of %s at step %d: %.4g s, %.0f%% idle; without messages and delays %.4g s, %.0f%% idle.",
-                name,
-                step,
-                measured_timeline.makespan,
-                100 * measured_timeline.bubble,
-                prediction.makespan,
-                100 * prediction.bubble,
-            )
+            text = "Timeline of %s at step %d: %s; without messages and delays %s."
+            _log.info(text, name, step, measured_text, predicted_text)
         return {}
 
 
@@ -76,9 +67,8 @@ def measure_timeline(run_view: RunView, strategy: HasStages, step: int) -> Timel
     clock = ActionClock()
     probe = run_view.steps.probe(run_view.batch_size, read=clock.read, clock=clock)
     batch, number = run_view.batch(step), tf.constant(step, tf.int64)
-    return _timeline(
-        strategy.schedule, _measure_last_trial(lambda: strategy.local(probe(batch, number)[2])[0], strategy)
-    )
+    times = _measure_last_trial(lambda: strategy.local(probe(batch, number)[2])[0], strategy)
+    return _timeline(strategy.schedule, times)
 
 
 def measure_steady_state(run_view: RunView, strategy: HasStages, step: int) -> tuple[Timeline, Timeline]:
@@ -130,8 +120,7 @@ def _timeline(schedule: Schedule, times: Sequence[Sequence[Sequence[float]]]) ->
             for action, (start, end) in zip(actions, row, strict=True)
         )
 
-    rows = tuple(spans(actions, row) for actions, row in zip(schedule.actions, times, strict=True))
-    return Timeline(rows)
+    return Timeline(tuple(spans(actions, row) for actions, row in zip(schedule.actions, times, strict=True)))
 
 
 # Measures how long a step waits for communication, and how long compression takes.

@@ -6,7 +6,7 @@ import hashlib
 import pathlib
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -30,7 +30,7 @@ from tfdist.step import metrics
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.compression import Compression
 from tfdist.step.data_check import explain_mismatch
-from tfdist.step.evaluation import Evaluator
+from tfdist.step.inference import Evaluator
 from tfdist.step.layer_state import TemporaryValues, averaged_statistics, averaged_weights
 from tfdist.step.partitioned_step import Division
 from tfdist.step.row_dependence import RowDependence
@@ -41,7 +41,6 @@ from tfdist.synchronization import WeightSynchronizer
 from tfdist.synchronization.catalog import make_synchronizer
 from tfdist.trainer.data_warnings import (
     add_batch_dim,
-    check_evaluation,
     check_form,
     dependence_of,
     warn_about_evaluation,
@@ -68,17 +67,6 @@ def check_equal(group: Group, model: keras.Model) -> None:
         group.agree("models/versions", versions(), "version of ", deadline)
         group.agree("models/code", code_hashes(), "the code of ", deadline, ignore_missing=True)
         group.agree("models/description", model_description(model), "", deadline)
-
-
-def check_equal_stages(group: Group, part: keras.Model) -> None:
-    """Same as `check_equal`, for processes with different stages of a model; `part` has those of this process, compiled.
-
-    Raises:
-      InputError: on every rank, with the first difference and the ranks' values.
-    """
-    check_equal(group, full_model(part))
-    with long_timeout("its model") as deadline:
-        group.agree("models/optimizer", dict(_optimizer_settings(part.optimizer)), "", deadline)
 
 
 @functools.cache
@@ -140,12 +128,10 @@ def _flatten(title: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]
             continue
         if isinstance(value, Mapping):
             yield from _flatten(f"{title}{key}.", value)
-        elif all(isinstance(item, (str, int, float, type(None))) for item in _as_list(value)):
+            continue
+        items = value if isinstance(value, (list, tuple)) else [value]
+        if all(isinstance(item, (str, int, float, type(None))) for item in items):
             yield f"{title}{key}", str(value)[:_MAX_CHARACTERS]
-
-
-def _as_list(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, (list, tuple)) else [value]
 
 
 class Program(NamedTuple):
@@ -201,11 +187,6 @@ class Program(NamedTuple):
         """Returns all variables of a run with the callbacks, after exchanges in progress."""
         self.synchronizer.settle()
         return RunVariables(self.model, self.strategy, self.store, callbacks, self.synchronizer)
-
-    def for_evaluation(self, examples: Examples) -> "Program":
-        """Returns this program; raises `InputError` for examples that do not fit the model."""
-        check_evaluation(self.strategy, self.model, self.element_spec, examples.element_spec)
-        return self
 
     def evaluate(self, examples: Examples, batch_size: int, step: int) -> dict[str, float]:
         """Returns the loss and the metrics over a data set at a step; see `Trainer.evaluate`."""
@@ -279,7 +260,10 @@ def build(
         strategy.optimizer_shards.build(model)
     with strategy.scope():
         if not strategy.trains_whole_model:
-            check_equal_stages(strategy.group, model)
+            check_equal(strategy.group, full_model(model))
+            with long_timeout("its model") as deadline:
+                optimizer_settings = dict(_optimizer_settings(model.optimizer))
+                strategy.group.agree("models/optimizer", optimizer_settings, "", deadline)
         with strategy.raise_on_all_members("models"):
             check_equal(strategy.peers, model)
         replicated_state = [v for v in model.optimizer.variables if strategy.optimizer_shards.is_on_all_replicas(v)]
@@ -302,8 +286,6 @@ def build(
     steps = Steps(model, strategy, settings, compression, store, model_metrics)
     model_metrics.division = dependence.division if strategy.replicas > 1 else "own"
     model_metrics.keep(dependence.kept_metrics)
-    trainable_ids = trainable_variable_ids(model)
-    weight_average = averaged_weights(model, strategy)
     synchronizer = make_synchronizer(settings.sync, model, strategy, compression, store, settings.clip)
     return Program(
         model,
@@ -315,9 +297,9 @@ def build(
         model_metrics,
         drain,
         averaged_statistics(model, strategy),
-        weight_average,
+        averaged_weights(model, strategy),
         evaluator,
-        trainable_ids,
+        trainable_variable_ids(model),
         synchronizer,
         dependence,
     )

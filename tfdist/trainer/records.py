@@ -39,7 +39,6 @@ class SlowRank:
     """Detects a rank that is slow in several consecutive records."""
 
     def __init__(self) -> None:
-        """Initializes without records."""
         self._records: list[_SlowRecord] = []
 
     def observe(self, seconds_by_rank: Sequence[float | None], step_seconds: float, step: int) -> str | None:
@@ -54,19 +53,16 @@ class SlowRank:
         if slowest is None:
             self._records = []
             return None
-        self._records = [*(record for record in self._records if record.rank == slowest.rank), slowest]
-        if not self._is_persistent():
+        records = self._records = [*(record for record in self._records if record.rank == slowest.rank), slowest]
+        steps = step - records[0].step
+        seconds = steps * median(record.step_seconds for record in records)
+        if len(records) < _MIN_RECORDS or steps < _MIN_STEPS or seconds < _MIN_SECONDS:
             return None
-        ratio, cost = median(record.ratio for record in self._records), median(record.cost for record in self._records)
+        ratio, cost = median(record.ratio for record in records), median(record.cost for record in records)
         return (
             f"Rank {slowest.rank} takes {ratio:.1f} times as long as the others for its input and gradients, and they wait for "
             f"it during {100 * cost:.0f}% of each step."
         )
-
-    def _is_persistent(self) -> bool:
-        steps = self._records[-1].step - self._records[0].step
-        seconds = steps * median(record.step_seconds for record in self._records)
-        return len(self._records) >= _MIN_RECORDS and steps >= _MIN_STEPS and seconds >= _MIN_SECONDS
 
 
 def _slow_record(seconds_by_rank: Sequence[float | None], step_seconds: float, step: int) -> _SlowRecord | None:
@@ -90,13 +86,11 @@ class History:
     """
 
     def __init__(self) -> None:
-        """Creates an empty history."""
         self.records: list[dict[str, Any]] = []
         self.epoch: list[int] = []
         self.history: dict[str, list[Any]] = {}
 
     def __repr__(self) -> str:
-        """Returns the epochs and the last values."""
         last = "".join(f", {name} {_format_value(values[-1])}" for name, values in self.history.items())
         return f"<History of epochs {self.epoch[0]} to {self.epoch[-1]}{last}>" if self.epoch else "<History: empty>"
 

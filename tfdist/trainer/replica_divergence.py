@@ -37,34 +37,28 @@ class ObservingReducer(Reducer):
         self.observations: list[Any] = []
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class."""
         return self._inner.state(specs)
 
     def reduce(self, tensors: Any, state: Any, collectives: Collectives, *, name: str) -> ReductionResult:
-        """See base class."""
         result = self._inner.reduce(tensors, state, collectives, name=name)
         self.observations = self._observe(tensors, state, result, collectives, name)
         return result
 
 
-class ObservingProbe:
-    """A probe step that observes the current reducer."""
+def observing_probe(run_view: RunView, create: Callable[[Reducer], Observe]) -> Callable[[int], list[Any]]:
+    """Returns a function that runs a probe step with an observer of the current reducer, which `create` returns.
 
-    def __init__(self, run_view: RunView, create: Callable[[Reducer], Observe]):
-        """Initializes the step; `create` returns the observer of a reducer."""
-        self._run_view, self._create = run_view, create
-        self._probe = CompiledProbe(run_view.steps, self._compile)
+    It maps the number of a step to a per-replica value for each entry of `observations`.
+    """
+    steps = run_view.steps
 
-    def _compile(self) -> Callable[[Any, tf.Tensor], Any]:
-        steps = self._run_view.steps
+    def compile_probe() -> Callable[[Any, tf.Tensor], Any]:
         inner = steps.reducer()
-        reducer = ObservingReducer(inner, self._create(inner))
-        return steps.probe(self._run_view.batch_size, reducer, read=lambda: reducer.observations)
+        reducer = ObservingReducer(inner, create(inner))
+        return steps.probe(run_view.batch_size, reducer, read=lambda: reducer.observations)
 
-    def __call__(self, step: int) -> list[Any]:
-        """Runs the probe step; returns a per-replica value for each entry of `observations`."""
-        _, _, observations = self._probe.get()(self._run_view.batch(step), tf.constant(step, tf.int64))
-        return observations
+    probe = CompiledProbe(steps, compile_probe)
+    return lambda step: probe.get()(run_view.batch(step), tf.constant(step, tf.int64))[2]
 
 
 _log = logging.getLogger(__name__)
@@ -152,10 +146,9 @@ class GradientNorms(Periodic):
     def __init__(self, run_view: RunView, period: int):
         super().__init__(period)
         self._steps = run_view.steps
-        self._probe = ObservingProbe(run_view, lambda reducer: _norms)
+        self._probe = observing_probe(run_view, lambda reducer: _norms)
 
     def inspect(self, step: int) -> dict[str, float]:
-        """See base class. Returns no fields."""
         strategy = self._steps.strategy
         local_norms = [[float(value) for value in strategy.local(norm)] for norm in self._probe(step)]
         norms_by_rank = strategy.peers.gather("divergence/norms", local_norms, LONG_SECONDS)
@@ -184,7 +177,7 @@ class CompressionErrorMonitor(Periodic):
         super().__init__(period)
         self._steps = run_view.steps
         self._max_error = max_error
-        self._probe = ObservingProbe(
+        self._probe = observing_probe(
             run_view, lambda reducer: error_observer(reducer, self._steps.specs, self._steps.compressed_names())
         )
 

@@ -1,7 +1,6 @@
-"""Warnings about a run before it starts: one rule for each suspicious situation."""
+"""Warnings about suspicious situations of a run before it starts."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tfdist import keras_internals
@@ -40,12 +39,6 @@ class RunFacts(NamedTuple):
     end: int
     options: FitOptions
 
-    @property
-    def rate(self) -> WarmupAndDecay | None:
-        """The learning-rate schedule of tfdist; None for another or no schedule."""
-        schedule = keras_internals.scheduled_learning_rate(self.program.model.optimizer)
-        return schedule if isinstance(schedule, WarmupAndDecay) else None
-
 
 def _one_device_warning(strategy: Strategy) -> str | None:
     # A launcher may start a single process, for example in an elastic job that has lost all others.
@@ -57,45 +50,45 @@ def _one_device_warning(strategy: Strategy) -> str | None:
     return f"Strategy {strategy.name} has one device here, so nothing is distributed. {remedy}"
 
 
-def _batch_size_warning(run: RunFacts) -> str | None:
+def _warnings(run: RunFacts) -> Iterator[str | None]:
+    yield from _length_warnings(run)
+    yield from _learning_rate_warnings(run)
+    yield _exchange_warning(run)
+    yield from _period_warnings(run)
+    yield run.program.steps.idle_compression
+
+
+def _length_warnings(run: RunFacts) -> Iterator[str]:
     batch_size, examples = run.batches.position.batch_size, run.data.train.size
-    if batch_size <= examples or run.data.train.batch_text:
-        return None
-    return (
-        f"A batch of {batch_size} examples is larger than the data, which has {examples}: every step is "
-        f"{batch_size / examples:.3g} epochs, and repeats examples within a batch. Lower --batch_size to at most "
-        f"{examples}, or give more data."
-    )
+    if batch_size > examples and not run.data.train.batch_text:
+        yield (
+            f"A batch of {batch_size} examples is larger than the data, which has {examples}: every step is "
+            f"{batch_size / examples:.3g} epochs, and repeats examples within a batch. Lower --batch_size to at most "
+            f"{examples}, or give more data."
+        )
+    if run.step >= run.end and run.step != run.batches.begun_at:
+        position = "has reached its end" if run.step == run.end else f"is beyond its end, step {run.end}"
+        yield (
+            f"The run resumes at step {run.step} and {position}: nothing is left to train. To continue, give more than "
+            f"{run.step - run.batches.begun_at} steps, or more epochs."
+        )
 
 
-def _completed_run_warning(run: RunFacts) -> str | None:
-    if run.step < run.end or run.step == run.batches.begun_at:
-        return None
-    position = "has reached its end" if run.step == run.end else f"is beyond its end, step {run.end}"
-    return (
-        f"The run resumes at step {run.step} and {position}: nothing is left to train. To continue, give more than "
-        f"{run.step - run.batches.begun_at} steps, or more epochs."
-    )
-
-
-def _warmup_warning(run: RunFacts) -> str | None:
-    rate = run.rate
-    if rate is None or not rate.warmup_steps or rate.warmup_steps < run.end:
-        return None
-    return (
-        f"The warmup takes {rate.warmup_steps} steps and the run ends at step {run.end}, so the learning rate never "
-        f"reaches {rate.peak:g}. Lower --warmup_steps, or train longer."
-    )
-
-
-def _decay_warning(run: RunFacts) -> str | None:
-    decay = parse_decay(run.rate.decay) if run.rate else None
-    if not isinstance(decay, Step) or decay.every < run.end:
-        return None
-    return (
-        f"The learning rate falls every {decay.every} steps and the run ends at step {run.end}, so it never falls. "
-        "Lower `every` of --decay=step(every=...), or leave the decay out."
-    )
+def _learning_rate_warnings(run: RunFacts) -> Iterator[str]:
+    rate = keras_internals.scheduled_learning_rate(run.program.model.optimizer)
+    if not isinstance(rate, WarmupAndDecay):
+        return
+    if rate.warmup_steps and rate.warmup_steps >= run.end:
+        yield (
+            f"The warmup takes {rate.warmup_steps} steps and the run ends at step {run.end}, so the learning rate never "
+            f"reaches {rate.peak:g}. Lower --warmup_steps, or train longer."
+        )
+    decay = parse_decay(rate.decay)
+    if isinstance(decay, Step) and decay.every >= run.end:
+        yield (
+            f"The learning rate falls every {decay.every} steps and the run ends at step {run.end}, so it never falls. "
+            "Lower `every` of --decay=step(every=...), or leave the decay out."
+        )
 
 
 def _exchange_warning(run: RunFacts) -> str | None:
@@ -115,74 +108,44 @@ def _exchange_warning(run: RunFacts) -> str | None:
     )
 
 
-def _evaluation_warning(run: RunFacts) -> str | None:
-    period = run.options.schedule.eval_every
-    if not period or run.data.test is not None:
-        return None
-    return f"--eval_every={period} has no effect, because there is no data to evaluate. Give evaluation data, or leave it out."
-
-
-def _profile_warning(run: RunFacts) -> str | None:
-    first_step = min(run.options.reporting.profile.boundaries, default=0)
-    if not first_step or first_step < run.end:
-        return None
-    return (
-        f"The profile begins at step {first_step} and the run ends at step {run.end}, so there is no profile. "
-        "Lower --profile_steps, or train longer."
+def _period_warnings(run: RunFacts) -> Iterator[str]:
+    schedule, checks, checkpoints = run.options.schedule, run.options.checks, run.options.checkpoints
+    evaluates = run.data.test is not None
+    if schedule.eval_every and not evaluates:
+        yield (
+            f"--eval_every={schedule.eval_every} has no effect, because there is no data to evaluate. Give evaluation data, "
+            "or leave it out."
+        )
+    # The number of steps, 0 for never or the default, of each flag; and the effect if it exceeds the run.
+    periods = (
+        ("eval_every", schedule.eval_every * evaluates, "the run is never evaluated, not even at its end"),
+        (
+            "log_every",
+            schedule.log_every * (schedule.log_every != Schedule().log_every),
+            "only its last step is recorded",
+        ),
+        (
+            "checkpoint_every",
+            checkpoints.interval.steps if checkpoints and not checkpoints.best else 0,
+            "only its last step is saved",
+        ),
+        ("commit_every", checkpoints.commit_every if checkpoints else 0, "no in-memory checkpoint is made"),
+        ("check_sync_every", checks.check_sync_every, "replicas are never compared"),
+        ("compression_check_every", checks.compression_check_every, "the compression error is never measured"),
     )
-
-
-def _steps_between_checkpoints(run: RunFacts) -> int:
-    checkpoints = run.options.checkpoints
-    return checkpoints.interval.steps if checkpoints and not checkpoints.best else 0
-
-
-# Flags with a number of steps; the number, 0 for never or the default; and the effect if it exceeds the run.
-_PERIODS: tuple[tuple[str, Callable[[RunFacts], int], str], ...] = (
-    (
-        "eval_every",
-        lambda run: 0 if run.data.test is None else run.options.schedule.eval_every,
-        "the run is never evaluated, not even at its end",
-    ),
-    (
-        "log_every",
-        lambda run: 0 if run.options.schedule.log_every == Schedule().log_every else run.options.schedule.log_every,
-        "only its last step is recorded",
-    ),
-    ("checkpoint_every", _steps_between_checkpoints, "only its last step is saved"),
-    (
-        "commit_every",
-        lambda run: run.options.checkpoints.commit_every if run.options.checkpoints else 0,
-        "no in-memory checkpoint is made",
-    ),
-    ("check_sync_every", lambda run: run.options.checks.check_sync_every, "replicas are never compared"),
-    (
-        "compression_check_every",
-        lambda run: run.options.checks.compression_check_every,
-        "the compression error is never measured",
-    ),
-)
-
-
-def _period_warning(name: str, steps: Callable[[RunFacts], int], effect: str, run: RunFacts) -> str | None:
-    period = steps(run)
-    # Counted from the beginning of the run, so that a resumed run has no warning about earlier steps.
-    if not period or run.end // period > run.batches.begun_at // period:
-        return None
-    return f"--{name}={period} is longer than the run, which ends at step {run.end}: {effect}. Lower --{name}, or train longer."
-
-
-RULES: tuple[Callable[[RunFacts], str | None], ...] = (
-    _batch_size_warning,
-    _completed_run_warning,
-    _warmup_warning,
-    _decay_warning,
-    _exchange_warning,
-    _evaluation_warning,
-    *(functools.partial(_period_warning, *row) for row in _PERIODS),
-    _profile_warning,
-    lambda run: run.program.steps.idle_compression,
-)
+    for name, period, effect in periods:
+        # Counted from the beginning of the run, so that a resumed run has no warning about earlier steps.
+        if period and run.end // period <= run.batches.begun_at // period:
+            yield (
+                f"--{name}={period} is longer than the run, which ends at step {run.end}: {effect}. Lower --{name}, or train "
+                "longer."
+            )
+    first_step = min(run.options.reporting.profile.boundaries, default=0)
+    if first_step and first_step >= run.end:
+        yield (
+            f"The profile begins at step {first_step} and the run ends at step {run.end}, so there is no profile. "
+            "Lower --profile_steps, or train longer."
+        )
 
 
 def warn_about_run(run: RunFacts, data_warnings: Sequence[tuple[str, str]]) -> None:
@@ -192,8 +155,7 @@ def warn_about_run(run: RunFacts, data_warnings: Sequence[tuple[str, str]]) -> N
         return
     if text := _one_device_warning(strategy):
         warn_once(with_argument_names(text), situation=ONE_DEVICE)
-    for rule in RULES:
-        if text := rule(run):
-            warn_once(with_argument_names(text))
+    for text in filter(None, _warnings(run)):
+        warn_once(with_argument_names(text))
     for text, situation in data_warnings:
         warn_once(text, situation)

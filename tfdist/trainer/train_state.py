@@ -35,7 +35,6 @@ class Line(NamedTuple):
     slope: float
 
     def __call__(self, count: int) -> float:
-        """Returns the seconds for a number of rows."""
         return self.intercept + self.slope * count
 
 

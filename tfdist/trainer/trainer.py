@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,17 +11,19 @@ from typing import Any
 import keras
 
 from tfdist import keras_internals
-from tfdist.checkpoint.best import BestValue, best_checkpoint
+from tfdist.checkpoint.best import BestTracker, BestValue, best_checkpoint
 from tfdist.checkpoint.format import Checkpoint
-from tfdist.checkpoint.manager import Checkpoints
+from tfdist.checkpoint.manager import Checkpoints, open_saver
+from tfdist.checkpoint.replication import RunSnapshot
 from tfdist.checkpoint.restore import restore, restore_weights, resume_candidates
 from tfdist.config.pipeline import check_without_flush
 from tfdist.config.sync import DEFAULT, Sync, parse_sync
 from tfdist.config.train_config import check_arguments
 from tfdist.coordination.group import long_timeout
-from tfdist.data import DataSet, as_examples
+from tfdist.data import DataSet, Examples, as_examples
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
-from tfdist.data.reading_errors import check_cache_files
+from tfdist.data.inputs import input_examples
+from tfdist.data.reading_errors import check_cache_files, explain_reading_errors
 from tfdist.distribution.strategy import Strategy, current_strategy
 from tfdist.errors import InputError, describe_error, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
@@ -32,27 +35,42 @@ from tfdist.pipelining.staged_model import full_model, pipeline_without_flush
 from tfdist.reporting import Reporter
 from tfdist.reporting.display import terminal_or_plain
 from tfdist.reporting.plain_reporter import PlainReporter
+from tfdist.reporting.reporter import synchronizer
 from tfdist.row_semantics.explanation import listener
 from tfdist.step.compression import Compression
+from tfdist.step.data_check import explain_mismatch
+from tfdist.step.inference import Predictor, concatenate_rows
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.validation import (
     check_created_in_scope,
-    check_data,
     check_not_wrapped,
     check_optimizer,
     check_own_gradients,
+    check_same_data,
     check_unchanged,
     default_loss_scale,
     synchronized_layers,
     unwrap_loss_scale,
 )
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
-from tfdist.synchronization.federated import check_loss_scale, examples_per_step
-from tfdist.trainer import saved_fit
-from tfdist.trainer.balancing import validate_balance
-from tfdist.trainer.evaluation import EvaluationMixin, check_verbose
-from tfdist.trainer.fit_arguments import check_fit, check_fit_targets, check_trainer, fit_arguments
+from tfdist.synchronization.federated import check_loss_scale, divide_among_clients, examples_per_step
+from tfdist.trainer.balancing import make_balancing, validate_balance
+from tfdist.trainer.callbacks import callbacks_of_process, check_callback_weights, check_no_swap, run_evaluation
+from tfdist.trainer.data_warnings import check_evaluation, check_standalone_evaluation
+from tfdist.trainer.early_stopping import check_monitored_metrics
+from tfdist.trainer.fit_arguments import (
+    BATCH_SIZE,
+    FitArguments,
+    check_fit,
+    check_targets,
+    check_trainer,
+    evaluation_arguments,
+    fit_arguments,
+    validate_callbacks,
+    validate_count,
+)
+from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.options import Checks, FitOptions, Reporting, Schedule
 from tfdist.trainer.program import Program, build, loss_scale
 from tfdist.trainer.records import History
@@ -121,6 +139,26 @@ def save_model(model: keras.Model, path: AnyPath) -> None:
             model.save(str(local_path))
 
 
+def check_verbose(verbose: int | str) -> None:
+    """Raises `InputError` for an unknown value of `verbose`."""
+    if verbose not in ("auto", 0, 1, 2):
+        raise InputError(f"`verbose` must be one of 'auto', 0, 1 and 2. Received: {verbose!r}.")
+
+
+def _parse_verbosity(verbose: int | str) -> int:
+    """Returns 0, 1 or 2; for "auto", 1 (a progress bar) in a terminal, otherwise 2 (one line)."""
+    check_verbose(verbose)
+    return int(verbose) if verbose != "auto" else 1 if sys.stdout.isatty() else 2
+
+
+def _show_progress(batches: Iterator[Any], count: int, verbose: int) -> Iterator[Any]:
+    bar = keras.utils.Progbar(count, verbose=verbose) if verbose else None
+    for number, batch in enumerate(batches, 1):
+        yield batch
+        if bar:
+            bar.update(number)
+
+
 @contextlib.contextmanager
 def reporting_context(reporting: Reporting, verbose: int | str, is_chief: bool) -> Iterator[Reporting]:
     """Returns a context with the reporter that `verbose` selects (see `Trainer.fit`), unless `reporting` has one.
@@ -141,7 +179,31 @@ def reporting_context(reporting: Reporting, verbose: int | str, is_chief: bool) 
     reporter.close("")
 
 
-class Trainer(EvaluationMixin):
+def run_snapshot(program: Program, state: TrainState, batches: BatchSchedule, copied: bool = True) -> RunSnapshot:
+    """Returns the current state for a checkpoint; every process must call it.
+
+    Without `copied`, training must wait until the checkpoint is written.
+    """
+    variables = program.run_variables(state.callbacks)
+    variables.collect()
+    callbacks, arrays = state.callbacks.save()
+    values = {
+        **state.values(batches),
+        "compression": dict(program.steps.overrides),
+        "all_reduce_table": program.steps.all_reduce_table,
+        "replicas": program.strategy.replicas,
+        "strategy": program.strategy.name,
+        "order": variables.order,
+        "exchanges": program.synchronizer.to_json(),
+        "callbacks": callbacks,
+    }
+    best_steps = [state.best_tracker.best.step] if state.best_tracker and state.best_tracker.best else []
+    return RunSnapshot(
+        state.step, program.settings.seed, [*variables.parts(copied), *arrays], values, variables, keep_steps=best_steps
+    )
+
+
+class Trainer:
     """Trains a Keras model under the current strategy.
 
     The model, the optimizer and the metrics are ordinary Keras objects, created in the strategy's scope. Gradients are
@@ -237,9 +299,10 @@ class Trainer(EvaluationMixin):
         self._store = StateStore(self.strategy)
         self._store.variables(self._settings.scale_state())
         self._program: Program | None = None
+        self._predictor: Predictor | None = None
+        self._is_evaluation_checked = False
 
     def __repr__(self) -> str:
-        """Returns the model, the strategy and the step."""
         return f"<Trainer of {self.model.name!r} on {self.strategy!r}, step {self.step}>"
 
     @names_arguments
@@ -344,21 +407,173 @@ class Trainer(EvaluationMixin):
         strategy, sync = self.strategy, self._settings.sync
         check_arguments(strategy.name, strategy.declaration, sync, elastic_batch=schedule.elastic_batch)
         data, size = arguments.data, arguments.data.train.size
-        check_fit_targets(self._has_loss, data)
+        labelled_data = [(data.train, "training data")]
+        labelled_data += [] if data.test is None else [(data.test, "validation data")]
+        for examples, label in labelled_data:
+            check_targets(self._has_loss, examples.element_spec, label)
         batches = self.batch_schedule(size, batch_size=arguments.batch_size, elastic_batch=schedule.elastic_batch)
         if self._program:
             check_unchanged(self.model, self._program.trainable_ids, self._optimizer)
-        check_data(self.strategy, data)
+        for examples, label in labelled_data:
+            check_same_data(self.strategy, examples, label)
         with reporting_context(reporting or Reporting(), verbose, self.strategy.is_chief) as reporting:
-            return saved_fit.fit(
-                self.build(data.train),
-                self.train_state,
-                arguments,
+            options = FitOptions(schedule, checks or Checks(), reporting, checkpoints)
+            return self._fit(self.build(data.train), arguments, batches, callbacks, options)
+
+    def _fit(
+        self,
+        program: Program,
+        arguments: FitArguments,
+        batches: BatchSchedule,
+        callbacks: Sequence[keras.callbacks.Callback],
+        options: FitOptions,
+    ) -> History:
+        check_no_swap(callbacks, program)
+        check_callback_weights(callbacks, program)
+        strategy, state, checkpoints = self.strategy, self.train_state, options.checkpoints
+        train = divide_among_clients(
+            self._settings.sync, arguments.data.train, arguments.batch_size, self._settings.seed
+        )
+        data = dataclasses.replace(arguments.data, train=train)
+        copied = checkpoints is None or checkpoints.in_background
+        best = checkpoints.best if checkpoints else ""
+        best_metric = check_monitored_metrics(callbacks, best, program, data.test is not None)
+        state.best_tracker = None
+        if checkpoints and best:
+            state.best_tracker = BestTracker(checkpoints.directory, *best_metric, state.initial_best)
+        with (
+            options.checks.watchdog(strategy.group) as watchdog,
+            open_saver(
+                checkpoints,
+                strategy,
+                state.step,
+                lambda: run_snapshot(program, state, batches, copied),
+                synchronizer(options.reporting.ledger, options.reporting.reporter),
+                state.best_tracker,
+            ) as saver,
+        ):
+            loop = FitLoop(
+                program,
+                state,
+                arguments._replace(data=data),
                 batches,
                 callbacks=callbacks,
-                options=FitOptions(schedule, checks or Checks(), reporting, checkpoints),
-                balance=self._balance,
+                options=options,
+                saver=saver,
+                balancing=make_balancing(self._balance, strategy, state, batches.position.batch_size),
+                watchdog=watchdog,
             )
+            try:
+                return loop.run()
+            finally:
+                state.end_run(batches, train.size)
+
+    @names_arguments
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: int | str = 0,
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] | None = None,
+        *,
+        return_dict: bool = True,
+    ) -> dict[str, float]:
+        """Returns the loss and the metrics over a data set, the same for any number of replicas.
+
+        Args:
+          x: data to evaluate on, in any of the forms of `fit`.
+          y: targets, as arrays.
+          batch_size: examples per batch, over all replicas; affects only the result of a loss with `reduction="sum"`.
+            Defaults to the size of the first batch of `x`, or 32.
+          verbose: 0 (silent), or "auto", 1 or 2: the chief writes a line with the results to stdout.
+          sample_weight: weight of each example, as an array, with `y`.
+          steps: number of batches to evaluate; by default all.
+          callbacks: a Keras callback or a list of them. They see all batches as a single batch; callbacks that write files
+            run on the chief only.
+          return_dict: must be True, which is not Keras's default.
+
+        Raises:
+          InputError: an argument is invalid, the data does not fit the model, or, with stages or layouts, results would
+            differ from one device: a loss is not a mean over rows, a metric is not a sum, or outputs depend on several rows.
+        """
+        verbose = _parse_verbosity(verbose)
+        if return_dict is not True:
+            raise InputError(
+                f"Trainer.evaluate returns a dict of results by name. Received: return_dict={return_dict!r}. Leave it out."
+            )
+        callbacks = callbacks_of_process(validate_callbacks(callbacks), self.strategy)
+        examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
+        check_targets(self._has_loss, examples.element_spec, "data to evaluate")
+        check_same_data(self.strategy, examples, "data to evaluate")
+        count = -(-examples.size // batch_size)
+        bar = keras.utils.Progbar(count, verbose=2 if verbose and self.strategy.is_chief else 0)  # starts its clock
+        program = self.build(examples)
+        check_evaluation(self.strategy, self.model, program.element_spec, examples.element_spec)
+        if not (self._is_evaluation_checked or program.steps.has_loop):  # `fit` has checked its examples
+            check_standalone_evaluation(self.strategy, self.model, program.dependence)
+            self._is_evaluation_checked = True
+        check_no_swap(callbacks, program)
+        callback_list = keras.callbacks.CallbackList(callbacks, model=self.model, epochs=1, steps=count, verbose=0)
+        results = run_evaluation(
+            callback_list, count, functools.partial(program.evaluate, examples, batch_size, self.step)
+        )
+        bar.update(count, results.items())
+        return results
+
+    @names_arguments
+    def predict(
+        self, x: Any, batch_size: int | None = None, verbose: int | str = "auto", steps: int | None = None
+    ) -> Any:
+        """Returns the outputs for all rows, in order. Call it on every process; each gets all rows.
+
+        With `ema`, the averaged weights are used.
+
+        Args:
+          x: an array, or a list or dict of arrays for a model with several inputs; a `tf.data.Dataset`, with or without
+            targets; or other data in a form of `fit`, whose targets are ignored. The test examples of a `DataSet` are used.
+          batch_size: examples per batch, over all replicas; does not affect the result. Defaults to the size of the
+            first batch of `x`, or 32.
+          verbose: "auto", 0 (silent), 1 (a progress bar) or 2 (one line); as for Keras's `predict`.
+          steps: maximum number of batches; required if `x` is infinite.
+
+        Returns:
+          An array [rows, ...], or a structure of them for a model with several outputs.
+
+        Raises:
+          InputError: an argument is invalid, or the data does not fit the model.
+        """
+        batch_size, steps = validate_count("batch_size", batch_size), validate_count("steps", steps)
+        verbose = _parse_verbosity(verbose)
+        examples = input_examples(x, steps, batch_size or BATCH_SIZE)
+        check_same_data(self.strategy, examples, "data to predict for")
+        rows = batch_size or examples.batch_size or BATCH_SIZE
+        limit = min(examples.size, (steps or examples.size) * (examples.batch_size or rows))
+        if self._predictor is None:
+            if self._program is None:
+                self._build_model(examples)
+            division = self._program.output_division if self._program is not None else "own"
+            self._predictor = Predictor(self.model, self.strategy, self._settings.seed, division)
+        weights_context = self._program.evaluated_weights(self.step) if self._program else contextlib.nullcontext()
+        count, chief_verbosity = -(-limit // rows), verbose if self.strategy.is_chief else 0
+        predictor = self._predictor
+        with weights_context, explain_reading_errors(examples):
+            return self.strategy.with_all_replicas(
+                lambda: concatenate_rows(
+                    _show_progress(predictor.predict(examples, rows, limit), count, chief_verbosity)
+                )
+            )
+
+    def _build_model(self, examples: Examples) -> None:
+        if not self.model.built:
+            x = keras.tree.map_structure(
+                lambda spec: keras.KerasTensor([None, *spec.shape], spec.dtype.name), examples.element_spec[0]
+            )
+            with self.strategy.scope(), explain_mismatch(examples.element_spec[:1]):
+                self.model(x, training=False)
+        self.strategy.synchronize(self.model.variables)
 
     @names_arguments
     def resume(self, path: AnyPath, commits: str | os.PathLike[str] = "") -> int:

@@ -11,7 +11,7 @@ from tests.gradients.compression.reducers import SHAPES, codec_of, edge_gradient
 from tests.gradients.replicas import Runner, bits, check_conservation, check_sums, on_threads
 from tfdist.collectives import OneReplica
 from tfdist.gradients.compression import AllGatherReducer, Codec
-from tfdist.gradients.compression.codec_compiler import CodecCompiler
+from tfdist.gradients.compression.reducers import CodecCompiler
 
 METHODS = [
     "fp16",

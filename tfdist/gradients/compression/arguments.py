@@ -1,6 +1,7 @@
 """Validation of method parameters, and XLA compilation for parts of a method."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,15 @@ def validate_ratio(method: str, ratio: float) -> float:
     if not is_number(ratio) or not 0 < ratio <= 1:
         raise InputError(f"{method} needs a ratio in (0, 1]. Received: {ratio!r}. Write, say, {method}(ratio=0.01).")
     return float(ratio)
+
+
+def validate_positive(method: str, parameter: str, value: float) -> float:
+    """Returns a finite number above 0; raises `InputError` with the names of method and parameter for anything else."""
+    if not is_number(value) or not 0 < value < math.inf:
+        raise InputError(
+            f"{method} needs a finite {parameter} above 0. Received: {value!r}. Write, say, {parameter}=2.5."
+        )
+    return float(value)
 
 
 def selection_size(ratio: float, size: int) -> int:

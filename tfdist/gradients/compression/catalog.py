@@ -17,25 +17,25 @@ from tfdist.errors.formatting import nearest
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES, SMALL_BYTES, Bucketed
 from tfdist.gradients.compression.arguments import validate_flag
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer
+from tfdist.gradients.compression.reducers import reducer_for
 from tfdist.gradients.reducer import ErrorFeedback, PartitionedReducer, Reducer, SparseRows, Sum
 
 # name -> module of this package and class in it; `none` is the exact sum.
 METHODS = {
     "fp16": "casts:FP16",
     "bf16": "casts:BF16",
-    "int8": "int8:Int8",
-    "qsgd": "qsgd:QSGD",
-    "terngrad": "terngrad:TernGrad",
-    "onebit": "onebit:OneBit",
-    "signsgd": "signsgd:SignSGD",
-    "topk": "topk:TopK",
-    "threshold": "threshold:Threshold",
-    "randomk": "randomk:RandomK",
-    "projection": "projection:Projection",
-    "sketch": "sketch:Sketch",
+    "int8": "quantization:Int8",
+    "qsgd": "quantization:QSGD",
+    "terngrad": "quantization:TernGrad",
+    "onebit": "quantization:OneBit",
+    "signsgd": "quantization:SignSGD",
+    "topk": "sparsification:TopK",
+    "threshold": "sparsification:Threshold",
+    "randomk": "random_projections:RandomK",
+    "projection": "random_projections:Projection",
+    "sketch": "random_projections:Sketch",
     "powersgd": "powersgd:PowerSGD",
-    "dgc": "dgc:DGC",
+    "dgc": "sparsification:DGC",
 }
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,6 @@ class Choice:
     allow: str = "bf16; powersgd(rank=4)"
 
     def __post_init__(self) -> None:
-        """Validates the parameters."""
         if self.after < 1:
             raise InputError(f"--compression=auto chooses after at least 1 step. Received: after={self.after}.")
         check(self.allow)
@@ -121,11 +120,6 @@ def check(text: str) -> None:
     """Raises `InputError` if the text of `--compression` names an unknown method or parameter."""
     for rule in parse_rules(text) if parse_choice(text) is None else []:
         create(rule.methods)
-
-
-def reducer_for(codec: Codec) -> Reducer:
-    """Returns the reducer of a codec: reduce-scatter if sums may be encoded again, otherwise all-gather."""
-    return ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec)
 
 
 def create_reducer(

@@ -122,7 +122,6 @@ class Blockwise(Codec):
         return code
 
     def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        """See base class."""
         return tf.concat(self._pieces(code, size), axis=0)
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
@@ -139,7 +138,6 @@ class Blockwise(Codec):
         return tf.add_n([tf.reduce_sum(scales * 2.0**-40) for scales in scale_parts])
 
     def payload_bytes(self, size: int) -> int:
-        """See base class."""
         return sum(4 * self.scales * m + packed_length(m * k, self.bits) for m, k in self.block_shapes(size))
 
     def _pieces(self, code: Sequence[tf.Tensor], size: int) -> list[tf.Tensor]:

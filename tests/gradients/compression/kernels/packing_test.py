@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tfdist.collectives import OneReplica, Wire
 from tfdist.gradients.compression.bit_packing import map_pieces, pack_bits, packed_length, unpack_bits
-from tfdist.gradients.compression.codec_compiler import Packing
+from tfdist.gradients.compression.reducers import Packing
 
 
 @settings(deadline=None, max_examples=60)

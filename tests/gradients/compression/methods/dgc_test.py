@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
-from tfdist.gradients.compression.methods.dgc import DGC
+from tfdist.gradients.compression.methods.sparsification import DGC
 
 
 def reference(gradients, ratio, momentum, clip_norm=None, warmup_steps=0, warmup_ratio=0.25):

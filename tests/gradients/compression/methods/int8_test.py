@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tests.gradients.compression.reducers import coded
-from tfdist.gradients.compression.methods.int8 import Int8
+from tfdist.gradients.compression.methods.quantization import Int8
 from tfdist.gradients.compression.reducers import AllGatherReducer
 
 MAX_FLOAT = float(np.float32(3.4e38))

@@ -10,8 +10,7 @@ from tests.gradients.compression.reducers import SEED, reduced
 from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
 from tfdist.gradients.compression import AllGatherReducer, Codec
-from tfdist.gradients.compression.methods.threshold import Threshold
-from tfdist.gradients.compression.methods.topk import TopK
+from tfdist.gradients.compression.methods.sparsification import Threshold, TopK
 
 TINY = float(np.finfo("float32").tiny)  # below it arithmetic may flush to zero
 SCALES = st.sampled_from([1e-40, 1e-20, 1.0, 1e20])
@@ -52,7 +51,7 @@ def test_the_sampled_search_finds_what_the_exact_one_does(size):
 
 def test_a_threshold_that_too_few_reach_leaves_slots_unused(monkeypatch):
     """With these seeds, a sample of 8 elements sometimes gives a wrong threshold; the code is still well-formed."""
-    monkeypatch.setattr("tfdist.gradients.compression.methods.topk.sample_size", lambda ratio: 8)
+    monkeypatch.setattr("tfdist.gradients.compression.methods.sparsification.sample_size", lambda ratio: 8)
     x = np.random.default_rng(2).standard_normal(1000).astype("float32")
     unused = set()
     for seed in (0, 64, 808):

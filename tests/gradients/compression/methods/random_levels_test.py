@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tests.gradients.compression.reducers import coded
-from tfdist.gradients.compression.methods.qsgd import QSGD
-from tfdist.gradients.compression.methods.terngrad import TernGrad
+from tfdist.gradients.compression.methods.quantization import QSGD, TernGrad
 
 
 @settings(deadline=None, max_examples=60)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.gradients.compression.reducers import reduced
 from tfdist.collectives import OneReplica, Recording
-from tfdist.gradients.compression.methods.projection import Projection
-from tfdist.gradients.compression.methods.randomk import RandomK, draw_elements
+from tfdist.gradients.compression.methods.random_projections import Projection, RandomK, draw_elements
 
 
 @settings(deadline=None, max_examples=30)

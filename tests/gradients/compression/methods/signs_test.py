@@ -12,8 +12,7 @@ from tests.gradients.compression.reducers import coded, named, reduced
 from tfdist.collectives import Recording
 from tfdist.errors import InputError
 from tfdist.gradients import ErrorFeedback
-from tfdist.gradients.compression.methods.onebit import OneBit
-from tfdist.gradients.compression.methods.signsgd import SignSGD
+from tfdist.gradients.compression.methods.quantization import OneBit, SignSGD
 
 
 @settings(deadline=None, max_examples=60)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
-from tfdist.gradients.compression.methods.sketch import Sketch, _estimates, _median, _sketch
+from tfdist.gradients.compression.methods.random_projections import Sketch, _estimates, _median, _sketch
 from tfdist.gradients.compression.random_draws import sign_bits
 
 

@@ -1,4 +1,4 @@
-"""Compression methods, one per file, each with its equation, its cost in bytes and the paper.
+"""Compression methods, one file for each kind, each with its equation, its cost in bytes and the paper.
 
 Shared code and `catalog.py`, which maps names to methods, are in the parent package.
 """

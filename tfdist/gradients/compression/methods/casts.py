@@ -17,11 +17,9 @@ class _Cast(Codec):
     dtype: tf.DType
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
-        """See base class."""
         return [tf.cast(x, self.dtype)]
 
     def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        """See base class."""
         return tf.cast(code[0], tf.float32)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -29,7 +27,6 @@ class _Cast(Codec):
         return tf.cast(tf.cast(peaks(x[None])[0], self.dtype), tf.float32)
 
     def payload_bytes(self, size: int) -> int:
-        """See base class."""
         return 2 * size
 
 

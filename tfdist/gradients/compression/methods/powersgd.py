@@ -16,7 +16,7 @@ from tfdist.gradients.bucket import Bucketed
 from tfdist.gradients.compression.arguments import compile_with_xla, validate_flag
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.random_draws import normalize_rows, orthonormalize
-from tfdist.gradients.compression.reducers import AllGatherReducer, ReduceScatterReducer, reshape_like, seed_of
+from tfdist.gradients.compression.reducers import reducer_for, reshape_like, seed_of
 from tfdist.gradients.reducer import Reducer, ReductionResult, Sum, split_at, tensor_specs
 
 
@@ -64,7 +64,7 @@ class PowerSGD(Reducer):
     def then(self, codec: Codec) -> "PowerSGD":
         """Returns a copy whose messages are encoded by a codec; the part that the code omits counts as not sent."""
         result = copy.copy(self)
-        result._factors = Bucketed(ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec))
+        result._factors = Bucketed(reducer_for(codec))
         return result
 
     def is_exact(self, spec: tf.TensorSpec | tf.Tensor) -> bool:
@@ -88,7 +88,6 @@ class PowerSGD(Reducer):
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """See base class."""
         lossy_indices = [i for i, tensor in enumerate(tensors) if not self.is_exact(tensor)]
         exact_indices = [i for i, tensor in enumerate(tensors) if self.is_exact(tensor)]
         memories, message_state = split_at(state, len(lossy_indices))
