@@ -179,6 +179,11 @@ def flag_field(default: Any, *args: Any, **kwargs: Any) -> Any:
     return dataclasses.field(default=default, metadata={"flag": Flag(*args, **kwargs)})
 
 
+def option_field(default: Any, *args: Any, **kwargs: Any) -> Any:
+    """Returns a field for an option of some strategies, whose default is accepted with all; see `flag_field`."""
+    return flag_field(default, *args, is_option=True, neutral_values=(default,), **kwargs)
+
+
 def field_names(config: Any, trait: str) -> tuple[str, ...]:
     """Returns the names of the fields whose `Flag` has a trait, such as "per_process"."""
     return tuple(field.name for field in dataclasses.fields(config) if getattr(field.metadata["flag"], trait))

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from tfdist.config.fields import ANY_TEXT, AUTO, DEVICES, flag_field
+from tfdist.config.fields import ANY_TEXT, AUTO, DEVICES, option_field
 from tfdist.config.layouts import check_axes
 from tfdist.config.spec import call, parse, spec_of
 from tfdist.errors import InputError
@@ -257,41 +257,33 @@ def check_axis_model(shard: str = "none", schedule: str = DEFAULT_SCHEDULE) -> N
 class PipelineOptions:
     """Options of pipelines."""
 
-    pipeline_schedule: str = flag_field(
+    pipeline_schedule: str = option_field(
         DEFAULT_SCHEDULE,
         DEVICES,
         "Pipeline schedule, the order of forward and backward passes, for --strategy=pipeline: gpipe, 1f1b, "
         "interleaved(chunks=2), zb_h1, pipedream, pipedream(vertical_sync=True) or 2bw (docs/guides/pipelines.md).",
         parse=parse_pipeline_schedule,
-        is_option=True,
-        neutral_values=(DEFAULT_SCHEDULE,),
         safe_values=ANY_TEXT,
     )
-    micro_batches: int = flag_field(
+    micro_batches: int = option_field(
         1,
         DEVICES,
         "Number of micro-batches into which each replica splits its rows, for --strategy=pipeline.",
         minimum=1,
-        is_option=True,
-        neutral_values=(1,),
     )
-    cut: str = flag_field(
+    cut: str = option_field(
         "auto",
         DEVICES,
         "Where --strategy=pipeline cuts the model: auto, names of layers after which a stage ends, such as block1,block3, or "
         "balanced(by=parameters), by=memory or by=time.",
         check=str,
         parse=parse_cut,
-        is_option=True,
-        neutral_values=("auto",),
         safe_values=ANY_TEXT,
     )
-    activation_compression: str = flag_field(
+    activation_compression: str = option_field(
         "none",
         DEVICES,
         "Compression of activations and their gradients between the stages of --strategy=pipeline in training: none, bf16 or "
         "fp16 (casts to 2 bytes), or int8 (1 byte, with a scale per block of 256 elements).",
         choices=ACTIVATION_COMPRESSION,
-        is_option=True,
-        neutral_values=("none",),
     )

@@ -19,7 +19,7 @@ from tfdist.config.all_reduce import (
     parse_all_reduce,
     parse_table,
 )
-from tfdist.config.fields import DEVICES, Flags, flag_field, normalize_address, normalize_layout
+from tfdist.config.fields import DEVICES, Flags, flag_field, normalize_address, normalize_layout, option_field
 from tfdist.config.layouts import REPLICA_STAGES, STAGES, parse_grid, parse_layout, parse_shard
 from tfdist.config.mesh import mesh_of, parse_mesh
 from tfdist.config.pipeline import PipelineOptions, check_flags_without_flush, check_mesh
@@ -439,14 +439,12 @@ class JobOptions(Flags):
         is_option=True,
         neutral_values=(0, 1),
     )
-    communication: str = flag_field(
+    communication: str = option_field(
         "auto",
         DEVICES,
         f"Collective implementation: {'; '.join(accepted_values('communication'))}.",
         choices=("auto", "ring", "nccl", "gloo", "mpi"),
         check=_refuse_oneccl,
-        is_option=True,
-        neutral_values=("auto",),
     )
     intra_op_threads: int = flag_field(
         0,
@@ -503,56 +501,44 @@ class JobOptions(Flags):
 class TrainerOptions(PipelineOptions, ParameterServerOptions):
     """Options of strategies that run `tfdist.Trainer`, but not Keras's own `fit`."""
 
-    tpu: str = flag_field(
+    tpu: str = option_field(
         "",
         DEVICES,
         "Name or address of the TPU, for --strategy=tpu; local on a TPU VM.",
-        is_option=True,
-        neutral_values=("",),
     )
-    mesh_shape: str = flag_field(
+    mesh_shape: str = option_field(
         "",
         DEVICES,
         "Axes of the device mesh for --strategy=mesh, such as data:2;model:4, by default data:DEVICES; or of the processes for "
         "--strategy=pipeline, such as stage:2;data:2, by default stage:PROCESSES, and of the devices in each: "
         "stage:2;data:2;model:2.",
         parse=parse_mesh,
-        is_option=True,
-        neutral_values=("",),
         safe_values=fields.ANY_TEXT,
     )
-    layout: str = flag_field(
+    layout: str = option_field(
         "",
         DEVICES,
         "Mapping of named tensor dims to mesh axes for --strategy=mesh, such as batch:data;heads:model. By default, "
         "the batch is sharded over the first axis. For --strategy=pipeline, a mapping to the axis model, such as "
         "heads:model.",
         check=normalize_layout,
-        is_option=True,
-        neutral_values=("",),
         safe_values=fields.ANY_TEXT,
     )
-    shard: str = flag_field(
+    shard: str = option_field(
         "none",
         DEVICES,
         "State to shard over replicas, as in ZeRO: none, optimizer (optimizer state) or, over the batch axis of a mesh, "
         "gradients (also gradients) or parameters (also parameters).",
         choices=STAGES,
-        is_option=True,
-        neutral_values=("none",),
     )
-    shard_axis: str = flag_field(
+    shard_axis: str = option_field(
         "",
         DEVICES,
         "Mesh axis for --shard. Defaults to the axis of the batch.",
-        is_option=True,
-        neutral_values=("",),
         safe_values=fields.ANY_TEXT,
     )
-    shard_min_elements: int = flag_field(
+    shard_min_elements: int = option_field(
         1024,
         DEVICES,
         "Minimum number of elements of variables to shard with --shard, for --strategy=mesh.",
-        is_option=True,
-        neutral_values=(1024,),
     )
