@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,22 +18,13 @@ import tensorflow as tf
 from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives.interface import broadcast_from_first
-from tfdist.config.staleness import (
-    BY_SIZE,
-    EXACT,
-    MIN_TABLE_BYTES,
-    REPLAY,
-    SYNC,
-    Staleness,
-    count_workers,
-    parse_staleness,
-)
+from tfdist.config.staleness import REPLAY, ParameterServerOptions, Staleness, count_workers, parse_staleness
 from tfdist.coordination import Group, LostMember
 from tfdist.coordination.job_token import join_address
-from tfdist.distribution.strategy import JobVariables, Result, Strategy, VariableBlocks
+from tfdist.distribution.strategy import Result, Strategy, VariableBlocks
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator
-from tfdist.parameter_server.messages import Connection, Service
+from tfdist.parameter_server.messages import Connection, Handler, Message, Service
 from tfdist.parameter_server.remote_variables import RemoteBlocks, RemoteVariables
 from tfdist.parameter_server.servers import Servers, WorkerCollectives
 from tfdist.parameter_server.variable_server import VariableServer
@@ -55,11 +47,11 @@ class ParameterServer(Strategy):
         *,
         cluster: Cluster,
         join: Callable[[Cluster], Group],
-        servers: int = -1,
-        staleness: str = SYNC,
-        sparse_updates: str = EXACT,
-        shard_variables: str = BY_SIZE,
-        min_table_bytes: int = MIN_TABLE_BYTES,
+        servers: int = ParameterServerOptions.servers,
+        staleness: str = ParameterServerOptions.staleness,
+        sparse_updates: str = ParameterServerOptions.sparse_updates,
+        shard_variables: str = ParameterServerOptions.shard_variables,
+        min_table_bytes: int = ParameterServerOptions.min_table_bytes,
         intra_op_threads: int = 0,
     ):
         """Connects workers and servers. On a server, serves until the job ends, and then exits the process.
@@ -78,7 +70,7 @@ class ParameterServer(Strategy):
         workers = count_workers(servers, cluster.size, cluster.servers)
         servers = cluster.size - workers
         rule = parse_staleness(staleness)
-        needed_shares = rule.needed_shares(workers)
+        rule.needed_shares(workers)  # before others wait for this process
         share_cores(cluster, intra_op_threads)
         job = join(cluster)
         options = {"sparse_updates": sparse_updates, "shard_variables": shard_variables}
@@ -86,8 +78,14 @@ class ParameterServer(Strategy):
         job.agree("parameter_server/roles", {"servers": servers, "staleness": str(rule), **options}, "flag --")
         job.roles = {rank: f"server {rank - workers}" for rank in range(workers, cluster.size)}
         is_server = cluster.rank >= workers or servers == 0 == cluster.rank
-        self._server = _Server(cluster, job, workers, max(servers, 1), rule, needed_shares) if is_server else None
-        connections = _connections(cluster, job, workers, servers, self._server)
+        self._server = _Server(cluster, job, workers, max(servers, 1), rule) if is_server else None
+        addresses = filter(None, job.gather("parameter_server/addresses", self._server.address if self._server else ""))
+        connections = [
+            Connection(address, _token(job, number), f"server {number} (rank {workers + number if servers else 0})")
+            for number, address in enumerate(addresses)
+        ]
+        if self._server:
+            self._server.coordinator = connections[0]
         if self._server and cluster.rank >= workers:
             for signal_number in (signal.SIGTERM, signal.SIGINT):  # workers need the servers to save
                 signal.signal(signal_number, signal.SIG_IGN)
@@ -99,7 +97,7 @@ class ParameterServer(Strategy):
         self._job = job
         self._servers = Servers(connections, cluster.rank, workers, shard_variables)
         self.group.describe_wait = self._servers.describe_wait
-        self.collectives = WorkerCollectives(self._servers, cluster.rank)
+        self.collectives = WorkerCollectives(self._servers)
         expendable_ranks = range(1, workers) if rule.whole_batches and rule.kind != REPLAY else ()
         self.remote = self.optimizer_shards = RemoteVariables(
             self,
@@ -116,11 +114,9 @@ class ParameterServer(Strategy):
 
     @property
     def training_shares(self) -> tuple[range, int]:
-        """See base class."""
         return (range(1), 1) if self.remote.whole_batches else super().training_shares
 
     def _placement(self) -> contextlib.AbstractContextManager:
-        """See base class."""
         return self.remote.creation()
 
     def gradient_shape(self, variable: keras.Variable) -> tf.TensorShape:
@@ -136,8 +132,7 @@ class ParameterServer(Strategy):
 
     @property
     def blocks(self) -> VariableBlocks:
-        """See base class."""
-        return _ChiefBlocks(self) if self.remote.whole_batches else RemoteBlocks(self)
+        return RemoteBlocks(self)
 
     @property
     def ledger_count(self) -> int:
@@ -170,65 +165,29 @@ class ParameterServer(Strategy):
             self._server.wait(self._job)
 
 
-class _ChiefBlocks(RemoteBlocks):
-    """Saves the values of all replicas on the first worker, because others may be lost.
+class _Server:
+    """The services of a server process: its variables and, on the first server, the coordinator.
 
-    All have the servers' values, except of states that the first worker collects. Those of a lost worker are zeros.
+    Attributes:
+      coordinator: connection to the first server.
     """
 
-    def job_variables(self, forms: Mapping[str, Any]) -> JobVariables:
-        """See base class."""
-        assert self._strategy.remote
-        self._strategy.remote.collect_states()
-        return super().job_variables(forms)
+    coordinator: Connection
 
-    def saved_blocks(
-        self, variable: tf.Variable, per_replica: bool, copied: bool = True
-    ) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """See base class."""
-        blocks, replicas = super().saved_blocks(variable, False, copied), range(self._strategy.replicas)
-        if not per_replica:
-            return blocks
-        states = self._strategy.remote.collected_states.get(id(variable)) if self._strategy.remote else None
-        return [
-            ((replica, *offset), (values if states is None else states.get(replica, np.zeros_like(values)))[np.newaxis])
-            for replica in replicas
-            for offset, values in blocks
-        ]
-
-
-class _Server:
-    """The services of a server process: its variables and, on the first server, the coordinator."""
-
-    def __init__(
-        self, cluster: Cluster, job: Group, workers: int, servers: int, staleness: Staleness, needed_shares: int
-    ):
-        number = max(cluster.rank - workers, 0)
-        self._number, self._workers, self._servers = number, workers, servers
-        self._coordinator = (
-            Coordinator(
-                workers,
-                synchronous=not staleness.whole_batches,
-                bound=staleness.bound,
-                needed_shares=needed_shares,
-                late=staleness.late,
-                pull_every=staleness.pull_every,
-            )
-            if number == 0
-            else None
-        )
-        self._connection: Connection | None = None
+    def __init__(self, cluster: Cluster, job: Group, workers: int, servers: int, staleness: Staleness):
+        self._number, self._servers = max(cluster.rank - workers, 0), servers
+        self._present_workers, self._all_have_left = {*range(workers)}, threading.Event()
         self.variables = VariableServer(self._updates, self._sum)
-        if coordinator := self._coordinator:
+        handlers: dict[str, Handler] = {**self.variables.handlers, "leave": self._leave}
+        if self._number == 0:
+            coordinator = Coordinator(workers, staleness)
+            handlers |= coordinator.handlers
             job.on_departure(lambda loss: coordinator.forget(loss.rank))
-        handlers = {**self.variables.handlers, **(self._coordinator.handlers if self._coordinator else {})}
-        self.host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
-        self._service = Service(handlers, _token(job, number), self.host, clients=cluster.size)
-        self.address = join_address(self.host, self._service.port)
-
-    def connect(self, coordinator: Connection) -> None:
-        """Sets the connection to the coordinator."""
-        self._connection = coordinator
+        job.on_departure(lambda loss: self._forget(loss.rank))
+        self._handlers = handlers
+        host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
+        self._service = Service(handlers, _token(job, self._number), host)
+        self.address = join_address(host, self._service.port)
 
     def wait(self, job: Group) -> None:
         """Serves until all workers have left.
@@ -236,52 +195,38 @@ class _Server:
         Raises:
           PeerLostError: another process of the job is lost.
         """
-        while not self._have_left():
+        while not self._all_have_left.wait(_SECONDS):
             if loss := job.first_loss():
                 raise PeerLostError(f"{loss}.")
         self.variables.close()
-        if not self._coordinator:
-            assert self._connection
-            self._connection.call("leave", {"member": self._workers + self._number - 1})
-        if self._connection:
-            self._connection.close()
+        self.coordinator.close()
         time.sleep(_CLOSING_SECONDS)  # the last answers may not have been sent yet
         self._service.close()
 
-    def _have_left(self) -> bool:
-        if self._coordinator:
-            return self._coordinator.have_left(self._workers + self._servers - 1, _SECONDS)
-        assert self._connection
-        return self._connection.call("have_left", {"members": self._workers, "seconds": _SECONDS}).values["value"]
+    def _leave(self, message: Message) -> Message:
+        self._forget(message.values["worker"])
+        return Message({})
+
+    def _forget(self, worker: int) -> None:
+        self._present_workers.discard(worker)
+        if not self._present_workers:
+            self._all_have_left.set()
+
+    def _coordinate(self, method: str, values: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> Message:
+        if self._number == 0:
+            return self._handlers[method](Message(values, arrays))
+        return self.coordinator.call(method, values, arrays)
 
     def _updates(self, version: int, seconds: float) -> Sequence[Any]:
-        if self._coordinator:
-            return self._coordinator.updates(version, seconds)
-        assert self._connection
-        return self._connection.call("updates", {"version": version, "seconds": seconds}).values["value"]
+        return self._coordinate("updates", {"version": version, "seconds": seconds}).values["value"]
 
     def _sum(self, key: str, value: float) -> float:
-        assert self._connection
         values = {"key": key, "member": self._number, "members": self._servers}
-        arrays = self._connection.call("gather", values, [tf.constant(value, tf.float64).numpy()]).arrays
-        return float(sum(arrays))
+        return float(sum(self._coordinate("gather", values, [np.asarray(value)]).arrays))
 
 
 def _token(job: Group, server: int) -> str:
     return job.token_for(f"parameter server {server}")
-
-
-def _connections(cluster: Cluster, job: Group, workers: int, servers: int, server: _Server | None) -> list[Connection]:
-    """Returns this process's connections to all servers."""
-    addresses = [a for a in job.gather("parameter_server/addresses", server.address if server else "") if a]
-    ranks = range(workers, cluster.size) if servers else [0]
-    connections = [
-        Connection(address, _token(job, number), f"server {number} (rank {rank})")
-        for number, (address, rank) in enumerate(zip(addresses, ranks, strict=True))
-    ]
-    if server:
-        server.connect(connections[0])
-    return connections
 
 
 STRATEGY = ParameterServer

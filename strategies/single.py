@@ -10,7 +10,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
-from tfdist.parameter_server.local_rows import LocalRows
+from tfdist.parameter_server.embedding_tables import LocalRows
 
 
 class Single(Strategy):

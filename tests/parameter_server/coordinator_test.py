@@ -10,6 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from tfdist.config.staleness import Staleness
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.coordinator import Coordinator, Outcome
 from tfdist.parameter_server.messages import Message
@@ -32,7 +33,7 @@ def worked(coordinator, worker, first, end, losses=float, rows=(1, 1), seconds=N
 
 @pytest.mark.parametrize("bound", [0, 1, None])
 def test_every_ticket_is_computed_once_and_applied_within_the_bound(bound):
-    coordinator = Coordinator(3, synchronous=False, bound=bound)
+    coordinator = Coordinator(3, Staleness("bounded", bound))
     with ThreadPoolExecutor(3) as threads:
         for first, end in ((5, 105), (105, 110)):
             taken = list(
@@ -43,13 +44,13 @@ def test_every_ticket_is_computed_once_and_applied_within_the_bound(bound):
             assert result.losses == [*range(first, end)] and result.is_finite
             updates = coordinator.updates(first, 0.0)
             assert [update.ticket for update in updates] == [*range(first, end)] or bound != 0
-            assert len(updates) == end - first and max(update.staleness for update in updates) <= (
+            assert len(updates) == end - first and max(update.version - min(update.versions) for update in updates) <= (
                 2 if bound is None else bound
             )
 
 
 def test_shares_of_all_workers_are_one_update():
-    coordinator = Coordinator(3, synchronous=True)
+    coordinator = Coordinator(3, Staleness())
     with ThreadPoolExecutor(3) as threads:
         taken = list(threads.map(lambda w: worked(coordinator, w, 0, 20, lambda t: t + w, (2, 6)), range(3)))
     assert taken == [[(ticket, ticket) for ticket in range(20)]] * 3
@@ -60,7 +61,7 @@ def test_shares_of_all_workers_are_one_update():
 
 
 def test_workers_are_ahead_of_the_slowest_within_the_bound_of_ssp():
-    coordinator, random = Coordinator(3, synchronous=True, bound=2), Random(1)
+    coordinator, random = Coordinator(3, Staleness("ssp", 2)), Random(1)
     seconds = lambda: 3e-3 * (random.random() < 0.2)  # noqa: E731
     with ThreadPoolExecutor(3) as threads:
         for first, end in ((0, 60), (60, 65)):
@@ -73,11 +74,11 @@ def test_workers_are_ahead_of_the_slowest_within_the_bound_of_ssp():
                 assert update[:3] == (ticket, ticket, (0, 1, 2)) and update.row_factor == 1.0
                 read = [worker_versions[ticket] for worker_versions in versions]
                 assert [*update.versions] == [version for version in read for _ in range(2)]  # of two servers
-                assert read == [max(ticket - 2, 0)] * 3 and update.staleness == min(ticket, 2)
+                assert read == [max(ticket - 2, 0)] * 3
 
 
 def test_late_shares_are_dropped_and_their_worker_goes_on_with_the_newest_ticket():
-    coordinator, rows = Coordinator(3, synchronous=True, needed_shares=2), [(3, 9), (2, 9), (4, 9)]
+    coordinator, rows = Coordinator(3, Staleness("backup", workers=1)), [(3, 9), (2, 9), (4, 9)]
     with ThreadPoolExecutor(3) as threads:
         for first, end in ((0, 20), (20, 25)):
             seconds = [lambda: 0.0, lambda: 2e-3, lambda: 9e-3]
@@ -95,7 +96,7 @@ def test_late_shares_are_dropped_and_their_worker_goes_on_with_the_newest_ticket
 
 
 def test_shares_before_one_that_is_not_finite_are_updates_and_others_are_forgotten():
-    coordinator = Coordinator(3, synchronous=True, bound=2)
+    coordinator = Coordinator(3, Staleness("ssp", 2))
     with ThreadPoolExecutor(3) as threads:
         losses = lambda worker: lambda ticket: np.nan if (worker, ticket) == (1, 12) else 1.0  # noqa: E731
         work = lambda w: worked(coordinator, w, 0, 99, losses(w), (1, 3), lambda: 1e-3 * w)  # noqa: E731
@@ -109,7 +110,7 @@ def test_shares_before_one_that_is_not_finite_are_updates_and_others_are_forgott
 
 
 def test_a_loss_that_is_not_finite_ends_the_range_for_all_workers():
-    coordinator = Coordinator(2, synchronous=False)
+    coordinator = Coordinator(2, Staleness("async"))
     with ThreadPoolExecutor(2) as threads:
         losses = {12: np.nan}
         list(threads.map(lambda w: worked(coordinator, w, 0, 1000, lambda t: losses.get(t, 1.0)), range(2)))
@@ -135,7 +136,7 @@ def work_until_lost(coordinator, worker, random, end):
             return committed, True
         time.sleep(random.random() * 1e-3)
         arrays = [np.array([answer[0]]), np.array(len(committed) + 1)]
-        coordinator.commit(worker, answer[0], 1.0, True, arrays=arrays)
+        coordinator.commit(worker, answer[0], 1.0, True, [answer[1]], arrays=arrays)
         committed.append(answer[0])
         if len(committed) == last + 1 and stage == "commit":
             return committed, True
@@ -149,7 +150,7 @@ def caught(function, *args):
 @pytest.mark.parametrize("seed", range(20))
 def test_tickets_of_lost_workers_are_computed_once_by_others(seed):
     random, end, bound = Random(seed), 60, (0, 1, 2, None)[seed % 4]
-    coordinator = Coordinator(4, synchronous=False, bound=bound)
+    coordinator = Coordinator(4, Staleness("bounded", bound))
 
     def work(worker):
         committed, is_lost = work_until_lost(coordinator, worker, Random(seed * 4 + worker), end)
@@ -166,14 +167,14 @@ def test_tickets_of_lost_workers_are_computed_once_by_others(seed):
     result = coordinator.result()
     assert sorted(ticket for tickets in committed for ticket in tickets) == [*range(end)]
     assert sorted(update.ticket for update in result.updates) == [*range(end)]
-    assert bound is None or max(update.staleness for update in result.updates) <= bound
+    assert bound is None or max(update.version - min(update.versions) for update in result.updates) <= bound
     assert [numbers.tolist() for numbers in result.numbers] == [[ticket] for ticket in range(end)]
     assert [int(total) for total in result.metrics] == [end]  # of lost workers, too
     assert coordinator._lost_workers or bound == 0  # then one worker computes all
 
 
 def test_gather_goes_on_without_a_lost_worker_and_names_who_took_part():
-    coordinator = Coordinator(3, synchronous=False)
+    coordinator = Coordinator(3, Staleness("async"))
     with ThreadPoolExecutor(3) as threads:
         calls = [threads.submit(coordinator.gather, Message({}, [np.array(w)]), "a", w) for w in (0, 2)]
         coordinator.forget(1)
@@ -182,12 +183,10 @@ def test_gather_goes_on_without_a_lost_worker_and_names_who_took_part():
     with pytest.raises(PeerLostError, match="the others go on without it"):
         coordinator.gather(Message({}, [np.array(1)]), "a", 1)
     assert [[*map(int, answer.arrays)] for answer in answers] == [[0, 2]] * 2 and not coordinator._gathers
-    coordinator.leave(0), coordinator.leave(2)
-    assert coordinator.have_left(3, 0.0)
 
 
 def test_gather_returns_the_arrays_of_all_members_in_order():
-    coordinator = Coordinator(3, synchronous=True)
+    coordinator = Coordinator(3, Staleness())
     with ThreadPoolExecutor(3) as threads:
         for key in ("a", "b"):
             call = lambda member: coordinator.gather(Message({}, [np.array(member)]), key, member, 3)  # noqa: B023, E731
@@ -195,16 +194,8 @@ def test_gather_returns_the_arrays_of_all_members_in_order():
     assert not coordinator._gathers
 
 
-def test_servers_go_when_all_workers_have_left():
-    coordinator = Coordinator(2, synchronous=True)
-    coordinator.leave(0)
-    assert not coordinator.have_left(2, 0.01)
-    coordinator.leave(1)
-    assert coordinator.have_left(2, 0.0) and not coordinator.have_left(3, 0.01)
-
-
 def test_a_range_is_opened_once_all_workers_have_seen_the_result_of_the_one_before():
-    coordinator = Coordinator(2, synchronous=False)
+    coordinator = Coordinator(2, Staleness("async"))
     with ThreadPoolExecutor(2) as threads:
         for _ in range(2):  # two models may have the same range
             first = threads.submit(lambda: worked(coordinator, 0, 0, 3))

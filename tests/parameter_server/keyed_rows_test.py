@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.parameter_server.variable_server_test import BIAS, options_of, served
+from tests.parameter_server.variable_server_test import BIAS, options_of, push, served
 from tfdist.parameter_server.embedding_tables import RemoteKeyedTable
 from tfdist.parameter_server.keyed_rows import KeyedRows, initial_rows, rows_initializer
 from tfdist.parameter_server.table_rows import TableForm, split
@@ -36,7 +36,7 @@ def in_float64():
 
 
 def form(admit_after=1, evict_after=0, initializer=INITIAL):
-    return TableForm(0, "item/embeddings", (1, WIDTH), "float64", initializer, False, (admit_after, evict_after))
+    return TableForm("item/embeddings", (1, WIDTH), "float64", initializer, (admit_after, evict_after))
 
 
 def initial(key):
@@ -80,15 +80,16 @@ def defined(workers, optimizer, *rule):
     """Creates a table and a bias on the servers; returns access to the table."""
     for worker in workers:
         worker.place([("table", 24), ("bias", BIAS.nbytes)], [], [0], [0])
-    workers[0].define({1: BIAS}, [], {1: ("dense/bias", None, False)}, [form(*rule)], **options_of(optimizer))
+    forms = {0: ("item/embeddings", None, False), 1: ("dense/bias", None, False)}
+    workers[0].define({1: BIAS}, [], forms, {0: form(*rule)}, **options_of(optimizer))
     return RemoteKeyedTable(0, KeyedRows(form(*rule)), workers[0], is_chief=True)
 
 
-def push(workers, updates, tickets):
+def train(workers, updates, tickets):
     for ticket in tickets:
         for worker, (keys, rows) in zip(workers, UPDATES[ticket], strict=True):
-            worker.push(ticket, [ticket] * worker.count, [rows, BIAS / 2], [], [], ids=[keys])
-        updates.append(Update(ticket, ticket, (0, 1), 0))
+            push(worker, ticket, [ticket] * worker.count, [rows, BIAS / 2], [], [], ids=[keys])
+        updates.append(Update(ticket, ticket, (0, 1)))
         workers[0].pull(ticket + 1)
 
 
@@ -98,7 +99,7 @@ def push(workers, updates, tickets):
 def test_rows_are_admitted_trained_and_evicted_by_the_order_of_updates(name, servers, rule):
     with served(servers) as (workers, updates):
         table = defined(workers, OPTIMIZERS[name](), *rule)
-        push(workers, updates, range(len(UPDATES)))
+        train(workers, updates, range(len(UPDATES)))
         arrays = table.export()
     expected = expected_rows(name, *rule)
     assert arrays["keys"][:, 0].tolist() == sorted(expected) and arrays["updates"] == len(UPDATES)
@@ -113,12 +114,12 @@ def test_a_pull_counts_nothing_and_shows_an_admitted_key_its_initial_row():
         before, after = [], []
         for _ in range(3):
             before.append(workers[1].pull(0, [keys])[1][0])
-        push(workers, updates, range(1))
+        train(workers, updates, range(1))
         for _ in range(3):
             after.append(workers[1].pull(1, [keys])[1][0])
         assert not np.any(before), "the first occurrence does not admit a key"
         np.testing.assert_array_equal(after, [[initial(key) for key in keys]] * 3)
-        assert not np.any(table.read_rows(0, keys)), "no key has a row"
+        assert not np.any(table.read_rows(keys)), "no key has a row"
         assert len(table.export()["keys"]) == 0 and len(table.export()["candidates"]) == len(keys)
 
 
@@ -127,16 +128,16 @@ def test_rows_slots_and_counts_move_to_another_number_of_servers(before, after):
     results = []
     with served(before) as (workers, updates):
         table = defined(workers, OPTIMIZERS["adamw"](), 3, 7)
-        push(workers, updates, range(8))
+        train(workers, updates, range(8))
         arrays = table.export()
-        push(workers, updates, range(8, len(UPDATES)))
+        train(workers, updates, range(8, len(UPDATES)))
         results.append(table.export())
     with served(after) as (workers, updates):
         table = defined(workers, OPTIMIZERS["adamw"](), 3, 7)
         table.restore(arrays)
         workers[0].write({"optimizer/0": np.array(8)}, version=8)
-        updates += [Update(0, 0, (0,), 0)] * 8  # of an earlier range
-        push(workers, updates, range(8, len(UPDATES)))
+        updates += [Update(0, 0, (0,))] * 8  # of an earlier range
+        train(workers, updates, range(8, len(UPDATES)))
         results.append(table.export())
     assert results[0].keys() == results[1].keys() and len(results[0]["candidates"])
     for name in results[0]:
@@ -153,8 +154,8 @@ def test_memory_is_that_of_the_keys_in_use():
     rows, candidates, evicted = table.use()
     assert (rows, candidates, evicted) == (41, 0, 2000 - 40)
     assert all(len(each.numpy()) <= 2 * 81 for each in table.tables), "at most 81 rows at a time"
-    np.testing.assert_allclose(table.read_rows(0, np.array([-1, 1995])), [initial(-1) - 200, initial(1995) - 1])
-    assert np.all(table.read_rows(1, np.array([-1, 5, 1995])) == 0.5), "a row that is used again has new slots"
+    np.testing.assert_allclose(table.read_rows(np.array([-1, 1995])), [initial(-1) - 200, initial(1995) - 1])
+    assert np.all(table.read_rows(np.array([-1, 5, 1995]), 1) == 0.5), "a row that is used again has new slots"
 
 
 @pytest.mark.parametrize(

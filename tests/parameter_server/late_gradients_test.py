@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.config.staleness import LateGradients, parse_staleness
+from tfdist.config.staleness import LateGradients, Staleness, parse_staleness
 from tfdist.parameter_server import messages
 from tfdist.parameter_server.coordinator import Coordinator, Outcome
 from tfdist.parameter_server.messages import Connection, Service
@@ -32,8 +32,7 @@ class Job:
 
 @contextlib.contextmanager
 def job(staleness):
-    rule = parse_staleness(staleness)
-    coordinator = Coordinator(WORKERS, synchronous=False, bound=rule.bound, late=rule.late, pull_every=rule.pull_every)
+    coordinator = Coordinator(WORKERS, parse_staleness(staleness))
     servers = [VariableServer(coordinator.updates, lambda key, value: value) for _ in range(2)]
     handlers = [servers[0].handlers | coordinator.handlers, servers[1].handlers]
     services = [Service(each, "secret", "127.0.0.1") for each in handlers]
@@ -44,7 +43,7 @@ def job(staleness):
     optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(0.3, momentum=0.9))
     options = {"floatx": "float64", "epsilon": 1e-7, "clip_norm": 0.0, "clip_value": 0.0, "lazy": False}
     forms = {number: (f"weight{number}", None, False) for number in range(2)}
-    workers[0].define(dict(enumerate(WEIGHTS)), [np.ones([1])], forms, optimizer=optimizer, **options)
+    workers[0].define(dict(enumerate(WEIGHTS)), [np.ones([1])], forms, {}, optimizer=optimizer, **options)
     try:
         yield Job(coordinator, servers, workers)
     finally:  # calls that wait then fail
@@ -67,9 +66,10 @@ def work(running, rank, seed, updates=()):
         time.sleep(random.random() ** 6 * 0.06)
         gradients = [np.sin(weight * (ticket + 1)) for weight in weights]
         arrays = [np.array([ticket]), np.array(applied + 1)]
-        loss = {"loss": float(ticket), "is_finite": True}
-        calls = worker.commit_calls(ticket, arrays, versions=versions, **loss)
-        outcome, answer = worker.push(ticket, versions, gradients, [state], [state * 0.5 + ticket], calls=calls)
+        states = [(state, state * 0.5 + ticket)]
+        pushes = worker.push_messages(ticket, versions, gradients, states, methods=["none", "none"])
+        committed = {"loss": float(ticket), "is_finite": True, "versions": versions}
+        outcome, answer = worker.commit(ticket, arrays, pushes, **committed)
         applied += outcome == Outcome.APPLIED
         if outcome == Outcome.REJECTED:
             worker.discard(ticket)
@@ -121,7 +121,7 @@ def test_recorded_updates_that_are_made_again_give_the_same_values_bit_for_bit(r
     assert [numbers.tolist() for numbers in result.numbers] == [[ticket] for ticket in range(TICKETS)]
     found, repeated = train("replay(runs/one)", seed=100, updates=result.updates)
     assert found == values
-    assert [update[:6] for update in repeated.updates] == [update[:6] for update in result.updates]
+    assert [update[:5] for update in repeated.updates] == [update[:5] for update in result.updates]
 
 
 WRONG = {
@@ -154,7 +154,7 @@ def test_bytes_pulled_fall_with_the_steps_per_pull(monkeypatch):
 
 
 def opened(late, tickets=3, pull_every=1):
-    coordinator = Coordinator(2, synchronous=False, late=late, pull_every=pull_every)
+    coordinator = Coordinator(2, Staleness("async", late=late, pull_every=pull_every))
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda worker: coordinator.open(worker, 0, tickets), range(2)))
     return coordinator

@@ -1,4 +1,4 @@
-"""Tests of `tfdist.parameter_server.statistics`, and of what it counts: bytes over gRPC, and waits in the coordinator."""
+"""Tests of `tfdist.synchronization.server_updates.Statistics`, and of what it counts: bytes over gRPC, and waits in the coordinator."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,19 +7,20 @@ from random import Random
 import numpy as np
 
 from tests.waiting import wait_for
+from tfdist.config.staleness import Staleness
 from tfdist.coordination.messages import OVERHEAD
 from tfdist.parameter_server.coordinator import Coordinator, RangeResult
 from tfdist.parameter_server.messages import Connection, Message, Service, encode
 from tfdist.parameter_server.servers import Servers
-from tfdist.parameter_server.statistics import Statistics
 from tfdist.parameter_server.table_rows import TableForm, TableRows
 from tfdist.parameter_server.update_order import Update
+from tfdist.synchronization.server_updates import Statistics
 
 
 def test_the_fields_of_a_record_are_exact_counts_since_the_last_one():
     random, statistics = Random(0), Statistics(3, [5.0, 0.0])
     updates = [
-        Update(v, v, (random.randrange(2),), 9, tuple(max(v - random.randrange(4), 0) for _ in range(2)))
+        Update(v, v, (random.randrange(2),), tuple(max(v - random.randrange(4), 0) for _ in range(2)))
         for v in range(40)
     ]
     work = [{"examples": 64, "compute": 1.0, "workers": 0.5, "pull/0": 10, "pull/1": 1, "push/1": 7}, {"pull/0": 5}, {}]
@@ -45,7 +46,7 @@ def test_the_fields_of_a_record_are_exact_counts_since_the_last_one():
         {"pulled_bytes": 2, "pushed_bytes": 14, "update_seconds": 0.25},
     ]
     assert statistics.take_fields() == {}
-    statistics.add(RangeResult([], [Update(40, 40, (0, 1, 2), 0)], True), 1.0, [26.0, 0.25])
+    statistics.add(RangeResult([], [Update(40, 40, (0, 1, 2))], True), 1.0, [26.0, 0.25])
     fields = statistics.take_fields()
     assert fields.keys() == {"workers", "servers"} and fields["servers"][0]["update_seconds"] == 0.5
     assert [worker["updates"] for worker in fields["workers"]] == [1, 1, 1]
@@ -82,8 +83,8 @@ def test_commits_have_the_bytes_of_the_encoded_messages_of_each_server():
         for size in sizes:
             size.clear()
         servers.pull(0)
-        servers.push(ticket, [0, 0], [np.zeros([200]), np.zeros([100])], [], [])
-        servers.commit_and_take(servers.commit_calls(ticket, []))
+        gradients = [np.zeros([200]), np.zeros([100])]
+        servers.commit(ticket, [], servers.push_messages(ticket, [0, 0], gradients, [], methods=["none", "none"]))
         found = {f"{method}/{server}": size for server, size_by in enumerate(sizes) for method, size in size_by.items()}
         assert {name: size for name, size in works[ticket].items() if "/" in name} == found
         assert min(found.values()) > 100 and works[ticket]["pull"] > 0 and works[ticket]["push"] > 0
@@ -112,7 +113,7 @@ def test_the_server_whose_answer_is_awaited_is_named():
 
 
 def test_the_worker_that_waits_for_a_slow_one_is_known():
-    coordinator = Coordinator(2, synchronous=True)
+    coordinator = Coordinator(2, Staleness())
 
     def work(worker):
         for first in (0, 6):
@@ -131,7 +132,7 @@ def test_the_worker_that_waits_for_a_slow_one_is_known():
 
 
 def test_the_use_of_rows_is_counted():
-    rows = TableRows(TableForm(0, "a", (300, 2), "float32", None, False), server=1, servers=2)
+    rows = TableRows(TableForm("a", (300, 2), "float32", None), server=1, servers=2)
     for _ in range(5):
         rows.pull_counts[np.array([3, 140])] += 1
     rows.pull_counts[np.array([7])] += 1

@@ -33,7 +33,7 @@ def test_servers_draw_the_rows_of_one_device(servers, dtype, monkeypatch):
         layer.build()
     [variable] = layer.weights
     initializer = keras_internals.rows_initializer(variable)
-    form = TableForm(0, "embedding/embeddings", (50, 5), dtype, initializer, False)
+    form = TableForm("embedding/embeddings", (50, 5), dtype, initializer)
     expected = keras_internals.initial_value(variable).numpy()
     assert len(list(blocks((50, 5), dtype))) > 1
     for server in range(servers):

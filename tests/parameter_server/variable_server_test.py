@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.collectives import OneReplica
+from tfdist.config.staleness import Staleness
 from tfdist.distribution.balanced_parts import place_by_size
 from tfdist.errors import PeerLostError
 from tfdist.gradients.reducer import tensor_specs
@@ -33,7 +34,7 @@ GRADIENTS = [[RNG.normal(size=shape) for shape in SHAPES.values()] for _ in rang
 @contextlib.contextmanager
 def served(count, shard_variables="by_size"):
     """Yields the calls of two workers to servers, and the list to which updates are appended."""
-    updates, coordinator, variable_servers, services = [], Coordinator(2, synchronous=True), [], []
+    updates, coordinator, variable_servers, services = [], Coordinator(2, Staleness()), [], []
 
     def total(server, key, value):
         return float(sum(coordinator.gather(Message({}, [np.array(value)]), key, server, count).arrays))
@@ -59,6 +60,12 @@ def served(count, shard_variables="by_size"):
         service.close()
 
 
+def push(worker, ticket, versions, gradients, before, after, methods=None, ids=()):
+    """Pushes gradients, and states before and after the forward pass, without a commit."""
+    methods, states = methods or ["none"] * len(gradients), list(zip(before, after, strict=True))
+    worker._call_all("push", worker.push_messages(ticket, versions, gradients, states, methods=methods, ids=ids))
+
+
 def options_of(optimizer, lazy=False, clip_norm=0.0):
     serialized = keras.saving.serialize_keras_object(optimizer)
     numbers = {"epsilon": keras.config.epsilon(), "clip_norm": clip_norm, "clip_value": 0.0}
@@ -71,6 +78,7 @@ def define(worker, optimizer, clip_norm=0.0, constraint=None, excluded=()):
         dict(enumerate(WEIGHTS.values())),
         [np.ones([1])],
         forms,
+        {},
         **options_of(optimizer, clip_norm=clip_norm),
     )
 
@@ -116,8 +124,8 @@ def test_servers_update_as_keras_does(case, servers, shard_variables):
         define(workers[0], make(), **options)
         for ticket, gradients in enumerate(GRADIENTS):
             for worker in workers:
-                worker.push(ticket, [ticket] * servers, [gradient / 2 for gradient in gradients], [], [])
-            updates.append(Update(ticket, ticket, (0, 1), 0))
+                push(worker, ticket, [ticket] * servers, [gradient / 2 for gradient in gradients], [], [])
+            updates.append(Update(ticket, ticket, (0, 1)))
             versions, weights, *_ = workers[ticket % 2].pull(ticket + 1)
             assert versions == [ticket + 1] * servers
         fetched = workers[0].fetch(["slot/0/0", "slot/2/0", "optimizer/0"])
@@ -139,8 +147,8 @@ def test_servers_add_decoded_shares(method):
             state = [tf.zeros(state.shape, state.dtype) for state in reducer.state(tensor_specs(tensors))]
             sent = reducer.reduce(tensors, state, OneReplica(), name="gradients").sent
             totals = [total + part.numpy() for total, part in zip(totals, sent, strict=True)]
-            worker.push(0, [0, 0], [payload.numpy() for payload in reducer.payloads], [], [], methods=methods)
-        updates.append(Update(0, 0, (0, 1), 0))
+            push(worker, 0, [0, 0], [payload.numpy() for payload in reducer.payloads], [], [], methods=methods)
+        updates.append(Update(0, 0, (0, 1)))
         _, weights, *_ = workers[0].pull(1)
     for found, value in zip(weights, by_keras(keras.optimizers.SGD(0.1), [totals]), strict=True):
         np.testing.assert_allclose(found, value, rtol=1e-6)
@@ -152,8 +160,8 @@ def test_servers_add_decoded_shares(method):
 def test_clipping_is_by_the_norm_over_all_servers(servers):
     with served(servers) as (workers, updates):
         define(workers[0], keras.optimizers.SGD(1.0), clip_norm=0.5)
-        workers[1].push(0, [0] * servers, GRADIENTS[0], [], [])
-        updates.append(Update(0, 0, (1,), 0))
+        push(workers[1], 0, [0] * servers, GRADIENTS[0], [], [])
+        updates.append(Update(0, 0, (1,)))
         _, weights, _, found_norm = workers[0].pull(1)
     norm = np.sqrt(sum(np.sum(np.square(gradient)) for gradient in GRADIENTS[0]))
     assert found_norm == pytest.approx(norm)
@@ -165,17 +173,17 @@ def test_an_update_of_some_shares_is_scaled_before_clipping_and_takes_the_mean_o
     with served(2) as (workers, updates):
         define(workers[0], keras.optimizers.SGD(1.0), clip_norm=0.5)
         for worker, state in zip(workers, (4.0, 8.0), strict=True):
-            worker.push(0, [0, 0], GRADIENTS[0], [np.ones([1])], [np.full([1], state)])
-        workers[0].push(1, [0, 0], GRADIENTS[1], [np.ones([1])], [np.full([1], 3.0)])
+            push(worker, 0, [0, 0], GRADIENTS[0], [np.ones([1])], [np.full([1], state)])
+        push(workers[0], 1, [0, 0], GRADIENTS[1], [np.ones([1])], [np.full([1], 3.0)])
         workers[0].discard(1)
-        updates.append(Update(0, 0, (0, 1), 0, row_factor=1e-3))
+        updates.append(Update(0, 0, (0, 1), row_factor=1e-3))
         _, weights, [state], norm = workers[0].pull(1)
         assert state == 6 and norm == pytest.approx(
             2e-3 * np.sqrt(sum(np.sum(np.square(gradient)) for gradient in GRADIENTS[0]))
         )
         for found, before, gradient in zip(weights, WEIGHTS.values(), GRADIENTS[0], strict=True):
             np.testing.assert_allclose(found, before - 2e-3 * gradient, rtol=1e-12)
-        updates.append(Update(1, 1, (0,), 0))
+        updates.append(Update(1, 1, (0,)))
         with pytest.raises(PeerLostError, match="an update has failed"):  # its share was discarded
             workers[0].pull(2)
 
@@ -196,15 +204,15 @@ def trained_table(optimizer, servers, lazy):
         workers[0].define(
             {1: BIAS},
             [],
-            {1: ("dense/bias", None, False)},
-            [TableForm(0, "embedding/embeddings", TABLE.shape, "float64", None, False)],
+            {0: ("embedding/embeddings", None, False), 1: ("dense/bias", None, False)},
+            {0: TableForm("embedding/embeddings", TABLE.shape, "float64", None)},
             **options_of(optimizer, lazy),
         )
         workers[0].write_rows("weight/0", np.arange(len(TABLE)), TABLE)
         for ticket, pair in enumerate(SHARES):
             for worker, (ids, rows) in zip(workers, pair, strict=True):
-                worker.push(ticket, [ticket] * servers, [rows, BIAS / 2], [], [], ids=[ids])
-            updates.append(Update(ticket, ticket, (0, 1), 0))
+                push(worker, ticket, [ticket] * servers, [rows, BIAS / 2], [], [], ids=[ids])
+            updates.append(Update(ticket, ticket, (0, 1)))
         ids = np.array([5, 1, 2])
         _, (rows, bias), *_ = workers[0].pull(len(SHARES), [ids])
         table = workers[1].read_rows("weight/0", np.arange(len(TABLE)))
@@ -252,15 +260,15 @@ def test_messages_have_the_rows_in_use(monkeypatch):
         workers[0].define(
             {},
             [],
-            {},
-            [TableForm(0, "embedding/embeddings", (10_000, 64), "float64", None, False)],
+            {0: ("embedding/embeddings", None, False)},
+            {0: TableForm("embedding/embeddings", (10_000, 64), "float64", None)},
             **options_of(keras.optimizers.SGD(1.0), lazy=True),
         )
         monkeypatch.setattr(
             messages, "encode", lambda *message: sizes.extend(map(len, data := encode(*message))) or data
         )
         _, [rows], *_ = workers[0].pull(0, [ids])
-        workers[0].push(0, [0, 0], [rows + 1], [], [], ids=[ids])
+        push(workers[0], 0, [0, 0], [rows + 1], [], [], ids=[ids])
     assert rows.shape == (1_000, 64) and sum(sizes) < 1.05 * 2 * rows.nbytes
 
 
@@ -279,8 +287,8 @@ def test_states_are_assigned_or_moved_in_the_order_of_updates():
     with served(1) as (workers, updates):
         define(workers[0], keras.optimizers.SGD(1.0))
         for rank, after in ((0, 3.0), (1, 11.0)):  # both computed from version 0, whose state is 1
-            workers[rank].push(rank, [0], GRADIENTS[0], [np.ones([1])], [np.array([after])])
-        updates += [Update(0, 0, (0,), 0), Update(1, 1, (1,), 1)]
+            push(workers[rank], rank, [0], GRADIENTS[0], [np.ones([1])], [np.array([after])])
+        updates += [Update(0, 0, (0,)), Update(1, 1, (1,))]
         states = workers[0].pull(2)[2]
     assert states[0] == [3 + (11 - 1)]
 
@@ -293,9 +301,9 @@ def test_unused_weights_are_left_alone_and_written_ones_are_read():
         versions, weights, *_ = workers[1].pull(7)
         assert versions == [7, 7] and not weights[0].any()
         assert (workers[1].fetch(["slot/2/1"])["slot/2/1"] == 2).all()
-        updates += [Update(0, 0, (0,), 0)] * 7  # of an earlier range
-        workers[0].push(7, [7, 7], GRADIENTS[0], [], [])
-        updates.append(Update(7, 7, (0,), 0))
+        updates += [Update(0, 0, (0,))] * 7  # of an earlier range
+        push(workers[0], 7, [7, 7], GRADIENTS[0], [], [])
+        updates.append(Update(7, 7, (0,)))
         _, after, *_ = workers[1].pull(8)
     assert (after[1] == WEIGHTS["dense/bias"]).all() and (after[0] != 0).all()
 
@@ -306,11 +314,11 @@ def test_pushes_of_many_threads_are_each_applied_once():
         define(workers[0], keras.optimizers.SGD(1.0))
         ones = [np.ones(shape) for shape in SHAPES.values()]
 
-        def push(ticket):
-            workers[ticket % 2].push(ticket, [0, 0], ones, [], [])
+        def push_ones(ticket):
+            push(workers[ticket % 2], ticket, [0, 0], ones, [], [])
 
-        list(threads.map(push, range(count)))
-        updates += [Update(ticket, ticket, (ticket % 2,), ticket) for ticket in range(count)]
+        list(threads.map(push_ones, range(count)))
+        updates += [Update(ticket, ticket, (ticket % 2,)) for ticket in range(count)]
         _, weights, *_ = workers[0].pull(count)
     for found, before in zip(weights, WEIGHTS.values(), strict=True):
         np.testing.assert_allclose(found, before - count, rtol=1e-12)

@@ -108,13 +108,7 @@ def _exit_on_sigterm(is_recording: threading.Lock) -> Iterator[None]:
 
 
 class CheckpointWatcher:
-    """Finds the complete checkpoints of a run, and its end.
-
-    Args:
-      directory: directory of the run, which need not exist yet.
-      flags: flags of the run.
-      job_name: name of the job if a launcher has started it; else empty.
-    """
+    """Finds the complete checkpoints of a run, which need not exist yet, and its end."""
 
     def __init__(self, directory: RunDirectory, flags: dict[str, Any], job_name: str = ""):
         self._directory, self._flags, self._job_name = directory, flags, job_name
@@ -143,33 +137,25 @@ class CheckpointWatcher:
         return paths
 
 
+@dataclasses.dataclass
 class CheckpointEvaluator:
-    """Evaluates checkpoints, and records the results in the directory of the run.
+    """Evaluates checkpoints with a built trainer on one device, and records the results in the directory of the run.
 
-    Args:
-      config: flags of the run.
-      directory: directory of the run.
-      trainer: trainer with the built model, on one device.
-      data_set: data set of the run.
-      is_recording: lock that is held while a record is written.
+    Holds the lock `is_recording` while a record is written.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        directory: RunDirectory,
-        trainer: "Trainer",
-        data_set: "DataSet",
-        is_recording: threading.Lock,
-    ):
-        self._config, self._directory, self._trainer, self._data = config, directory, trainer, data_set
-        self._is_recording = is_recording
-        self._reporters: list[
-            Reporter
-        ] = []  # created with the first record, because a run begins in an empty directory
+    config: TrainConfig
+    directory: RunDirectory
+    trainer: "Trainer"
+    data: "DataSet"
+    is_recording: threading.Lock
+    # Created with the first record, because a run begins in an empty directory.
+    reporters: "list[Reporter]" = dataclasses.field(default_factory=list)
 
     def run(self, watcher: CheckpointWatcher) -> None:
-        """Evaluates all checkpoints until the run has finished."""
+        """Evaluates all checkpoints until the run has finished, and adds the results to its curves."""
+        from tfdist.reporting.curves import CurvesReporter
+
         is_finished = False
         while not is_finished:
             is_finished = watcher.is_finished  # before its last checkpoints are listed
@@ -178,52 +164,43 @@ class CheckpointEvaluator:
                 self.evaluate(path)
             if not (paths or is_finished):
                 time.sleep(POLL_SECONDS)
-        self._draw_curves()
+        curves = CurvesReporter(self.directory.curves, self.directory.path.name)
+        curves.preload(self.directory.all_records())
+        curves.close("done")
 
     def evaluate(self, path: StoragePath) -> None:
         """Evaluates a checkpoint and records the results; logs a line if it cannot be read, because it was removed."""
         try:
-            self._trainer.load_weights(path, with_optimizer=bool(self._config.ema))
+            self.trainer.load_weights(path, with_optimizer=bool(self.config.ema))
         except CheckpointError as error:
             if storage_of(path).exists(path):
                 _log.warning("Skipped %s: %s", path.name, error)
             else:
-                _log.info("Skipped %s, which has been removed (--keep=%d).", path.name, self._config.keep)
+                _log.info("Skipped %s, which has been removed (--keep=%d).", path.name, self.config.keep)
             return
-        self._record(self._trainer.evaluate(self._data.test, batch_size=self._config.batch_size))
+        self._record(self.trainer.evaluate(self.data.test, batch_size=self.config.batch_size))
 
     def _record(self, results: dict[str, float]) -> None:
+        from tfdist.reporting.loggers import TENSORBOARD
         from tfdist.reporting.plain_reporter import format_number
+        from tfdist.reporting.reporter import MetricsFile
         from tfdist.reporting.schema import EVAL
+        from tfdist.reporting.tensorboard import TensorBoardReporter
 
-        step = self._trainer.step
-        epoch = self._trainer.train_state.examples_used / self._data.train.size
+        step = self.trainer.step
+        epoch = self.trainer.train_state.examples_used / self.data.train.size
         record = {"kind": EVAL, "step": step, "epoch": epoch, "time": time.time(), **results}
-        with self._is_recording:
-            for reporter in self._reporters or self._make_reporters():
+        with self.is_recording:
+            if not self.reporters:
+                self.reporters.append(MetricsFile(self.directory.evaluations))
+                if any(logger.name == TENSORBOARD for logger in self.config.parsed.loggers):
+                    self.reporters.append(TensorBoardReporter(self.directory.tensorboard / EVALUATOR))
+            for reporter in self.reporters:
                 reporter.record(record)
         values = "  ".join(f"{name} {format_number(value)}" for name, value in results.items())
         _log.info("eval after %d steps: %s", step, values)
 
-    def _make_reporters(self) -> "list[Reporter]":
-        from tfdist.reporting.loggers import TENSORBOARD
-        from tfdist.reporting.reporter import MetricsFile
-        from tfdist.reporting.tensorboard import TensorBoardReporter
-
-        self._reporters = [MetricsFile(self._directory.evaluations)]
-        if any(logger.name == TENSORBOARD for logger in self._config.parsed.loggers):
-            self._reporters.append(TensorBoardReporter(self._directory.tensorboard / EVALUATOR))
-        return self._reporters
-
-    def _draw_curves(self) -> None:
-        """Adds the evaluations to the curves of a finished run."""
-        from tfdist.reporting.curves import CurvesReporter
-
-        curves = CurvesReporter(self._directory.curves, self._directory.path.name)
-        curves.preload(self._directory.all_records())
-        curves.close("done")
-
     def close(self) -> None:
         """Closes the files of records."""
-        for reporter in self._reporters:
+        for reporter in self.reporters:
             reporter.close("")

@@ -372,32 +372,37 @@ def print_server_layout(config: LayoutConfig, output: Output) -> int:
     load_tensorflow()
     from tfdist import keras_internals
     from tfdist.parameter_server.embedding_tables import is_table
-    from tfdist.parameter_server.servers import placement_of
+    from tfdist.parameter_server.servers import loads, placement_of
     from tfdist.planning.layout_plan import planned_model
 
     staleness = parse_staleness(config.staleness)
-    computes_whole_batch = staleness.whole_batches
-    workers, servers = 1 if computes_whole_batch else config.processes, max(config.servers, 1)
-    rows = -(-config.batch_size // (workers * config.accumulate_steps))
+    workers, servers = 1 if staleness.whole_batches else config.processes, max(config.servers, 1)
+    step_examples = -(-config.batch_size // (workers * config.accumulate_steps))
     abstract_model = planned_model(config)
-    plan = abstract_model.plan(Mesh({_AXIS: workers}), {"batch": _AXIS}, Shard(axis=_AXIS), rows * workers)
+    plan = abstract_model.plan(Mesh({_AXIS: workers}), {"batch": _AXIS}, Shard(axis=_AXIS), step_examples * workers)
     plans = {id(variable): planned for variable, planned in zip(abstract_model.variables, plan.variables, strict=True)}
     states = keras_internals.moving_statistics(abstract_model.model) if staleness.has_server_states else []
     server_variables = [*abstract_model.model.trainable_variables, *states]
-    layers = [
-        v for v in keras_internals.layers_of(abstract_model.model) if is_table(v, config.min_table_bytes, servers)
-    ]
-    tables = {id(keras_internals.kernel_of(layer)) for layer in layers}
-    numbers = [number for number, variable in enumerate(server_variables) if id(variable) in tables]
-    sizes = [(variable.path, plans[id(variable)].bytes) for variable in server_variables]
-    placement = placement_of(sizes, numbers, servers, config.shard_variables)
-    placements = [(plans[id(variable)], server) for variable, server in zip(server_variables, placement, strict=True)]
+    tables = {
+        id(keras_internals.kernel_of(layer))
+        for layer in keras_internals.layers_of(abstract_model.model)
+        if is_table(layer, config.min_table_bytes, servers)
+    }
+    rows = {n: variable.shape[0] for n, variable in enumerate(server_variables) if id(variable) in tables}
+    server_plans = [plans[id(variable)] for variable in server_variables]
+    placement = placement_of([(v.path, v.bytes) for v in server_plans], rows, servers, config.shard_variables)
+    placements = list(zip(server_plans, placement, strict=True))
+    variable_loads = loads([v.bytes for v in server_plans], placement, rows, servers)
+    state_loads = loads([v.bytes * v.slots for v in server_plans], placement, rows, servers)
     table_bytes = sum(variable.bytes for variable, server in placements if server < 0)
     totals = plan.totals()
     facts = {
         "strategy": config.strategy,
         "workers": config.processes,
-        "servers": [_server_load(placements, server, servers) for server in range(servers)],
+        "servers": [
+            {"variable_bytes": variables, "optimizer_state_bytes": state}
+            for variables, state in zip(variable_loads, state_loads, strict=True)
+        ],
         "worker_bytes": {
             "parameters": totals["parameters"] - table_bytes,
             "gradients": totals["gradients"] - table_bytes,
@@ -407,23 +412,12 @@ def print_server_layout(config: LayoutConfig, output: Output) -> int:
             {"path": v.path, "shape": list(v.shape), "bytes": v.bytes, "server": None if server < 0 else server}
             for v, server in placements
         ],
-        "step_examples": rows,
+        "step_examples": step_examples,
     }
     for line in _server_lines(placements, facts):
         output.line(line)
     output.result(facts)
     return 0
-
-
-def _server_load(placements: "list[tuple[VariablePlan, int]]", server: int, servers: int) -> dict[str, int]:
-    """Returns the bytes of the variables and table rows on a server, and of their optimizer state."""
-    from tfdist.parameter_server.table_rows import count_rows
-
-    server_entries = [(variable.bytes, variable.slots) for variable, number in placements if number == server]
-    tables = [variable for variable, number in placements if number < 0]
-    server_entries += [(v.bytes // v.shape[0] * count_rows(v.shape[0], server, servers), v.slots) for v in tables]
-    state = sum(size * slots for size, slots in server_entries)
-    return {"variable_bytes": sum(size for size, _ in server_entries), "optimizer_state_bytes": state}
 
 
 def _server_row(variable: "VariablePlan", server: int) -> tuple[str, ...]:

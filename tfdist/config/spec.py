@@ -21,7 +21,7 @@ from tfdist.errors.formatting import nearest
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]*(:[A-Za-z0-9_.:/*?\[\]~@%+=-]*)?")  # after a colon, a path may follow
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-_WORD = r"[A-Za-z_]\w*|\d[\d.]*\s*[A-Za-z]\w*"  # a name, or a number with its unit
+_WORD = r"[A-Za-z_]\w*(?:\([^()]*\))?|\d[\d.]*\s*[A-Za-z]\w*"  # a name, a call of it, or a number with its unit
 _EMPTY = '""'
 _GRAMMAR = 'The grammar is name or name(key=value, ...); a value is a Python literal: 0.9, True, None, "text", (1, 2).'
 T = TypeVar("T")

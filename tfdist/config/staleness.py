@@ -1,14 +1,15 @@
 """Options of parameter servers, such as `--staleness`: `sync`, `bounded(4)` or `async(late=scale(0.1))`."""
 
-import ast
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
-from tfdist.config.fields import ANY_TEXT, DEVICES, flag_field
+from tfdist.config.fields import ANY_TEXT, DEVICES, option_field
+from tfdist.config.spec import parse
 from tfdist.errors import InputError
-from tfdist.errors.formatting import count_of, nearest
+from tfdist.errors.formatting import count_of, is_integer, is_number, nearest
 
 SYNC, BACKUP, QUORUM, SSP = "sync", "backup", "quorum", "ssp"
 BOUNDED, ASYNC, REPLAY = "bounded", "async", "replay"
@@ -30,7 +31,7 @@ _PARAMETERS = {
     ASYNC: (("late", "pull_every"), ASYNC),
     REPLAY: (("path",), "replay(runs/async)"),
 }
-_ONLY_BY_NAME = ("late", "pull_every", "rows")
+_ONLY_BY_NAME, _WORDS = "late", ("late", "rows", "bound")
 _LATE_PARAMETERS = {
     APPLY: ((), APPLY),
     REJECT: (("after", "rows"), "reject(after=8)"),
@@ -140,47 +141,42 @@ def parse_staleness(text: str) -> Staleness:
     if match := re.fullmatch(rf"\s*{REPLAY}\(\s*[\"']?(.+?)[\"']?\s*\)\s*", text):
         return Staleness(REPLAY, path=match[1])
     name, arguments = _parse_call(text, text, _PARAMETERS)
-    rules = {
-        "workers": (_is_count, "the number of workers whose shares may be missing, at least 1"),
-        "fraction": (_is_fraction, "the fraction of the workers whose shares are needed, above 0 and below 1"),
-        "bound": (lambda value: isinstance(value, int) and value >= 0, _BOUND_MEANINGS.get(name, "")),
-        "pull_every": (_is_count, "the number of steps that a worker computes from the same weights, at least 1"),
-    }
-    if name in (BACKUP, QUORUM):
-        arguments = {"workers" if name == BACKUP else "fraction": 1 if name == BACKUP else 0.5, **arguments}
-    if name in (SSP, BOUNDED):
-        arguments.setdefault("bound", None)
     if name == REPLAY:
         raise InputError(f"{text} must have the output directory of a run. Write {_PARAMETERS[REPLAY][1]}")
+    defaults: dict[str, dict[str, Any]] = {BACKUP: {"workers": 1}, QUORUM: {"fraction": 0.5}}
+    defaults |= {SSP: {"bound": None}, BOUNDED: {"bound": None}}
+    arguments = {**defaults.get(name, {}), **arguments}
     if "late" in arguments:
         arguments["late"] = _parse_late(arguments["late"], text, name)
-    for key in arguments.keys() & rules.keys():
-        is_valid, meaning = rules[key]
-        if isinstance(arguments[key], bool) or not is_valid(arguments[key]):
+    for key in arguments.keys() - {"late"}:
+        is_valid, meaning = _RULES[name if key == "bound" else key]
+        if not is_valid(arguments[key]):
             example = "pull_every=4" if key == "pull_every" else _PARAMETERS[name][1]
             raise InputError(f"{text} must have {meaning}. Write {example}")
     return Staleness(name, **arguments)
 
 
-_BOUND_MEANINGS = {
-    BOUNDED: "the maximum staleness in updates, a number of at least 0",
-    SSP: "the number of steps that a worker may be ahead, a number of at least 0",
+def _at_least(minimum: int) -> Callable[[Any], bool]:
+    return lambda value: is_integer(value) and value >= minimum
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    BOUNDED: (_at_least(0), "the maximum staleness in updates, a number of at least 0"),
+    SSP: (_at_least(0), "the number of steps that a worker may be ahead, a number of at least 0"),
+    "workers": (_at_least(1), "the number of workers whose shares may be missing, at least 1"),
+    "fraction": (
+        lambda value: is_number(value) and 0 < value < 1,
+        "the fraction of the workers whose shares are needed, above 0 and below 1",
+    ),
+    "pull_every": (_at_least(1), "the number of steps that a worker computes from the same weights, at least 1"),
 }
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value >= 1
-
-
-def _is_fraction(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 < value < 1
 
 
 def _parse_late(late_text: str, text: str, name: str) -> LateGradients:
     kind, arguments = _parse_call(str(late_text), text, _LATE_PARAMETERS)
     if kind == REJECT:
         arguments = {"after": 8, **arguments}
-        if name != ASYNC or not isinstance(arguments["after"], int) or arguments["after"] < 0:
+        if name != ASYNC or not _at_least(0)(arguments["after"]):
             raise InputError(
                 f"{text}: gradients are rejected after a number of updates, at least 0, and without a bound. Write "
                 "async(late=reject(after=8))"
@@ -188,7 +184,7 @@ def _parse_late(late_text: str, text: str, name: str) -> LateGradients:
         if arguments.get("rows", AGAIN) not in (AGAIN, DROPPED):
             raise InputError(f"{text}: rows must be again or dropped. Write reject(after=8, rows=dropped)")
     rate = arguments.setdefault("rate", 0.1) if kind == SCALE else 0.0
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < float("inf"):
+    if not is_number(rate) or not 0 <= rate < math.inf:
         raise InputError(f"{text}: scale must have a rate of at least 0. Write late=scale(0.1)")
     return LateGradients(kind, **arguments)
 
@@ -197,26 +193,18 @@ def _parse_call(
     call_text: str, text: str, parameters: dict[str, tuple[tuple[str, ...], str]]
 ) -> tuple[str, dict[str, Any]]:
     """Parses `name` or `name(value, key=value)`; values are numbers, or the text of a name or of another call."""
-    match = re.fullmatch(r"\s*(\w*)\s*(\(.*\))?\s*", call_text)
-    name, argument_text = (match[1], match[2]) if match else (call_text, None)
+    name, bracket, argument_text = call_text.strip().partition("(")
     if name not in parameters:
         raise InputError(f"{text} is not known.{nearest(name, [example for _, example in parameters.values()])}")
     keys, example = parameters[name]
-    if not keys and argument_text:
-        raise InputError(f"{text}: {name} has no arguments. Write {name}")
+    if bracket and keys and keys[0] not in _ONLY_BY_NAME and "=" not in argument_text.partition(",")[0]:
+        bracket += f"{keys[0]}="
     try:
-        call = ast.parse(f"f{argument_text or '()'}", mode="eval").body  # `async` is not a name in Python
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        call = None
-    if not isinstance(call, ast.Call) or len(call.args) > sum(key not in _ONLY_BY_NAME for key in keys):
-        raise InputError(f"{text}: the arguments of {name} must be {', '.join(keys)}. Write {example}")
-    pairs = [*zip(keys, call.args, strict=False), *((keyword.arg or "**", keyword.value) for keyword in call.keywords)]
-    arguments: dict[str, Any] = {}
-    for key, node in pairs:
-        if key not in keys or key in arguments:
-            problem = "has no argument" if key not in keys else "has two values of"
-            raise InputError(f"{text}: {name} {problem} {key}. Write {example}")
-        arguments[key] = node.value if isinstance(node, ast.Constant) else ast.unparse(node)
+        arguments = parse(f"{name}{bracket}{argument_text}", _WORDS).args
+    except InputError:
+        arguments = {"": None}
+    if not arguments.keys() <= {*keys}:
+        raise InputError(f"{text}: the arguments of {name} must be {', '.join(keys) or 'left out'}. Write {example}")
     return name, arguments
 
 
@@ -244,16 +232,14 @@ def count_workers(servers: int, processes: int, tf_config_servers: int = 0) -> i
 class ParameterServerOptions:
     """Options of parameter servers."""
 
-    servers: int = flag_field(
+    servers: int = option_field(
         -1,
         DEVICES,
         "Number of processes that hold variables, for --strategy=parameter_server: the last ones of the job; the others train. "
         "0: process 0 does both. -1: the number in TF_CONFIG or of `tfdist launch --servers`, or 1.",
         minimum=-1,
-        is_option=True,
-        neutral_values=(-1,),
     )
-    staleness: str = flag_field(
+    staleness: str = option_field(
         SYNC,
         DEVICES,
         "When gradients are applied, for --strategy=parameter_server: sync (those of all workers together), ssp(2) (the same, "
@@ -264,34 +250,26 @@ class ParameterServerOptions:
         "weights. async(late=reject(after=8)) computes steps again whose gradients are older. replay(RUN) repeats the updates "
         "of an earlier run.",
         parse=parse_staleness,
-        is_option=True,
-        neutral_values=(SYNC,),
         safe_values=ANY_TEXT,
     )
-    sparse_updates: str = flag_field(
+    sparse_updates: str = option_field(
         EXACT,
         DEVICES,
         "How the optimizer updates embeddings that are split by rows, for --strategy=parameter_server: exact (all rows, as "
         "Keras does) or lazy (only the rows that the batch uses, and their slots; faster, but not exact with momentum).",
         choices=(EXACT, LAZY),
-        is_option=True,
-        neutral_values=(EXACT,),
     )
-    shard_variables: str = flag_field(
+    shard_variables: str = option_field(
         BY_SIZE,
         DEVICES,
         "Which server has which variable, for --strategy=parameter_server: by_size (the largest first, each where the fewest "
         "bytes are), round_robin (in turn, in the order of the model) or hash (of the variable's path).",
         choices=(BY_SIZE, ROUND_ROBIN, HASH),
-        is_option=True,
-        neutral_values=(BY_SIZE,),
     )
-    min_table_bytes: int = flag_field(
+    min_table_bytes: int = option_field(
         MIN_TABLE_BYTES,
         DEVICES,
         "Minimum size of an embedding whose rows are split over the servers, for --strategy=parameter_server: workers pull "
         "and push the rows that they use.",
         minimum=0,
-        is_option=True,
-        neutral_values=(MIN_TABLE_BYTES,),
     )

@@ -322,15 +322,16 @@ def build_partially(
     return owner_numbers
 
 
-def slots_by_weight(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> dict[int, list[keras.Variable]]:
-    """Returns the state of a built optimizer that belongs to each of its variables, by the variable's number."""
-    twin = type(optimizer).from_config(optimizer.get_config())
-    owners = build_partially(twin, variables, ())
-    slots_by_number: dict[int, list[keras.Variable]] = {number: [] for number in range(len(variables))}
-    for slot, twin_slot in zip(optimizer.variables, twin.variables, strict=True):
-        if id(twin_slot) in owners:
-            slots_by_number[owners[id(twin_slot)]].append(slot)
-    return slots_by_number
+def slot_owners(
+    optimizer: keras.Optimizer, variables: Sequence[keras.Variable], selected: Collection[int]
+) -> list[int | None]:
+    """Returns the number of the trained variable to which each of an optimizer's variables belongs, or None.
+
+    Builds the optimizer if it is not built; see `build_partially`.
+    """
+    twin = type(optimizer).from_config(optimizer.get_config()) if optimizer.built else optimizer
+    owner_numbers = build_partially(twin, variables, () if optimizer.built else selected)
+    return [owner_numbers.get(id(variable)) for variable in twin.variables]
 
 
 def variable_at(path: str, value: np.ndarray) -> keras.Variable:

@@ -84,7 +84,7 @@ class DynamicEmbedding(keras.layers.Layer):
     def form(self) -> TableForm:
         """Returns the description from which servers create the table."""
         shape, rule = (1, self.output_dim), (self.admit_after, self.evict_after)
-        return TableForm(0, self.embeddings.path, shape, self.variable_dtype, self._rows_initializer, False, rule)
+        return TableForm(self.embeddings.path, shape, self.variable_dtype, self._rows_initializer, rule)
 
     def _gather_without_strategy(self, keys: tf.Tensor) -> tf.Tensor:
         return self.table.lookup(keys)

@@ -2,6 +2,6 @@
 
 `coordinator` orders updates by the rules of `update_order`, and `variable_server` applies them. Workers access variables
 through `remote_variables` and `embedding_tables`; servers store tables as `table_rows`. They communicate through TCP
-(`messages`), with compressed gradients (`pushed_gradients`); `statistics` are for records. The training loop of a worker is in
+(`messages`), with compressed gradients (`pushed_gradients`). The training loop of a worker is in
 `tfdist.synchronization.server_updates`.
 """

@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdist.config.staleness import DROPPED, REJECT, LateGradients
+from tfdist.config.staleness import DROPPED, REJECT, Staleness
 from tfdist.errors import PeerLostError
 from tfdist.gradients import LossScale
 from tfdist.parameter_server.messages import Handler, Message
 from tfdist.parameter_server.update_order import Asynchronous, Recorded, Synchronous, Update, UpdateOrder
 
-_ALL_APPLIED = LateGradients()
 _NO_NUMBERS = np.zeros([0], np.int64)
 
 
@@ -44,9 +44,10 @@ class RangeResult(NamedTuple):
       norm: gradient norm of the last ticket, if its worker has computed it.
       dropped_rows: number of rows of the tickets that no update has used.
       rejections: number of gradients that were rejected or dropped because they were too old.
+      scale: state of the loss scale; empty without loss scaling.
       numbers: indices of the examples of each ticket; only for worker 0.
       metrics: values of the metric variables, summed over workers; only for worker 0.
-      work: work of each worker, also of lost ones; see `Statistics`.
+      work: work of each worker, also of lost ones; see `tfdist.synchronization.server_updates.Statistics`.
     """
 
     losses: Sequence[float]
@@ -55,24 +56,20 @@ class RangeResult(NamedTuple):
     norm: float = 0.0
     dropped_rows: int = 0
     rejections: int = 0
+    scale: Sequence[float] = ()
     numbers: Sequence[np.ndarray] = ()
     metrics: Sequence[np.ndarray] = ()
     work: Sequence[Mapping[str, float]] = ()
 
 
-class _Gather:
-    """The state of one `gather`.
+class _Commit(NamedTuple):
+    """What a worker has committed for a ticket; see `Coordinator.commit`."""
 
-    Attributes:
-      messages: received messages, by member.
-      answer: the result; None before it is complete.
-      answer_count: number of calls that have returned the result.
-    """
-
-    def __init__(self) -> None:
-        self.messages: dict[int, Message] = {}
-        self.answer: Message | None = None
-        self.answer_count = 0
+    loss: float
+    versions: Sequence[int]
+    rows: Sequence[int]
+    loss_scale: float
+    numbers: Sequence[np.ndarray]
 
 
 class Coordinator:
@@ -86,73 +83,50 @@ class Coordinator:
     gradient. Servers apply only ordered updates, so either all of them or none apply a gradient.
     """
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        synchronous: bool,
-        bound: int | None = None,
-        needed_shares: int | None = None,
-        late: LateGradients = _ALL_APPLIED,
-        pull_every: int = 1,
-    ):
-        """Initializes the coordinator.
-
-        Args:
-          workers: number of workers.
-          synchronous: whether workers compute shares of each ticket, instead of whole tickets.
-          bound: maximum staleness, if workers compute whole tickets; None for no bound. Otherwise the number of tickets that a
-            worker may be ahead; None for 0.
-          needed_shares: number of shares of an update; None for one of each worker.
-          late: what happens to gradients of old weights, if workers compute whole tickets.
-          pull_every: maximum number of tickets that a worker computes from the same weights.
-        """
-        self._workers, self._synchronous, self._bound = workers, synchronous, bound
-        self._needed_shares, self._late, self._pull_every = needed_shares, late, pull_every
+    def __init__(self, workers: int, staleness: Staleness):
+        self._workers, self._staleness = workers, staleness
+        self._is_synchronous = not staleness.whole_batches
         self._changed = threading.Condition()
-        self._order: UpdateOrder | None = None
-        self._range_counts: dict[int, int] = {}  # number of opened ranges, by worker
+        self._order: UpdateOrder = Synchronous(0, -1)  # until the first range begins
+        self._range_counts: collections.Counter[int] = collections.Counter()  # number of opened ranges, by worker
         self._range_count = 0  # number of the current range, from 1
-        self._first_ticket = self._end_ticket = 0  # of the current range
-        self._next_ticket: dict[int, int] = {}  # by worker if synchronous, else by 0
         self._active_tickets: dict[int, int] = {}  # by worker
-        self._abandoned_tickets: set[int] = set()  # of lost workers and rejected gradients, to be assigned again
         self._lost_workers: set[int] = set()
-        self._numbers: dict[int, dict[int, np.ndarray]] = {}  # indices of examples by ticket and worker
-        self._metrics: dict[int, Sequence[np.ndarray]] = {}  # by worker
-        self._work: list[dict[str, float]] = [collections.defaultdict(float) for _ in range(workers)]
+        self._work = [collections.defaultdict[str, float](float) for _ in range(workers)]
         self._wait_starts: dict[int, float] = {}  # by waiting worker
         self._updates: list[Update] = []
         self._first_version = 0  # of the first of these updates
-        self._losses: dict[int, dict[int, float]] = {}  # shares by ticket and worker
-        self._versions: dict[int, dict[int, Sequence[int]]] = {}  # by ticket and worker
-        self._rows: dict[int, dict[int, Sequence[int]]] = {}  # of shares and of their batches, by ticket and worker
-        self._loss_scales: dict[int, float] = {}  # by ticket; see `Update`
-        self._dropped_rows = 0
         self._norm = 0.0
-        self._rejections = 0  # in the current range
+        self._gathers: dict[str, dict[int, Message]] = {}  # by key and member
+        self._gather_answers: collections.Counter[str] = collections.Counter()  # calls that have returned, by key
+        self._begin_range(0, 0, None, (), 0)
+
+    def _begin_range(
+        self, first: int, end: int, loss_scale: LossScale | None, scale: Sequence[float], max_skipped_steps: int
+    ) -> None:
+        self._first_ticket, self._end_ticket = first, end
         self._failed_ticket: int | None = None  # the first ticket that was not finite
-        self._loss_scale: LossScale | None = None
-        self._scale: Sequence[float] = ()  # state of the loss scale; see `ScaleState`
-        self._max_skipped_steps = 0
+        self._next_ticket = dict.fromkeys(range(self._workers), first)  # of worker 0 if workers compute whole tickets
+        self._abandoned_tickets: set[int] = set()  # of lost workers and rejected gradients, to be assigned again
         self._overflowed_tickets: set[int] = set()  # with a loss scale, those that were not finite
-        self._gathers: dict[str, _Gather] = {}
-        self._departed_members: set[int] = set()
+        self._commits: dict[int, dict[int, _Commit]] = collections.defaultdict(dict)  # by ticket and worker
+        self._losses: dict[int, float] = {}  # by ticket
+        self._metrics: dict[int, Sequence[np.ndarray]] = {}  # by worker
+        self._dropped_rows = self._rejections = 0
+        self._loss_scale, self._scale, self._max_skipped_steps = loss_scale, scale, max_skipped_steps
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """Handlers of calls, by name."""
-        return {
-            "open": lambda message: _acknowledge(self.open, message),
-            "clear_updates": lambda message: _acknowledge(self.clear_updates, message),
-            "scale": lambda message: _answer(self.scale()),
-            "take": lambda message: _answer(self.take(**message.values)),
-            "commit": lambda message: _answer(self.commit(**message.values, arrays=message.arrays)),
+        methods = (self.open, self.clear_updates, self.take, self.updates)
+
+        def answer(method: Callable[..., Any], message: Message) -> Message:
+            return Message({"value": method(**message.values)})
+
+        return {method.__name__: functools.partial(answer, method) for method in methods} | {
+            "commit": lambda message: Message({"value": self.commit(**message.values, arrays=message.arrays)}),
             "result": lambda message: _result_message(self.result(**message.values)),
-            "updates": lambda message: _answer(self.updates(**message.values)),
             "gather": lambda message: self.gather(message, **message.values),
-            "leave": lambda message: _acknowledge(self.leave, message),
-            "have_left": lambda message: _answer(self.have_left(**message.values)),
         }
 
     def open(
@@ -180,37 +154,30 @@ class Coordinator:
           max_skipped_steps: number of consecutive skipped updates that ends training.
         """
         with self._changed:
-            number = self._range_counts[worker] = self._range_counts.get(worker, 0) + 1
+            self._range_counts[worker] += 1
+            number = self._range_counts[worker]
             self._changed.notify_all()
             if worker:
                 self._wait(worker, lambda: self._range_count == number)
                 return
-            self._work = [collections.defaultdict(float) for _ in range(self._workers)]
+            for work in self._work:
+                work.clear()
             self._wait_starts = dict.fromkeys(self._wait_starts, time.perf_counter())
-            self._wait(
-                worker,
-                lambda: all(
-                    self._range_counts.get(rank) == number for rank in {*range(self._workers)} - self._lost_workers
-                ),
-            )
+            self._wait(worker, lambda: all(self._range_counts[rank] == number for rank in self._remaining_workers()))
             has_failed = self._failed_ticket is not None  # then the order may have shares without an update
-            if not self._synchronous:  # workers must not use weights of an earlier range again
+            if not self._is_synchronous:  # workers must not use weights of an earlier range again
                 self._order = self._asynchronous_order(first, updates)
-            elif self._order is None or self._order.version != first or has_failed:
-                workers, needed = range(self._workers), self._needed_shares
-                self._order = Synchronous(workers, first, bound=self._bound or 0, needed_shares=needed)
-            self._range_count, self._first_ticket, self._end_ticket, self._failed_ticket = number, first, end, None
-            self._next_ticket = dict.fromkeys(range(self._workers) if self._synchronous else [0], first)
-            self._abandoned_tickets.clear()
-            self._overflowed_tickets.clear()
-            for values in (self._losses, self._versions, self._rows, self._loss_scales, self._numbers, self._metrics):
-                values.clear()
-            self._dropped_rows = self._rejections = 0
-            self._loss_scale = LossScale(**loss_scale) if loss_scale else None
-            self._scale, self._max_skipped_steps = scale, max_skipped_steps
+            elif self._order.version != first or has_failed:
+                needed_shares = self._staleness.needed_shares(self._workers)
+                self._order = Synchronous(needed_shares, first, bound=self._staleness.bound or 0)
+            self._range_count = number
+            self._begin_range(first, end, LossScale(**loss_scale) if loss_scale else None, scale, max_skipped_steps)
             # All servers have applied the previous updates: a worker has pulled this version from each.
             self._updates, self._first_version = [], first
             self._changed.notify_all()
+
+    def _remaining_workers(self) -> set[int]:
+        return {*range(self._workers)} - self._lost_workers
 
     def clear_updates(self) -> None:
         """Forgets the updates of a range that all servers have applied, before their version is set."""
@@ -220,13 +187,9 @@ class Coordinator:
     def _asynchronous_order(self, first: int, updates: Sequence[Sequence[Any]]) -> UpdateOrder:
         if updates:
             return Recorded([Update(*update) for update in updates])
-        max_age = self._late.after if self._late.kind == REJECT else None
-        return Asynchronous(self._bound, first, pull_every=self._pull_every, max_age=max_age)
-
-    def scale(self) -> Sequence[float]:
-        """Returns the state of the loss scale after the latest update; empty without loss scaling."""
-        with self._changed:
-            return self._scale
+        rule = self._staleness
+        max_age = rule.late.after if rule.late.kind == REJECT else None
+        return Asynchronous(rule.bound, first, pull_every=rule.pull_every, max_age=max_age)
 
     def take(self, worker: int) -> tuple[int, int | Sequence[int] | None, list[int], Sequence[float]] | None:
         """Returns a worker's next ticket, the version to compute it from, all tickets that are not committed, and the scale.
@@ -238,24 +201,23 @@ class Coordinator:
         The version is a minimum; None if the worker must keep its weights. In a replay, it is the exact version of each server.
         The scale is the state of the loss scale.
         """
-        dealer = worker if self._synchronous else 0
+        dealer = worker if self._is_synchronous else 0
 
         def next_ticket() -> int:
             if isinstance(order, Recorded):
                 return next(iter(order.remaining_tickets(worker)), self._end_ticket)
-            if self._synchronous:  # tickets may be complete without this worker
+            if self._is_synchronous:  # tickets may be complete without this worker
                 return max(self._next_ticket[worker], order.version)
             return min({self._next_ticket[dealer], *self._abandoned_tickets})
 
         def is_over() -> bool:
-            if self._synchronous:
+            if self._is_synchronous:
                 return next_ticket() >= self._end_of_updates
             is_replayed = isinstance(order, Recorded)
             is_done = next_ticket() == self._end_ticket and (is_replayed or not self._active_tickets)
-            return self._failed_ticket is not None or is_done
+            return self._has_ended or is_done
 
         with self._changed:
-            assert self._order is not None
             order = self._order
             self._wait(
                 worker,
@@ -310,82 +272,71 @@ class Coordinator:
           What happens to the gradient.
         """
         with self._changed:
-            assert self._order is not None
+            order = self._order
             self._check_alive(worker)
             del self._active_tickets[worker]
             for name, value in work.items():
                 self._work[worker][name] += value
             outcome = self._outcome(ticket, versions)
             self._rejections += outcome == Outcome.REJECTED or (outcome == Outcome.DROPPED and is_finite)
-            if outcome == Outcome.UNUSED:
-                return outcome
             if outcome == Outcome.REJECTED:
                 # The worker's weights are too old to be used again. A rejection follows an update since they were read, and a
                 # range has a limited number of updates, so that each of its tickets is applied in the end.
-                self._order.withdraw(worker)
+                order.withdraw(worker)
                 self._abandoned_tickets.add(ticket)
-                self._changed.notify_all()
-                return outcome
-            if arrays:
-                self._numbers.setdefault(ticket, {})[worker], *metrics = arrays
-                if outcome == Outcome.APPLIED:
-                    self._metrics[worker] = metrics
-            self._losses.setdefault(ticket, {})[worker] = loss
-            self._versions.setdefault(ticket, {})[worker] = versions
-            self._rows.setdefault(ticket, {})[worker] = rows
-            self._loss_scales[ticket] = loss_scale
-            self._norm = norm if ticket == self._end_ticket - 1 else self._norm
-            if not is_finite and self._loss_scale:
-                self._overflowed_tickets.add(ticket)
-            elif not is_finite and outcome == Outcome.APPLIED and self._is_needed(ticket):
-                self._failed_ticket = ticket
-            if self._is_needed(ticket):
-                self._order.push(worker, ticket, rows[0])
-                self._add_updates(self._order)
+            elif outcome != Outcome.UNUSED:
+                self._commits[ticket][worker] = _Commit(loss, versions, rows, loss_scale, arrays[:1])
+                self._losses[ticket] = sum(commit.loss for commit in self._commits_of(ticket))
+                if arrays and outcome == Outcome.APPLIED:
+                    self._metrics[worker] = arrays[1:]
+                self._norm = norm if ticket == self._end_ticket - 1 else self._norm
+                if not is_finite and self._loss_scale:
+                    self._overflowed_tickets.add(ticket)
+                elif not is_finite and outcome == Outcome.APPLIED and self._is_needed(ticket):
+                    self._failed_ticket = ticket
+                if self._is_needed(ticket):
+                    order.push(worker, ticket, rows[0])
+                    self._add_updates(order)
             self._changed.notify_all()
             return outcome
 
+    def _commits_of(self, ticket: int) -> list[_Commit]:
+        return _sorted_by_worker(self._commits[ticket])
+
     def _outcome(self, ticket: int, versions: Sequence[int]) -> Outcome:
         order = self._order
-        assert order is not None
-        if self._synchronous:
+        if self._is_synchronous:
             return Outcome.UNUSED if ticket < order.version else Outcome.APPLIED
         if isinstance(order, Recorded):
             return Outcome.APPLIED if order.update_of(ticket).factor else Outcome.DROPPED
-        if not versions or self._late.factor(order.version - min(versions)):
+        late = self._staleness.late
+        if not versions or late.factor(order.version - min(versions)):
             return Outcome.APPLIED
-        return Outcome.DROPPED if self._late.rows == DROPPED else Outcome.REJECTED
+        return Outcome.DROPPED if late.rows == DROPPED else Outcome.REJECTED
 
     def result(self, worker: int = 0) -> RangeResult:
         """Waits until all updates of the range are ordered or training has ended; returns the result."""
         with self._changed:
             order = self._order
-            assert order is not None
-            self._wait(
-                worker,
-                lambda: (
-                    order.version >= self._end_of_updates or (self._failed_ticket is not None and not self._synchronous)
-                ),
-            )
+            self._wait(worker, lambda: order.version >= self._end_of_updates or self._has_ended)
             last = self._end_ticket - 1 if self._failed_ticket is None else self._failed_ticket
             tickets = range(self._first_ticket, last + 1)
-            # Before a ticket that is not finite, another worker may not have finished its ticket.
-            losses = {ticket: sum(_sorted_by_worker(shares)) for ticket, shares in self._losses.items()}
             result = RangeResult(
-                [losses.get(ticket, np.nan) for ticket in tickets],
+                # Before a ticket that is not finite, another worker may not have finished its ticket.
+                [self._losses.get(ticket, np.nan) for ticket in tickets],
                 list(self._updates),
                 self._failed_ticket is None,
                 self._norm,
                 self._dropped_rows,
                 self._rejections,
+                self._scale,
                 work=[self._work_of(rank) for rank in range(self._workers)],
             )
             if worker:
                 return result
             # These include lost workers.
-            numbers = [
-                np.concatenate([_NO_NUMBERS, *_sorted_by_worker(self._numbers.get(ticket, {}))]) for ticket in tickets
-            ]
+            parts = [[part for commit in self._commits_of(ticket) for part in commit.numbers] for ticket in tickets]
+            numbers = [np.concatenate([_NO_NUMBERS, *ticket_parts]) for ticket_parts in parts]
             metrics = [np.asarray(sum(values)) for values in zip(*_sorted_by_worker(self._metrics), strict=True)]
             return result._replace(numbers=numbers, metrics=metrics)
 
@@ -395,7 +346,6 @@ class Coordinator:
             self._lost_workers.add(worker)
             if (ticket := self._active_tickets.pop(worker, None)) is not None:
                 self._abandoned_tickets.add(ticket)
-                assert self._order is not None
                 self._order.withdraw(worker)
                 self._add_updates(self._order)  # gradients may have waited for it
             self._changed.notify_all()
@@ -421,64 +371,47 @@ class Coordinator:
         with self._changed:
             if members is None:
                 self._check_alive(member)
-            gather = self._gathers.setdefault(key, _Gather())
-            gather.messages[member] = message
+            messages = self._gathers.setdefault(key, {})
+            messages[member] = message
             self._changed.notify_all()
-            expected_members = range(self._workers if members is None else members)
             self._changed.wait_for(
-                lambda: (
-                    gather.answer
-                    or gather.messages.keys()
-                    >= {*expected_members} - (self._lost_workers if members is None else set())
-                )
+                lambda: messages.keys() >= (self._remaining_workers() if members is None else {*range(members)})
             )
-            if not gather.answer:
-                callers = sorted(gather.messages)
-                arrays = [array for caller in callers for array in gather.messages[caller].arrays]
-                gather.answer = Message({"members": callers}, arrays)
-                self._changed.notify_all()
-            gather.answer_count += 1
-            if gather.answer_count == len(gather.messages):
-                del self._gathers[key]
-            return gather.answer if receiver in (None, member) else gather.answer._replace(arrays=())
-
-    def leave(self, member: int) -> None:
-        """Records that a process has finished: a worker, by its rank, or a server, by its number after all workers."""
-        with self._changed:
-            self._departed_members.add(member)
-            self._changed.notify_all()
-
-    def have_left(self, members: int, seconds: float) -> bool:
-        """Returns whether the first `members` processes have left; waits up to `seconds` for them."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._departed_members | self._lost_workers >= {*range(members)}, seconds
-            )
+            self._gather_answers[key] += 1
+            if self._gather_answers[key] == len(messages):
+                del self._gathers[key], self._gather_answers[key]
+            senders = sorted(messages) if receiver in (None, member) else ()
+            arrays = [array for sender in senders for array in messages[sender].arrays]
+            return Message({"members": sorted(messages)}, arrays)
 
     @property
     def _end_of_updates(self) -> int:
         """The ticket after the last one that is applied, if workers compute shares."""
         return self._end_ticket if self._failed_ticket is None else self._failed_ticket
 
+    @property
+    def _has_ended(self) -> bool:
+        """Whether workers that compute whole tickets end here, because one is not finite."""
+        return self._failed_ticket is not None and not self._is_synchronous
+
     def _is_needed(self, ticket: int) -> bool:
         """Returns whether a ticket is applied; if workers compute shares, all tickets before one that is not finite."""
-        return self._failed_ticket is None or (self._synchronous and ticket < self._failed_ticket)
+        return self._failed_ticket is None or (self._is_synchronous and ticket < self._failed_ticket)
 
     def _add_updates(self, order: UpdateOrder) -> None:
         while self._is_needed(order.version) and (update := order.next_update()) is not None:
-            versions, rows = self._versions.pop(update.ticket, {}), self._rows.pop(update.ticket)
-            is_overflowed = update.ticket in self._overflowed_tickets
+            commits, is_overflowed = self._commits_of(update.ticket), update.ticket in self._overflowed_tickets
             if isinstance(order, Recorded):
                 update = update._replace(factor=0.0) if is_overflowed else update
             else:
-                all_versions = tuple(version for worker in update.workers for version in versions[worker])
-                factor = (
-                    0.0
-                    if is_overflowed
-                    else self._late.factor(update.version - min(all_versions, default=update.version))
-                )
-                row_factor, loss_scale = self._row_factor(update.ticket, rows), self._loss_scales[update.ticket]
-                update = Update(*update[:4], all_versions, factor, row_factor, loss_scale)
+                versions = tuple(version for commit in commits for version in commit.versions)
+                age = update.version - min(versions, default=update.version)
+                factor = 0.0 if is_overflowed else self._staleness.late.factor(age)
+                share_rows, batch_rows = zip(*(commit.rows for commit in commits), strict=True)
+                used_rows, all_rows = sum(share_rows), max(batch_rows)
+                self._dropped_rows += all_rows - used_rows
+                self._losses[update.ticket] = sum(commit.loss * (all_rows / used_rows) for commit in commits)
+                update = Update(*update[:3], versions, factor, all_rows / used_rows, commits[0].loss_scale)
             self._updates.append(update)
             # Concurrent gradients overflow together: those with a larger scale than the current one are already answered.
             is_answered = is_overflowed and bool(self._scale) and update.loss_scale > self._scale[0]
@@ -487,14 +420,6 @@ class Coordinator:
                 self._scale = [tf.convert_to_tensor(value).numpy().item() for value in values]
                 if self._scale[-1] >= self._max_skipped_steps:
                     self._failed_ticket = update.ticket
-
-    def _row_factor(self, ticket: int, rows: Mapping[int, Sequence[int]]) -> float:
-        """Returns the row factor of an update, and multiplies its losses by it; see `Update`."""
-        used_rows, all_rows = sum(count for count, _ in rows.values()), max(count for _, count in rows.values())
-        self._dropped_rows += all_rows - used_rows
-        factor = all_rows / used_rows
-        self._losses[ticket] = {worker: loss * factor for worker, loss in self._losses[ticket].items()}
-        return factor
 
     def _wait(self, worker: int, condition: Callable[[], bool]) -> None:
         """Waits, for other workers."""
@@ -518,13 +443,4 @@ def _sorted_by_worker(values: Mapping[int, Any]) -> list[Any]:
 
 
 def _result_message(result: RangeResult) -> Message:
-    return Message({"value": result[:6], "work": result.work}, [*result.numbers, *result.metrics])
-
-
-def _answer(value: Any) -> Message:
-    return Message({"value": value})
-
-
-def _acknowledge(method: Callable[..., None], message: Message) -> Message:
-    method(**message.values)
-    return _answer(None)
+    return Message({"value": result[:7], "work": result.work}, [*result.numbers, *result.metrics])

@@ -8,8 +8,8 @@ ids, for example with `keras.layers.StringLookup`. Outside of training steps, ea
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,14 +18,12 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import OneReplica, using
 from tfdist.data.row_partition import ReplicaRows
+from tfdist.distribution.strategy import OptimizerShards, Strategy
 from tfdist.errors import InputError
 from tfdist.parameter_server.keyed_rows import KeyedTable, keyed_layers
 from tfdist.parameter_server.servers import Servers
-from tfdist.parameter_server.table_rows import TableForm, blocks, read_in_blocks
+from tfdist.parameter_server.table_rows import TableForm, blocks, growing, read_in_blocks
 from tfdist.row_semantics.declarations import GRAPH
-
-if TYPE_CHECKING:
-    from tfdist.distribution.strategy import Strategy
 
 _ELEMENTWISE_OPTIMIZERS = "SGD RMSprop Adam AdamW Adagrad Adadelta Adamax Nadam Ftrl Lion".split()
 _UNKNOWN_IDS = (
@@ -33,7 +31,6 @@ _UNKNOWN_IDS = (
     "during the step, because the model samples them or computes them from rows. Use a larger --min_table_bytes."
 )
 _ids_by_table: contextvars.ContextVar[dict[int, list[tf.Tensor]] | None] = contextvars.ContextVar("ids", default=None)
-_in_step: contextvars.ContextVar[bool] = contextvars.ContextVar("in a training step", default=False)
 
 
 class RemoteVariable:
@@ -48,14 +45,7 @@ class RemoteVariable:
     device = ""
 
     def __init__(self, key: str, variable: keras.Variable, servers: Servers, *, is_chief: bool):
-        """Initializes the variable.
-
-        Args:
-          key: see `VariableServer`.
-          variable: the Keras variable.
-          servers: the servers.
-          is_chief: whether this process writes; all processes assign the same values.
-        """
+        """Initializes the access to a variable by its key on the servers. Only the chief writes what all processes assign."""
         self._key, self._servers, self._is_chief = key, servers, is_chief
         self._model = servers.models + 1  # the one that is being built
         self._path = variable.path
@@ -64,28 +54,20 @@ class RemoteVariable:
 
     def numpy(self) -> np.ndarray:
         """Returns the value."""
-        self._check_held()
+        self._servers.check_holds(self._model)
         return self._servers.fetch([self._key])[self._key]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        value = self.numpy()
-        return value if dtype is None else value.astype(dtype, copy=False)
+        return np.asarray(self.numpy(), dtype)
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         return tf.constant(self.numpy(), dtype, name=name)
 
     def assign(self, value: Any) -> None:
         """Assigns a value."""
-        self._check_held()
+        self._servers.check_holds(self._model)
         if self._is_chief:
             self._servers.write({self._key: np.asarray(value, self.dtype.as_numpy_dtype)})
-
-    def _check_held(self) -> None:
-        if self._model != self._servers.models:
-            raise InputError(
-                "Parameter servers hold one model at a time. Received: a read or an assignment of a variable of an earlier "
-                "model, after another one was built. Save a model before another one is trained."
-            )
 
 
 class RemoteTable(RemoteVariable):
@@ -165,27 +147,28 @@ class RemoteKeyedTable(KeyedTable):
         self.shape, self.dtype = table.shape, table.dtype
 
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
-        """See base class."""
-        return _look_up(functools.partial(self.read_rows, 0), keys, self)
+        return _look_up(self.read_rows, keys, self)
 
-    def read_keys(self) -> tuple[np.ndarray, np.ndarray, int, int]:
-        """See base class."""
-        return self._servers.read_keys(self._number)
+    def restore(self, arrays: Mapping[str, Any], *, with_slots: bool = True) -> None:
+        if self._is_chief:
+            super().restore(arrays, with_slots=with_slots)
 
-    def write_keys(self, keys: np.ndarray, candidates: np.ndarray, updates: int, count: int) -> int:
-        """See base class."""
-        return self._servers.write_keys(self._number, keys, candidates, updates, count) if self._is_chief else 0
+    def read_keys(self) -> tuple[np.ndarray, ...]:
+        keys, candidates, counts = zip(*self._servers.call_table(self._number, "read_keys"), strict=True)
+        return np.concatenate(keys), np.concatenate(candidates), counts[0]
 
-    def read_rows(self, number: int, keys: np.ndarray) -> np.ndarray:
-        """See base class."""
-        return self._servers.read_rows(self._key(number), keys)
+    def write_keys(self, keys: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> None:
+        parts = [[a[own] for own, _ in self._servers.split(self._number, a[:, 0])] for a in (keys, candidates)]
+        self._servers.call_table(self._number, "write_keys", [[*each, counts] for each in zip(*parts, strict=True)])
 
-    def write_rows(self, number: int, keys: np.ndarray, rows: np.ndarray) -> None:
-        """See base class."""
-        self._servers.write_rows(self._key(number), keys, rows)
+    def read_rows(self, keys: np.ndarray, index: int = 0) -> np.ndarray:
+        return self._servers.read_rows(self._key(index), keys)
 
-    def _key(self, number: int) -> str:
-        return f"slot/{self._number}/{number - 1}" if number else f"weight/{self._number}"
+    def write_rows(self, keys: np.ndarray, rows: np.ndarray, index: int = 0) -> None:
+        self._servers.write_rows(self._key(index), keys, rows)
+
+    def _key(self, index: int) -> str:
+        return f"slot/{self._number}/{index - 1}" if index else f"weight/{self._number}"
 
 
 def is_table(layer: keras.Layer, min_bytes: int, servers: int) -> bool:
@@ -201,72 +184,60 @@ class EmbeddingTables:
     Attributes:
       numbers: indices of the tables among the trained variables.
       keyed: those of tables with a row per key.
-      forms: descriptions from which servers create the tables.
+      forms: descriptions from which servers create the tables, by number, in order.
     """
 
     def __init__(
-        self,
-        strategy: "Strategy",
-        servers: Servers | None,
-        weights: Sequence[keras.Variable],
-        model: keras.Model | None = None,
+        self, strategy: Strategy, servers: Servers | None, weights: Sequence[keras.Variable], model: keras.Model
     ):
-        """Replaces the lookups of the tables' layers.
+        """Replaces the lookups of the tables' layers in a model with these trained variables.
 
-        Args:
-          strategy: the strategy.
-          servers: the servers; None if tables with a row per key are in this process.
-          weights: the trained variables.
-          model: the model; None if it is not known yet.
+        Without servers, tables with a row per key are in this process.
 
         Raises:
           InputError: the optimizer cannot update rows independently.
         """
-        self._strategy = strategy
-        self._model: Any = model
+        self._strategy, self._model, self._is_in_step = strategy, model, False
         order = {id(variable): number for number, variable in enumerate(weights)}
         self._variables: dict[int, keras.Variable] = {}
         self._tables: dict[int, Any] = {}  # `RemoteTable` or `KeyedTable`
         self._initial: dict[int, Any] = {}
-        self.forms: list[TableForm] = []
-        for layer in keras_internals.embeddings_without_copy(model, RemoteTable) if model else ():
-            if servers and id(keras_internals.kernel_of(layer)) in order:
-                self._add_table(order[id(keras_internals.kernel_of(layer))], layer, servers)
+        self.forms: dict[int, TableForm] = {}
+        for layer in keras_internals.embeddings_without_copy(model, RemoteTable):
+            variable = keras_internals.kernel_of(layer)
+            if servers and id(variable) in order:
+                self._add_table(order[id(variable)], layer, servers)
             else:  # it was frozen after its creation
-                keras_internals.initialize(keras_internals.kernel_of(layer))
-        for layer in keyed_layers(model) if model else ():
+                keras_internals.initialize(variable)
+        for layer in keyed_layers(model):
             if layer.trainable:
                 self._add_keyed_table(order[id(layer.embeddings)], layer, servers)
         self.keyed = frozenset(n for n, table in self._tables.items() if isinstance(table, KeyedTable))
-        self.forms.sort(key=lambda form: form.number)
+        self.forms = dict(sorted(self.forms.items()))
         self.numbers = sorted(self._variables)
-        if model and self.numbers:
+        if self.numbers:
             _check_updates_rows(model.optimizer)
         self._ids = {number: tf.Variable(tf.zeros([0], tf.int64), shape=[None]) for number in self.numbers}
-        self._rows = {
-            number: tf.Variable(tf.zeros([0, table.shape[1]], table.dtype), shape=[None, table.shape[1]])
-            for number, table in sorted(self._tables.items())
-        }
+        no_rows = {number: tf.zeros([0, table.shape[1]], table.dtype) for number, table in sorted(self._tables.items())}
+        self._rows = {number: growing(rows, trainable=True) for number, rows in no_rows.items()}
         self._record = tf.function(
             lambda batch: strategy.run(self._record_ids, batch), autograph=False, reduce_retracing=True
         )
 
     def _add_table(self, number: int, layer: keras.layers.Embedding, servers: Servers) -> None:
         variable, is_chief = keras_internals.kernel_of(layer), self._strategy.is_chief
-        initializer = None if keras_internals.value_of(variable) else keras_internals.rows_initializer(variable)
+        value = keras_internals.value_of(variable)
+        initializer = None if value else keras_internals.rows_initializer(variable)
         if initializer is None and is_chief:
-            self._initial[number] = np.asarray(
-                keras_internals.value_of(variable) or keras_internals.initial_value(variable)
-            )
-        form = TableForm(number, variable.path, tuple(variable.shape), variable.dtype, initializer, has_no_decay=False)
-        self.forms.append(form)
+            self._initial[number] = np.asarray(value or keras_internals.initial_value(variable))
+        self.forms[number] = TableForm(variable.path, tuple(variable.shape), variable.dtype, initializer)
         self._variables[number] = variable
         self._tables[number] = table = RemoteTable(f"weight/{number}", variable, servers, is_chief=is_chief)
         keras_internals.set_value(variable, table)
         keras_internals.set_lookup(layer, functools.partial(self._lookup, number, layer))
 
     def _add_keyed_table(self, number: int, layer: Any, servers: Servers | None) -> None:
-        self.forms.append(layer.form()._replace(number=number))
+        self.forms[number] = layer.form()
         self._variables[number], table = layer.embeddings, layer.table
         if servers:
             if not isinstance(table, RemoteKeyedTable):  # it may have been loaded
@@ -283,10 +254,9 @@ class EmbeddingTables:
 
     def ids(self, batch: Any) -> list[np.ndarray]:
         """Returns the sorted, distinct ids that a batch looks up in each table; empty without tables."""
-        ids_by_table = dict(zip(self.numbers, self._record(batch) if self.numbers else (), strict=True))
         # With counts, NumPy sorts, which is faster here than its hash table.
-        distinct_ids = {number: np.unique(ids, return_counts=True)[0] for number, ids in ids_by_table.items()}
-        return [self._tables[number].check(ids) for number, ids in distinct_ids.items()]
+        all_ids = [np.unique(ids, return_counts=True)[0] for ids in (self._record(batch) if self.numbers else ())]
+        return [self._tables[number].check(ids) for number, ids in zip(self.numbers, all_ids, strict=True)]
 
     def assign(self, ids: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> None:
         """Sets the rows of each table that the next step uses."""
@@ -297,12 +267,12 @@ class EmbeddingTables:
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
         """Context for tracing a training step, in which tables contain only the assigned rows."""
-        token = _in_step.set(True)
-        try:
-            with keras_internals.values_replaced([self._variables[n] for n in self.numbers], [*self._rows.values()]):
-                yield
-        finally:
-            _in_step.reset(token)
+        variables = [self._variables[number] for number in self.numbers]
+        with (
+            keras_internals.patched((self, "_is_in_step", True)),
+            keras_internals.values_replaced(variables, [*self._rows.values()]),
+        ):
+            yield
 
     @contextlib.contextmanager
     def check_known_ids(self) -> Iterator[None]:
@@ -341,7 +311,7 @@ class EmbeddingTables:
         if (ids_by_table := _ids_by_table.get()) is not None:
             ids_by_table[number].append(ids)
             return tf.zeros([tf.size(ids), table.shape[1]], table.dtype)
-        if not _in_step.get():
+        if not self._is_in_step:
             return table.lookup(ids)
         step_ids = tf.convert_to_tensor(self._ids[number])
         positions = tf.minimum(tf.searchsorted(step_ids, ids), tf.size(step_ids) - 1)
@@ -373,3 +343,80 @@ def _check_updates_rows(optimizer: keras.Optimizer) -> None:
             f"Keras's {', '.join(_ELEMENTWISE_OPTIMIZERS)}, without clipnorm and use_ema. Received: {received}. Use "
             "another, or a larger --min_table_bytes."
         )
+
+
+class LocalTables(EmbeddingTables):
+    """The tables of a model with a row per key, which are updated in this process, in compiled steps.
+
+    Attributes:
+      variable_ids: numbers of the tables, by the `id` of their variables.
+    """
+
+    def __init__(self, strategy: Strategy, model: keras.Model, optimizer: keras.Optimizer):
+        """Connects the tables with the slots of the optimizer, which is built."""
+        weights = list(model.trainable_variables)
+        super().__init__(strategy, None, weights, model)
+        self.variable_ids = {id(variable): number for number, variable in self._variables.items()}
+        owners = keras_internals.slot_owners(optimizer, weights, ())
+        for number in self.numbers:  # before its first update, an optimizer has not used restored slots
+            slots = [slot for slot, owner in zip(optimizer.variables, owners, strict=True) if owner == number]
+            self._tables[number].set_slots(slots, keeps_slots=int(optimizer.iterations) > 0)
+
+    @contextlib.contextmanager
+    def rows_in_step(self, batch: Any) -> Iterator[None]:
+        """Context of a forward pass with gradients, in which tables have the rows of a batch."""
+        for number, ids in zip(self.numbers, self._record_ids(batch), strict=True):
+            unique_ids, table = tf.sort(tf.unique(ids)[0]), self._tables[number]
+            self._ids[number].assign(unique_ids)
+            rows = tf.numpy_function(table.pull, [unique_ids], table.dtype)
+            self._rows[number].assign(tf.ensure_shape(rows, [None, table.shape[1]]))
+        with self.in_step():
+            yield
+
+    @contextlib.contextmanager
+    def updating(
+        self, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> Iterator[list[tf.Tensor]]:
+        """Context of an update by the optimizer; yields the gradients of the variables."""
+        all_gradients = list(gradients)
+        with contextlib.ExitStack() as updates:
+            for i, number in enumerate(self.variable_ids.get(id(variable)) for variable in variables):
+                if number is not None:
+                    ids = tf.convert_to_tensor(self._ids[number])
+                    all_gradients[i] = updates.enter_context(self._tables[number].updating(ids, gradients[i]))
+            yield all_gradients
+
+
+class LocalRows(OptimizerShards):
+    """Updates tables with a row per key in this process, as servers do."""
+
+    def __init__(self, strategy: Strategy):
+        super().__init__(strategy)
+        self._tables: list[LocalTables] = []  # of each model with such tables
+
+    def build(self, model: keras.Model) -> None:
+        if keyed_layers(model):
+            optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a `LossScaleOptimizer`
+            if not optimizer.built:
+                optimizer.build(model.trainable_variables)
+            self._tables.append(LocalTables(self._strategy, model, optimizer))
+
+    def gradient_shape(self, variable: keras.Variable) -> tf.TensorShape:
+        """See `Strategy.gradient_shape`."""
+        return tf.TensorShape([None, variable.shape[1]]) if self._of([variable]) else variable.shape
+
+    def rows_in_step(self, variables: Sequence[keras.Variable], batch: Any) -> contextlib.AbstractContextManager:
+        """Context in which the gradients of variables for a batch are computed, in a replica function."""
+        tables = self._of(variables)
+        return tables.rows_in_step(batch) if tables else contextlib.nullcontext()
+
+    def apply(
+        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> None:
+        tables = self._of(variables)
+        with tables.updating(gradients, variables) if tables else contextlib.nullcontext(gradients) as all_gradients:
+            super().apply(optimizer, all_gradients, variables)
+
+    def _of(self, variables: Sequence[keras.Variable]) -> LocalTables | None:
+        ids = {id(variable) for variable in variables}
+        return next((tables for tables in reversed(self._tables) if not ids.isdisjoint(tables.variable_ids)), None)

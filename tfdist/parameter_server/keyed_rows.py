@@ -1,7 +1,6 @@
 """Tables with a row per key, which is created when the key occurs: on servers, and in the process of a single device."""
 
 import abc
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
-from tfdist.parameter_server.table_rows import TableForm, TableRows, blocks, mix, read_in_blocks
+from tfdist.parameter_server.table_rows import TableForm, TableRows, blocks, growing, mix, read_in_blocks
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # increment of SplitMix64
 _INITIALIZERS = (
@@ -82,34 +81,34 @@ class KeyedTable(abc.ABC):
         """Returns rows outside of training steps, [keys, width]; zeros for keys without one."""
 
     @abc.abstractmethod
-    def read_keys(self) -> tuple[np.ndarray, np.ndarray, int, int]:
+    def read_keys(self) -> tuple[np.ndarray, ...]:
         """Returns the keys.
 
         Returns:
           Keys with a row and the update that used them last, int64 [keys, 2]; other keys, their counts and this update,
-          int64 [keys, 3]; the number of updates so far; and the number of tables: one and the optimizer's slots.
+          int64 [keys, 3]; and the numbers of updates so far and of tables: one and the optimizer's slots.
         """
 
     @abc.abstractmethod
-    def write_keys(self, keys: np.ndarray, candidates: np.ndarray, updates: int, count: int) -> int:
-        """Replaces all keys, see `read_keys`, with initial rows; returns the number of tables: `count`, if it was unknown."""
+    def write_keys(self, keys: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> None:
+        """Replaces all keys by results of `read_keys`, with initial rows. A new table gets as many slots."""
 
     @abc.abstractmethod
-    def read_rows(self, number: int, keys: np.ndarray) -> np.ndarray:
-        """Returns rows of the table, `number` 0, or of its slots; see `lookup`."""
+    def read_rows(self, keys: np.ndarray, index: int = 0) -> np.ndarray:
+        """Returns rows of the table, `index` 0, or of one of its slots; see `lookup`."""
 
     @abc.abstractmethod
-    def write_rows(self, number: int, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Assigns rows of the table, `number` 0, or of its slots, to keys that have a row."""
+    def write_rows(self, keys: np.ndarray, rows: np.ndarray, index: int = 0) -> None:
+        """Assigns rows to keys that have one; see `TableRows.write_rows`."""
 
     def export(self) -> dict[str, np.ndarray]:
         """Returns all that `restore` needs, sorted by key; large arrays are memory-mapped files."""
-        keys, candidates, updates, count = self.read_keys()
+        keys, candidates, (updates, count) = self.read_keys()
         keys, candidates = keys[np.argsort(keys[:, 0])], candidates[np.argsort(candidates[:, 0])]
         arrays = {"keys": keys, "candidates": candidates, "updates": np.array([updates])}
         shape, dtype = (len(keys), self.shape[1]), self.dtype.as_numpy_dtype
         for number in range(count):
-            read = functools.partial(lambda number, begin, end: self.read_rows(number, keys[begin:end, 0]), number)
+            read = lambda begin, end, number=number: self.read_rows(keys[begin:end, 0], number)  # noqa: E731
             arrays[f"rows_{number}"] = read_in_blocks(shape, dtype, read)
         return arrays
 
@@ -117,10 +116,10 @@ class KeyedTable(abc.ABC):
         """Replaces all keys and rows; `arrays` has those of `export`, which may be read when they are sliced."""
         keys, candidates, updates = (np.asarray(arrays[name][:]) for name in ("keys", "candidates", "updates"))
         count = sum(f"rows_{number}" in arrays for number in range(len(arrays))) if with_slots else 1
-        table_count = self.write_keys(keys, candidates, int(updates[0]), count)
-        for number in range(min(count, table_count)):
+        self.write_keys(keys, candidates, np.array([updates[0], count]))
+        for number in range(count):
             for begin, end in blocks((len(keys), self.shape[1]), self.dtype):
-                self.write_rows(number, keys[begin:end, 0], np.asarray(arrays[f"rows_{number}"][begin:end]))
+                self.write_rows(keys[begin:end, 0], np.asarray(arrays[f"rows_{number}"][begin:end]), number)
 
 
 class KeyedRows(TableRows, KeyedTable):
@@ -149,10 +148,10 @@ class KeyedRows(TableRows, KeyedTable):
         self.shape, self.dtype = no_row.shape, no_row.dtype
         self._initializer, (self._admit_after, self._evict_after) = form.initializer, form.rule
         self._updated_variables, self._buffers = [], []
-        self.tables = [_growing(no_row)]
+        self.tables = [growing(no_row)]
         self.index = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
         self._candidates = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, [0, 0])
-        self.write_keys(np.zeros([0, 2], np.int64), np.zeros([0, 3], np.int64), 0, 1)
+        self.write_keys(np.zeros([0, 2], np.int64), np.zeros([0, 3], np.int64), np.array([0, 1]))
 
     def use(self) -> tuple[int, int, int]:
         """Returns the numbers of keys with a row, of keys that are counted only, and of evicted rows."""
@@ -163,7 +162,6 @@ class KeyedRows(TableRows, KeyedTable):
         return self.index.lookup(tf.constant(ids, tf.int64)).numpy()
 
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
-        """See base class."""
         return tf.ensure_shape(tf.gather(self.tables[0], self.index.lookup(keys)), [None, self.shape[1]])
 
     def pull(self, ids: np.ndarray) -> np.ndarray:
@@ -185,38 +183,28 @@ class KeyedRows(TableRows, KeyedTable):
                 table.scatter_update(tf.IndexedSlices(keras_internals.value_of(slot), [0]))
             return
         capacity = len(self._last_use)
-        self.tables[1:] = [_growing(tf.repeat(keras_internals.value_of(slot), capacity, 0)) for slot in slots]
+        self.tables[1:] = [growing(tf.repeat(keras_internals.value_of(slot), capacity, 0)) for slot in slots]
 
-    def read_keys(self) -> tuple[np.ndarray, np.ndarray, int, int]:
-        """See base class."""
+    def read_keys(self) -> tuple[np.ndarray, ...]:
         keys, positions = (part.numpy() for part in self.index.export())
         candidates, counts = (part.numpy() for part in self._candidates.export())
         columns = (candidates[:, np.newaxis], counts.reshape(-1, 2))
-        return np.stack([keys, self._last_use[positions]], 1), np.hstack(columns), self._updates, len(self.tables)
+        numbers = np.array([self._updates, len(self.tables)])
+        return np.stack([keys, self._last_use[positions]], 1), np.hstack(columns), numbers
 
-    def write_keys(self, keys: np.ndarray, candidates: np.ndarray, updates: int, count: int) -> int:
-        """See base class."""
+    def write_keys(self, keys: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> None:
         if not self._buffers:  # the optimizer is not known yet
             no_row = tf.zeros(self.shape, self.dtype)
-            self.tables = [self.tables[0], *(_growing(no_row) for _ in range(count - 1))]
+            self.tables = [self.tables[0], *(growing(no_row) for _ in range(counts[1] - 1))]
         for table in self.tables:
             table.assign(tf.gather(table, [0]))
         for table in (self.index, self._candidates):  # traced functions look up in them
             table.remove(table.export()[0])
         self._candidates.insert(candidates[:, 0], candidates[:, 1:])
         self._last_use, self._free = np.zeros([1], np.int64), np.zeros([0], np.int64)  # by position; positions
-        self._updates, self._evicted = updates, 0
+        self._updates, self._evicted = int(counts[0]), 0
         positions = self._add(keys[:, 0])
         self._last_use[positions] = keys[:, 1]
-        return len(self.tables)
-
-    def read_rows(self, number: int, keys: np.ndarray) -> np.ndarray:
-        """See base class."""
-        return np.asarray(tf.gather(self.tables[number], self.positions(keys)))
-
-    def write_rows(self, number: int, keys: np.ndarray, rows: np.ndarray) -> None:
-        """See base class."""
-        self.tables[number].scatter_update(tf.IndexedSlices(rows, self.positions(keys)))
 
     def _begin_update(self, ids: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """See base class. Counts, admits and evicts keys."""
@@ -271,10 +259,6 @@ class KeyedRows(TableRows, KeyedTable):
         self._evicted += int(is_old.sum())
         candidates, counts = (part.numpy() for part in self._candidates.export())
         self._candidates.remove(candidates[counts.reshape(-1, 2)[:, 1] <= last_use])
-
-
-def _growing(rows: tf.Tensor) -> tf.Variable:
-    return tf.Variable(rows, shape=[None, rows.shape[1]], trainable=False)
 
 
 def keyed_layers(model: keras.Model) -> list[Any]:

@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.coordination.job_token import join_address, listen, split_address
-from tfdist.coordination.messages import HELLO_SECONDS, MAX_UNAUTHENTICATED, OVERHEAD, Session, WrongSealError
+from tfdist.coordination.messages import HELLO_SECONDS, OVERHEAD, Session, WrongSealError
 from tfdist.errors import PeerLostError
 
 _LENGTH_BYTES = 8
@@ -37,6 +37,7 @@ _MAX_BUFFERS = 1024  # of a call of sendmsg
 _ALIGNMENT = 64  # of the tensors of TensorFlow
 _NONCE_BYTES = 32
 _KEEPALIVE_SECONDS = 60
+MAX_UNAUTHENTICATED = 1024  # connections; another one closes the oldest
 _RETRY_SECONDS = 0.1  # after a connection that could not be accepted
 _PROOF = b"\n"  # the first message of each end
 _DTYPES = {np.dtype(getattr(ml_dtypes, name)).name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16",)}
@@ -58,9 +59,7 @@ class Message(NamedTuple):
 def encode(message: Message, title: str = "") -> list[Any]:
     """Serializes a message; returns the header and the buffers of the data, which share the memory of the arrays.
 
-    Args:
-      message: the message.
-      title: name of the method of a call; in an answer, the error, if any.
+    The title is the name of the method of a call; in an answer, it is the error, if any.
     """
     arrays = [np.asarray(array, order="C") for array in message.arrays]
     array_specs = [(array.dtype.name, array.shape) for array in arrays]
@@ -104,8 +103,6 @@ def _digest(data: Iterable[Any]) -> str:
     for part in data:
         digest.update(part[:remaining])
         remaining -= min(remaining, len(part))
-        if not remaining:
-            break
     return digest.hexdigest()
 
 
@@ -120,6 +117,7 @@ class _Channel:
 
     Attributes:
       socket: the connection.
+      received_bytes: bytes of the message that was received last.
     """
 
     def __init__(self, connection: socket.socket, token: str, *, is_server: bool):
@@ -128,7 +126,7 @@ class _Channel:
         Raises:
           WrongSealError: the other end has another token.
         """
-        self.socket = connection
+        self.socket, self.received_bytes = connection, 0
         connection.settimeout(HELLO_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # routers forget idle connections
@@ -169,25 +167,18 @@ class _Channel:
                 parts[0] = parts[0][sent:]
         return sizes
 
-    def receive(self) -> tuple[str, Message, int]:
-        """Receives a message; returns its title, the message, and its bytes.
+    def receive(self) -> tuple[str, Message]:
+        """Receives a message; returns its title and the message.
 
         Raises:
           WrongSealError: it is not the next message of the other end.
           ValueError: it is not a message; see `decode`.
         """
+        self.received_bytes = 0
         length = int.from_bytes(self._receive(_LENGTH_BYTES).tobytes(), "little")
         if length > _MAX_HEADER_BYTES:
             raise ValueError(f"a header of {length} bytes")
-        header = self._session.unseal(self._receive(length).tobytes().removesuffix(b"\n"))
-        sizes = [_LENGTH_BYTES, length]
-
-        def receive_data(count: int) -> np.ndarray:
-            sizes.append(count)
-            return self._receive(count)
-
-        title, message = decode(header, receive_data)
-        return title, message, sum(sizes)
+        return decode(self._session.unseal(self._receive(length).tobytes().removesuffix(b"\n")), self._receive)
 
     def _receive(self, count: int) -> np.ndarray:
         """Receives bytes into aligned memory."""
@@ -199,6 +190,7 @@ class _Channel:
             if not received:
                 raise ConnectionResetError("the connection was closed")
             position += received
+        self.received_bytes += count
         return data
 
 
@@ -213,7 +205,7 @@ class Service:
       port: the port on which it listens.
     """
 
-    def __init__(self, handlers: Mapping[str, Handler], token: str, host: str, *, port: int = 0, clients: int = 0):
+    def __init__(self, handlers: Mapping[str, Handler], token: str, host: str, *, port: int = 0):
         """Starts the server.
 
         Args:
@@ -221,15 +213,12 @@ class Service:
           token: secret of this server and its clients, different from those of other servers.
           host: name or address of this host, on which the server listens.
           port: port to listen on; 0 for any.
-          clients: number of processes that may connect at the same time, if there are many.
         """
         self._handlers, self._token = handlers, token
-        self._max_unauthenticated = max(MAX_UNAUTHENTICATED, 4 * clients)
         self._listener = listen(join_address(host, port), "Give this host a name that it can resolve.")
         self.port: int = self._listener.getsockname()[1]
-        self._lock = threading.Lock()  # guards the attributes below
-        self._connections: set[socket.socket] = set()
-        self._unauthenticated: dict[socket.socket, None] = {}  # the oldest first
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, bool] = {}  # whether they are authenticated; the oldest first
         threading.Thread(target=self._accept, name="parameter server", daemon=True).start()
 
     def close(self) -> None:
@@ -251,38 +240,28 @@ class Service:
                 time.sleep(_RETRY_SECONDS)  # the client has gone, or there are no more descriptors
                 continue
             with self._lock:
-                if len(self._unauthenticated) >= self._max_unauthenticated:
-                    oldest = next(iter(self._unauthenticated))
-                    del self._unauthenticated[oldest]
-                    _shut_down(oldest)
-                self._connections.add(connection)
-                self._unauthenticated[connection] = None
-            try:
-                threading.Thread(target=self._serve, args=[connection], name="calls", daemon=True).start()
-            except RuntimeError:  # no more threads
-                self._remove(connection)
+                unauthenticated = [c for c, is_authenticated in self._connections.items() if not is_authenticated]
+                if len(unauthenticated) >= MAX_UNAUTHENTICATED:
+                    _shut_down(unauthenticated[0])
+                    del self._connections[unauthenticated[0]]
+                self._connections[connection] = False
+            threading.Thread(target=self._serve, args=[connection], name="calls", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        try:
-            with contextlib.suppress(OSError, WrongSealError):  # the client is lost, or another program
-                channel = _Channel(connection, self._token, is_server=True)
-                with self._lock:
-                    self._unauthenticated.pop(connection, None)
-                while self._answer(channel):
-                    pass
-        finally:
-            self._remove(connection)
-
-    def _remove(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, WrongSealError):  # the client is lost, or another program
+            channel = _Channel(connection, self._token, is_server=True)
+            with self._lock:
+                self._connections[connection] = True
+            while self._answer(channel):
+                pass
         with self._lock:
-            self._connections.discard(connection)
-            self._unauthenticated.pop(connection, None)
+            self._connections.pop(connection, None)
         connection.close()
 
     def _answer(self, channel: _Channel) -> bool:
         """Answers a call; returns whether another one may follow."""
         try:
-            method, message, _ = channel.receive()
+            method, message = channel.receive()
             handler = self._handlers[method]
         except WrongSealError:
             raise
@@ -306,19 +285,13 @@ class Connection:
     """The connections to one server: as many as there are concurrent calls.
 
     Attributes:
-      name: display name of the server.
+      name: display name of the server, such as "server 0 (rank 2)".
       pending_method: method whose answer is awaited; "" for none.
       byte_counts: bytes of the messages that were sent and received, by method.
     """
 
     def __init__(self, address: str, token: str, name: str):
-        """Initializes the connection; the first call connects.
-
-        Args:
-          address: `host:port` of the server.
-          token: secret of the server and its clients.
-          name: display name of the server in error messages, such as "server 0 (rank 2)".
-        """
+        """Initializes the connection to a server at `host:port`, with the same token; the first call connects."""
         self._address, self._token = split_address(address), token
         self.name, self.pending_method = name, ""
         self.byte_counts: collections.Counter[str] = collections.Counter()
@@ -341,10 +314,10 @@ class Connection:
         def answers() -> Iterator[Message]:
             for remaining, (method, _) in zip(range(len(calls) - 1, -1, -1), calls, strict=True):
                 with self._lost_if_it_fails(method, channel):
-                    failure, message, size = channel.receive()
+                    failure, message = channel.receive()
                     if failure:
                         raise ConnectionError(failure)
-                self.byte_counts[method] += size
+                self.byte_counts[method] += channel.received_bytes
                 if not remaining:
                     self._idle.append(channel)
                 yield message
@@ -387,12 +360,9 @@ class Connection:
             channel = self._idle.pop()
             channel.socket.settimeout(seconds)
             return channel
-        with contextlib.ExitStack() as stack:
-            connection = stack.enter_context(socket.create_connection(self._address, seconds))
-            try:
-                channel = _Channel(connection, self._token, is_server=False)
-            except (WrongSealError, ConnectionResetError):
-                raise PermissionError("its token is not that of this job, or it has ended") from None
-            stack.pop_all()
-        connection.settimeout(seconds)
+        try:
+            channel = _Channel(socket.create_connection(self._address, seconds), self._token, is_server=False)
+        except (WrongSealError, ConnectionResetError):
+            raise PermissionError("its token is not that of this job, or it has ended") from None
+        channel.socket.settimeout(seconds)
         return channel

@@ -5,6 +5,8 @@ replica, and pushes the code; the servers decode and sum the codes of all shares
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,11 +23,7 @@ from tfdist.parameter_server.messages import as_tensor
 
 
 def create_push_reducer(methods: str) -> Reducer:
-    """Creates the reducer of a worker: of a codec, with or without error feedback.
-
-    Args:
-      methods: one of `PUSHED_METHODS`, or two separated by |.
-    """
+    """Creates the reducer of a worker for one of `PUSHED_METHODS`, or for two of them separated by |."""
     specs = parse_rules(methods)[0].methods
     assert all(spec.name in PUSHED_METHODS for spec in specs)  # servers run no code that a message names
     return create(specs)
@@ -44,7 +42,6 @@ class _Messages(OneReplica):
         self.payloads: list[tf.Tensor] = []
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         self.payloads += tensors
         return list(tensors)
 
@@ -58,12 +55,9 @@ class PushReducer(Reducer):
     """
 
     def __init__(self, methods: Sequence[str], worker: int | tf.Variable = 0, *, agrees: bool = False):
-        """Initializes the reducer.
+        """Initializes the reducer of a worker, given its rank. `EXACT` is no compression.
 
-        Args:
-          methods: method of each tensor, `EXACT` for no compression.
-          worker: rank of the worker.
-          agrees: whether a step is finite only if the shares of all workers are. Cost: a round trip to the coordinator.
+        With `agrees`, a step is finite only if the shares of all workers are. Cost: a round trip to the coordinator.
         """
         self.methods, self._worker, self._agrees = list(methods), worker, agrees
         self._reducers = [None if text == EXACT else create_push_reducer(text) for text in methods]
@@ -78,7 +72,6 @@ class PushReducer(Reducer):
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> ReductionResult:
-        """See base class."""
         self.payloads, result, remaining = [], ReductionResult([], [], [], []), list(state)
         for i, (tensor, reducer) in enumerate(zip(tensors, self._reducers, strict=True)):
             messages, reduction = _Messages(self._worker), ReductionResult([tensor], [tensor], [], [tensor])
@@ -94,30 +87,18 @@ class PushReducer(Reducer):
         return result
 
 
-class GradientDecoder:
-    """Decodes and sums pushed gradients on a server."""
+@functools.cache
+def _decoder(method: str) -> AllGatherReducer:
+    reducer = create_push_reducer(method)
+    reducer = reducer.inner if isinstance(reducer, ErrorFeedback) else reducer
+    assert isinstance(reducer, AllGatherReducer)
+    return reducer
 
-    def __init__(self) -> None:
-        self._reducers: dict[str, AllGatherReducer] = {}
 
-    def sum(self, payloads: Sequence[np.ndarray], method: str, variable: tf.Variable) -> tf.Tensor:
-        """Returns the sum of the gradients of a variable, in the order of the payloads.
-
-        Args:
-          payloads: the payload of each share; see `PushReducer`.
-          method: compression method of the gradient.
-          variable: the variable.
-        """
-        if method == EXACT:
-            total = as_tensor(payloads[0])
-            for payload in payloads[1:]:
-                total += as_tensor(payload)
-            return total
-        if method not in self._reducers:
-            reducer = create_push_reducer(method)
-            reducer = reducer.inner if isinstance(reducer, ErrorFeedback) else reducer
-            assert isinstance(reducer, AllGatherReducer)
-            self._reducers[method] = reducer
-        codes, size = tf.constant(np.concatenate(payloads)), variable.shape.num_elements()
-        total, _ = self._reducers[method].coder.sum(codes, len(payloads), size, OneReplica.wire)
-        return tf.cast(tf.reshape(total, variable.shape), variable.dtype)
+def sum_payloads(payloads: Sequence[np.ndarray], method: str, variable: tf.Variable) -> tf.Tensor:
+    """Decodes and sums gradients of a variable, given their method and the payload of each share; see `PushReducer`."""
+    if method == EXACT:
+        return functools.reduce(operator.add, map(as_tensor, payloads))
+    codes, size = tf.constant(np.concatenate(payloads)), variable.shape.num_elements()
+    total, _ = _decoder(method).coder.sum(codes, len(payloads), size, OneReplica.wire)
+    return tf.cast(tf.reshape(total, variable.shape), variable.dtype)

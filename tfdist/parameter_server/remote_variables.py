@@ -1,26 +1,23 @@
 """A worker's view of the variables on the servers: copies of weights, and remote tables and optimizer slots."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.config.staleness import BY_SIZE, EXACT, LAZY, MIN_TABLE_BYTES, Staleness
-from tfdist.distribution.strategy import OptimizerShards, Read, VariableBlocks
+from tfdist.config.staleness import BY_SIZE, LAZY, Staleness
+from tfdist.distribution.strategy import JobVariables, OptimizerShards, Read, Strategy, VariableBlocks
 from tfdist.errors import InputError
 from tfdist.errors.formatting import byte_size, count_of
 from tfdist.gradients import Clip
 from tfdist.parameter_server.embedding_tables import EmbeddingTables, RemoteTable, RemoteVariable, is_table
 from tfdist.parameter_server.messages import as_tensor
-from tfdist.parameter_server.servers import Servers
+from tfdist.parameter_server.servers import Servers, loads
 from tfdist.parameter_server.variable_server import optimizer_keys
-
-if TYPE_CHECKING:
-    from tfdist.distribution.strategy import Strategy
 
 
 class RemoteVariables(OptimizerShards):
@@ -42,28 +39,19 @@ class RemoteVariables(OptimizerShards):
 
     def __init__(
         self,
-        strategy: "Strategy",
+        strategy: Strategy,
         servers: Servers,
         staleness: Staleness,
         tolerate_losses: Callable[[], object],
         *,
-        sparse_updates: str = EXACT,
-        min_table_bytes: int = MIN_TABLE_BYTES,
+        sparse_updates: str,
+        min_table_bytes: int,
     ):
-        """Initializes the variables; see the attributes.
-
-        Args:
-          strategy: the strategy.
-          servers: the servers.
-          staleness: when gradients are applied.
-          tolerate_losses: see the attributes.
-          sparse_updates: `EXACT` or `LAZY`; see `TableRows.set_slots`.
-          min_table_bytes: minimum size of an embedding that is split by rows.
-        """
+        """Initializes the variables; see the attributes. Embeddings of at least `min_table_bytes` are split by rows."""
         super().__init__(strategy)
         self.tolerate_losses = tolerate_losses
         self.sparse_updates, self._min_table_bytes = sparse_updates, min_table_bytes
-        self.tables = EmbeddingTables(strategy, servers, [])
+        self.tables: EmbeddingTables  # after `build`
         self._is_chief, self.servers, self.staleness = strategy.is_chief, servers, staleness
         self.whole_batches, self.records_updates = staleness.whole_batches, False
         self._non_slots: dict[str, keras.Variable] = {}  # other than slots, by key
@@ -79,66 +67,53 @@ class RemoteVariables(OptimizerShards):
         """Describes the servers, for example `198.5 KiB of weights on 1 server; staleness bounded(4)`."""
         keyed = self.tables.keyed
         rows = {n: self._weights[n].shape[0] for n in self.tables.numbers if n not in keyed}
-        loads = self.servers.loads([keras_internals.bytes_of(variable) for variable in self._weights], rows)
+        sizes = [keras_internals.bytes_of(variable) for variable in self._weights]
+        server_loads = loads(sizes, self.servers.placement[: len(sizes)], rows, self.servers.count)
         tables = f"{count_of(len(rows), 'table')} by rows, {self.sparse_updates} updates; " if rows else ""
         tables += f"{count_of(len(keyed), 'table')} with a row per key; " if keyed else ""
-        sizes = " + ".join(map(byte_size, loads))
         method = "" if self.servers.shard_variables == BY_SIZE else f" by {self.servers.shard_variables}"
-        return f"{sizes} of weights on {count_of(len(loads), 'server')}{method}; {tables}staleness {self.staleness}"
+        size_text, server_text = " + ".join(map(byte_size, server_loads)), count_of(len(server_loads), "server")
+        return f"{size_text} of weights on {server_text}{method}; {tables}staleness {self.staleness}"
 
     def creation(self) -> contextlib.AbstractContextManager[None]:
         """Context for creating layers, in which tables that will be split by rows get no values."""
         return keras_internals.deferred_weights(lambda v: is_table(v, self._min_table_bytes, self.servers.count))
 
     def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
-        """See base class."""
         return keras_internals.without_optimizer(model)
 
     def build(self, model: keras.Model) -> None:
-        """See base class."""
         self._weights = list(model.trainable_variables)
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a `LossScaleOptimizer`
         self.tables = EmbeddingTables(self._strategy, self.servers, self._weights, model)
         self.states = keras_internals.moving_statistics(model) if self.staleness.has_server_states else []
         is_built = optimizer.built  # for example in a loaded model
-        twin = type(optimizer).from_config(optimizer.get_config()) if is_built else optimizer
-        owners = keras_internals.build_partially(twin, self._weights, self.tables.keyed)
+        owners = keras_internals.slot_owners(optimizer, self._weights, self.tables.keyed)
         if optimizer is not model.optimizer:
             model.optimizer.build(self._weights)  # creates the variables of a `LossScaleOptimizer`
-        keys = optimizer_keys(twin, owners, range(len(self._weights)))
-        if len(keys) != len(optimizer.variables):
+        if len(owners) != len(optimizer.variables):
             raise InputError(
-                f"An optimizer must have been built with the variables that it updates. Received: {optimizer.name}, with "
-                f"{len(optimizer.variables)} variables instead of {len(keys)}. Compile {model.name} with a new one."
+                f"An optimizer must have been built with the variables that it updates. Received: {optimizer.name}, which has "
+                f"{len(optimizer.variables)} variables instead of {len(owners)}. Compile the model with a new one."
             )
         weights, states = (
             [(v.path, keras_internals.bytes_of(v)) for v in variables] for variables in (self._weights, self.states)
         )
         self.servers.place(weights, states, self.tables.numbers, self.tables.keyed)
         self._non_slots, self._server_values, self._slot_values = {}, {}, []
-        for key, variable, twin_variable in zip(keys, optimizer.variables, twin.variables, strict=True):
-            if id(twin_variable) not in owners:
+        for key, variable, number in zip(optimizer_keys(owners), optimizer.variables, owners, strict=True):
+            if number is None:
                 self._non_slots[key] = variable
+            if number is None or number in self.tables.keyed:
                 continue
-            if owners[id(twin_variable)] in self.tables.keyed:
-                continue
-            remote_class = RemoteTable if owners[id(twin_variable)] in self.tables.numbers else RemoteVariable
+            remote_class = RemoteTable if number in self.tables.numbers else RemoteVariable
             remote = remote_class(key, variable, self.servers, is_chief=self._is_chief)
             if is_built:
                 self._slot_values.append((remote, _array(variable)))
             keras_internals.set_value(variable, remote)
         self.servers.models += 1
 
-    def check_holds(self, model: keras.Model) -> None:
-        """Raises `InputError` if the servers hold the variables of another model, which was built later."""
-        if [id(variable) for variable in model.trainable_variables] != [id(variable) for variable in self._weights]:
-            raise InputError(
-                f"Parameter servers hold one model at a time. Received: {model.name}, and another that was built later. Train "
-                "one after the other."
-            )
-
     def is_on_all_replicas(self, variable: keras.Variable) -> bool:
-        """See base class."""
         return not self.is_remote(variable)
 
     @staticmethod
@@ -153,15 +128,17 @@ class RemoteVariables(OptimizerShards):
           The reason why the servers reject the optimizer; "" if they accept it.
         """
         excluded_names = getattr(optimizer, "_exclude_from_weight_decay", None) or ()
-        has_decay = {
-            variable.path: not any(name in variable.path for name in excluded_names) for variable in self._weights
-        }
-        weights = {i: v for i, v in enumerate(self._weights) if i not in self.tables.numbers}
+
+        def form(variable: keras.Variable) -> tuple[str, Any, bool]:
+            constraint = keras.constraints.serialize(variable.constraint) if variable.constraint else None
+            return variable.path, constraint, any(name in variable.path for name in excluded_names)
+
+        weights = dict(enumerate(self._weights))
         refusal = self.servers.define(
-            {number: _array(variable) for number, variable in weights.items()},
+            {number: _array(weights[number]) for number in weights.keys() - self.tables.numbers},
             [_array(variable) for variable in self.states],
-            {number: (v.path, _constraint(v), not has_decay[v.path]) for number, v in weights.items()},
-            [form._replace(has_no_decay=not has_decay[form.path]) for form in self.tables.forms],
+            {number: form(variable) for number, variable in weights.items()},
+            self.tables.forms,
             lazy=self.sparse_updates == LAZY,
             optimizer=keras.saving.serialize_keras_object(optimizer),
             floatx=keras.config.floatx(),
@@ -178,12 +155,8 @@ class RemoteVariables(OptimizerShards):
 
     def write_changes(self, version: int) -> None:
         """Sends values that were assigned since the last `pull`, such as a learning rate; only called on the chief."""
-        values = {key: _array(variable) for key, variable in self._variables().items()}
-        changed = {
-            k: v
-            for k, v in values.items()
-            if k not in self._server_values or not np.array_equal(v, self._server_values[k])
-        }
+        known = self._server_values
+        changed = {k: v for k, v in self._values().items() if k not in known or not np.array_equal(v, known[k])}
         self.servers.write(changed, version=version)
 
     def pull(
@@ -222,7 +195,7 @@ class RemoteVariables(OptimizerShards):
         for key, value in self.servers.fetch(self._non_slots).items():
             self._non_slots[key].assign(value)
         if self._is_chief:
-            self._server_values = {key: _array(variable) for key, variable in self._variables().items()}
+            self._server_values = self._values()
         return norm
 
     def describe_row_use(self) -> list[str]:
@@ -237,10 +210,10 @@ class RemoteVariables(OptimizerShards):
             if second or number in self.tables.keyed
         ]
 
-    def _variables(self) -> dict[str, keras.Variable]:
-        dense = [i for i in range(len(self._weights)) if i not in self.tables.numbers]
-        weights = {f"weight/{i}": self._weights[i] for i in dense}
-        return weights | {f"state/{i}": variable for i, variable in enumerate(self.states)} | self._non_slots
+    def _values(self) -> dict[str, np.ndarray]:
+        variables = {f"weight/{i}": v for i, v in enumerate(self._weights) if i not in self.tables.numbers}
+        variables |= {f"state/{i}": variable for i, variable in enumerate(self.states)} | self._non_slots
+        return {key: _array(variable) for key, variable in variables.items()}
 
 
 def _array(variable: keras.Variable) -> np.ndarray:
@@ -248,23 +221,33 @@ def _array(variable: keras.Variable) -> np.ndarray:
     return np.asarray(tf.convert_to_tensor(keras_internals.value_of(variable)))
 
 
-def _constraint(variable: keras.Variable) -> Any:
-    return keras.constraints.serialize(variable.constraint) if variable.constraint else None
-
-
 class RemoteBlocks(VariableBlocks):
-    """Reads and writes remote variables on the chief, tables in blocks."""
+    """Reads and writes remote variables on the chief, tables in blocks.
+
+    If workers compute whole batches, the chief saves the values of all replicas, because other workers may be lost. All have
+    the servers' values, except of states that the chief collects. Those of a lost worker are zeros.
+    """
+
+    def job_variables(self, forms: Mapping[str, Any]) -> JobVariables:
+        self._strategy.remote.collect_states()
+        return super().job_variables(forms)
 
     def saved_blocks(
         self, variable: Any, per_replica: bool, copied: bool = True
     ) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """See base class."""
-        if not isinstance(variable, RemoteVariable):
+        remote = self._strategy.remote
+        if isinstance(variable, RemoteVariable):
+            return [((0,) * len(variable.shape), variable.numpy())] if self._writes_replicated else []
+        if not (per_replica and remote.whole_batches):
             return super().saved_blocks(variable, per_replica, copied)
-        return [((0,) * len(variable.shape), variable.numpy())] if self._writes_replicated else []
+        states = remote.collected_states.get(id(variable))
+        return [
+            ((replica, *offset), (values if states is None else states.get(replica, np.zeros_like(values)))[np.newaxis])
+            for offset, values in super().saved_blocks(variable, False, copied)
+            for replica in range(self._strategy.replicas)
+        ]
 
     def assign(self, variable: Any, per_replica: bool, read: Read) -> None:
-        """See base class."""
         if not isinstance(variable, RemoteTable):
             super().assign(variable, per_replica, read)
         elif self._writes_replicated:

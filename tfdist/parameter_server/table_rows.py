@@ -19,21 +19,17 @@ class TableForm(NamedTuple):
     """A description of a table, from which a server creates its part.
 
     Attributes:
-      number: index of the table among the trained variables of the model.
       path: path of the variable.
       shape: shape of the whole table.
       dtype: name of its dtype.
       initializer: see `keras_internals.rows_initializer`; None if the values are written later.
-      has_no_decay: whether it is excluded from weight decay.
       rule: `admit_after` and `evict_after` of a table with a row per key, see `KeyedRows`; None if rows are numbered.
     """
 
-    number: int
     path: str
     shape: tuple[int, int]
     dtype: str
     initializer: Mapping[str, Any] | None
-    has_no_decay: bool
     rule: tuple[int, int] | None = None
 
 
@@ -79,6 +75,11 @@ def read_in_blocks(shape: Sequence[int], dtype: Any, read: Callable[[int, int], 
         if isinstance(value, np.memmap):
             value.flush()  # so that the system may reclaim the memory
     return value
+
+
+def growing(rows: tf.Tensor, *, trainable: bool = False, name: str | None = None) -> tf.Variable:
+    """Creates a variable with these rows, whose number may change."""
+    return tf.Variable(rows, shape=[None, rows.shape[1]], trainable=trainable, name=name)
 
 
 def sum_rows(shares: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -129,6 +130,15 @@ class TableRows:
         """Returns the positions of rows in `tables`."""
         return ids
 
+    def read_rows(self, ids: np.ndarray, index: int = 0) -> np.ndarray:
+        """Returns rows of the table, `index` 0, or of one of its slots."""
+        return np.asarray(tf.gather(self.tables[index], self.positions(ids)))
+
+    def write_rows(self, ids: np.ndarray, rows: np.ndarray, index: int = 0) -> None:
+        """Assigns rows of the table, `index` 0, or of one of its slots; without effect if there is no such slot."""
+        for table in self.tables[index : index + 1]:
+            table.scatter_update(tf.IndexedSlices(rows, self.positions(ids)))
+
     def pull(self, ids: np.ndarray) -> np.ndarray:
         """Returns the rows with these ids, which are distinct, for a training step."""
         self.pull_counts[ids] += 1
@@ -145,8 +155,7 @@ class TableRows:
         self._updated_variables = [self.variable, *slots] if lazy else []
         for table in map(keras_internals.value_of, self._updated_variables):
             name = table.name.partition(":")[0]  # the optimizer uses the name for weight decay
-            no_rows = tf.zeros([0, table.shape[1]], table.dtype)
-            buffer = tf.Variable(no_rows, name=name, shape=[None, table.shape[1]], trainable=table.trainable)
+            buffer = growing(tf.zeros([0, table.shape[1]], table.dtype), name=name, trainable=table.trainable)
             buffer._unique_id = table._unique_id  # by which the optimizer finds its slots
             self._buffers.append(buffer)
 

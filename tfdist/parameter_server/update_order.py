@@ -6,7 +6,6 @@ version v and applied to version V has the staleness V - v.
 
 import abc
 import collections
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,7 +17,6 @@ class Update(NamedTuple):
       version: version of the weights that it updates.
       ticket: the step whose rows it uses.
       workers: ranks whose shares of the gradient are added, in this order.
-      staleness: upper bound of the staleness of its gradient, in updates; the worker may have pulled a newer version.
       versions: for each worker, the version of the weights on each server from which it computed its gradient.
       factor: by which the gradient is multiplied after clipping; 0 if it is dropped or not finite, so that only the version
         changes.
@@ -30,25 +28,11 @@ class Update(NamedTuple):
     version: int
     ticket: int
     workers: tuple[int, ...]
-    staleness: int
     versions: tuple[int, ...] = ()
     factor: float = 1.0
     row_factor: float = 1.0
     loss_scale: float = 0.0
     reads: tuple[int, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Gradient:
-    """A gradient, or a share of one, that has not been applied yet.
-
-    Attributes:
-      ticket: the step whose rows it uses.
-      version: version of the weights from which it is computed.
-    """
-
-    ticket: int
-    version: int
 
 
 class UpdateOrder(abc.ABC):
@@ -59,7 +43,6 @@ class UpdateOrder(abc.ABC):
     """
 
     def __init__(self, version: int = 0):
-        """Initializes the order after `version` updates."""
         self.version = version
 
     @abc.abstractmethod
@@ -111,7 +94,7 @@ class Asynchronous(UpdateOrder):
         super().__init__(version)
         self.bound, self._pull_every, self._max_age = bound, pull_every, max_age
         self._last_reads: dict[int, tuple[int, int]] = {}  # version and number of tickets computed from it, by worker
-        self._in_flight: dict[int, Gradient] = {}  # by worker
+        self._in_flight: dict[int, tuple[int, int]] = {}  # ticket and version of the gradient, by worker
         self._pushed: collections.deque[int] = collections.deque()  # workers, in the order of their pushes
 
     def may_read(self, worker: int, ticket: int) -> bool:
@@ -122,20 +105,16 @@ class Asynchronous(UpdateOrder):
         return worker not in self._in_flight and (self.bound is None or len(self._in_flight) <= self.bound)
 
     def keeps_weights(self, worker: int) -> bool:
-        """See base class."""
         version, count = self._last_reads.get(worker, (0, self._pull_every))
         if count >= self._pull_every or (self._max_age is not None and self.version - version > self._max_age):
             return False
-        versions = sorted([version, *(gradient.version for gradient in self._in_flight.values())])
-        return self.bound is None or all(
-            self.version + position <= read_version + self.bound for position, read_version in enumerate(versions)
-        )
+        versions = [version, *(other_version for _, other_version in self._in_flight.values())]
+        return self._can_meet_deadlines(versions, self.version)
 
     def read(self, worker: int, ticket: int) -> int:
-        """See base class."""
         version, count = self._last_reads[worker] if self.keeps_weights(worker) else (self.version, 0)
         self._last_reads[worker] = version, count + 1
-        self._in_flight[worker] = Gradient(ticket, version)
+        self._in_flight[worker] = ticket, version
         return version
 
     def withdraw(self, worker: int) -> None:
@@ -144,28 +123,23 @@ class Asynchronous(UpdateOrder):
             self._in_flight.pop(worker, None)
 
     def push(self, worker: int, ticket: int, rows: int = 1) -> None:
-        """See base class."""
         self._pushed.append(worker)
 
     def next_update(self) -> Update | None:
         """See base class. Returns the earliest push that may be applied now."""
         for worker in self._pushed:
-            if self._may_apply(worker):
+            ticket, version = self._in_flight[worker]
+            older_versions = [older for _, older in self._in_flight.values() if older < version]
+            if self._can_meet_deadlines(older_versions, self.version + 1):
                 self._pushed.remove(worker)
-                gradient = self._in_flight.pop(worker)
+                del self._in_flight[worker]
                 self.version += 1
-                version = self.version - 1
-                return Update(version, gradient.ticket, (worker,), version - gradient.version)
+                return Update(self.version - 1, ticket, (worker,), (version,))
         return None
 
-    def _may_apply(self, worker: int) -> bool:
-        if self.bound is None:
-            return True
-        version = self._in_flight[worker].version
-        older_versions = sorted(gradient.version for gradient in self._in_flight.values() if gradient.version < version)
-        return all(
-            self.version + position <= older_version + self.bound
-            for position, older_version in enumerate(older_versions, 1)
+    def _can_meet_deadlines(self, versions: Sequence[int], next_version: int) -> bool:
+        return self.bound is None or all(
+            applied_at <= version + self.bound for applied_at, version in enumerate(sorted(versions), next_version)
         )
 
 
@@ -178,11 +152,7 @@ class Recorded(UpdateOrder):
     """
 
     def __init__(self, updates: Sequence[Update]):
-        """Initializes the order.
-
-        Args:
-          updates: updates of a complete range of tickets, in order; see `check_recorded`.
-        """
+        """Initializes the order with all updates of a range of tickets, in order; see `check_recorded`."""
         super().__init__(updates[0].version)
         self._tickets: dict[int, list[Update]] = {}  # by worker
         read_counts: collections.Counter[tuple[int, int]] = collections.Counter()  # by server and version
@@ -214,7 +184,6 @@ class Recorded(UpdateOrder):
         return True
 
     def keeps_weights(self, worker: int) -> bool:
-        """See base class."""
         return self._last_versions.get(worker) == self._tickets[worker][0].versions
 
     def read(self, worker: int, ticket: int) -> int:
@@ -223,11 +192,9 @@ class Recorded(UpdateOrder):
         return min(versions)
 
     def push(self, worker: int, ticket: int, rows: int = 1) -> None:
-        """See base class."""
         self._pushed.add(ticket)
 
     def next_update(self) -> Update | None:
-        """See base class."""
         if not self._order or self._order[0] not in self._pushed:
             return None
         self.version += 1
@@ -256,10 +223,8 @@ def check_recorded(updates: Sequence[Update], first: int, workers: int, servers:
             return "another number of workers or servers: use the same"
         if has_tables and not is_new_read:
             return "weights that workers used for several steps: use a larger --min_table_bytes"
-        if is_new_read and min(update.versions) < earliest:
+        if is_new_read and not earliest <= min(update.versions) <= max(update.versions) <= version:
             return other_calls
-        if update.version != version or max(update.versions) > version:
-            return "a damaged record of updates: use another run"
         last_updates[worker] = update
     return ""
 
@@ -273,21 +238,19 @@ class Synchronous(UpdateOrder):
     arrive are the update, and later ones are ignored, as in Chen et al., Revisiting Distributed Synchronous SGD (2016).
     """
 
-    def __init__(self, workers: Sequence[int], version: int = 0, *, bound: int = 0, needed_shares: int | None = None):
+    def __init__(self, needed_shares: int, version: int = 0, *, bound: int = 0):
         """Initializes the order.
 
         Args:
-          workers: ranks of the workers.
+          needed_shares: number of shares of an update.
           version: number of earlier updates.
           bound: number of tickets that a worker may be ahead, at least 0.
-          needed_shares: number of shares of an update; by default one of each worker.
         """
         super().__init__(version)
-        self._bound, self._needed_shares = bound, needed_shares or len(workers)
+        self._bound, self._needed_shares = bound, needed_shares
         self._rows: dict[int, dict[int, int]] = collections.defaultdict(dict)  # of shares, by ticket and worker
 
     def may_read(self, worker: int, ticket: int) -> bool:
-        """See base class."""
         return self.version <= ticket <= self.version + self._bound
 
     def read(self, worker: int, ticket: int) -> int:
@@ -305,4 +268,4 @@ class Synchronous(UpdateOrder):
             return None
         ticket, workers = self.version, tuple(sorted(self._rows.pop(self.version)))
         self.version += 1
-        return Update(ticket, ticket, workers, min(self._bound, ticket))
+        return Update(ticket, ticket, workers)

@@ -16,15 +16,17 @@ from tfdist.distribution.strategy import replica_context
 from tfdist.gradients import Clip
 from tfdist.parameter_server.keyed_rows import KeyedRows
 from tfdist.parameter_server.messages import Handler, Message
-from tfdist.parameter_server.pushed_gradients import GradientDecoder
+from tfdist.parameter_server.pushed_gradients import sum_payloads
 from tfdist.parameter_server.table_rows import TableForm, TableRows, sum_rows
 from tfdist.parameter_server.update_order import Update
 
 _POLL_SECONDS = 1.0
+_HANDLERS = ("define", "pull", "push", "discard", "write", "fetch", "call_table", "leave_out")
+_TABLE_METHODS = ("read_rows", "write_rows", "read_keys", "write_keys", "use")
 _define_lock = threading.Lock()  # because Keras is patched during a definition
 
-NextUpdates = Callable[[int, float], Sequence[Update]]
-SumOverServers = Callable[[str, float], float]
+NextUpdates = Callable[[int, float], Sequence[Update]]  # the updates after a version; waits for them up to some seconds
+SumOverServers = Callable[[str, float], float]  # the sum of the numbers that all servers pass with a key
 
 
 class VariableServer:
@@ -36,12 +38,7 @@ class VariableServer:
     """
 
     def __init__(self, next_updates: NextUpdates, sum_over_servers: SumOverServers):
-        """Initializes the server; `define` starts to apply updates.
-
-        Args:
-          next_updates: function (version, seconds) that returns the updates after a version, waiting up to `seconds`.
-          sum_over_servers: function (key, number) that returns the sum of the numbers of all servers.
-        """
+        """Initializes the server; `define` starts to apply updates."""
         self._next_updates, self._sum_over_servers = next_updates, sum_over_servers
         self._changed = threading.Condition()
         self._version = 0
@@ -57,7 +54,6 @@ class VariableServer:
         self._updated_weights: list[int] = []  # indices of weights on which the loss depends
         self._optimizer: Any = None
         self._clip = Clip()
-        self._decoder = GradientDecoder()
         self._gradient_messages: dict[tuple[int, int], Message] = {}  # by ticket and worker
         self._error: BaseException | None = None
         self._is_closed = False
@@ -66,73 +62,51 @@ class VariableServer:
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """Handlers of calls, by name."""
-        return {
-            "define": self.define,
-            "pull": self.pull,
-            "push": self.push,
-            "discard": self.discard,
-            "write": self.write,
-            "fetch": self.fetch,
-            "read_rows": self.read_rows,
-            "write_rows": self.write_rows,
-            "read_keys": self.read_keys,
-            "write_keys": self.write_keys,
-            "leave_out": self.leave_out,
-            "row_use": self.row_use,
-        }
+        return {name: getattr(self, name) for name in _HANDLERS}
 
     def define(self, message: Message) -> Message:
         """Creates the variables and the optimizer, or returns the reason why it cannot, `refused`.
 
         Args:
           message: `weights`, with number, path, serialized constraint or None, and whether it is excluded from weight decay,
-            for each; `tables`, with the fields of a `TableForm` for each; `lazy`, whether only rows in use are updated;
+            for each, tables last; `tables`, with the fields of their `TableForm`; `lazy`, whether only rows in use are updated;
             `server`, the number of this server; `servers`, the number of servers; `states`, their numbers; `optimizer`,
             serialized by Keras; `floatx` and `epsilon` of Keras; `clip_norm` and `clip_value` of `Clip`. The arrays are the
-            values of the weights, then of the states.
+            values of the weights other than tables, then of the states.
         """
         values, arrays = message.values, iter(message.arrays)
         keras.config.set_floatx(values["floatx"])
         keras.config.set_epsilon(values["epsilon"])
         with _define_lock, self._changed:
+            self._number, weights = values["server"], values["weights"]
             forms = [TableForm(*form) for form in values["tables"]]
-            self._numbers = [*(number for number, *_ in values["weights"]), *(form.number for form in forms)]
-            self._weights = [keras_internals.variable_at(path, next(arrays)) for _, path, *_ in values["weights"]]
-            self._number = values["server"]
             self._tables = [
-                KeyedRows(form) if form.rule else TableRows(form, values["server"], values["servers"]) for form in forms
+                KeyedRows(form) if form.rule else TableRows(form, self._number, values["servers"]) for form in forms
             ]
+            self._numbers, dense = [number for number, *_ in weights], weights[: len(weights) - len(forms)]
+            self._weights = [keras_internals.variable_at(path, next(arrays)) for _, path, *_ in dense]
+            self._weights += [table.variable for table in self._tables]
             try:
-                for variable, (*_, constraint, _) in zip(self._weights, values["weights"], strict=True):
+                for variable, (*_, constraint, _) in zip(self._weights, weights, strict=True):
                     variable.constraint = keras.constraints.deserialize(constraint) if constraint else None
                 self._optimizer = keras.saving.deserialize_keras_object(values["optimizer"])
             except (TypeError, ValueError) as error:  # a user-defined class, which a server does not have
-                return Message(
-                    {"refused": (re.search(r"Could not locate [\w ]+ '\w+'", str(error)) or [str(error)])[0]}
-                )
-            self._weights += [table.variable for table in self._tables]
-            excluded = [*(has_no_decay for *_, has_no_decay in values["weights"]), *(f.has_no_decay for f in forms)]
-            if weights_without_decay := [
-                v for v, is_excluded in zip(self._weights, excluded, strict=True) if is_excluded
-            ]:
-                self._optimizer.exclude_from_weight_decay(weights_without_decay)
+                problem = re.search(r"Could not locate [\w ]+ '\w+'", str(error)) or [str(error)]
+                return Message({"refused": problem[0]})
+            if excluded := [v for v, (*_, has_no_decay) in zip(self._weights, weights, strict=True) if has_no_decay]:
+                self._optimizer.exclude_from_weight_decay(excluded)
             self._clip = Clip(norm=values["clip_norm"], value=values["clip_value"])
-            slots = keras_internals.build_partially(self._optimizer, self._weights, range(len(self._weights)))
-            self._variables = {
-                f"weight/{number}": keras_internals.value_of(variable)
-                for number, variable in zip(self._numbers, self._weights, strict=True)
-            }
-            keys = optimizer_keys(self._optimizer, slots, self._numbers)
-            self._variables |= {
-                key: keras_internals.value_of(variable)
-                for key, variable in zip(keys, self._optimizer.variables, strict=True)
-            }
+            owners = keras_internals.slot_owners(self._optimizer, self._weights, range(len(self._weights)))
+            keys = [f"weight/{number}" for number in self._numbers]
+            keys += optimizer_keys([owner if owner is None else self._numbers[owner] for owner in owners])
+            variables = zip(keys, [*self._weights, *self._optimizer.variables], strict=True)
+            self._variables = {key: keras_internals.value_of(variable) for key, variable in variables}
             self._state_keys = [f"state/{number}" for number in values["states"]]
             self._variables |= {key: tf.Variable(next(arrays), trainable=False) for key in self._state_keys}
             self._updated_weights = [*range(len(self._numbers))]
             for index, table in enumerate(self._tables, self._dense_count):
-                table_slots = [v for v in self._optimizer.variables if slots.get(id(v)) == index]
-                table.set_slots(table_slots, lazy=values["lazy"])
+                slots = zip(self._optimizer.variables, owners, strict=True)
+                table.set_slots([slot for slot, owner in slots if owner == index], lazy=values["lazy"])
             self._update = self._compile_update()
             self._gradient_messages.clear()
         if not self._thread.is_alive():
@@ -206,44 +180,14 @@ class VariableServer:
         with self._changed:
             return Message({}, [np.asarray(self._variables[key].read_value()) for key in message.values["keys"]])
 
-    def read_rows(self, message: Message) -> Message:
-        """Returns rows of variable `key`, a table or its slot; the array contains their ids."""
-        with self._changed:
-            rows, positions = self._rows_of(message)
-            return Message({}, [np.asarray(tf.gather(rows, positions))])
-
-    def write_rows(self, message: Message) -> Message:
-        """Assigns rows of variable `key`; the arrays are their ids and values."""
-        with self._changed:
-            rows, positions = self._rows_of(message)
-            rows.scatter_update(tf.IndexedSlices(message.arrays[1], positions))
-        return Message({})
-
-    def _rows_of(self, message: Message) -> tuple[tf.Variable, np.ndarray]:
-        """Returns the variable `key`, and the positions of the ids in the first array."""
-        kind, number, *slot = message.values["key"].split("/")
-        table = self._table(int(number))
-        return table.tables[int(slot[0]) + 1 if kind == "slot" else 0], table.positions(message.arrays[0])
-
-    def _table(self, number: int) -> Any:
-        return self._tables[self._numbers.index(number) - self._dense_count]
-
-    def read_keys(self, message: Message) -> Message:
-        """Returns the keys of table `number`; see `KeyedTable.read_keys`."""
-        with self._changed:
-            keys, candidates, updates, count = self._table(message.values["number"]).read_keys()
-        return Message({"updates": updates, "count": count}, [keys, candidates])
-
-    def write_keys(self, message: Message) -> Message:
-        """Replaces the keys of table `number`; see `KeyedTable.write_keys`."""
+    def call_table(self, message: Message) -> Message:
+        """Calls `method` of table number `table` with the arrays and `options`; returns the arrays of its result."""
         values = message.values
+        assert values["method"] in _TABLE_METHODS  # servers run no code that a message names
         with self._changed:
-            count = self._table(values["number"]).write_keys(*message.arrays, values["updates"], values["count"])
-        return Message({"count": count})
-
-    def row_use(self, message: Message) -> Message:
-        """Returns the use of the rows of each table; see `TableRows.use`."""
-        return Message({"value": [table.use() for table in self._tables]})
+            table = self._tables[self._numbers.index(values["table"]) - self._dense_count]
+            result = getattr(table, values["method"])(*message.arrays, **values["options"])
+        return Message({}, result if isinstance(result, tuple) else [] if result is None else [result])
 
     def close(self) -> None:
         """Stops applying updates."""
@@ -274,9 +218,7 @@ class VariableServer:
             shares = [self._gradient_messages.pop((update.ticket, worker)) for worker in update.workers]
             count = self._dense_count
             gradients = [
-                self._decoder.sum(
-                    [share.arrays[i] for share in shares], method, keras_internals.value_of(self._weights[i])
-                )
+                sum_payloads([share.arrays[i] for share in shares], method, keras_internals.value_of(self._weights[i]))
                 for i, method in enumerate(shares[0].values["methods"])
             ]
             positions = range(count, count + 2 * len(self._tables), 2)
@@ -362,18 +304,7 @@ def _scale(gradients: list[tf.Tensor], factor: float) -> list[tf.Tensor]:
     return gradients if factor == 1 else [gradient * tf.constant(factor, gradient.dtype) for gradient in gradients]
 
 
-def optimizer_keys(optimizer: keras.Optimizer, slots: Mapping[int, int], numbers: Sequence[int]) -> list[str]:
-    """Returns the key of each of an optimizer's variables.
-
-    Args:
-      optimizer: built optimizer.
-      slots: index of the weight of each slot among the optimizer's weights, by the slot's `id`.
-      numbers: index of each of these weights in the model.
-    """
-    keys: list[str] = []
-    counts: dict[str, int] = {}
-    for variable in optimizer.variables:
-        kind = f"slot/{numbers[slots[id(variable)]]}" if id(variable) in slots else "optimizer"
-        keys.append(f"{kind}/{counts.get(kind, 0)}")
-        counts[kind] = counts.get(kind, 0) + 1
-    return keys
+def optimizer_keys(owners: Sequence[int | None]) -> list[str]:
+    """Returns the keys of an optimizer's variables, given the number of the weight to which each belongs, or None."""
+    kinds = ["optimizer" if number is None else f"slot/{number}" for number in owners]
+    return [f"{kind}/{kinds[:position].count(kind)}" for position, kind in enumerate(kinds)]

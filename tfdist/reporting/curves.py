@@ -30,7 +30,7 @@ _NARROW_PANELS = {
 _LOG_SCALE_RATIO = 100.0
 # A hue for each curve: light for training, dark for evaluation (ColorBrewer's "Paired").
 _COLORS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f"), ("#c3a9d6", "#5f3a8c"))
-_MAX_WORKERS, _MAX_SERVERS = 8, 4
+_MAX_SERVERS = 4
 _WORKER_COLORS = ("#12598f", "#c55a11", "#2a7a2f", "#5f3a8c", "#7fb3d9", "#f7b267", "#93cf86", "#c3a9d6")
 _TIMES = {  # label and color by name
     "compute": ("compute", "#7fb3d9"),
@@ -45,7 +45,6 @@ class WorkerPanels:
     """The panels of a run, from the fields `workers` and `staleness_histogram` of its training records."""
 
     def __init__(self) -> None:
-        """Starts without records."""
         self._rates: dict[int, list[tuple[int, float]]] = collections.defaultdict(list)  # by worker
         self._updates: collections.Counter[int] = collections.Counter()  # by worker
         self._seconds: dict[int, dict[str, float]] = collections.defaultdict(lambda: dict.fromkeys(_TIMES, 0.0))
@@ -68,7 +67,7 @@ class WorkerPanels:
     def draw(self, figure: "SubFigure") -> None:
         """Draws the panels: the slowest eight workers, and the staleness on the first four servers."""
         # Of a worker that makes no updates, the seconds per update are unknown.
-        workers = sorted(sorted(self._rates, key=lambda rank: self._updates[rank])[:_MAX_WORKERS])
+        workers = sorted(sorted(self._rates, key=lambda rank: self._updates[rank])[: len(_WORKER_COLORS)])
         *staleness_axes, rate_axes, time_axes = figure.subplots(1, 3 if self._staleness else 2, squeeze=False)[0]
         for axes in staleness_axes:
             self._draw_staleness(axes)

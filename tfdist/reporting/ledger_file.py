@@ -68,14 +68,12 @@ class LedgerFile(NullLedger):
         self._file.close()
 
 
-class UpdatesFile(NullLedger):
+class UpdatesFile(LedgerFile):
     """Appends the updates of parameter servers to a file, and the examples to a ledger."""
 
     def __init__(self, path: AnyPath, ledger: NullLedger):
-        """Creates the file; see `LedgerFile`."""
-        with reraise_as_write_error(path):
-            storage_of(path).make_directory(path_of(path).parent)
-        self._file, self._ledger = GrowingFile(path, is_new=True), ledger
+        super().__init__(path)
+        self._ledger = ledger
 
     def write(self, first_step: int, steps: int, numbers: np.ndarray) -> None:
         """See `LedgerFile`."""
@@ -87,12 +85,12 @@ class UpdatesFile(NullLedger):
 
     def sync(self) -> None:
         """See `LedgerFile`."""
-        self._file.sync()
+        super().sync()
         self._ledger.sync()
 
     def close(self) -> None:
         """See `LedgerFile`."""
-        self._file.close()
+        super().close()
         self._ledger.close()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.collectives import Recording, using
+from tfdist.collectives import RecordedCall, Recording, using
 from tfdist.collectives.rows import mask_if_empty
 from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
 from tfdist.data.batches import count_rows
@@ -150,6 +150,11 @@ class Step:
         """Skips the step: undoes the forward pass and changes only the loss scale. A replica function."""
         self.undo(result)
         assign(self._scale, result.scale)
+
+    @property
+    def calls(self) -> list[RecordedCall]:
+        """The collective calls of one replica in the latest trace."""
+        return self._recording.calls
 
     @property
     def reducer_state(self) -> list[tf.Variable]:

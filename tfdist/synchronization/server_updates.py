@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Collectives, OneReplica, Recording
-from tfdist.config.staleness import REJECT, REPLAY, SSP, SYNC, Staleness
+from tfdist.collectives import OneReplica
+from tfdist.config.staleness import REJECT, REPLAY, SSP, SYNC
 from tfdist.data.batches import count_rows
 from tfdist.data.row_partition import IndexedBatch, ReplicaRows
 from tfdist.distribution.strategy import Strategy
@@ -26,7 +26,6 @@ from tfdist.gradients.compression import EXACT, choose_methods
 from tfdist.parameter_server.coordinator import Outcome, RangeResult
 from tfdist.parameter_server.pushed_gradients import PushReducer
 from tfdist.parameter_server.remote_variables import RemoteVariables
-from tfdist.parameter_server.statistics import Statistics
 from tfdist.parameter_server.update_order import Update, check_recorded
 from tfdist.reporting import RunDirectory
 from tfdist.step.compiled_loop import Loop, LoopResult, MakeLoop, compile_loop, split_numbers
@@ -42,29 +41,92 @@ from tfdist.synchronization import WeightSynchronizer
 
 _log = logging.getLogger(__name__)
 
+_WAITS = ("data", "workers", "pull", "push")
 _DROPPED_ROWS, _REJECTIONS = "dropped_rows", "rejected_gradients"  # fields of records
 
 
-class IndependentShares(Recording):
-    """Collectives of workers that compute different steps at the same time: all calls are refused."""
+class Statistics:
+    """Counts the updates, the times and the bytes of all workers between two records.
 
-    def __init__(self, inner: Collectives, staleness: Staleness):
-        """Initializes the collectives; they have the size and the ranks of `inner`."""
-        super().__init__(inner)
-        self._staleness = staleness
+    The work of a worker is a mapping of numbers by name: `examples`, the seconds of `compute` and of the waits for `data`, for
+    other `workers` and for answers to `pull` and `push`, and the bytes `pull/0` and `push/0` of messages to and from server 0.
+    Workers send it with their commits; what follows the last commit of a range counts for the next one. The coordinator
+    measures the waits for other workers: for a step that the order of updates permits, and at the beginning and end of a range,
+    in which the workers meet.
+    """
 
-    def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
-        raise InputError(
-            "Layers and losses must not communicate if workers compute different steps at the same time, as synchronized batch "
-            f"normalization and masks do. Received: --staleness={self._staleness} and a call of {operation} ({name}). Use "
-            "--staleness=sync, or --batch_norm=local."
+    def __init__(self, workers: int, update_seconds: Sequence[float], *, counts_staleness: bool = True):
+        """Starts to count, given each server's seconds of updates so far, and whether gradients may be stale."""
+        self._workers, self._counts_staleness = workers, counts_staleness
+        self._reset(update_seconds)
+
+    def _reset(self, update_seconds: Sequence[float]) -> None:
+        self._first_update_seconds = self._update_seconds = update_seconds
+        self._seconds = 0.0
+        self._updates: collections.Counter[int] = collections.Counter()  # by worker
+        self._work: dict[tuple[int, str], float] = collections.defaultdict(float)  # by worker and name
+        self._staleness: collections.Counter[int] = collections.Counter()  # the largest of the servers
+        self._staleness_by_server: list[collections.Counter[int]] = [collections.Counter() for _ in update_seconds]
+
+    def add(self, result: RangeResult, seconds: float, update_seconds: Sequence[float]) -> None:
+        """Adds a range of tickets.
+
+        Args:
+          result: its result for worker 0.
+          seconds: its wall time.
+          update_seconds: for each server, time in which it has applied updates so far.
+        """
+        self._seconds += seconds
+        self._update_seconds = update_seconds
+        for worker, work in enumerate(result.work):
+            for name, value in work.items():
+                self._work[worker, name] += value
+        for update in result.updates:
+            if not update.factor:
+                continue
+            self._updates.update(update.workers)
+            ages = [update.version - version for version in update.versions] if self._counts_staleness else []
+            for number, age in enumerate(ages):
+                self._staleness_by_server[number % len(self._staleness_by_server)][age] += 1
+            self._staleness.update([max(ages)] if ages else [])
+
+    def take_fields(self) -> dict[str, Any]:
+        """Returns the fields of a training record, and starts to count again; {} without updates."""
+        fields: dict[str, Any] = {}
+        if count := self._staleness.total():
+            mean = sum(age * number for age, number in self._staleness.items()) / count
+            histograms = [{str(age): c[age] for age in sorted(c)} for c in self._staleness_by_server]
+            fields = {"staleness": mean, "max_staleness": max(self._staleness), "staleness_histogram": histograms}
+        if self._seconds:
+            fields["workers"] = [self._worker_fields(worker) for worker in range(self._workers)]
+            fields["servers"] = [self._server_fields(server) for server in range(len(self._update_seconds))]
+        self._reset(self._update_seconds)
+        return fields
+
+    def _worker_fields(self, worker: int) -> dict[str, Any]:
+        return {
+            "updates": self._updates[worker],
+            "updates_per_second": self._updates[worker] / self._seconds,
+            "examples_per_second": self._work[worker, "examples"] / self._seconds,
+            "compute_seconds": self._work[worker, "compute"],
+            "wait_seconds": {cause: self._work[worker, cause] for cause in _WAITS},
+        }
+
+    def _server_fields(self, server: int) -> dict[str, float]:
+        pulled, pushed = (
+            int(sum(self._work[worker, f"{method}/{server}"] for worker in range(self._workers)))
+            for method in ("pull", "push")
         )
+        seconds = self._update_seconds[server] - self._first_update_seconds[server]
+        return {"pulled_bytes": pulled, "pushed_bytes": pushed, "update_seconds": seconds}
 
 
 class ServerSynchronizer(WeightSynchronizer):
     """Trains with parameter servers: each step of a call is a ticket, and workers compute tickets concurrently.
 
     Attributes:
+      strategy: the strategy.
+      remote: the variables on the servers.
       updates: all updates so far, if they are recorded; otherwise empty.
       replayed_updates: on the chief in a replay, the updates to repeat, by version.
       totals: number of `dropped_rows`, which no update has used, and of `rejected_gradients`, in the whole run.
@@ -74,14 +136,15 @@ class ServerSynchronizer(WeightSynchronizer):
 
     def __init__(self, model: keras.Model, strategy: Strategy, remote: RemoteVariables, clip: Clip):
         """Creates the variables on the servers; every process must call it."""
-        self._model, self._strategy, self._remote = model, strategy, remote
+        self._model, self.strategy, self.remote = model, strategy, remote
+        self._model_number = remote.servers.models
         self._statistics = Statistics(
             strategy.cluster.size,
             remote.servers.update_seconds,
             counts_staleness=remote.whole_batches or remote.staleness.kind == SSP,
         )
         self.totals: collections.Counter[str] = collections.Counter()
-        self._window: collections.Counter[str] = collections.Counter()
+        self._recorded_totals: collections.Counter[str] = collections.Counter()
         self.updates: list[Update] = []
         is_replay = strategy.is_chief and remote.staleness.kind == REPLAY
         recorded = recorded_updates(recorded_run(remote.staleness.path)) if is_replay else ()
@@ -100,32 +163,26 @@ class ServerSynchronizer(WeightSynchronizer):
             )
 
     def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
-        self._remote.check_holds(self._model)
+        self.remote.servers.check_holds(self._model_number)
         self.methods = self._compression_methods(steps)
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
-            check_supported(self._model, self._remote, settings, metrics, rate)
+            check_supported(self._model, self.remote, settings, metrics, rate)
             settings = dataclasses.replace(settings, batch_size=batch_size, clip=Clip())  # servers clip
-            source = GradientSource(self._model, self._strategy, store, settings, metrics, self._collectives())
-            agrees = not self._remote.whole_batches and settings.loss_scale is not None
-            reducer = PushReducer(self.methods, self._strategy.cluster.rank, agrees=agrees)
+            collectives = OneReplica() if self.remote.whole_batches else None
+            source = GradientSource(self._model, self.strategy, store, settings, metrics, collectives)
+            agrees = not self.remote.whole_batches and settings.loss_scale is not None
+            reducer = PushReducer(self.methods, self.strategy.cluster.rank, agrees=agrees)
             worker_step = Step(source, reducer, store)
-            return worker_step, TicketLoop(self, worker_step, reducer, self._strategy, self._remote)
+            return worker_step, TicketLoop(self, worker_step, reducer)
 
         return steps.custom_loop(("tickets", batch_size), create)
-
-    def _collectives(self) -> Collectives | None:
-        """Returns the collectives of a step; None for those of the strategy."""
-        if self._remote.whole_batches:
-            return OneReplica()
-        staleness = self._remote.staleness
-        return None if staleness.kind == SYNC else IndependentShares(self._strategy.step_collectives, staleness)
 
     def _compression_methods(self, steps: Steps) -> list[str]:
         """Returns the method of each tensor of `Steps.specs`. Rows of tables are not compressed."""
         compression = steps.compression
         methods = choose_methods(steps.specs, compression.rules, {}, compression.min_bytes)
-        tables = self._remote.tables.numbers
+        tables = self.remote.tables.numbers
         return [EXACT if i in tables or method.startswith(EXACT) else method for i, method in enumerate(methods)]
 
     @property
@@ -133,33 +190,31 @@ class ServerSynchronizer(WeightSynchronizer):
         return self.pushed_bytes
 
     def take_fields(self) -> Mapping[str, Any]:
-        fields, staleness = self._statistics.take_fields(), self._remote.staleness
+        fields, staleness = self._statistics.take_fields(), self.remote.staleness
         names = {_DROPPED_ROWS: staleness.drops_shares, _REJECTIONS: staleness.late.kind == REJECT}
         for name in (name for name, is_possible in names.items() if is_possible or self.totals[name]):
-            fields |= {name: self._window[name], f"total_{name}": self.totals[name]}
-        self._window.clear()
+            fields |= {name: self.totals[name] - self._recorded_totals[name], f"total_{name}": self.totals[name]}
+        self._recorded_totals = self.totals.copy()
         return fields
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.totals)
 
     def restore(self, saved: Mapping[str, Any], step: int) -> None:
-        self.totals = collections.Counter(saved)
+        self.totals, self._recorded_totals = collections.Counter(saved), collections.Counter(saved)
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """See base class. At its end, the chief logs how often rows of tables were used."""
         yield
-        for text in self._remote.describe_row_use() if self._strategy.is_chief else ():
+        for text in self.remote.describe_row_use() if self.strategy.is_chief else ():
             _log.info("%s", text)
 
     def store_result(self, result: RangeResult, seconds: float) -> None:
         """Stores the statistics and the updates of a range of tickets, which has taken `seconds`."""
-        self._statistics.add(result, seconds, self._remote.servers.update_seconds)
-        counts = {_DROPPED_ROWS: result.dropped_rows, _REJECTIONS: result.rejections}
-        for counter in (self._window, self.totals):
-            counter.update({name: count for name, count in counts.items() if count})
-        if self._remote.records_updates:
+        self._statistics.add(result, seconds, self.remote.servers.update_seconds)
+        self.totals += collections.Counter({_DROPPED_ROWS: result.dropped_rows, _REJECTIONS: result.rejections})
+        if self.remote.records_updates:
             self.updates += result.updates
 
 
@@ -176,35 +231,14 @@ def recorded_updates(directory: RunDirectory) -> list[Update]:
     Raises:
       InputError: it has recorded none.
     """
-    try:
-        updates = [_parse_update(update) for update in directory.read_updates()]
-    except (KeyError, TypeError, ValueError):
-        updates = []
+    lines = directory.read_updates()
+    updates = [Update._make(tuple(v) if isinstance(v, list) else v for v in line.values()) for line in lines]
     if not updates:
         raise InputError(
             "A replay needs the output directory of a run of parameter servers whose workers compute whole batches. Received: "
             f"{directory.path}, which has no record of updates. Give that of a run with --staleness=async or bounded(4)."
         )
     return updates
-
-
-def _update_to_json(update: Update) -> dict[str, Any]:
-    return {
-        "version": update.version,
-        "ticket": update.ticket,
-        "worker": update.workers[0],
-        "versions": update.versions,
-        "factor": update.factor,
-        "loss_scale": update.loss_scale,
-    }
-
-
-def _parse_update(update: Mapping[str, Any]) -> Update:
-    version, versions = int(update["version"]), tuple(map(int, update["versions"]))
-    staleness = version - min(versions)
-    factor, loss_scale = float(update["factor"]), float(update["loss_scale"])
-    workers, ticket = (int(update["worker"]),), int(update["ticket"])
-    return Update(version, ticket, workers, staleness, versions, factor, loss_scale=loss_scale)
 
 
 def check_supported(
@@ -214,21 +248,19 @@ def check_supported(
     needs_global_norm = (
         bool(getattr(inner_optimizer(model.optimizer), "global_clipnorm", None)) and remote.servers.count > 1
     )
-    remedy_for_tables = "no DynamicEmbedding" if remote.tables.keyed else "a larger --min_table_bytes"
     rules = (
         (rate != 1, "the same batch size in the whole run", "an elastic batch", "another --strategy"),
         (
             bool(remote.tables.numbers)
-            and (settings.jit_compile or settings.micro_steps > 1 or metrics.count_all_rows),
-            "a single pass over independent rows, without XLA, for an embedding that is split by rows",
-            "jit_compile, accumulate_steps, or outputs that depend on other rows",
-            remedy_for_tables,
-        ),
-        (
-            bool(remote.tables.numbers) and remote.staleness.pull_every > 1,
-            "the rows of each step, for an embedding that is split by rows",
-            f"pull_every={remote.staleness.pull_every}",
-            remedy_for_tables,
+            and (
+                settings.jit_compile
+                or settings.micro_steps > 1
+                or metrics.count_all_rows
+                or remote.staleness.pull_every > 1
+            ),
+            "a single pass over independent rows, pulled for each step and without XLA, for an embedding that is split by rows",
+            "jit_compile, accumulate_steps, pull_every, or outputs that depend on other rows",
+            "no DynamicEmbedding" if remote.tables.keyed else "a larger --min_table_bytes",
         ),
         (
             needs_global_norm,
@@ -257,16 +289,10 @@ def check_supported(
 class TicketLoop:
     """The loop of one worker; see `Loop`."""
 
-    def __init__(
-        self,
-        synchronizer: ServerSynchronizer,
-        step: Step,
-        reducer: PushReducer,
-        strategy: Strategy,
-        remote: RemoteVariables,
-    ):
-        self._synchronizer, self._step, self._reducer, self._strategy = synchronizer, step, reducer, strategy
-        self._remote, self._servers = remote, remote.servers
+    def __init__(self, synchronizer: ServerSynchronizer, step: Step, reducer: PushReducer):
+        self._synchronizer, self._step, self._reducer = synchronizer, step, reducer
+        self._strategy, self._remote = strategy, remote = synchronizer.strategy, synchronizer.remote
+        self._servers = remote.servers
         self._rank = strategy.cluster.rank
         self._compute: Any = tf.function(self._compute_in_context, autograph=False, reduce_retracing=True)
         self._skip = tf.function(lambda result: strategy.run(step.skip, result), autograph=False)
@@ -274,6 +300,7 @@ class TicketLoop:
         if remote.whole_batches:  # others save their shares of such states, like those of layers
             remote.worker_states = step.reducer_state
         self._is_traced = False
+        self._work: dict[str, float] = collections.defaultdict(float)  # of this worker in the call
         self._last_pull: tuple[list[int], list[np.ndarray]] = [], []  # versions and states
         # Worker 0 holds the metrics of all workers, including lost ones. Shares of a step may count all rows instead.
         self._metrics = [*map(keras_internals.value_of, step.source.metrics.variables)] if remote.whole_batches else []
@@ -284,11 +311,11 @@ class TicketLoop:
         """Computes tickets until the range is complete, and returns the results of all workers."""
         start_time = time.perf_counter()
         first, end = int(first_step), int(first_step) + int(steps)
-        call = _Call(end)
+        self._work.clear()
         previous_metrics = [variable.numpy() for variable in self._metrics]
         for variable in self._metrics:  # a commit has the values of this call
             variable.assign(tf.zeros_like(variable))
-        batches = self._iterate_batches(iterator, call)
+        batches = self._iterate_batches(iterator)
         if not self._is_traced:
             batches = self._trace(batches, getattr(iterator, "element_spec", None), with_norm)
         updates = self._updates_to_replay(first, end)
@@ -306,35 +333,32 @@ class TicketLoop:
             ticket, version, active_tickets, scale = answer
             inputs.keep(ticket, active_tickets)
             prepare_next = functools.partial(inputs.of, min(ticket + distance, end - 1))
-            answer = self._compute_ticket(call, ticket, version, scale, inputs.of(ticket), with_norm, prepare_next)
+            needs_norm = bool(with_norm) and ticket == end - 1
+            answer = self._compute_ticket(ticket, version, scale, inputs.of(ticket), needs_norm, prepare_next)
         inputs.skip_to(end)
         result = self._servers.result()
         for i, variable in enumerate(self._metrics):
             variable.assign(previous_metrics[i] + (result.metrics[i] if result.metrics else 0))
-        dropped_tickets = {update.ticket for update in result.updates if not update.factor}
-        counted_end = first + len(result.losses) - (not result.is_finite)
-        is_counted = [
-            ticket < counted_end and ticket not in dropped_tickets
-            for ticket in range(first, first + len(result.losses))
-        ]
+        applied_tickets = {update.ticket for update in result.updates if update.factor}
         if self._step.source.scale:
-            self._assign_scale(self._servers.coordinate("scale"))
+            self._assign_scale(result.scale)
         norm = self._remote.pull_all(first + len(result.updates))
         self._synchronizer.store_result(result, time.perf_counter() - start_time)
-        if call.tickets:
-            self._synchronizer.pushed_bytes = call.pushed_bytes / call.tickets
+        tickets = self._work["tickets"]
+        if tickets:
+            self._synchronizer.pushed_bytes = self._work["gradient_bytes"] / tickets
         return LoopResult(
             losses=tf.constant(result.losses, keras.config.floatx()),
-            is_finite=tf.constant(is_counted),
+            is_finite=tf.constant([ticket in applied_tickets for ticket, _ in enumerate(result.losses, first)]),
             norm=tf.constant(result.norm if self._remote.whole_batches else norm, keras.config.floatx()),
             may_continue=tf.constant(result.is_finite),
             gradient_finite=(),
-            wait_seconds=tf.constant(call.wait_seconds, tf.float64),
+            wait_seconds=tf.constant(self._work["data"], tf.float64),
             # As for all steps, though the worker may have computed some of them.
-            compute_seconds=tf.constant([call.busy_seconds * int(steps) / max(call.tickets, 1)], tf.float64),
+            compute_seconds=tf.constant([self._work["compute"] * int(steps) / max(tickets, 1)], tf.float64),
             numbers=tf.concat([tf.zeros([0], tf.int64), *result.numbers], 0),
             sizes=tf.constant([*map(len, result.numbers)] or [0] * len(result.losses), tf.int32),
-            updates=[*map(_update_to_json, result.updates)] if self._remote.whole_batches else (),
+            updates=[u._replace(reads=())._asdict() for u in result.updates] if self._remote.whole_batches else (),
         )
 
     def _updates_to_replay(self, first: int, end: int) -> list[Update]:
@@ -362,12 +386,11 @@ class TicketLoop:
 
     def _compute_ticket(
         self,
-        call: "_Call",
         ticket: int,
         version: int | Sequence[int] | None,
         scale: Sequence[float],
         inputs: "_Inputs",
-        with_norm: tf.Tensor,
+        needs_norm: bool,
         prepare_next: Callable[[], object],
     ) -> Any:
         """Pulls the given version, computes a ticket and pushes its gradient; returns the answer of `Coordinator.take`.
@@ -382,53 +405,56 @@ class TicketLoop:
             self._last_pull = self._remote.pull(version, ids)[:2]
         versions, previous_states = self._last_pull
         self._assign_scale(scale)
-        needs_norm = bool(with_norm) and ticket == call.end - 1
         is_whole = self._remote.whole_batches
         start_time = time.perf_counter()
         with self._remote.tables.check_known_ids():
             needs_own_norm = is_whole and (needs_norm or bool(self._synchronizer.clip.norm))
             result, payloads = self._compute(batch, tf.constant(ticket, tf.int64), tf.constant(needs_own_norm))
         loss, is_finite, norm = float(result.loss), bool(result.finite), float(result.norm)
-        seconds = time.perf_counter() - start_time
-        call.tickets += 1
-        call.busy_seconds += seconds
-        self._servers.work["compute"] += seconds
-        self._servers.work["examples"] += len(numbers)
-        state = result._replace(gradients=[])
+        self._add_work(compute=time.perf_counter() - start_time, examples=len(numbers), tickets=1)
+        state, pushes = result._replace(gradients=[]), []
         if not is_finite:
             self._skip(state)
-        arrays = [numbers.numpy(), *(variable.numpy() for variable in self._metrics)]
-        values = {"loss": loss, "is_finite": is_finite, "versions": versions, "norm": norm, "rows": self._rows(batch)}
-        values |= {"loss_scale": scale[0] if scale else 0.0}
-        calls = self._servers.commit_calls(ticket, arrays, **values)
-        if is_finite:
+        else:
             new_states = [keras_internals.value_of(variable).numpy() for variable in self._remote.states]
             gradients = [np.asarray(payload) for payload in payloads[:-1]]  # without the loss
-            call.pushed_bytes += sum(array.nbytes for array in gradients) + sum(4 * len(rows) for rows in ids)
-            answers = self._servers.push(
+            size = sum(array.nbytes for array in gradients) + sum(4 * len(rows) for rows in ids)
+            self._add_work(gradient_bytes=size)
+            pushes = self._servers.push_messages(
                 ticket,
                 versions,
                 gradients,
-                previous_states,
-                new_states,
+                list(zip(previous_states, new_states, strict=True)),
                 methods=self._reducer.methods,
                 ids=ids,
                 norm=norm if is_whole else None,
                 with_norm=needs_norm,
-                calls=calls,
-                meanwhile=prepare_next,
             )
-            assert answers
-        else:
-            answers = self._servers.commit_and_take(calls, meanwhile=prepare_next)
-        outcome, answer = answers
-        if is_finite and outcome in (Outcome.REJECTED, Outcome.DROPPED, Outcome.UNUSED):
+        outcome, answer = self._servers.commit(
+            ticket,
+            [numbers.numpy(), *(variable.numpy() for variable in self._metrics)],
+            pushes,
+            prepare_next,
+            loss=loss,
+            is_finite=is_finite,
+            versions=versions,
+            norm=norm,
+            rows=self._rows(batch),
+            loss_scale=scale[0] if scale else 0.0,
+        )
+        if is_finite and outcome != Outcome.APPLIED:
             self._skip(state)
+        elif is_finite and self._step.reducer_state:
+            self._store_state(state)
         if outcome in (Outcome.REJECTED, Outcome.UNUSED):
             self._servers.discard(ticket)
-        if is_finite and outcome == Outcome.APPLIED and self._step.reducer_state:
-            self._store_state(state)
         return answer
+
+    def _add_work(self, **work: float) -> None:
+        """Adds to the work of this call, and to that of the next commit."""
+        for name, value in work.items():
+            self._work[name] += value
+            self._servers.work[name] += value
 
     def _rows(self, batch: Any) -> tuple[int, int]:
         """Returns the numbers of rows that this worker computes, and of the whole batch."""
@@ -438,12 +464,11 @@ class TicketLoop:
         return rows, rows if self._remote.whole_batches else self._step.settings.batch_size or rows
 
     def _loss_scale_options(self) -> dict[str, Any]:
-        settings = self._step.settings
+        settings, scale = self._step.settings, [variable.numpy().item() for variable in self._step.source.scale]
         if settings.loss_scale is None:
             return {}
-        scale = [variable.numpy().item() for variable in self._step.source.scale]
-        options = {"scale": scale, "max_skipped_steps": settings.max_skipped_steps}
-        return options | {"loss_scale": dataclasses.asdict(settings.loss_scale)}
+        options = {"loss_scale": dataclasses.asdict(settings.loss_scale), "scale": scale}
+        return options | {"max_skipped_steps": settings.max_skipped_steps}
 
     def _assign_scale(self, scale: Sequence[float]) -> None:
         """Assigns the state of the loss scale, which is empty without loss scaling."""
@@ -458,14 +483,12 @@ class TicketLoop:
         with self._remote.tables.in_step():
             return self._strategy.run(compute, *args)
 
-    def _iterate_batches(self, iterator: Iterator[Any], call: "_Call") -> Iterator[tuple[Any, tf.Tensor]]:
+    def _iterate_batches(self, iterator: Iterator[Any]) -> Iterator[tuple[Any, tf.Tensor]]:
         """Yields batches and the indices of their examples, and measures the time of waiting for them."""
         while True:
             start_time = time.perf_counter()
             element = next(iterator)
-            seconds = time.perf_counter() - start_time
-            call.wait_seconds += seconds
-            self._servers.work["data"] += seconds
+            self._add_work(data=time.perf_counter() - start_time)
             yield split_numbers(element, self._strategy)
 
     def _trace(self, batches: Iterator[Any], spec: Any, with_norm: tf.Tensor) -> Iterator[Any]:
@@ -476,6 +499,13 @@ class TicketLoop:
         batch, numbers = next(batches)
         spec = batch if spec is None else spec.batch if isinstance(spec, IndexedBatch) else spec
         self._compute.get_concrete_function(spec, tf.constant(0, tf.int64), with_norm)
+        staleness, calls = self._remote.staleness, self._step.calls
+        if calls and not staleness.whole_batches and staleness.kind != SYNC:
+            raise InputError(
+                "Layers and losses must not communicate if workers compute different steps at the same time, as synchronized "
+                f"batch normalization and masks do. Received: --staleness={staleness} and a call of {calls[0].operation} "
+                f"({calls[0].name}). Use --staleness=sync, or --batch_norm=local."
+            )
         unused_weights = self._step.unused_variables()
         if self._strategy.is_chief and unused_weights:
             self._servers.leave_out(sorted(unused_weights))
@@ -495,18 +525,9 @@ class TicketInputs:
     """The inputs of tickets, in order, which are read and prepared once."""
 
     def __init__(
-        self,
-        batches: Iterator[tuple[Any, tf.Tensor]],
-        first: int,
-        find_ids: Callable[[Any], Sequence[np.ndarray]],
+        self, batches: Iterator[tuple[Any, tf.Tensor]], first: int, find_ids: Callable[[Any], Sequence[np.ndarray]]
     ):
-        """Initializes the inputs.
-
-        Args:
-          batches: batches and the indices of their examples, from ticket `first`.
-          first: the first ticket.
-          find_ids: function that returns the ids of a batch.
-        """
+        """Initializes the inputs from batches with the indices of their examples, from ticket `first`."""
         self._batches, self._next_ticket, self._find_ids = batches, first, find_ids
         self._known_batches: dict[int, tuple[Any, tf.Tensor]] = {}  # by ticket
         self._known_ids: dict[int, Sequence[np.ndarray]] = {}  # by ticket
@@ -531,22 +552,3 @@ class TicketInputs:
         """Reads the batches of all tickets before this one, without keeping them."""
         for _ in range(self._next_ticket, ticket):
             next(self._batches)
-
-
-@dataclasses.dataclass
-class _Call:
-    """The times of a call of the loop on this worker.
-
-    Attributes:
-      end: the ticket after the last one.
-      wait_seconds: time of waiting for data.
-      busy_seconds: time of computation.
-      tickets: number of tickets that it has computed.
-      pushed_bytes: bytes of their gradients or shares.
-    """
-
-    end: int
-    wait_seconds: float = 0.0
-    busy_seconds: float = 0.0
-    tickets: int = 0
-    pushed_bytes: int = 0

@@ -82,95 +82,64 @@ class Replay(WeightSynchronizer):
           methods: see `ServerSynchronizer.methods`.
           shares: number of workers that share a batch; 1 if each update is that of a whole batch.
         """
-        self._model, self._strategy, self._updates, self._placement = model, strategy, updates, placement
-        self._methods, self._shares = methods, shares
+        self._model, self.strategy, self.updates, self.placement = model, strategy, updates, placement
+        self._methods, self.shares = methods, shares
 
     def batches(self, pipeline: Pipeline, strategy: Strategy) -> Iterator[Any]:
         """See base class. Returns the shares of all workers in turn."""
-        return strategy.distribute(lambda *_: pipeline.indexed_dataset(range(self._shares), self._shares))
+        return strategy.distribute(lambda *_: pipeline.indexed_dataset(range(self.shares), self.shares))
 
     def loop(self, steps: Steps, batch_size: int | None, rate: float, step: int, make: MakeLoop = compile_loop) -> Loop:
 
         def create(settings: Settings, store: StateStore, metrics: ModelMetrics) -> tuple[Step, Loop]:
             # Servers clip the sum of shares.
-            step_clip, sum_clip = (settings.clip, Clip()) if self._shares == 1 else (Clip(), settings.clip)
+            step_clip, sum_clip = (settings.clip, Clip()) if self.shares == 1 else (Clip(), settings.clip)
             settings = dataclasses.replace(settings, batch_size=batch_size, clip=step_clip)
             worker = tf.Variable(0)
-            source = GradientSource(self._model, self._strategy, store, settings, metrics)
+            source = GradientSource(self._model, self.strategy, store, settings, metrics)
             replay_step = Step(source, PushReducer(self._methods, worker), store)
-            return replay_step, ReplayLoop(
-                replay_step, self._strategy, self._updates, self._placement, worker, self._shares, sum_clip
-            )
+            return replay_step, ReplayLoop(self, replay_step, worker, sum_clip)
 
         return steps.custom_loop("replay", create)
+
+
+class _Snapshot(NamedTuple):
+    """The weights and states after an update, and the contents of tables with a row per key."""
+
+    values: list[np.ndarray]
+    tables: list[dict[str, np.ndarray]]
 
 
 class ReplayLoop:
     """A `Loop` that keeps the weights after each of its updates, and the error feedback of each worker."""
 
-    def __init__(
-        self,
-        step: Step,
-        strategy: Strategy,
-        updates: Sequence[Update],
-        placement: Sequence[int],
-        worker: tf.Variable,
-        shares: int,
-        clip: Clip,
-    ):
-        """Initializes the loop; see `Replay`.
-
-        `worker` is assigned the rank of the worker whose gradient is computed; `clip` is for the sums of shares.
-        """
-        self._step, self._strategy, self._updates, self._placement = step, strategy, updates, placement
-        self._worker, self._shares, self._clip = worker, shares, clip
+    def __init__(self, replay: Replay, step: Step, worker: tf.Variable, clip: Clip):
+        """`worker` is assigned the rank of the worker whose gradient is computed; `clip` is for the sums of shares."""
+        self._replay, self._step, self._worker, self._clip = replay, step, worker, clip
         self._initial_state = [variable.numpy() for variable in step.reducer_state]
         self._state_by_worker: dict[int, list[np.ndarray]] = {}
-        variables = (*step.variables, *keras_internals.moving_statistics(step.source.model))[: len(placement)]
+        variables = (*step.variables, *keras_internals.moving_statistics(step.source.model))[: len(replay.placement)]
         self._variables = [*map(keras_internals.value_of, variables)]
         self._tables = [layer.table for layer in keyed_layers(step.source.model)]
-        self._compute = tf.function(lambda *args: strategy.run(step.compute, *args), autograph=False)
-        self._apply = tf.function(
-            self._apply_update, autograph=False, reduce_retracing=True
-        )  # rows by key vary in number
+        run = replay.strategy.run
+        self._compute = tf.function(lambda *args: run(step.compute, *args), autograph=False)
+        self._apply = tf.function(  # rows by key vary in number
+            lambda *args: run(self._apply_sum, *args), autograph=False, reduce_retracing=True
+        )
 
     def __call__(
         self, iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
     ) -> LoopResult:
         """Replays the updates of these steps."""
         first, count = int(first_step), int(steps)
-        batches = [[self._next_share(iterator) for _ in range(self._shares)] for _ in range(count)]
-        versions, tables = {first: self._values()}, {first: [table.export() for table in self._tables]}
-        losses, is_counted = np.zeros([count]), np.zeros([count], bool)
-        for update in self._updates[first : first + count]:
-            losses[update.ticket - first], is_counted[update.ticket - first] = np.nan, bool(update.factor)
-            if not update.factor:  # dropped, or not finite
-                versions[update.version + 1] = versions[update.version]
-                tables[update.version + 1] = tables[update.version]
-                continue
-            shares, server_count = batches[update.ticket - first], len(update.versions) // len(update.workers)
-            results, all_states, weight_count = [], [], len(self._step.variables)
-            for number, worker in enumerate(update.workers):
-                server_versions = update.versions[number * server_count :][:server_count]
-                read_values = [self._read(versions, server_versions, i) for i in range(len(self._placement))]
-                self._assign(read_values)
-                for i, table in enumerate(self._tables):
-                    table.restore(_combined([tables[version][i] for version in server_versions]))
-                self._set_worker(worker, update.loss_scale)
-                share = shares[worker if self._shares > 1 else 0]
-                results.append(self._compute(share, tf.constant(update.ticket, tf.int64), with_norm))
-                self._state_by_worker[worker] = [value.numpy() for value in results[-1].state]
-                all_states.append(self._values()[weight_count:])
-            states = [_mean(values) for values in zip(*all_states, strict=True)]
-            weights, current_states = versions[update.version][:weight_count], versions[update.version][weight_count:]
-            self._assign([*weights, *self._new_states(update, read_values[weight_count:], states, current_states)])
-            for table, arrays in zip(self._tables, tables[update.version], strict=True):
-                table.restore(arrays)
-            scale = self._scale(shares, update.workers)
-            self._apply(results, tf.constant(scale, tf.float64), tf.constant(update.factor, tf.float64))
-            versions[update.version + 1] = self._values()
-            tables[update.version + 1] = [table.export() for table in self._tables]
-            losses[update.ticket - first] = scale * sum(float(result.loss) for result in results)
+        batches = [[self._next_share(iterator) for _ in range(self._replay.shares)] for _ in range(count)]
+        snapshots = {first: self._snapshot()}
+        losses, is_counted = np.full([count], np.nan), np.zeros([count], bool)
+        for update in self._replay.updates[first : first + count]:
+            if update.factor:  # otherwise dropped, or not finite
+                step = update.ticket - first
+                losses[step], is_counted[step] = self._repeat(update, batches[step], snapshots, with_norm), True
+            snapshots[update.version + 1] = self._snapshot()
         return LoopResult(
             losses=tf.constant(losses, keras.config.floatx()),
             is_finite=tf.constant(is_counted),
@@ -184,15 +153,34 @@ class ReplayLoop:
         )
 
     def _next_share(self, iterator: Iterator[Any]) -> Any:
-        return split_numbers(next(iterator), self._strategy)[0]
+        return split_numbers(next(iterator), self._replay.strategy)[0]
+
+    def _repeat(
+        self, update: Update, shares: Sequence[Any], snapshots: Mapping[int, _Snapshot], with_norm: tf.Tensor
+    ) -> float:
+        """Repeats an update, given the shares of its batch and the snapshots of all versions; returns the loss."""
+        servers, weight_count = len(update.versions) // len(update.workers), len(self._step.variables)
+        results, all_states = [], []
+        for number, worker in enumerate(update.workers):
+            read = self._read([snapshots[version] for version in update.versions[number * servers :][:servers]])
+            self._assign(read)
+            self._set_worker(worker, update.loss_scale)
+            share = shares[worker if self._replay.shares > 1 else 0]
+            results.append(self._compute(share, tf.constant(update.ticket, tf.int64), with_norm))
+            self._state_by_worker[worker] = [value.numpy() for value in results[-1].state]
+            all_states.append([variable.numpy() for variable in self._variables[weight_count:]])
+        states = [_mean(values) for values in zip(*all_states, strict=True)]
+        values, tables = snapshots[update.version]
+        new_states = self._new_states(update, read.values[weight_count:], states, values[weight_count:])
+        self._assign(_Snapshot([*values[:weight_count], *new_states], tables))
+        scale = self._scale(shares, update.workers)
+        self._apply(results, tf.constant(scale, tf.float64), tf.constant(update.factor, tf.float64))
+        return scale * sum(float(result.loss) for result in results)
 
     def _scale(self, shares: Sequence[Any], workers: Sequence[int]) -> float:
         """Returns the factor that makes the sum of the workers' shares the mean over their rows."""
         rows = [int(count_rows(share)) for share in shares]
-        return sum(rows) / sum(rows[worker] for worker in workers) if self._shares > 1 else 1.0
-
-    def _apply_update(self, results: Sequence[Any], scale: tf.Tensor, factor: tf.Tensor) -> None:
-        self._strategy.run(self._apply_sum, results, scale, factor)
+        return sum(rows) / sum(rows[worker] for worker in workers) if self._replay.shares > 1 else 1.0
 
     def _apply_sum(self, results: Sequence[Any], scale: tf.Tensor, factor: tf.Tensor) -> None:
         sums = [functools.reduce(operator.add, values) for values in zip(*(r.gradients for r in results), strict=True)]
@@ -209,24 +197,27 @@ class ReplayLoop:
         for variable, value in zip(self._step.reducer_state, state, strict=True):
             variable.assign(value)
 
-    def _values(self) -> list[np.ndarray]:
-        return [variable.numpy() for variable in self._variables]
+    def _snapshot(self) -> _Snapshot:
+        return _Snapshot([variable.numpy() for variable in self._variables], [table.export() for table in self._tables])
 
-    def _assign(self, values: Sequence[np.ndarray]) -> None:
-        for variable, value in zip(self._variables, values, strict=True):
+    def _assign(self, snapshot: _Snapshot) -> None:
+        for variable, value in zip(self._variables, snapshot.values, strict=True):
             variable.assign(value)
+        for table, arrays in zip(self._tables, snapshot.tables, strict=True):
+            table.restore(arrays)
 
-    def _read(
-        self, versions: Mapping[int, Sequence[np.ndarray]], server_versions: Sequence[int], variable: int
-    ) -> np.ndarray:
-        """Returns a variable as a worker has read it, given the version that it has read from each server."""
-        server = self._placement[variable]
-        if server != BY_ROWS:
-            return versions[server_versions[server]][variable]
-        table = np.empty_like(versions[server_versions[0]][variable])
-        for first, version in enumerate(server_versions):
-            table[first :: len(server_versions)] = versions[version][variable][first :: len(server_versions)]
-        return table
+    def _read(self, snapshots: Sequence[_Snapshot]) -> _Snapshot:
+        """Returns what a worker has read, given the snapshot of each server."""
+        values = []
+        for variable, server in enumerate(self._replay.placement):
+            value = snapshots[server].values[variable]
+            if server == BY_ROWS:
+                value = np.empty_like(value)
+                for first, snapshot in enumerate(snapshots):
+                    value[first :: len(snapshots)] = snapshot.values[variable][first :: len(snapshots)]
+            values.append(value)
+        tables = zip(*(snapshot.tables for snapshot in snapshots), strict=True)
+        return _Snapshot(values, [_combined(server_tables) for server_tables in tables])
 
     def _new_states(
         self,
@@ -236,7 +227,7 @@ class ReplayLoop:
         current_states: Sequence[np.ndarray],
     ) -> Iterator[np.ndarray]:
         """Yields the values of states after an update; see `VariableServer`."""
-        servers = self._placement[len(self._step.variables) :]
+        servers = self._replay.placement[len(self._step.variables) :]
         for server, read, assigned, current in zip(servers, read_states, assigned_states, current_states, strict=True):
             is_current = update.versions[server] == update.version
             yield assigned if is_current else current + (assigned - read)
