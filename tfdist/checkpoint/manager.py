@@ -159,20 +159,16 @@ class _PeriodicSaver(Saver):
         self._last_request = time.monotonic()
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         return min((step - step % every + every for every in self._step_intervals), default=None)
 
     def begin(self, end: int) -> None:
-        """See base class."""
         self._sync_points.begin(end)
 
     def observe(self, step: int, logs: Mapping[str, float]) -> None:
-        """See base class."""
         if self._best:
             self._best.observe(step, logs)
 
     def save_if_due(self, step: int, is_last: bool = False) -> None:
-        """See base class."""
         self._step = step
         requests = self._sync_points.end_call(step)
         if _WRITE_FAILED in requests:

@@ -428,7 +428,6 @@ class InMemoryTier(Tier):
         return self._transfer is not None
 
     def start(self, snapshot: RunSnapshot) -> None:
-        """See base class."""
         super().start(self._place(snapshot, self._transfer) if self._transfer else snapshot)
 
     def _place(self, snapshot: RunSnapshot, transfer: ByteTransfer) -> RunSnapshot:

@@ -48,11 +48,9 @@ class HorovodCollectives(Collectives):
 
     @property
     def rank(self) -> int:
-        """See base class."""
         return self._rank
 
     def group(self, ranks: Sequence[int]) -> Collectives:
-        """See base class."""
         members = self.check_ranks(ranks)
         if len(members) == 1:
             return OneReplica()

@@ -66,11 +66,9 @@ class ReorderedCollectives(Collectives):
 
     @property
     def rank(self) -> int:
-        """See base class."""
         return self._order.index(self._inner.static_rank)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         return self._inner.all_reduce(tensors, op, name=name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
@@ -84,20 +82,16 @@ class ReorderedCollectives(Collectives):
         return results
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         return self._inner.broadcast(tensors, self._order[root], name=name)
 
     def group(self, ranks: Sequence[int]) -> Collectives:
-        """See base class."""
         return self._inner.group([self._order[rank] for rank in self.check_ranks(ranks)])
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        """See base class."""
         self.check_message(tensors, to, tag)
         return self._inner.send(tensors, self._order[to], tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        """See base class."""
         self.check_message(specs, source, tag)
         return self._inner.receive(specs, self._order[source], tag=tag)
 
@@ -199,11 +193,9 @@ class ProcessGroup(Collectives):
 
     @property
     def rank(self) -> int:
-        """See base class."""
         return self._rank
 
     def group(self, ranks: Sequence[int]) -> Collectives:
-        """See base class."""
         return self._groups.collectives(
             [self._ranks[rank] for rank in self.check_ranks(ranks)], self._ranks[self._rank]
         )
@@ -266,7 +258,6 @@ class ProcessGroup(Collectives):
         return prevent_gradient(results, "broadcast")
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        """See base class."""
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self.check_message(inputs, to, tag)
         operations = [
@@ -276,7 +267,6 @@ class ProcessGroup(Collectives):
             return tf.identity(0)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        """See base class."""
         self.check_message(specs, source, tag)
         calls = [self._message(source, self._rank, f"{tag}/{i}", spec) for i, spec in enumerate(specs)]
         tensors = [_receive_op(spec.dtype, spec.shape.as_list(), call) for spec, call in zip(specs, calls, strict=True)]

@@ -100,7 +100,6 @@ class TableRows(ArraySource):
 
     @property
     def origins(self) -> Origins:
-        """See base class."""
         return Origins("line", self._lines)
 
 

@@ -367,28 +367,22 @@ class AugmentedExamples(WrappedExamples):
 
     @property
     def element_spec(self) -> Any:
-        """See base class."""
         return self._examples.map(self._transform).element_spec
 
     @property
     def sample(self) -> Examples:
-        """See base class."""
         return AugmentedExamples(self._examples.sample, self._augmentations, self._transform)
 
     def in_order(self) -> "AugmentedExamples":
-        """See base class."""
         return AugmentedExamples(self._examples.in_order(), self._augmentations, self._transform)
 
     def map(self, transform: Transform) -> "AugmentedExamples":
-        """See base class."""
         return AugmentedExamples(self._examples, self._augmentations, chain(self._transform, transform))
 
     def preview(self, rows: int) -> Element:
-        """See base class."""
         return self._examples.map(self._transform).preview(rows)
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
-        """See base class."""
         if seed is None:
             return self._examples.map(self._transform).indexed_batches(partition, None)
 

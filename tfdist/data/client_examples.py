@@ -185,11 +185,9 @@ class ClientExamples(WrappedExamples):
         )
 
     def preview(self, rows: int) -> Element:
-        """See base class."""
         return self._source.preview(rows)
 
     def map(self, transform: Transform) -> Examples:
-        """See base class."""
         raise NotImplementedError("Transform the examples before they are divided among clients.")
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:

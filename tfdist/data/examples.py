@@ -116,21 +116,17 @@ class WrappedExamples(Examples):
 
     @property
     def element_spec(self) -> Any:
-        """See base class."""
         return self._examples.element_spec
 
     @property
     def sample(self) -> Examples:
-        """See base class."""
         return self._examples.sample
 
     @property
     def checksum(self) -> int | None:
-        """See base class."""
         return self._examples.checksum
 
     def explain(self, error: Exception) -> InputError | None:
-        """See base class."""
         return self._examples.explain(error)
 
 
@@ -141,16 +137,13 @@ class PartialEpochs(WrappedExamples):
     """
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
-        """See base class."""
         batches = self._examples.indexed_batches(partition, seed)
         return batches if partition.total is None else batches.take(partition.elements)
 
     def in_order(self) -> Examples:
-        """See base class."""
         return PartialEpochs(self._examples.in_order(), self.size)
 
     def map(self, transform: Transform) -> Examples:
-        """See base class."""
         return PartialEpochs(self._examples.map(transform), self.size)
 
 

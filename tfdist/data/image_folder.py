@@ -42,14 +42,12 @@ class ImageFiles(Source):
             self._labels = None if labels is None else tf.constant(labels, tf.int32)
 
     def fetch(self, indices: tf.Tensor) -> Element:
-        """See base class."""
         contents = tf.map_fn(tf.io.read_file, tf.gather(self._paths, indices))
         x = self._decoding.decode(contents)
         return without_targets(x) if self._labels is None else (x, tf.gather(self._labels, indices))
 
     @property
     def origins(self) -> Origins:
-        """See base class."""
         return Origins("file", [os.path.relpath(path, self._folder) for path in self._names])
 
     @property

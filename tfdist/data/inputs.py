@@ -88,7 +88,6 @@ class BatchedSource(Examples):
 
     @property
     def element_spec(self) -> Any:
-        """See base class."""
         return unbatched_spec(self._one_pass().map(self._transform).element_spec)
 
     @property
@@ -98,19 +97,15 @@ class BatchedSource(Examples):
 
     @property
     def checksum(self) -> int:
-        """See base class."""
         return checksum(self._first)
 
     def map(self, transform: Transform) -> "BatchedSource":
-        """See base class."""
         return self._copy_with(chain(self._transform, transform), self._shuffle)
 
     def in_order(self) -> "BatchedSource":
-        """See base class."""
         return self._copy_with(self._transform, shuffle=False)
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
-        """See base class."""
         first, batch_size = partition.first, partition.batch_size
         if partition.total is not None:
             stream = self._one_pass().rebatch(batch_size)
@@ -125,7 +120,6 @@ class BatchedSource(Examples):
         return shares.map(apply_transform(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
 
     def explain(self, error: Exception) -> InputError | None:
-        """See base class."""
         shapes = re.search(r"Source shape: (\S+), dst shape: (\S+)", str(error))
         if shapes is not None:
             return InputError(
@@ -567,5 +561,4 @@ class PaddedSource(Source):
         self.size = -(-source.size // divisor) * divisor
 
     def fetch(self, indices: tf.Tensor) -> Element:
-        """See base class."""
         return self._source._fetch(tf.minimum(indices, self._last))

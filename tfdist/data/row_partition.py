@@ -178,13 +178,11 @@ class FixedAllocation(RowAllocation):
         self._counts = tuple(counts)
 
     def counts(self, batch_size: int, size: int) -> tuple[int, ...]:
-        """See base class."""
         return self._counts
 
     def share(
         self, batch: tf.Tensor, row_count: tf.Tensor, replica: tf.Tensor, size: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See base class."""
         return _fixed_share(tf.constant(self._counts, tf.int64), replica)
 
 
@@ -212,7 +210,6 @@ class ChangingAllocation(RowAllocation):
     def share(
         self, batch: tf.Tensor, row_count: tf.Tensor, replica: tf.Tensor, size: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See base class."""
         counts = tf.numpy_function(self._batch_counts, [batch], tf.int64)
         return _fixed_share(tf.ensure_shape(counts, [size]), replica)
 

@@ -73,7 +73,6 @@ class StreamSource(Examples):
 
     @functools.cached_property
     def element_spec(self) -> Any:
-        """See base class."""
         return unbatched_spec(self._dataset.batch(1).map(self._transform).element_spec)
 
     @functools.cached_property
@@ -86,16 +85,13 @@ class StreamSource(Examples):
             return checksum(next(iter(self._dataset.batch(_CHECKSUM_EXAMPLES))))
 
     def map(self, transform: Transform) -> "StreamSource":
-        """See base class."""
         combined_transform = chain(self._transform, transform)
         return StreamSource(self._dataset, self._buffer_size, combined_transform, shuffle=self._shuffle)
 
     def in_order(self) -> "StreamSource":
-        """See base class."""
         return StreamSource(self._dataset, self._buffer_size, self._transform, shuffle=False)
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
-        """See base class."""
         indexed_examples = self._dataset.enumerate()  # before shuffling
         examples = (
             indexed_examples.skip(partition.first)

@@ -302,7 +302,6 @@ class Records(Source):
         self._index, self._parser = index, parser
 
     def fetch(self, indices: tf.Tensor) -> Element:
-        """See base class."""
         records = tf.numpy_function(self._index.read, [indices], tf.string, stateful=False)
         return self._parser.parse(tf.ensure_shape(records, indices.shape))
 

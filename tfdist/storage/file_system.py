@@ -32,7 +32,6 @@ class FileSystem(Storage):
 
     @contextlib.contextmanager
     def open(self, path: StoragePath) -> Iterator[StoredFile]:
-        """See base class."""
         descriptor = _open_regular_file(path, os.O_RDONLY)
         try:
             yield _StoredFile(descriptor)
@@ -41,7 +40,6 @@ class FileSystem(Storage):
 
     @contextlib.contextmanager
     def create(self, path: StoragePath) -> Iterator[NewFile]:
-        """See base class."""
         try:
             descriptor = os.open(_local_path(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
@@ -53,13 +51,11 @@ class FileSystem(Storage):
             raise OSError(error.errno, error.strerror, str(path)) from error
 
     def append(self, path: StoragePath, *, is_new: bool = False) -> AppendedFile:
-        """See base class."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         descriptor = _open_regular_file(path, flags | os.O_EXCL if is_new else flags, for_writing=True)
         return _AppendedFile(open(descriptor, "ab", buffering=0))
 
     def replace(self, path: StoragePath, data: bytes) -> None:
-        """See base class."""
         partial = _local_path(path.with_name(f"{path.name}.partial"))
         partial.unlink(missing_ok=True)  # left by a killed process, or a link to another file
         with self.create(partial) as file:
@@ -68,7 +64,6 @@ class FileSystem(Storage):
         self.sync_directory(path.parent)
 
     def remove(self, path: StoragePath) -> None:
-        """See base class."""
         _local_path(path).unlink()
 
     @contextlib.contextmanager
@@ -81,7 +76,6 @@ class FileSystem(Storage):
             yield _LockFile(file)
 
     def info(self, path: StoragePath) -> Info | None:
-        """See base class."""
         try:
             status = os.stat(_local_path(path))
         except OSError as error:
@@ -91,12 +85,10 @@ class FileSystem(Storage):
         return Info(stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime)
 
     def entries(self, directory: StoragePath) -> list[Entry]:
-        """See base class."""
         with os.scandir(_local_path(directory)) as entries:
             return [Entry(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
     def make_directory(self, directory: StoragePath, *, is_new: bool = False) -> None:
-        """See base class."""
         _local_path(directory).mkdir(parents=not is_new, exist_ok=not is_new)
 
     def remove_directory(self, directory: StoragePath) -> None:
@@ -104,15 +96,12 @@ class FileSystem(Storage):
         shutil.rmtree(_local_path(directory))
 
     def rename(self, path: StoragePath, target: StoragePath) -> None:
-        """See base class."""
         _local_path(path).rename(_local_path(target))
 
     def sync_directory(self, directory: StoragePath) -> None:
-        """See base class."""
         _fsync(_local_path(directory), os.O_DIRECTORY)
 
     def check_writable(self, directory: StoragePath) -> None:
-        """See base class."""
         path = _local_path(directory).absolute()
         nearest_parent = next(parent for parent in (path, *path.parents) if self.exists(parent))
         if not nearest_parent.is_dir():
@@ -121,7 +110,6 @@ class FileSystem(Storage):
             raise PermissionError(errno.EACCES, f"no permission to write in {nearest_parent}", str(directory))
 
     def real_path(self, path: StoragePath) -> Path:
-        """See base class."""
         return Path(os.path.realpath(_local_path(path)))  # `Path.resolve` fails for a cycle of links
 
     @contextlib.contextmanager
