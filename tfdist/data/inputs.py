@@ -1,7 +1,6 @@
 """Wraps the arrays, data sets and generators that Keras's `fit`, `evaluate` and `predict` accept."""
 
 import contextlib
-import copy
 import dataclasses
 import logging
 import math
@@ -21,18 +20,14 @@ from tfdist.data.examples import (
     DataSet,
     Element,
     Examples,
-    Transform,
     as_element,
-    chain,
     check_element,
-    identity,
     map_to_elements,
-    unbatched_spec,
     without_targets,
 )
 from tfdist.data.row_partition import RowPartition, has_arrays, with_tuples, without_absent
 from tfdist.data.source import ArraySource, SampleSource, Source
-from tfdist.data.stream import StreamSource, apply_transform, split_shares
+from tfdist.data.stream import SequentialExamples, StreamSource
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import nested_input_error
 
@@ -49,12 +44,11 @@ _last_epochs: weakref.WeakKeyDictionary[keras.utils.PyDataset, int] = weakref.We
 Epoch = Callable[[tf.Tensor, int | None], tf.data.Dataset]
 
 
-class BatchedSource(Examples):
+class BatchedSource(SequentialExamples):
     """Batches (x, y) or (x, y, sample_weight), in the order of the data.
 
     A step takes the next `batch_size` rows, so an epoch may end within a step, whose remaining rows belong to the next
-    epoch. Every process reads all batches, which must be the same on all processes, and keeps its own rows. Resuming at a
-    step reads and discards the preceding rows of its epoch, which is exact if the order of an epoch is reproducible.
+    epoch. The batches must be the same on all processes; resuming is exact if the order of an epoch is reproducible.
 
     Attributes:
       batch_size: rows of the first batch.
@@ -80,15 +74,11 @@ class BatchedSource(Examples):
           epoch_rows: rows that count as an epoch; by default `rows`.
           is_reiterable: whether the data can be iterated several times, unlike a Python generator.
         """
+        super().__init__()
         check_element(first)
-        self._epoch, self._first, self.rows, self._shuffle = epoch, first, rows, True
-        self.is_reiterable, self._transform = is_reiterable, identity
+        self._epoch, self._first, self.rows, self.is_reiterable = epoch, first, rows, is_reiterable
         self.size = epoch_rows or rows or _FOREVER
         self.batch_size = _count_rows(first)
-
-    @property
-    def element_spec(self) -> Any:
-        return unbatched_spec(self._one_pass().map(self._transform).element_spec)
 
     @property
     def sample(self) -> Examples:
@@ -99,25 +89,15 @@ class BatchedSource(Examples):
     def checksum(self) -> int:
         return checksum(self._first)
 
-    def map(self, transform: Transform) -> "BatchedSource":
-        return self._copy_with(chain(self._transform, transform), self._shuffle)
-
-    def in_order(self) -> "BatchedSource":
-        return self._copy_with(self._transform, shuffle=False)
-
-    def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
+    def _global_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         first, batch_size = partition.first, partition.batch_size
         if partition.total is not None:
-            stream = self._one_pass().rebatch(batch_size)
-            stream = stream.take(math.ceil(partition.total / batch_size))
+            stream = self._batches().rebatch(batch_size).take(math.ceil(partition.total / batch_size))
         else:
             stream = self._stream_from(first, seed if self._shuffle else None).rebatch(batch_size)
-        indexed_batches = stream.enumerate().map(
+        return stream.enumerate().map(
             lambda number, rows: (self._epoch_positions(first + number * batch_size, rows), rows)
         )
-        shares = indexed_batches.enumerate().flat_map(split_shares(partition))
-        shares = shares.apply(tf.data.experimental.assert_cardinality(partition.elements))
-        return shares.map(apply_transform(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
 
     def explain(self, error: Exception) -> InputError | None:
         shapes = re.search(r"Source shape: (\S+), dst shape: (\S+)", str(error))
@@ -129,12 +109,7 @@ class BatchedSource(Examples):
             )
         return nested_input_error(error)
 
-    def _copy_with(self, transform: Transform, shuffle: bool) -> "BatchedSource":
-        source = copy.copy(self)
-        source._transform, source._shuffle = transform, shuffle
-        return source
-
-    def _one_pass(self) -> tf.data.Dataset:
+    def _batches(self) -> tf.data.Dataset:
         return tf.data.Dataset.range(1).flat_map(lambda number: self._epoch(number, None))
 
     def _epoch_positions(self, begin: tf.Tensor, rows: Element) -> tf.Tensor:
@@ -143,7 +118,7 @@ class BatchedSource(Examples):
 
     def _stream_from(self, first: int, seed: int | None) -> tf.data.Dataset:
         if self.rows is None and not self.is_reiterable:
-            epochs, offset = self._one_pass(), first
+            epochs, offset = self._batches(), first
         else:
             number, offset = divmod(first, self.rows or _FOREVER)
             epochs = tf.data.Dataset.counter(number).flat_map(lambda epoch: self._epoch(epoch, seed))
