@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -97,18 +97,13 @@ def images(
     decoding = _decoding(paths[0], size, channels, crop_to_aspect_ratio)
     for files in by_class.values():
         _check_file(files[0], decoding)
-    train_indices, test_indices = split_indices(numbers, validation_split)
+    train_indices, test_indices = split_indices(numbers, validation_split, test_folder)
     test = (
         ImageFiles(folder, [paths[i] for i in test_indices], numbers[test_indices], decoding)
         if len(test_indices)
         else None
     )
     if test_folder:
-        if validation_split:
-            raise InputError(
-                f"validation_split is for folders without a test part. Received: validation_split={validation_split}, "
-                f"and {test_folder}. Leave it out."
-            )
         test = ImageFiles(folder, *_flatten(_files_by_class(test_folder, classes), classes), decoding)
     source = ImageFiles(folder, [paths[i] for i in train_indices], numbers[train_indices], decoding)
     return DataSet(f"{_KIND}:{path}", source, test, decoding.shape, len(classes), classes)
@@ -181,25 +176,23 @@ def _image_files(folder: str) -> list[str]:
     A folder that is reached several times is listed once, since a link may lead back to a parent folder.
 
     Raises:
-      InputError: a folder cannot be read, or an entry is not a regular file.
+      InputError: a folder cannot be read.
     """
-    paths, pending, visited = [], [folder], set()
-    while pending:
-        directory = pending.pop()
-        if (real_path := os.path.realpath(directory)) in visited:
-            continue
-        visited.add(real_path)
-        with _explain_errors(directory), os.scandir(directory) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    pending.append(entry.path)
-                elif entry.name.lower().endswith(_ENDINGS):
-                    if not entry.is_file():
-                        raise InputError(f"Images must be regular files. Received: {entry.path}. Remove or replace it.")
-                    paths.append(entry.path)
+    paths, visited = [], set()
+    with _explain_errors(folder):
+        for directory, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
+            if os.path.realpath(directory) in visited:
+                folders.clear()
+                continue
+            visited.add(os.path.realpath(directory))
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            images = (name for name in files if not name.startswith(".") and name.lower().endswith(_ENDINGS))
+            paths += [os.path.join(directory, name) for name in images]
     return sorted(paths)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def _flatten(by_class: Mapping[str, list[str]], classes: Sequence[str]) -> tuple[list[str], np.ndarray]:

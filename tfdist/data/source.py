@@ -268,12 +268,13 @@ def stratified_split(labels: np.ndarray, test_size: int) -> tuple[np.ndarray, np
     return train[np.argsort(keys[train])], test[np.argsort(keys[test])]
 
 
-def split_indices(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+def split_indices(labels: np.ndarray, fraction: float, test: object = None) -> tuple[np.ndarray, np.ndarray]:
     """Splits off a fraction for validation, as `stratified_split` does; always the same examples.
 
     Args:
       labels: integers [n]; all equal to ignore classes.
       fraction: fraction of the examples, in [0, 1); with 0, all are training examples, in their original order.
+      test: name of the test part, if the data has one, which leaves no fraction to split off.
 
     Returns:
       The indices of the training examples and of the validation examples, both ascending.
@@ -281,6 +282,10 @@ def split_indices(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.n
     Raises:
       InputError: the fraction is out of range, or leaves no example for one part.
     """
+    if test and fraction:
+        raise InputError(
+            f"Give test data or validation_split, not both. Received: {test} and {fraction}. Leave one out."
+        )
     if not is_number(fraction) or not 0 <= fraction < 1:
         raise InputError(f"validation_split must be a fraction in [0, 1). Received: {fraction!r}.")
     if not fraction:
