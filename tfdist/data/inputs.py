@@ -318,8 +318,7 @@ def fit_data(
             f"Give `validation_data` or `validation_split`, not both. Received: validation_split={validation_split}."
         )
     if validation_split:
-        _check_split(value, validation_split, y is not None)
-        return _data_set("data", *_split(value, validation_split))
+        return _data_set("data", *_split(value, validation_split, y is not None))
     data_set = (
         as_data_set(value, "data", steps_per_epoch, validation_steps) if y is None else _data_set("data", value, None)
     )
@@ -365,27 +364,24 @@ def test_examples(value: Any) -> Any:
     return value.test
 
 
-def _check_split(value: Any, fraction: float, has_targets: bool) -> None:
+def _split(value: Any, fraction: float, has_targets: bool) -> tuple[Any, Any]:
     are_parts = isinstance(value, tuple | list) and len(value) in (1, 2, 3) and not _is_pair(value)
-    is_arrays = has_targets or (are_parts and has_arrays(value))
-    if not is_arrays or not 0 < fraction < 1:
+    if not has_targets and not (are_parts and has_arrays(value)):
         raise InputError(
-            "`validation_split` is a fraction in [0, 1) of arrays. Received: "
-            f"{fraction} of {'arrays' if is_arrays else type(value).__name__}. Give `validation_data`."
+            f"`validation_split` is a fraction of arrays. Received: a {type(value).__name__}. Give `validation_data`."
         )
-
-
-def _split(arrays: Any, fraction: float) -> tuple[Any, Any]:
-    arrays = _element_parts(arrays)
-    rows = len(tf.nest.flatten(arrays)[0])
+    arrays = _element_parts(value)
+    rows = _count_rows(arrays)
     begin = int(rows * (1.0 - fraction))
     if not 0 < begin < rows:
-        raise InputError(f"`validation_split` must leave rows for both parts. Received: {fraction} of {rows} rows.")
-    return _slice_rows(arrays, slice(begin)), _slice_rows(arrays, slice(begin, None))
-
-
-def _slice_rows(arrays: Any, part: slice) -> Any:
-    return tf.nest.map_structure(lambda array: array[part], arrays)
+        raise InputError(
+            f"`validation_split` is a fraction that leaves rows for both parts. Received: {fraction} of {rows} rows."
+        )
+    train, validation = (
+        tf.nest.map_structure(lambda array, part=part: array[part], arrays)
+        for part in (slice(begin), slice(begin, None))
+    )
+    return train, validation
 
 
 def as_examples(value: Any, steps: int | None = None) -> Examples:
@@ -443,15 +439,15 @@ def _check_weights(y: Any, weights: Any) -> None:
 
 
 def check_array(name: str, value: Any) -> None:
-    """Raises `InputError` for a list of numbers or text, which Keras would treat as an array for each of them."""
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(leaf, _NUMBERS_AND_TEXT) for leaf in tf.nest.flatten(value))
-    ):
-        raise InputError(
-            f"`{name}` must be an array. Received: a list of {type(value[0]).__name__}. Write numpy.array({name})."
-        )
+    """Raises `InputError` for text, functions, and lists of numbers or text, of which Keras would take each as an array."""
+    is_list = isinstance(value, list) and bool(value)
+    if is_list and all(isinstance(leaf, _NUMBERS_AND_TEXT) for leaf in tf.nest.flatten(value)):
+        received = f"a list of {type(value[0]).__name__}. Write numpy.array({name})"
+    elif isinstance(value, str | bytes) or callable(value):
+        received = f"{type(value).__name__}. Give an array of rows, or a list or dict of arrays for several inputs"
+    else:
+        return
+    raise InputError(f"`{name}` must be an array. Received: {received}.")
 
 
 def is_data_loader(value: Any) -> bool:
@@ -490,20 +486,12 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
       InputError: the data has another form, or is infinite without `steps`.
     """
     x = test_examples(x)
-    if isinstance(x, Examples):
-        return x
     if isinstance(x, tf.data.Dataset):
         return _dataset_examples(x, steps, batch_size)
-    if isinstance(x, keras.utils.PyDataset):
-        return as_examples(x, steps if x.num_batches is None else None)
-    if isinstance(x, Iterator) or is_data_loader(x):
-        return as_examples(x, steps)
-    if not tf.nest.flatten(x) or isinstance(x, str | bytes) or callable(x):
-        raise InputError(
-            "`x` must be arrays, a tf.data.Dataset, a PyDataset, a generator, examples or a DataSet. Received: "
-            f"{type(x).__name__}. Give an array of rows, or a list or dict of arrays for a model with several inputs."
-        )
-    return ArraySource(without_targets(_as_input_arrays(x)))
+    if isinstance(x, Examples | keras.utils.PyDataset | Iterator) or is_data_loader(x):
+        is_finite = isinstance(x, keras.utils.PyDataset) and x.num_batches is not None
+        return as_examples(x, None if is_finite else steps)
+    return as_examples((x,))
 
 
 def _dataset_examples(dataset: tf.data.Dataset, steps: int | None, batch_size: int) -> Examples:
@@ -513,18 +501,9 @@ def _dataset_examples(dataset: tf.data.Dataset, steps: int | None, batch_size: i
     is_batched = keras_internals.is_batched(dataset)
     if len(dataset.element_spec) > 3:
         dataset = dataset.map(without_targets)
-    if is_batched:
-        return from_dataset(dataset if steps is None else dataset.take(steps))
-    return StreamSource(dataset if steps is None else dataset.take(steps * batch_size))
-
-
-def _as_input_arrays(x: Any) -> Any:
-    """Returns x with lists of arrays as tuples, and nested numbers as an array."""
-    if isinstance(x, dict):
-        return {name: _as_input_arrays(part) for name, part in x.items()}
-    if isinstance(x, tuple | list) and has_arrays(x):
-        return tuple(_as_input_arrays(part) for part in x)
-    return keras_internals.array_of(x)
+    if steps is not None:
+        dataset = dataset.take(steps if is_batched else steps * batch_size)
+    return from_dataset(dataset) if is_batched else StreamSource(dataset)
 
 
 class PaddedSource(Source):
