@@ -15,7 +15,6 @@ from tfdist.storage.interface import (
     AppendedFile,
     Entry,
     Info,
-    LockFile,
     NewFile,
     NotRegularFile,
     Storage,
@@ -67,13 +66,24 @@ class FileSystem(Storage):
         _local_path(path).unlink()
 
     @contextlib.contextmanager
-    def lock(self, path: StoragePath, *, exclusive: bool = True) -> Iterator[LockFile]:
+    def lock(self, path: StoragePath, owner: bytes = b"", *, exclusive: bool = True) -> Iterator[None]:
         """See base class. The system releases the lock when the process ends for any reason."""
         descriptor = _open_regular_file(path, os.O_RDWR | os.O_CREAT, for_writing=True)
         with open(descriptor, "r+b", buffering=0) as file:
             if exclusive:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield _LockFile(file)
+            if not owner:
+                yield
+                return
+            with contextlib.suppress(OSError):  # a full disk, of which the run may free space
+                file.truncate(0)
+                _write(descriptor, owner, 0)
+                # The file stays open, and NFS shows changes to other hosts only after close or fsync.
+                os.fsync(descriptor)
+            try:
+                yield
+            finally:
+                file.truncate(0)
 
     def info(self, path: StoragePath) -> Info | None:
         try:
@@ -164,20 +174,6 @@ class _AppendedFile(AppendedFile):
 
     def close(self) -> None:
         self._file.close()
-
-
-class _LockFile(LockFile):
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-
-    def write(self, data: bytes) -> None:
-        self._file.truncate(0)
-        _write(self._file.fileno(), data, 0)
-        # The file stays open, and NFS shows changes to other hosts only after close or fsync.
-        os.fsync(self._file.fileno())
-
-    def clear(self) -> None:
-        self._file.truncate(0)
 
 
 def _local_path(path: StoragePath) -> Path:

@@ -5,7 +5,6 @@
 
 from tfdist.checkpoint.format.atomic_write import BackgroundWriter, HostPlacement, commit, copy_holder
 from tfdist.checkpoint.format.directory import (
-    Holder,
     NoLock,
     checkpoints_at,
     clean_partial,
@@ -27,7 +26,6 @@ __all__ = [
     "CheckpointError",
     "CorruptCheckpointError",
     "LocalFiles",
-    "Holder",
     "NoLock",
     "Part",
     "HostPlacement",

@@ -20,7 +20,7 @@ import socket
 from collections.abc import Collection, Iterable, Iterator
 
 from tfdist.errors import InputError
-from tfdist.storage import AnyPath, LockFile, StoragePath, path_of, storage_of
+from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _COMPLETE_NAME = re.compile(r"step-([0-9]{9,18})")
 _DAMAGED_NAME = re.compile(r"step-.*\.damaged.*")
@@ -226,55 +226,27 @@ class NoLock(InputError):
     """The directory cannot be locked, whether or not it is in use."""
 
 
-class Holder:
-    """Describes the process that holds a lock, in the lock file, for information only.
-
-    Attributes:
-      is_written: whether the description has been written.
-    """
-
-    def __init__(self, file: LockFile):
-        self._file = file
-        start_time = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
-        self._description = f"process {os.getpid()} on {socket.gethostname()} since {start_time}\n".encode()
-        self.is_written = False
-
-    def write_owner(self) -> None:
-        """Writes the description for other hosts to read, unless it has been written; may fail on a full disk."""
-        if self.is_written:
-            return
-        try:
-            self._file.write(self._description)
-            self.is_written = True
-        except OSError:
-            self.clear()  # an incomplete description would be misread
-
-    def clear(self) -> None:
-        """Removes the description."""
-        with contextlib.suppress(OSError):
-            self._file.clear()
-
-
 @contextlib.contextmanager
-def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclusive: bool = True) -> Iterator[Holder]:
+def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclusive: bool = True) -> Iterator[None]:
     """Locks a directory against other processes on all hosts that share it, until the context exits or the process ends.
+
+    The lock file describes this process, for information only.
 
     Args:
       directory: existing directory of a run, or of its checkpoints.
       remedy: remedy for a locked directory, as the end of a sentence.
       exclusive: False only writes the description, where locks are not supported.
 
-    Yields:
-      The description of this process, which may not have been written yet.
-
     Raises:
       InputError: another process holds the lock.
       NoLock: the directory cannot be locked.
     """
     path = path_of(directory) / NAME
+    start_time = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
+    owner = f"process {os.getpid()} on {socket.gethostname()} since {start_time}\n".encode()
     with contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context(storage_of(path).lock(path, exclusive=exclusive))
+            stack.enter_context(storage_of(path).lock(path, owner, exclusive=exclusive))
         except BlockingIOError as error:
             raise _in_use_error(path, remedy) from error
         except OSError as error:
@@ -282,10 +254,7 @@ def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclu
                 f"The directory of a run must support file locks. Received: {path}: {error.strerror}. "
                 f"{remedy[0].upper()}{remedy[1:]}."
             ) from error
-        holder = Holder(file)
-        holder.write_owner()
-        stack.callback(holder.clear)
-        yield holder
+        yield
 
 
 def _in_use_error(path: StoragePath, remedy: str) -> InputError:
