@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from tfdist.checkpoint.format import directory as checkpoint_directory
-from tfdist.checkpoint.format import files, json_validation, manifest
-from tfdist.checkpoint.format.entries import Index, merge_indices
+from tfdist.checkpoint.format import files, manifest
+from tfdist.checkpoint.format.entries import Index, merge_indices, parse
 from tfdist.checkpoint.format.shard import Part, shard_name, write_shard
 from tfdist.coordination import Group, Json
 from tfdist.errors import CheckpointError
@@ -79,7 +79,7 @@ class MultiHost:
             files.write(partial / shard_name(rank), data.data)
         numbered_parts = ((self._group.rank, parts), (self._group.size, self._placement.replicated_parts))
         index, replicated_index = (
-            manifest.dump_index(write_shard(partial, number, shard_parts)) for number, shard_parts in numbered_parts
+            dataclasses.asdict(write_shard(partial, number, shard_parts)) for number, shard_parts in numbered_parts
         )
         # Encoded here, because a failure in `exchange` would leave the other ranks waiting.
         self._text = _pack(self._metadata | {"own": index, "replicated": replicated_index})
@@ -112,7 +112,11 @@ class MultiHost:
         """Returns the index of all files, and rank 0's flags and values."""
         metadata = self._messages[0]
         indices = [metadata["replicated"], *(message["own"] for message in self._messages)]
-        return merge_indices(map(json_validation.index, indices)), metadata["flags"], metadata["values"]
+        return (
+            merge_indices(parse(Index, index, "an index") for index in indices),
+            metadata["flags"],
+            metadata["values"],
+        )
 
 
 def _pack(value: Json) -> str:
@@ -188,7 +192,7 @@ def commit(
 
     def publish() -> None:
         index, shared_flags, shared_values = writer.content()
-        content = manifest.Manifest(step, seed, shared_flags, shared_values, index)
+        content = manifest.Manifest(index.shards, index.tensors, step, seed, dict(shared_flags), shared_values)
         files.write(partial_path / manifest.NAME, manifest.dump(content))
         checkpoint_directory.publish(partial_path, final_path)
 
@@ -242,7 +246,7 @@ class _SharedDirectory:
 
     def write(self, partial: StoragePath, parts: Sequence[Part]) -> None:
         index = write_shard(partial, self._group.rank, parts)
-        files.write(_index_file(partial, self._group.rank), manifest.seal(manifest.dump_index(index)))
+        files.write(_index_file(partial, self._group.rank), manifest.seal(dataclasses.asdict(index)))
 
     def content(self) -> tuple[Index, Json, Json]:
         return _merge_index_files(self._partial, self._group), self._flags, self._values
@@ -260,7 +264,7 @@ def _merge_index_files(partial: StoragePath, group: Group) -> Index:
             index_files.append(file)
         elif rank not in group.departed_members:
             raise FileNotFoundError(f"the part of rank {rank} is missing: there is no {file}")
-    index = merge_indices(json_validation.index(manifest.unseal(files.read(file))) for file in index_files)
+    index = merge_indices(parse(Index, manifest.unseal(files.read(file)), "an index") for file in index_files)
     for name, expected_size in index.shards.items():
         info = storage.info(partial / name)
         if info is None or info.size != expected_size:
