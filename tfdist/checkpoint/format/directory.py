@@ -17,7 +17,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from tfdist.errors import InputError
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
@@ -33,11 +33,6 @@ _log = logging.getLogger(__name__)
 def checkpoint_name(step: int) -> str:
     """Returns the directory name of a step's checkpoint."""
     return f"step-{step:09d}"
-
-
-def is_checkpoint_name(text: str) -> bool:
-    """Returns whether a string is the directory name of a checkpoint."""
-    return _COMPLETE_NAME.fullmatch(text) is not None
 
 
 def step_of(path: StoragePath) -> int:
@@ -68,7 +63,7 @@ def checkpoints_at(path: AnyPath) -> list[StoragePath]:
     """Returns the checkpoints at a path, newest first: the path itself, or those in it or in its run."""
     directory = path_of(path)
     run_checkpoints = directory / "checkpoints"
-    if is_checkpoint_name(directory.name) and not storage_of(run_checkpoints).exists(run_checkpoints):
+    if _COMPLETE_NAME.fullmatch(directory.name) and not storage_of(run_checkpoints).exists(run_checkpoints):
         return [directory]
     return newest(directory) or newest(run_checkpoints)
 
@@ -112,15 +107,6 @@ def clean_partial(directory: AnyPath) -> None:
             storage.rename(path, complete_path)  # the process was killed between two renames, so this is the only copy
         else:
             _discard(path)
-
-
-@contextlib.contextmanager
-def _warning_on_error(path: StoragePath) -> Iterator[None]:
-    """Turns an error into a warning, logged once per directory."""
-    try:
-        yield
-    except OSError as error:
-        _warn(path, error.strerror or str(error))
 
 
 @functools.cache  # removal is retried with each checkpoint
@@ -189,8 +175,7 @@ def prune(directory: StoragePath, keep: int, latest: StoragePath, keep_steps: Co
     """
     for path in newest(directory)[keep:]:
         if path != latest and step_of(path) not in keep_steps:
-            with _warning_on_error(path):
-                _discard(_rename(path, _pruned_name(path)))
+            _discard(path, remove)
 
 
 def remove(path: StoragePath) -> None:
@@ -206,9 +191,12 @@ def _pruned_name(checkpoint: StoragePath) -> str:
     return f".{checkpoint.name}.pruned"
 
 
-def _discard(path: StoragePath) -> None:
-    with _warning_on_error(path):
-        storage_of(path).remove_directory(path)
+def _discard(path: StoragePath, remove: Callable[[StoragePath], object] | None = None) -> None:
+    """Removes a directory; an error becomes a warning, logged once per directory."""
+    try:
+        (remove or storage_of(path).remove_directory)(path)
+    except OSError as error:
+        _warn(path, error.strerror or str(error))
 
 
 def _matching_directories(
