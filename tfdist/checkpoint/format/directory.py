@@ -17,7 +17,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from tfdist.errors import InputError
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
@@ -175,7 +175,7 @@ def prune(directory: StoragePath, keep: int, latest: StoragePath, keep_steps: Co
     """
     for path in newest(directory)[keep:]:
         if path != latest and step_of(path) not in keep_steps:
-            _discard(path, remove)
+            _discard(path, is_complete=True)
 
 
 def remove(path: StoragePath) -> None:
@@ -191,10 +191,11 @@ def _pruned_name(checkpoint: StoragePath) -> str:
     return f".{checkpoint.name}.pruned"
 
 
-def _discard(path: StoragePath, remove: Callable[[StoragePath], object] | None = None) -> None:
-    """Removes a directory; an error becomes a warning, logged once per directory."""
+def _discard(path: StoragePath, is_complete: bool = False) -> None:
+    """Removes a directory, a complete checkpoint under another name; an error becomes a warning, logged once per directory."""
     try:
-        (remove or storage_of(path).remove_directory)(path)
+        path = _rename(path, _pruned_name(path)) if is_complete else path
+        storage_of(path).remove_directory(path)
     except OSError as error:
         _warn(path, error.strerror or str(error))
 
