@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.cluster.topology import Topology
 from tfdist.collectives.interface import Collectives, Op
 
 
@@ -190,16 +189,6 @@ class Recording(ForwardingCollectives):
     def payload_bytes(self) -> int:
         """The payload of all calls recorded so far, in bytes per replica."""
         return sum(call.payload_bytes for call in self.calls)
-
-    def payload_between_hosts(self, topology: Topology) -> int:
-        """Returns the payload of calls between hosts; `topology` has the ranks of the outermost recording.
-
-        A collective of ranks on several hosts counts with its whole payload, because the fraction that crosses hosts
-        depends on the engine.
-        """
-        all_ranks = range(topology.size)
-        calls_between_hosts = (call for call in self.calls if topology.spans_hosts(call.ranks or all_ranks))
-        return sum(call.payload_bytes for call in calls_between_hosts)
 
     @property
     def has_unknown_shapes(self) -> bool:
