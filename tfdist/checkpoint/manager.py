@@ -288,7 +288,7 @@ def _clear_missing_best(best: BestTracker | None, group: Group) -> None:
                 best.best,
                 best.directory,
             )
-        best.forget()
+        best.best = None
 
 
 @contextlib.contextmanager

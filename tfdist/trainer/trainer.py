@@ -20,7 +20,6 @@ from tfdist.config.sync import DEFAULT, Sync, parse_sync
 from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, as_examples
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
-from tfdist.data.reading_errors import check_cache_files
 from tfdist.distribution.strategy import Strategy, current_strategy
 from tfdist.errors import InputError, describe_error, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
@@ -316,7 +315,6 @@ class Trainer(EvaluationMixin):
           DesyncError: replicas have diverged.
         """
         callbacks = check_fit(callbacks, class_weight, schedule, checks, reporting, checkpoints)
-        check_cache_files(self.strategy.group, x, validation_data)
         length: dict[str, Any] = {"epochs": epochs, "steps": steps, "steps_per_epoch": steps_per_epoch}
         length |= {"initial_epoch": initial_epoch, "batch_size": batch_size}
         length |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
