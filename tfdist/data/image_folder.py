@@ -98,14 +98,12 @@ def images(
     for files in by_class.values():
         _check_file(files[0], decoding)
     train_indices, test_indices = split_indices(numbers, validation_split, test_folder)
-    test = (
-        ImageFiles(folder, [paths[i] for i in test_indices], numbers[test_indices], decoding)
-        if len(test_indices)
-        else None
+    source, split = (
+        ImageFiles(folder, [paths[i] for i in part], numbers[part], decoding) for part in (train_indices, test_indices)
     )
+    test = split if len(test_indices) else None
     if test_folder:
         test = ImageFiles(folder, *_flatten(_files_by_class(test_folder, classes), classes), decoding)
-    source = ImageFiles(folder, [paths[i] for i in train_indices], numbers[train_indices], decoding)
     return DataSet(f"{_KIND}:{path}", source, test, decoding.shape, len(classes), classes)
 
 
@@ -147,13 +145,13 @@ def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> 
             "or, to predict, add labels=False."
         )
     files = {name: _image_files(os.path.join(folder, name)) for name in classes}
-    unknown_class = next(
-        (name for name in classes if known_classes is not None and name not in known_classes and files[name]), None
-    )
-    if known_classes is not None and unknown_class is not None:
+    unknown_classes = [
+        name for name in classes if known_classes is not None and name not in known_classes and files[name]
+    ]
+    if known_classes is not None and unknown_classes:
         raise InputError(
-            f"The test part must have the classes of the training part. Received: {os.path.join(folder, unknown_class)}."
-            f"{nearest(unknown_class, known_classes[:20])}"
+            f"The test part must have the classes of the training part. Received: {os.path.join(folder, unknown_classes[0])}."
+            f"{nearest(unknown_classes[0], known_classes[:20])}"
         )
     empty_classes = [name for name, paths in files.items() if not paths]
     if empty_classes and (known_classes is None or len(empty_classes) == len(files)):

@@ -57,13 +57,7 @@ class BatchedSource(SequentialExamples):
     """
 
     def __init__(
-        self,
-        epoch: Epoch,
-        first: Element,
-        rows: int | None,
-        *,
-        epoch_rows: int | None = None,
-        is_reiterable: bool = True,
+        self, epoch: Epoch, first: Element, rows: int | None, steps: int | None = None, is_reiterable: bool = True
     ):
         """Wraps the batches without reading them.
 
@@ -71,14 +65,14 @@ class BatchedSource(SequentialExamples):
           epoch: returns the batches of an epoch.
           first: the first batch, as arrays.
           rows: rows of an epoch; None if infinite or unknown.
-          epoch_rows: rows that count as an epoch; by default `rows`.
+          steps: batches, of the size of the first, that count as an epoch; by default all.
           is_reiterable: whether the data can be iterated several times, unlike a Python generator.
         """
         super().__init__()
         check_element(first)
         self._epoch, self._first, self.rows, self.is_reiterable = epoch, first, rows, is_reiterable
-        self.size = epoch_rows or rows or _FOREVER
         self.batch_size = _count_rows(first)
+        self.size = (steps * self.batch_size if steps else rows) or _FOREVER
 
     @property
     def sample(self) -> Examples:
@@ -148,7 +142,7 @@ def from_dataset(dataset: tf.data.Dataset, steps: int | None = None) -> BatchedS
     if rows is None and steps is None:
         rows = _count_by_reading(dataset)
     first_batch = tf.nest.map_structure(np.asarray, first_batch)
-    return BatchedSource(lambda *_: dataset, first_batch, rows, epoch_rows=steps and steps * _count_rows(first_batch))
+    return BatchedSource(lambda *_: dataset, first_batch, rows, steps)
 
 
 def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> BatchedSource:
@@ -174,12 +168,11 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
     flat_specs = tf.nest.flatten(specs)
 
     def read(index: np.ndarray) -> list[np.ndarray]:
-        leaves = _leaves(data[int(index)])
+        leaves = tf.nest.flatten(_as_arrays(data[int(index)]))
         if count is not None and index < count - 1 and len(leaves[0]) != _count_rows(first_batch):
             raise InputError(
-                "All batches of a PyDataset but the last must have as many rows as the first, as they are not all read to "
-                f"count the rows. Received: batch {index} with {len(leaves[0])} rows, the first with "
-                f"{_count_rows(first_batch)}. Give a tf.data.Dataset of these batches, or a generator with steps_per_epoch."
+                "All batches of a PyDataset but the last must have as many rows as the first. Received: batch "
+                f"{index} with {len(leaves[0])} rows. Give a tf.data.Dataset of these batches, or a generator."
             )
         return [array.astype(s.dtype.as_numpy_dtype) for array, s in zip(leaves, flat_specs, strict=True)]
 
@@ -200,7 +193,7 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
         return order.skip(zero).map(batch, num_parallel_calls=data.workers, deterministic=True)
 
     rows = None if count is None else (count - 1) * _count_rows(first_batch) + _count_rows(last_batch)
-    return BatchedSource(epoch, first_batch, rows, epoch_rows=steps and steps * _count_rows(first_batch))
+    return BatchedSource(epoch, first_batch, rows, steps)
 
 
 def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
@@ -222,13 +215,7 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
         raise InputError(_NO_END.format(f"a {type(data).__name__}"))
     batches, first = map_to_elements(adapter.batches), as_element(adapter.first)
     rows = None if adapter.length is None or steps is not None else _count_by_reading(batches)
-    return BatchedSource(
-        lambda *_: batches,
-        first,
-        rows,
-        epoch_rows=steps and steps * _count_rows(first),
-        is_reiterable=adapter.is_reiterable,
-    )
+    return BatchedSource(lambda *_: batches, first, rows, steps, adapter.is_reiterable)
 
 
 def _begin_epoch(data: keras.utils.PyDataset, number: int) -> np.int64:
@@ -246,10 +233,6 @@ def _as_arrays(batch: Any) -> Element:
     element = as_element(with_tuples(batch))
     check_element(element)
     return tf.nest.map_structure(np.asarray, element)
-
-
-def _leaves(batch: Any) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in tf.nest.flatten(as_element(with_tuples(batch)))]
 
 
 def _common_spec(first: np.ndarray, last: np.ndarray) -> tf.TensorSpec:

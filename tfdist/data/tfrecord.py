@@ -303,15 +303,10 @@ def tfrecord(
         check_record(test_index.read(np.array([0]))[0], dict(parser.features), test_index.describe(0))
     elif len(test_records):
         test_index, index = index.part(test_records), index.part(train_records)
-    source = Records(index, parser)
+    source, test_source = Records(index, parser), None if test_index is None else Records(test_index, parser)
     x = source.element_spec[0]
-    return DataSet(
-        f"{_KIND}:{path}",
-        source,
-        None if test_index is None else Records(test_index, parser),
-        tuple(x.shape) if isinstance(x, tf.TensorSpec) else (),
-        classes,
-    )
+    shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
+    return DataSet(f"{_KIND}:{path}", source, test_source, shape, classes)
 
 
 def _make_parser(
