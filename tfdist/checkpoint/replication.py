@@ -423,6 +423,9 @@ class InMemoryTier(Tier):
 
     If hosts share no directory, each has the replicated state. State that only one process has is stored on its host and
     copied to the next one while training waits.
+
+    Attributes:
+      survives_host_loss: whether a checkpoint survives the loss of a host.
     """
 
     noun = "commit"
@@ -434,11 +437,7 @@ class InMemoryTier(Tier):
         self._hosts = hosts(self._group, Path(str(self.directory)))
         self._is_first = any(host[0] == self._group.rank for host in self._hosts)
         self._transfer = ByteTransfer(strategy) if len(self._hosts) > 1 else None
-
-    @property
-    def survives_host_loss(self) -> bool:
-        """Whether a checkpoint survives the loss of a host."""
-        return self._transfer is not None
+        self.survives_host_loss = self._transfer is not None
 
     def start(self, snapshot: RunSnapshot) -> None:
         super().start(self._place(snapshot, self._transfer) if self._transfer else snapshot)
