@@ -29,14 +29,14 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
         return layout_reports.print_replica_layout(config, output)
     load_tensorflow()  # imported late, after parsing flags
     from tfdist.config.mesh import mesh_of
-    from tfdist.data import check_equal_shares
+    from tfdist.data import check_batch_size
     from tfdist.planning import layout_plan
     from tfdist.planning.layout_plan import planned_model
 
     abstract_model = planned_model(config)
     mesh = mesh_of(config.mesh_shape, 0 if config.mesh_shape else config.devices)
     rules = parse_layout("" if config.layout == AUTO else config.layout, mesh)
-    check_equal_shares(config.batch_size, mesh.axes[rules["batch"]], config.accumulate_steps)
+    check_batch_size(config.batch_size, mesh.axes[rules["batch"]], config.accumulate_steps, equal=True)
     rows = config.batch_size // config.accumulate_steps
     shard = parse_shard(config.shard, config.shard_axis or rules["batch"], config.shard_min_elements, mesh)
     if config.layout == AUTO:

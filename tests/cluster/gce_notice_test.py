@@ -150,7 +150,7 @@ def test_elsewhere_nobody_is_asked(monkeypatch, tmp_path):
 
 def test_a_run_on_such_a_machine_is_saved(metadata, single, tmp_path, caplog, monkeypatch):
     preempt = heard(monkeypatch, lambda: metadata.said.update({"instance/preempted": "TRUE"}))
-    with pytest.raises(Preempted, match=r"stopped at step \d+, which is saved in"):
+    with pytest.raises(Preempted, match=r"saved at step \d+ in"):
         fit(make_trainer(single), tmp_path, every="0", callbacks=[At(4, preempt)])
     [stopped] = steps_of(tmp_path)
     assert stopped >= 4

@@ -11,9 +11,6 @@ def test_consecutive_ranks():
     assert topology == Topology((0, 0, 1))
     assert (topology.size, topology.hosts, str(topology)) == (3, 2, "2,1")
     assert [topology.ranks_of(host) for host in range(2)] == [(0, 1), (2,)]
-    assert [topology.crosses_hosts(0, rank) for rank in range(3)] == [False, False, True]
-    assert topology.spans_hosts([2, 1]) and topology.spans_hosts([0, 1, 2])
-    assert not topology.spans_hosts([1, 0]) and not topology.spans_hosts([2])
 
 
 def test_names_of_hosts():

@@ -14,7 +14,7 @@ from tfdist.errors import InputError
 
 pytestmark = pytest.mark.processes
 
-JOBS = [("multiworker", ("10",)), ("horovod", ("01",)), ("multiworker", ("01", "32")), ("horovod", ("20", "13"))]
+JOBS = [("multiworker", ("01",)), ("horovod", ("01",)), ("multiworker", ("01", "23")), ("horovod", ("02", "13"))]
 
 
 @functools.cache

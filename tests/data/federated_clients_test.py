@@ -44,9 +44,9 @@ def test_everything_is_a_function_of_the_seed():
     assert one.sample_clients(3) == same.sample_clients(3) != other.sample_clients(3)
     assert one.sample_clients(3) != one.sample_clients(4)
     assert all((a == b).all() for a, b in zip(one.examples, same.examples, strict=True))
-    batches = [[b.examples.tolist() for b in of.batches(3, 5, 4)] for of in (one, same, other)]
+    batches = [[b.tolist() for b in of.batches(3, 5, 4)] for of in (one, same, other)]
     assert batches[0] == batches[1] != batches[2]
-    assert batches[0] != [b.examples.tolist() for b in one.batches(4, 5, 4)]
+    assert batches[0] != [b.tolist() for b in one.batches(4, 5, 4)]
 
 
 def test_these_numbers_never_change():
@@ -56,13 +56,12 @@ def test_these_numbers_never_change():
 
 def test_batches_are_passes_over_the_data_of_a_client():
     found = clients(size=25, clients=1, local_epochs=2).batches(0, 0, 10)
-    assert [len(b.examples) for b in found] == [10, 10, 5, 10, 10, 5]
-    assert [b.is_last for b in found] == [False] * 5 + [True]
+    assert [len(b) for b in found] == [10, 10, 5, 10, 10, 5]
     for epoch in (found[:3], found[3:]):
-        assert sorted(np.concatenate([b.examples for b in epoch])) == list(range(25))
-    assert found[0].examples.tolist() != found[3].examples.tolist()
+        assert sorted(np.concatenate(epoch)) == list(range(25))
+    assert found[0].tolist() != found[3].tolist()
     kept = Clients(FedAvg(clients=1), 25, 0, shuffle=False).batches(0, 0, 10)
-    assert np.concatenate([b.examples for b in kept]).tolist() == list(range(25))
+    assert np.concatenate(kept).tolist() == list(range(25))
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 20])

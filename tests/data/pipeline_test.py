@@ -138,19 +138,6 @@ def test_more_replicas_than_rows_are_an_error():
         Pipeline(numbers("source", 10), 2, seed=0).dataset([0], 3)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda b: Pipeline(numbers("source", 3), b, 0), lambda b: EvaluationPipeline(numbers("source", 3), b)]
-)
-def test_the_batch_size_must_be_positive(make):
-    with pytest.raises(InputError, match="--batch_size must be at least 1. Received: 0."):
-        make(0)
-
-
-def test_the_first_example_must_not_be_before_the_stream():
-    with pytest.raises(InputError, match="first example"):
-        Pipeline(numbers("source", 3), 2, seed=0, first=-1)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @hypothesis.given(case=cases())
 @SETTINGS

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tfdist.data.row_partition import (
     EVEN,
     ChangingAllocation,
-    FixedAllocation,
+    RowAllocation,
     RowPartition,
     apportion,
-    check_equal_shares,
+    check_batch_size,
     rows,
 )
 from tfdist.errors import InputError
@@ -31,7 +31,7 @@ def allocations(draw, endless):
     if endless and batch_size >= size:
         drawn = [apportion(batch_size, draw(st.lists(st.integers(1, 9), min_size=size, max_size=size))) for _ in "ab"]
         changing = ChangingAllocation(3, [(0, drawn[0]), (4, drawn[1])])
-        allocation = draw(st.sampled_from([EVEN, FixedAllocation(drawn[0]), changing]))
+        allocation = draw(st.sampled_from([EVEN, RowAllocation(drawn[0]), changing]))
     total = None if endless else first + draw(st.integers((steps - 1) * batch_size + 1, steps * batch_size))
     return [RowPartition(batch_size, replicas, size, first, total, allocation) for replicas in processes], steps
 
@@ -71,25 +71,25 @@ def test_counts_are_static_where_they_can_be():
     assert RowPartition(7, (1, 2), 3).static_count == 2
     assert RowPartition(8, (0, 1), 2, total=16).static_count == 4
     assert RowPartition(8, (0, 1), 2, total=15).static_count is None
-    assert RowPartition(8, (1, 2), 3, allocation=FixedAllocation((4, 2, 2))).static_count == 2
-    assert RowPartition(8, (0, 1), 3, allocation=FixedAllocation((4, 2, 2))).static_count is None
+    assert RowPartition(8, (1, 2), 3, allocation=RowAllocation((4, 2, 2))).static_count == 2
+    assert RowPartition(8, (0, 1), 3, allocation=RowAllocation((4, 2, 2))).static_count is None
     assert RowPartition(8, (0,), 2, allocation=ChangingAllocation(0, [(0, (4, 4))])).static_count is None
 
 
 def test_equal_shares_pass():
-    check_equal_shares(12, 4)
-    check_equal_shares(12, 2, micro_steps=3)
+    check_batch_size(12, 4, equal=True)
+    check_batch_size(12, 2, micro_steps=3, equal=True)
 
 
 def test_micro_steps_have_equal_shares_too():
     with pytest.raises(InputError, match="batch_size=14 and 2 replicas of 3 micro-steps each. Use 12 or 18."):
-        check_equal_shares(14, 2, micro_steps=3)
+        check_batch_size(14, 2, micro_steps=3, equal=True)
 
 
 @pytest.mark.parametrize(("batch_size", "replicas", "use"), [(13, 4, "Use 12 or 16."), (3, 4, "Use 4.")])
 def test_unequal_shares_are_an_error_that_names_a_remedy(batch_size, replicas, use):
     with pytest.raises(InputError) as error:
-        check_equal_shares(batch_size, replicas)
+        check_batch_size(batch_size, replicas, equal=True)
     assert f"--batch_size={batch_size} and {replicas} replicas" in str(error.value)
     assert str(error.value).endswith(use)
 

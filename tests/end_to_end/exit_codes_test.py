@@ -154,7 +154,7 @@ def test_interrupted() -> None:
         job.processes[0].send_signal(signal.SIGINT)
         [end] = job.wait(END_SECONDS)
     assert end.code == 75, end.output
-    line_with(end.output, "tfdist train: Preempted: stopped at step ")
+    line_with(end.output, "tfdist train: Preempted: saved at step ")
 
 
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.full)])

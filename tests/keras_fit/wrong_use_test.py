@@ -105,7 +105,6 @@ ON_PROCESSES = {
         "other sizes": ("InputError: data: batches differs: rank 0 has 3, rank 1 has 4",),
         "other epochs": ('InputError: epochs differs: rank 0 has "2", rank 1 has "3".',),
         "a trainer's epochs": ('InputError: epochs differs: rank 0 has "2", rank 1 has "3".',),
-        "a cache in a file": ('one process alone. Received: cache("', "Append the rank to its name"),
         "another batch": ("InputError: train_on_batch: the bytes of the batch differs",),
     },
     "multiworker": {

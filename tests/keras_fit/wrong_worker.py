@@ -59,9 +59,6 @@ def go(strategy: tfdist.Strategy, way: str) -> None:
         model.fit(X[: 18 + 6 * rank], Y[: 18 + 6 * rank], batch_size=6, verbose=0)
     elif way == "other epochs":
         model.fit(X, Y, batch_size=6, epochs=2 + rank, verbose=0)
-    elif way == "a cache in a file":
-        cached = tf.data.Dataset.from_tensor_slices((X, Y)).cache("cached")
-        model.fit(cached.batch(6), verbose=0)
     elif way == "a trainer's epochs":
         with strategy.scope():
             tfdist.Trainer(network(), optimizer="sgd", loss="mse").fit((X, X[:, :3]), epochs=2 + rank, verbose=0)

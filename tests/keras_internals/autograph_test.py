@@ -44,7 +44,7 @@ EXPECTED = [X[:2], 2 * X[2:4], 2 * X[4:]]
         ArraySource((X, Y)).map(lambda x, y: (x + 0, y)).map(doubled_if_large),
         ArraySource((X, Y)).map(functools.partial(doubled_if_large)),
         ArraySource((X, Y)).in_order().map(doubled_if_large),
-        StreamSource(tf.data.Dataset.from_tensor_slices((X, Y)), transform=doubled_if_large),
+        StreamSource(tf.data.Dataset.from_tensor_slices((X, Y))).map(doubled_if_large),
         as_examples(tf.data.Dataset.from_tensor_slices((X, Y)).batch(3)).map(doubled_if_large),
         Own(),
         Own().in_order(),
@@ -78,7 +78,7 @@ def converted(monkeypatch):
 def test_nothing_of_tfdist_is_converted(converted):
     images = ArraySource((np.zeros([6, 4, 4, 1], np.uint8), Y)).map(scaled := lambda x, y: (x / 255, y))
     Pipeline(augmented(images, "flip"), 2, seed=0).dataset([0, 1], 2)
-    Pipeline(StreamSource(tf.data.Dataset.from_tensor_slices((X, Y)), transform=scaled), 2, seed=0).dataset([0, 1], 2)
+    Pipeline(StreamSource(tf.data.Dataset.from_tensor_slices((X, Y))).map(scaled), 2, seed=0).dataset([0, 1], 2)
     read(images)
     assert set(converted) <= {scaled.__name__}
     assert scaled.__name__ in converted

@@ -121,15 +121,13 @@ def test_a_renamed_file_replaces_another(storage, home):
 
 
 def test_one_process_locks(storage, home):
-    with storage.lock(home / "lock") as file:
-        file.write(b"a first text\n")
-        file.write(b"this\n")
+    with storage.lock(home / "lock", b"this\n"):
         assert storage.read(home / "lock") == b"this\n"
-        with pytest.raises(BlockingIOError), storage.lock(home / "lock"):
+        with pytest.raises(BlockingIOError), storage.lock(home / "lock", b"that\n"):
             pass
-        with storage.lock(home / "lock", exclusive=False):
-            pass
-        file.clear()
+        assert storage.read(home / "lock") == b"this\n"
+    with storage.lock(home / "lock", b"this\n", exclusive=False), storage.lock(home / "lock"):
+        pass
     with storage.lock(home / "lock"):
         assert storage.read(home / "lock") == b""
     with pytest.raises(FileNotFoundError), storage.lock(home / "no" / "lock"):

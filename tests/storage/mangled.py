@@ -1,7 +1,6 @@
 """A second storage: its files are in a directory, under mangled names that code bypassing the storage cannot guess."""
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from tfdist.storage import (
@@ -9,7 +8,6 @@ from tfdist.storage import (
     Entry,
     FileSystem,
     Info,
-    LockFile,
     NewFile,
     Storage,
     StoragePath,
@@ -46,10 +44,10 @@ class MangledStorage(Storage):
     def remove(self, path: StoragePath) -> None:
         self._files.remove(self._at(path, "remove"))
 
-    @contextlib.contextmanager
-    def lock(self, path: StoragePath, *, exclusive: bool = True) -> Iterator[LockFile]:
-        with self._files.lock(self._at(path, "lock"), exclusive=exclusive) as file:
-            yield file
+    def lock(
+        self, path: StoragePath, owner: bytes = b"", *, exclusive: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
+        return self._files.lock(self._at(path, "lock"), owner, exclusive=exclusive)
 
     def info(self, path: StoragePath) -> Info | None:
         return self._files.info(self._at(path, "info"))

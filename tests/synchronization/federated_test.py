@@ -44,7 +44,7 @@ def in_numpy(start, sync, rounds, proximal=0.0, momentum=0.0, outer=(1.0, 0.0)):
         for client in clients.sample_clients(number):
             w, buffer = whole.copy(), 0.0
             for batch in clients.batches(number, client, BATCH):
-                x, y = np.hstack([X[batch.examples], np.ones((len(batch.examples), 1))]), Y[batch.examples]
+                x, y = np.hstack([X[batch], np.ones((len(batch), 1))]), Y[batch]
                 loss, rows = loss + len(x) * np.mean((x @ w - y) ** 2), rows + len(x)
                 gradient = 2 / y.size * x.T @ (x @ w - y) + proximal * (w - whole)
                 buffer = momentum * buffer - RATE * gradient
@@ -81,7 +81,7 @@ def test_one_client_is_plain_sgd(mirrored3):
     sync = "fedavg(clients=1, fraction=1.0)"
     trainer, _ = trained(mirrored3, sync, steps=2)
     clients = Clients(parse_sync(sync), len(X), seed=0)
-    order = np.concatenate([b.examples for number in range(2) for b in clients.batches(number, 0, BATCH)])
+    order = np.concatenate([b for number in range(2) for b in clients.batches(number, 0, BATCH)])
     assert sorted(order[: len(X)]) == sorted(order[len(X) :]) == list(range(len(X)))
     plain = trainer_of(tfdist.load_strategy("single", environment={}), "every_step")
     plain.fit(X[order], Y[order], batch_size=BATCH, epochs=1, shuffle=False, verbose=0)

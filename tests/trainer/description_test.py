@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdist.data import ArraySource, DataSet
-from tfdist.data.row_partition import FixedAllocation
+from tfdist.data.row_partition import RowAllocation
 from tfdist.reporting import RunPlan
 from tfdist.trainer import fit_loop
 
@@ -59,7 +59,7 @@ def test_the_division_of_a_batch(replicas, micro_steps, batch_size, text):
 def test_the_division_of_a_batch_that_is_allocated_unevenly(counts, micro_steps, text):
     strategy = types.SimpleNamespace(batch_parts=len(counts), replicas=len(counts), micro_batches=0, remote=None)
     settings = types.SimpleNamespace(micro_steps=micro_steps)
-    found = fit_loop._describe_batch(strategy, settings, sum(counts), "float32", FixedAllocation(counts))
+    found = fit_loop._describe_batch(strategy, settings, sum(counts), "float32", RowAllocation(counts))
     assert found == f"{text}, computed in float32"
 
 

@@ -55,10 +55,6 @@ class BestTracker:
         if math.isfinite(value) and (self.best is None or sign * value > sign * self.best.value):
             self.best = BestValue(self._metric, self._mode, value, step)
 
-    def forget(self) -> None:
-        """Clears the best value, because its checkpoint is missing."""
-        self.best = None
-
 
 def checkpoint_of(best: BestValue, directory: AnyPath) -> StoragePath | None:
     """Returns the checkpoint of the best step in a directory of checkpoints; None if there is none."""

@@ -79,7 +79,8 @@ class Checkpoints:
                 "Commits need an interval and a directory: give commit_every of at least 1 and commit_directory, or "
                 f"neither. Received: commit_every={self.commit_every}, commit_directory={self.commit_directory!r}."
             )
-        if self.commit_directory and _are_same(self.commit_directory, self.directory):
+        paths = {storage_of(path).real_path(path_of(path)) for path in (self.commit_directory, self.directory)}
+        if self.commit_directory and len(paths) == 1:
             raise InputError(
                 "Commits and checkpoints need different directories, because each removes its own oldest ones. "
                 f"Received for both: {self.directory}. Give another commit_directory."
@@ -89,10 +90,6 @@ class Checkpoints:
     def interval(self) -> Interval:
         """The parsed value of `every`."""
         return parse_interval(self.every)
-
-
-def _are_same(*paths: str) -> bool:
-    return len({storage_of(path).real_path(path_of(path)) for path in paths}) == 1
 
 
 class Saver:
@@ -159,20 +156,16 @@ class _PeriodicSaver(Saver):
         self._last_request = time.monotonic()
 
     def next(self, step: int) -> int | None:
-        """See base class."""
         return min((step - step % every + every for every in self._step_intervals), default=None)
 
     def begin(self, end: int) -> None:
-        """See base class."""
         self._sync_points.begin(end)
 
     def observe(self, step: int, logs: Mapping[str, float]) -> None:
-        """See base class."""
         if self._best:
             self._best.observe(step, logs)
 
     def save_if_due(self, step: int, is_last: bool = False) -> None:
-        """See base class."""
         self._step = step
         requests = self._sync_points.end_call(step)
         if _WRITE_FAILED in requests:
@@ -187,14 +180,10 @@ class _PeriodicSaver(Saver):
         self._save([tier for tier in tiers if tier and tier.last_step != step])
         if _PREEMPTED in requests:
             self._durable_tier.wait(strict=True)
-            if CTRL_C in self._notices:
-                raise Interrupted(
-                    f"Interrupted: saved at step {step} in {self._durable_tier.directory}. Resume with the same command and "
-                    "the same --output_dir."
-                )
-            raise Preempted(
-                f"Preempted: stopped at step {step}, which is saved in {self._durable_tier.directory}. Resume with the same "
-                "command and the same --output_dir."
+            kind = Interrupted if CTRL_C in self._notices else Preempted
+            raise kind(
+                f"{kind.__name__}: saved at step {step} in {self._durable_tier.directory}. Resume with the same command and "
+                "the same --output_dir."
             )
         self._request_if_due()
 
@@ -264,10 +253,15 @@ def open_saver(
         yield Saver()
         return
     received_notices: list[str] = []
+
+    def record(name: str) -> None:
+        received_notices.append(name)
+        sync_points.request(_PREEMPTED)
+
     with (
         _reserve(options, strategy.group, step),
         SyncPoints(strategy.group) as sync_points,
-        termination_notices(_notice_recorder(received_notices, sync_points)),
+        termination_notices(record),
         machine_notices(lambda _: sync_points.request(_PREEMPTED)),
     ):
         _clear_missing_best(best, strategy.group)
@@ -282,14 +276,6 @@ def open_saver(
         periodic_saver.finish()
 
 
-def _notice_recorder(received_notices: list[str], sync_points: SyncPoints) -> Callable[[str], None]:
-    def record(name: str) -> None:
-        received_notices.append(name)
-        sync_points.request(_PREEMPTED)
-
-    return record
-
-
 def _clear_missing_best(best: BestTracker | None, group: Group) -> None:
     """Clears the best value if its checkpoint is not in this directory, as when another run is resumed here."""
     if best is None or best.best is None:
@@ -302,7 +288,7 @@ def _clear_missing_best(best: BestTracker | None, group: Group) -> None:
                 best.best,
                 best.directory,
             )
-        best.forget()
+        best.best = None
 
 
 @contextlib.contextmanager
@@ -311,32 +297,28 @@ def _reserve(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         error_message = ""
         if group.rank == 0:
+            directory = path_of(options.directory)
+            with contextlib.suppress(OSError):  # if it is not writable, the first write fails
+                storage_of(directory).make_directory(directory)
             try:
-                _lock(path_of(options.directory), stack)
-                for directory in filter(None, (options.directory, options.commit_directory)):
-                    _check_no_later_checkpoint(path_of(directory), step)
+                stack.enter_context(lock(directory, "give another directory"))
+            except NoLock as error:
+                _log.warning("%s Another run could write there at the same time.", error)
             except InputError as error:
                 error_message = str(error)
+            for path in filter(None, (options.directory, options.commit_directory)):
+                error_message = error_message or _later_checkpoint(path_of(path), step)
         if error_message := group.broadcast("checkpoints/claimed", error_message, LONG_SECONDS):
             raise InputError(error_message)
         yield
 
 
-def _lock(directory: StoragePath, stack: contextlib.ExitStack) -> None:
-    """Locks the directory, or logs a warning. If it is not writable, the first write fails."""
-    with contextlib.suppress(OSError):
-        storage_of(directory).make_directory(directory)
-    try:
-        stack.enter_context(lock(directory, "give another directory"))
-    except NoLock as error:
-        _log.warning("%s Another run could write there at the same time.", error)
-
-
-def _check_no_later_checkpoint(directory: StoragePath, step: int) -> None:
-    """Raises `InputError` for a later checkpoint, which would count as this run's newest and displace its own."""
+def _later_checkpoint(directory: StoragePath, step: int) -> str:
+    """Returns an error if there is a later checkpoint, which would count as this run's newest and displace its own."""
     checkpoints = newest(directory)
-    if checkpoints and step_of(checkpoints[0]) > step:
-        raise InputError(
-            f"A run that is saved at step {step} needs a directory without later checkpoints. Received: {checkpoints[0]}. Give "
-            "another directory, or call trainer.resume first."
-        )
+    if not checkpoints or step_of(checkpoints[0]) <= step:
+        return ""
+    return (
+        f"A run that is saved at step {step} needs a directory without later checkpoints. Received: {checkpoints[0]}. Give "
+        "another directory, or call trainer.resume first."
+    )

@@ -6,6 +6,7 @@ import functools
 import logging
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint.format import (
-    BackgroundWriter,
     Checkpoint,
     CheckpointError,
     HostPlacement,
@@ -343,21 +343,34 @@ class Tier:
         self._keep = keep
         self._flags = flags
         self.last_step: int | None = None
-        self._writer = BackgroundWriter()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
 
     def start(self, snapshot: RunSnapshot) -> None:
         """Starts a write; the previous one must be complete."""
         self.last_step = snapshot.step
-        self._writer.start(lambda: self._write(snapshot))
+        self._thread = threading.Thread(target=self._run, args=(snapshot,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self, snapshot: RunSnapshot) -> None:
+        try:
+            self._write(snapshot)
+        except BaseException as error:  # raised in `wait`
+            self._error = error
 
     def wait(self) -> None:
-        """Waits for the write; raises its exception."""
-        self._writer.wait()
+        """Waits for the write; raises its exception, once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def drop(self) -> None:
         """Waits for the write, ignoring its errors because another error is being raised."""
         with contextlib.suppress(Exception):
-            self._writer.wait()
+            Tier.wait(self)
 
     def _write(self, snapshot: RunSnapshot) -> None:
         path = commit(
@@ -410,6 +423,9 @@ class InMemoryTier(Tier):
 
     If hosts share no directory, each has the replicated state. State that only one process has is stored on its host and
     copied to the next one while training waits.
+
+    Attributes:
+      survives_host_loss: whether a checkpoint survives the loss of a host.
     """
 
     noun = "commit"
@@ -421,14 +437,9 @@ class InMemoryTier(Tier):
         self._hosts = hosts(self._group, Path(str(self.directory)))
         self._is_first = any(host[0] == self._group.rank for host in self._hosts)
         self._transfer = ByteTransfer(strategy) if len(self._hosts) > 1 else None
-
-    @property
-    def survives_host_loss(self) -> bool:
-        """Whether a checkpoint survives the loss of a host."""
-        return self._transfer is not None
+        self.survives_host_loss = self._transfer is not None
 
     def start(self, snapshot: RunSnapshot) -> None:
-        """See base class."""
         super().start(self._place(snapshot, self._transfer) if self._transfer else snapshot)
 
     def _place(self, snapshot: RunSnapshot, transfer: ByteTransfer) -> RunSnapshot:

@@ -39,15 +39,8 @@ from tfdist.parameter_server.keyed_rows import keyed_layers
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.synchronization import WeightSynchronizer
 
-_MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE, _EXCHANGES, _TABLES = (
-    "model/",
-    "optimizer/",
-    "state/",
-    "statistics/",
-    "replica_state/",
-    "exchanges/",
-    "tables/",
-)
+_MODEL, _OPTIMIZER, _STATE, _STATISTICS = "model/", "optimizer/", "state/", "statistics/"
+_REPLICA_STATE, _EXCHANGES, _TABLES = "replica_state/", "exchanges/", "tables/"
 _LOCAL = "local_"  # precedes the prefix of variables with a value per replica
 _PER_REPLICA_PREFIXES = (_STATISTICS, _REPLICA_STATE, _LOCAL)
 _AVERAGED_PREFIXES = (_STATISTICS, _LOCAL)  # restored as the mean on a different number of replicas
@@ -168,15 +161,11 @@ class RunVariables:
 
     def replicated_parts(self, parts: Sequence[Part]) -> list[Part]:
         """Returns the replicated variables as complete tensors, from `parts` if they are there."""
-        parts_by_name = {part.name: part for part in parts}
+        parts_by_name, blocks = {part.name: part for part in parts}, self._strategy.blocks
         return [
-            parts_by_name.get(name) or self._full_part(name, variable)
+            parts_by_name.get(name) or Part.full(name, blocks.copies(variable)[0][2])
             for name, variable in self.replicated_variables().items()
         ]
-
-    def _full_part(self, name: str, variable: tf.Variable) -> Part:
-        [(_, _, values), *_] = self._strategy.blocks.copies(variable)
-        return Part.full(name, values)
 
     def restore(self, checkpoint: Checkpoint, with_optimizer: bool = True) -> None:
         """Restores every variable from a checkpoint; each process reads the blocks it needs.
@@ -333,25 +322,16 @@ def _is_rate(name: str) -> bool:
 
 
 def _differences(specs: Mapping[str, tuple], saved_specs: Mapping[str, tuple]) -> str:
+    def form(specs: Mapping[str, tuple], name: str) -> str:
+        return "missing" if name not in specs else f"{specs[name][0]}{list(specs[name][1])}"
+
     differences = [
-        *(
-            f"{name} {_format_spec(*saved_specs[name])} is not in the model"
-            for name in saved_specs
-            if name not in specs
-        ),
-        *(f"{name} {_format_spec(*specs[name])} is not in the checkpoint" for name in specs if name not in saved_specs),
-        *(
-            f"{name} is {_format_spec(*saved_specs[name])} in the checkpoint and {_format_spec(*spec)} in the model"
-            for name, spec in specs.items()
-            if name in saved_specs and saved_specs[name] != spec
-        ),
+        f"{name} is {form(saved_specs, name)} in the checkpoint and {form(specs, name)} in the model"
+        for name in {**saved_specs, **specs}
+        if specs.get(name) != saved_specs.get(name)
     ]
     suffix = f" and {len(differences) - _MAX_LISTED} more" if len(differences) > _MAX_LISTED else ""
     return "; ".join(differences[:_MAX_LISTED]) + suffix if differences else "in the order of variables"
-
-
-def _format_spec(dtype: str, shape: tuple[int, ...]) -> str:
-    return f"{dtype}{list(shape)}"
 
 
 def _describe_resize(checkpoint: Checkpoint, replicas: int) -> str:
@@ -396,11 +376,6 @@ def _redistributing_reader(checkpoint: Checkpoint, name: str, per_replica: bool,
     def read_shared(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:
         return checkpoint.read_block(name, offset[1:], block[1:])[np.newaxis]
 
-    def read_merged(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:
-        if not per_replica:
-            return merge_rows((0, *offset), (1, *block))[0]
-        return merge_rows(offset, block)
-
     def merge_rows(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:
         if name.startswith(_COPIED_PREFIX):
             return checkpoint.read_block(name, (offset[0] % shape[0], *offset[1:]), block)
@@ -414,4 +389,6 @@ def _redistributing_reader(checkpoint: Checkpoint, name: str, per_replica: bool,
         total = np.sum(np.stack(blocks).astype(np.float64), axis=0)
         return (total / len(blocks) if is_mean else total).astype(blocks[0].dtype)
 
-    return read_merged if saved_per_replica else read_shared
+    if not saved_per_replica:
+        return read_shared
+    return merge_rows if per_replica else lambda offset, block: merge_rows((0, *offset), (1, *block))[0]

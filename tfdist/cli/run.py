@@ -18,7 +18,7 @@ import keras
 from tfdist import data, keras_internals, models
 from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.best import BestValue
-from tfdist.checkpoint.format import Checkpoint, Holder, NoLock, clean_partial, lock
+from tfdist.checkpoint.format import Checkpoint, NoLock, clean_partial, lock
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.replication import check_can_transfer, hosts, share
 from tfdist.cli import flags, open_strategy, resume
@@ -309,9 +309,8 @@ def _begin(
     strategy, directory = session.strategy, target.directory
     if strategy.is_chief:
         directory.make()
-        holder = _lock_directory(directory, stack)
+        _lock_directory(directory, stack)
         clean_partial(directory.checkpoints)
-        holder.write_owner()  # the disk may have been full before the cleanup
     origin = _confirm_origin(target, strategy)
     if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(target.config), resume.restarted_job()):
         directory.clear()
@@ -347,19 +346,18 @@ def _is_saved(config: TrainConfig) -> bool:
     return any(config.parsed.checkpoint_every) or config.commit_every > 0 or bool(config.best)
 
 
-def _lock_directory(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
+def _lock_directory(directory: RunDirectory, stack: contextlib.ExitStack) -> None:
     """Locks the directory; if files cannot be locked, only writes the lock file, which identifies the directory."""
     try:
-        return stack.enter_context(lock(directory.path))
+        stack.enter_context(lock(directory.path))
     except NoLock as error:
         owner = one_line(_lock_owner(directory))
-        holder = stack.enter_context(lock(directory.path, exclusive=False))
+        stack.enter_context(lock(directory.path, exclusive=False))
         _log.warning(
             "%s The run continues without a lock, so another run could write there. %s",
             error,
             f"The last run was {owner}: make sure that it has ended." if owner else "No other run is known.",
         )
-        return holder
 
 
 def _lock_owner(directory: RunDirectory) -> str:

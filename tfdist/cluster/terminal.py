@@ -41,19 +41,15 @@ def columns_of(stream: TextIO) -> int:
 
 def is_launcher_pipe(stream: TextIO) -> bool:
     """Returns whether a stream is a pipe to a launcher that forwards it to a terminal."""
-    return bool(launcher_columns()) and _is_pipe(stream)
+    try:
+        return bool(launcher_columns()) and stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+    except (AttributeError, OSError, ValueError):  # no stream, or one without a file
+        return False
 
 
 def can_overwrite(stream: TextIO) -> bool:
     """Returns whether a stream is shown on a terminal, directly or by a launcher, where text can be overwritten."""
     return has_cursor_control(stream) or is_launcher_pipe(stream)
-
-
-def _is_pipe(stream: TextIO) -> bool:
-    try:
-        return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
-    except (AttributeError, OSError, ValueError):  # no stream, or one without a file
-        return False
 
 
 _ERASE = "\r\x1b[2K"

@@ -1,7 +1,6 @@
 """The topology of a job: the ranks on each host."""
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Sequence
 
@@ -64,14 +63,6 @@ class Topology:
     def ranks_of(self, host: int) -> tuple[int, ...]:
         """Returns the ranks on a host, in order."""
         return tuple(rank for rank, rank_host in enumerate(self.host_by_rank) if rank_host == host)
-
-    def crosses_hosts(self, a: int, b: int) -> bool:
-        """Returns whether a message between two ranks crosses a link between hosts."""
-        return self.host_by_rank[a] != self.host_by_rank[b]
-
-    def spans_hosts(self, ranks: Sequence[int]) -> bool:
-        """Returns whether the ranks are on several hosts."""
-        return any(self.crosses_hosts(a, b) for a, b in itertools.pairwise(ranks))
 
     def __str__(self) -> str:
         """Returns the numbers of ranks per host, which `parse` accepts if the ranks of each host are consecutive."""

@@ -73,7 +73,6 @@ class DeviceGroup(Collectives):
 
     @property
     def rank(self) -> int:
-        """See base class."""
         return self._rank
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
@@ -82,16 +81,13 @@ class DeviceGroup(Collectives):
         return self._combine(tensors, f"all_reduce/{name}", lambda parts: combine(tf.stack(parts), axis=0))
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         return self._combine(tensors, f"all_gather/{name}", lambda parts: tf.concat(parts, axis=0), rows_differ=True)
 
     def group(self, ranks: Sequence[int]) -> "DeviceGroup":
-        """See base class."""
         members = self.check_ranks(ranks)
         return DeviceGroup([self._ranks[rank] for rank in members], members.index(self._rank), self.wire, self._queues)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        """See base class."""
         message = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self.check_message(message, to, tag)
         enqueue = self._queues.put(message, self._ranks[self._rank], self._ranks[to], f"message/{tag}")
@@ -100,7 +96,6 @@ class DeviceGroup(Collectives):
             return tf.identity(0)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        """See base class."""
         self.check_message(specs, source, tag)
         self._synchronize()
         dtypes = [spec.dtype for spec in specs]

@@ -31,11 +31,9 @@ class OneReplica(Collectives):
     wire = Wire(reduces=_ALL_DTYPES, gathers=_ALL_DTYPES, packed=tf.uint8)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         return list(tensors)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         return list(tensors)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.cluster.topology import Topology
 from tfdist.collectives.interface import Collectives, Op
 
 
@@ -22,16 +21,13 @@ class ForwardingCollectives(Collectives):
 
     @property
     def rank(self) -> tf.Tensor | int:
-        """See base class."""
         return self._inner.rank
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         self._on_call("all_reduce", tensors, name)
         return self._inner.all_reduce(tensors, op, name=name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         self._on_call("all_gather", tensors, name)
         return self._inner.all_gather(tensors, name=name)
 
@@ -41,37 +37,30 @@ class ForwardingCollectives(Collectives):
         return self._inner.stack(tensors, name=name)
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         self._on_call("reduce_scatter", tensors, name)
         return self._inner.reduce_scatter(tensors, op, name=name)
 
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """See base class."""
         self._on_call("all_to_all", tensors, name)
         return self._inner.all_to_all(tensors, name=name, splits=splits)
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         self._on_call("broadcast", tensors, name)
         return self._inner.broadcast(tensors, root, name=name)
 
     def barrier(self, *, name: str) -> tf.Operation | tf.Tensor:
-        """See base class."""
         self._on_call("barrier", [], name)
         return self._inner.barrier(name=name)
 
     def group(self, ranks: Sequence[int]) -> Collectives:
-        """See base class."""
         return self._inner.group(ranks)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        """See base class."""
         return self._inner.send(tensors, to, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        """See base class."""
         return self._inner.receive(specs, source, tag=tag)
 
 
@@ -93,8 +82,6 @@ class SequentialCollectives(ForwardingCollectives):
         self._last_results: list[tf.Tensor] = []
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
-
         def sum_in_pieces(tensor: tf.Tensor, name: str) -> tf.Tensor:
             if not tensor.shape.is_fully_defined():
                 return self._run_in_order(self._inner.all_reduce, [tensor], op, name=name)[0]
@@ -107,8 +94,6 @@ class SequentialCollectives(ForwardingCollectives):
         return self._map(sum_in_pieces, tensors, name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
-
         def gather_in_pieces(tensor: tf.Tensor, name: str) -> tf.Tensor:
             if not tensor.shape.is_fully_defined():
                 return self._run_in_order(self._inner.all_gather, [tensor], name=name)[0]
@@ -205,16 +190,6 @@ class Recording(ForwardingCollectives):
         """The payload of all calls recorded so far, in bytes per replica."""
         return sum(call.payload_bytes for call in self.calls)
 
-    def payload_between_hosts(self, topology: Topology) -> int:
-        """Returns the payload of calls between hosts; `topology` has the ranks of the outermost recording.
-
-        A collective of ranks on several hosts counts with its whole payload, because the fraction that crosses hosts
-        depends on the engine.
-        """
-        all_ranks = range(topology.size)
-        calls_between_hosts = (call for call in self.calls if topology.spans_hosts(call.ranks or all_ranks))
-        return sum(call.payload_bytes for call in calls_between_hosts)
-
     @property
     def has_unknown_shapes(self) -> bool:
         """Whether the shape of a traced call was unknown and may change from step to step."""
@@ -227,7 +202,6 @@ class Recording(ForwardingCollectives):
         return Recording(self._inner.group(ranks), self.calls, None if has_all_ranks else outer_ranks)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        """See base class."""
         self.check_message(tensors, to, tag)
         self._add(
             "send", [tf.TensorSpec(x.shape, x.dtype) for x in tensors], tag, self._outer_ranks([self.static_rank, to])
@@ -235,7 +209,6 @@ class Recording(ForwardingCollectives):
         return super().send(tensors, to, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        """See base class."""
         self.check_message(specs, source, tag)
         self._add("receive", specs, tag, self._outer_ranks([source, self.static_rank]))
         return super().receive(specs, source, tag=tag)
@@ -244,7 +217,6 @@ class Recording(ForwardingCollectives):
         return tuple(rank if self._ranks is None else self._ranks[rank] for rank in ranks)
 
     def _on_call(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
-        """See base class."""
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self._add(operation, [tf.TensorSpec(x.shape, x.dtype) for x in inputs], name, self._ranks)
 

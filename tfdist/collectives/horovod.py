@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.collectives.differentiable import OneReplica
 from tfdist.collectives.interface import Collectives, Op, Wire, to_transferable
 from tfdist.collectives.no_constant_folding import hide_constant, runtime_zero, wait_for_tensors
-from tfdist.collectives.process_groups import NO_SETS, Ranks, declared_group, reorder
+from tfdist.collectives.process_groups import NO_SETS, Ranks, declared_group
 from tfdist.collectives.replica_context import prevent_gradient
 
 _OPS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
@@ -48,18 +48,15 @@ class HorovodCollectives(Collectives):
 
     @property
     def rank(self) -> int:
-        """See base class."""
         return self._rank
 
     def group(self, ranks: Sequence[int]) -> Collectives:
-        """See base class."""
         members = self.check_ranks(ranks)
         if len(members) == 1:
             return OneReplica()
         if members == tuple(range(self.size)):
             return self
-        inner = HorovodCollectives(self._set_of(members), self._process_sets)
-        return reorder(inner, members)
+        return HorovodCollectives(self._set_of(members), self._process_sets)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
         """See base class. Implemented as a broadcast in a set of two ranks.

@@ -90,7 +90,7 @@ class Collectives(abc.ABC):
         that exchange messages, must be declared when the strategy is created (`groups=`).
 
         Args:
-          ranks: ranks in this group, in the order of the new ranks 0, 1, ...
+          ranks: ranks in this group, in ascending order; they become the ranks 0, 1, ...
 
         Raises:
           InputError: the ranks are invalid, the group was not declared, or the engine does not support groups.
@@ -138,12 +138,12 @@ class Collectives(abc.ABC):
         raise self._unsupported_error(f"a message from rank {source}")
 
     def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Returns the ranks of a new group; raises `InputError` unless they are distinct and include the caller."""
+        """Returns the ranks of a new group; raises `InputError` unless they are ascending and include the caller."""
         new_ranks = tuple(int(rank) for rank in ranks)
-        if len(set(new_ranks)) != len(new_ranks) or not set(new_ranks) <= set(range(self.size)):
+        if list(new_ranks) != sorted({*new_ranks} & {*range(self.size)}):
             raise InputError(
-                f"A group must consist of different ranks from 0 to {self.size - 1}. Received: {list(new_ranks)}. Correct "
-                "them."
+                f"A group must consist of different ranks from 0 to {self.size - 1}, in ascending order. Received: "
+                f"{list(new_ranks)}. Correct them."
             )
         if self.static_rank not in new_ranks:
             raise InputError(

@@ -23,15 +23,12 @@ class NoCommunication(Collectives):
 
     @property
     def rank(self) -> tf.Tensor | int:
-        """See base class."""
         return self._collectives.rank
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         return [tf.identity(tensor) for tensor in tensors]
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         return [tf.concat([tensor] * self.size, axis=0) for tensor in tensors]
 
     def all_to_all(
@@ -41,15 +38,12 @@ class NoCommunication(Collectives):
         return [tf.identity(tensor) for tensor in tensors]
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         return [tf.identity(tensor) for tensor in tensors]
 
     def group(self, ranks: Sequence[int]) -> "NoCommunication":
-        """See base class."""
         return NoCommunication(self._collectives.group(ranks))
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        """See base class."""
         self.check_message(tensors, to, tag)
         with tf.control_dependencies([tf.convert_to_tensor(tensor) for tensor in tensors]):
             return runtime_zero()

@@ -47,61 +47,6 @@ def declared_group(groups: Mapping[Ranks, _Group], ranks: Sequence[int]) -> _Gro
     return groups[key]
 
 
-def reorder(inner: Collectives, ranks: Sequence[int]) -> Collectives:
-    """Returns the collectives of a group in the order of `ranks`; `inner` has them in ascending order."""
-    sorted_ranks = sorted(ranks)
-    order = tuple(sorted_ranks.index(rank) for rank in ranks)
-    return inner if list(ranks) == sorted_ranks else ReorderedCollectives(inner, order)
-
-
-class ReorderedCollectives(Collectives):
-    """Collectives with permuted ranks. Operations that depend on the order are composed of gathers."""
-
-    def __init__(self, inner: Collectives, order: tuple[int, ...]):
-        """Wraps collectives in the engine's order; `order` has the rank in `inner` of each new rank."""
-        self._inner = inner
-        self._order = order
-        self.size = inner.size
-        self.wire = inner.wire
-
-    @property
-    def rank(self) -> int:
-        """See base class."""
-        return self._order.index(self._inner.static_rank)
-
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
-        return self._inner.all_reduce(tensors, op, name=name)
-
-    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class. Also gathers the numbers of rows."""
-        rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
-        table, *stacks = self._inner.all_gather([rows[None], *tensors], name=name)
-        results = []
-        for i, all_rows in enumerate(stacks):
-            parts = tf.split(all_rows, tf.ensure_shape(table, [self.size, None])[:, i], num=self.size)
-            results.append(tf.concat([parts[index] for index in self._order], 0))
-        return results
-
-    def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """See base class."""
-        return self._inner.broadcast(tensors, self._order[root], name=name)
-
-    def group(self, ranks: Sequence[int]) -> Collectives:
-        """See base class."""
-        return self._inner.group([self._order[rank] for rank in self.check_ranks(ranks)])
-
-    def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        """See base class."""
-        self.check_message(tensors, to, tag)
-        return self._inner.send(tensors, self._order[to], tag=tag)
-
-    def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        """See base class."""
-        self.check_message(specs, source, tag)
-        return self._inner.receive(specs, self._order[source], tag=tag)
-
-
 # tf.distribute numbers its keys consecutively from 1 and 100, and DTensor has no collectives in a process that uses
 # tf.distribute between processes. This half of all keys is therefore free.
 FIRST_KEY = 2**30
@@ -147,9 +92,8 @@ class ProcessGroups:
             )
         if len(ranks) == 1:
             return OneReplica()
-        sorted_ranks = tuple(sorted(ranks))
-        declared_group(self._keys, sorted_ranks)
-        return reorder(ProcessGroup(sorted_ranks, sorted_ranks.index(rank), self), ranks)
+        declared_group(self._keys, ranks)
+        return ProcessGroup(tuple(ranks), ranks.index(rank), self)
 
     def token(self) -> tf.Tensor:
         """Returns a handle for a single call, because TensorFlow runs calls that share a handle, or have none, sequentially."""
@@ -199,11 +143,9 @@ class ProcessGroup(Collectives):
 
     @property
     def rank(self) -> int:
-        """See base class."""
         return self._rank
 
     def group(self, ranks: Sequence[int]) -> Collectives:
-        """See base class."""
         return self._groups.collectives(
             [self._ranks[rank] for rank in self.check_ranks(ranks)], self._ranks[self._rank]
         )
@@ -266,7 +208,6 @@ class ProcessGroup(Collectives):
         return prevent_gradient(results, "broadcast")
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        """See base class."""
         inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
         self.check_message(inputs, to, tag)
         operations = [
@@ -276,7 +217,6 @@ class ProcessGroup(Collectives):
             return tf.identity(0)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        """See base class."""
         self.check_message(specs, source, tag)
         calls = [self._message(source, self._rank, f"{tag}/{i}", spec) for i, spec in enumerate(specs)]
         tensors = [_receive_op(spec.dtype, spec.shape.as_list(), call) for spec, call in zip(specs, calls, strict=True)]

@@ -57,31 +57,26 @@ class ReplicaContextCollectives(Collectives):
 
     @property
     def rank(self) -> tf.Tensor | int:
-        """See base class."""
         return _context().replica_id_in_sync_group
 
     def group(self, ranks: Sequence[int]) -> Collectives:
-        """See base class."""
         if self._make_group is None or tuple(ranks) == tuple(range(self.size)):
             return super().group(ranks)
         return self._make_group(self.check_ranks(ranks), self.static_rank)
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, *, tag: str) -> tf.Tensor:
-        """See base class."""
         if self._make_group is None:
             return super().send(tensors, to, tag=tag)
         self.check_message(tensors, to, tag)
         return self._make_group(tuple(range(self.size)), self.static_rank).send(tensors, to, tag=tag)
 
     def receive(self, specs: Sequence[tf.TensorSpec], source: int, *, tag: str) -> list[tf.Tensor]:
-        """See base class."""
         if self._make_group is None:
             return super().receive(specs, source, tag=tag)
         self.check_message(specs, source, tag)
         return self._make_group(tuple(range(self.size)), self.static_rank).receive(specs, source, tag=tag)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         if op == "max":
             stacks = self.stack(tensors, name=name)
             return [tf.reduce_max(stack, axis=0) for stack in stacks]
@@ -96,7 +91,6 @@ class ReplicaContextCollectives(Collectives):
         return [totals[number] for number in range(len(tensors))]
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         results = _context().all_gather(_detach(tensors), 0, self._options)
         return prevent_gradient(_link_inputs(results, tensors), "all_gather")
 

@@ -123,24 +123,19 @@ class MaskedCollectives(ForwardingCollectives):
         self._has_rows = has_rows
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         return super().all_reduce(self._mask_inputs(tensors, op), op, name=name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         rows = [tensor[: tf.where(self._has_rows, tf.shape(tensor)[0], 0)] for tensor in tensors]
         return super().all_gather(rows, name=name)
 
     def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         return super().stack(self._mask_inputs(tensors, "sum"), name=name)
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
-        """See base class."""
         return super().reduce_scatter(self._mask_inputs(tensors, op), op, name=name)
 
     def group(self, ranks: Sequence[int]) -> Collectives:
-        """See base class."""
         return MaskedCollectives(super().group(ranks), self._has_rows)
 
     def _mask_inputs(self, tensors: Sequence[tf.Tensor], op: Op) -> list[tf.Tensor]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.config.fields import ANY_TEXT, DEVICES, option_field
+from tfdist.config.fields import ANY_TEXT, strategy_option
 from tfdist.config.spec import parse
 from tfdist.errors import InputError
 from tfdist.errors.formatting import count_of, is_integer, is_number, nearest
@@ -232,16 +232,14 @@ def count_workers(servers: int, processes: int, tf_config_servers: int = 0) -> i
 class ParameterServerOptions:
     """Options of parameter servers."""
 
-    servers: int = option_field(
+    servers: int = strategy_option(
         -1,
-        DEVICES,
         "Number of processes that hold variables, for --strategy=parameter_server: the last ones of the job; the others train. "
         "0: process 0 does both. -1: the number in TF_CONFIG or of `tfdist launch --servers`, or 1.",
         minimum=-1,
     )
-    staleness: str = option_field(
+    staleness: str = strategy_option(
         SYNC,
-        DEVICES,
         "When gradients are applied, for --strategy=parameter_server: sync (those of all workers together), ssp(2) (the same, "
         "but a worker may be 2 steps ahead of the slowest), backup(workers=1) (together, without those of the last worker), "
         "quorum(fraction=0.5) (together, as soon as half of the workers have theirs), bounded(4) (each gradient alone, at "
@@ -252,23 +250,20 @@ class ParameterServerOptions:
         parse=parse_staleness,
         safe_values=ANY_TEXT,
     )
-    sparse_updates: str = option_field(
+    sparse_updates: str = strategy_option(
         EXACT,
-        DEVICES,
         "How the optimizer updates embeddings that are split by rows, for --strategy=parameter_server: exact (all rows, as "
         "Keras does) or lazy (only the rows that the batch uses, and their slots; faster, but not exact with momentum).",
         choices=(EXACT, LAZY),
     )
-    shard_variables: str = option_field(
+    shard_variables: str = strategy_option(
         BY_SIZE,
-        DEVICES,
         "Which server has which variable, for --strategy=parameter_server: by_size (the largest first, each where the fewest "
         "bytes are), round_robin (in turn, in the order of the model) or hash (of the variable's path).",
         choices=(BY_SIZE, ROUND_ROBIN, HASH),
     )
-    min_table_bytes: int = option_field(
+    min_table_bytes: int = strategy_option(
         MIN_TABLE_BYTES,
-        DEVICES,
         "Minimum size of an embedding whose rows are split over the servers, for --strategy=parameter_server: workers pull "
         "and push the rows that they use.",
         minimum=0,

@@ -5,12 +5,12 @@ order of the examples, `row_partition` the rows of each replica. `inputs` wraps 
 """
 
 from tfdist.data.augmentations import Augmentation, AugmentedExamples, RowRandom, augmented
-from tfdist.data.batches import EvaluationPipeline, Pipeline, check_batch_size
+from tfdist.data.batches import EvaluationPipeline, Pipeline
 from tfdist.data.catalog import TextSource, load
 from tfdist.data.examples import DataSet, Element, Examples, Transform, with_class_weight
 from tfdist.data.inputs import as_data_set, as_examples, fit_data
 from tfdist.data.reading_errors import explain_reading_errors
-from tfdist.data.row_partition import check_equal_shares, rows
+from tfdist.data.row_partition import check_batch_size, rows
 from tfdist.data.source import ArraySource, Source, steps_in_epochs
 from tfdist.data.stream import StreamPosition, StreamSource
 
@@ -33,7 +33,6 @@ __all__ = [
     "as_examples",
     "augmented",
     "check_batch_size",
-    "check_equal_shares",
     "explain_reading_errors",
     "fit_data",
     "load",

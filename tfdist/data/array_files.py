@@ -56,10 +56,6 @@ def csv(
     Raises:
       InputError: a file is missing or is not such a table, or a column does not exist.
     """
-    if test and validation_split:
-        raise InputError(
-            f"Give test or validation_split, not both. Received: test={test!r}, validation_split={validation_split}."
-        )
     table = read_table(find_path(_KIND, path, data_dir), delimiter, header)
     if label is None:
         raise InputError(
@@ -71,21 +67,21 @@ def csv(
     names = [name for name in table.columns if name != target and name not in dropped_columns]
     if not names or target in dropped_columns:
         raise InputError(f"A table needs a label and other columns. Received: drop={drop!r} and label={label!r}.")
-    table = _filter_missing(table, [*names, target], drop_missing)
+    if drop_missing:
+        table = table.without_missing([*names, target])
     classes = None if regression else _classes(table, target)
     y = _labels(table, target, classes)
-    train_rows, test_rows = split_indices(y if classes else np.zeros(len(y), np.int32), validation_split)
-    train = _select_rows(table, train_rows) if len(test_rows) else table
+    train_rows, test_rows = split_indices(y if classes else np.zeros(len(y), np.int32), validation_split, test)
+    train, test_table, test_labels = table.select(train_rows), table.select(test_rows), y[test_rows]
     encoding = column_encoding(train, names, standardize)
-    source, test_source = TableRows(encoding.encode(train), y[train_rows], train.lines), None
-    if len(test_rows):
-        test_table = _select_rows(table, test_rows)
-        test_source = TableRows(encoding.encode(test_table), y[test_rows], test_table.lines)
+    source = TableRows(encoding.encode(train), y[train_rows], train.lines)
     if test:
         test_table = read_table(find_path(_KIND, test, data_dir), delimiter, header)
         test_table.column(target, "label")
-        test_table = _filter_missing(test_table, [*names, target], drop_missing)
-        test_source = TableRows(encoding.encode(test_table), _labels(test_table, target, classes), test_table.lines)
+        if drop_missing:
+            test_table = test_table.without_missing([*names, target])
+        test_labels = _labels(test_table, target, classes)
+    test_source = TableRows(encoding.encode(test_table), test_labels, test_table.lines) if test_table.lines else None
     shape = tuple(source.element_spec[0].shape)
     return DataSet(f"{_KIND}:{path}", source, test_source, shape, len(classes) if classes else None, classes or ())
 
@@ -100,21 +96,7 @@ class TableRows(ArraySource):
 
     @property
     def origins(self) -> Origins:
-        """See base class."""
         return Origins("line", self._lines)
-
-
-def _filter_missing(table: Table, names: Sequence[str], drop_missing: bool) -> Table:
-    if not drop_missing:
-        return table
-    for name in names:
-        table.column(name, "Each column of the training data")
-    complete_table = table.without_missing(names)
-    if not complete_table.lines:
-        raise InputError(
-            f"A row of {table.path} must have a value in each column. Received: no complete row, with drop_missing."
-        )
-    return complete_table
 
 
 def _classes(table: Table, target: str) -> tuple[str, ...]:
@@ -137,11 +119,6 @@ def _label_texts(table: Table, target: str) -> list[str]:
     if is_numeric(table, target):
         return [str(int(number)) if number % 1 == 0 else str(number) for number in numbers(table, target)]
     return table.columns[target]
-
-
-def _select_rows(table: Table, indices: np.ndarray) -> Table:
-    columns = {name: [cells[row] for row in indices] for name, cells in table.columns.items()}
-    return Table(table.path, columns, [table.lines[row] for row in indices])
 
 
 _TRAIN = (("x_train", "y_train"), ("x", "y"))
@@ -168,18 +145,14 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
     train, test = _find_pair(_TRAIN, arrays, file), _find_pair(_TEST, arrays, file)
     if train is None:
         raise InputError(f"{_RULE}. Received: {file} with {', '.join(arrays) or 'no arrays'}.")
-    if test is not None and validation_split:
-        raise InputError(
-            f"validation_split is for files without a test part. Received: validation_split={validation_split}, and "
-            f"{file} with test arrays. Leave it out."
-        )
     x, y = _model_arrays(*train, file)
     names: tuple[str, ...] = ()
     if y.dtype.kind == "U":
         names = class_names(y.tolist(), file)
         y = class_numbers(names, y.tolist(), file)
         test = None if test is None else (test[0], class_numbers(names, test[1].reshape(-1).tolist(), file))
-    train_indices, test_indices = split_indices(y if _is_label(y) else np.zeros(len(y), np.int32), validation_split)
+    labels, test_name = y if _is_label(y) else np.zeros(len(y), np.int32), file if test else None
+    train_indices, test_indices = split_indices(labels, validation_split, test_name)
     if test is None:
         test = (x[test_indices], y[test_indices]) if len(test_indices) else None
     else:
@@ -190,15 +163,9 @@ def npz(path: str, validation_split: float = 0.0, data_dir: str | None = None) -
                 f"{list(x.shape[1:])} and test x of {list(test[0].shape[1:])}."
             )
     source = _array_source((x[train_indices], y[train_indices]) if len(test_indices) else (x, y))
-    spec = source.element_spec[0]
-    return DataSet(
-        f"npz:{path}",
-        source,
-        None if test is None else _array_source(test),
-        tuple(spec.shape),
-        len(names) or (int(y.max()) + 1 if _is_label(y) else None),
-        names,
-    )
+    shape, classes = tuple(source.element_spec[0].shape), len(names) or (int(y.max()) + 1 if _is_label(y) else None)
+    test_source = None if test is None else _array_source(test)
+    return DataSet(f"npz:{path}", source, test_source, shape, classes, names)
 
 
 def _load_arrays(file: str) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ from tfdist.errors.formatting import is_integer, is_number, nearest
 
 _BITS = 53
 _FRACTION_BITS = 24  # of a float32
+_MAX_RATIO = 1e6  # of height and width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,40 +61,26 @@ Augmentation = Callable[[tf.Tensor, RowRandom], tf.Tensor]
 
 
 def validate_fraction(name: str, argument: str, value: Any) -> float:
-    """Returns a number in [0, 1].
-
-    Raises:
-      InputError: the value is out of range.
-    """
+    """Returns a number in [0, 1]; raises `InputError` for other values."""
     if not is_number(value) or not 0 <= value <= 1:
         raise InputError(f"{name}: {argument} must be in [0, 1]. Received: {value!r}.")
     return float(value)
 
 
 def validate_integer(name: str, argument: str, value: Any) -> int:
-    """Returns an integer of at least 1.
-
-    Raises:
-      InputError: the value is out of range.
-    """
+    """Returns an integer of at least 1; raises `InputError` for other values."""
     if not is_integer(value) or value < 1:
         raise InputError(f"{name}: {argument} must be an integer of at least 1. Received: {value!r}.")
     return int(value)
 
 
-def validate_interval(
-    name: str, argument: str, value: Sequence[float], maximum: float = float("inf")
-) -> tuple[float, float]:
-    """Returns (smallest, largest), positive numbers.
-
-    Raises:
-      InputError: the value is invalid.
-    """
+def validate_interval(name: str, argument: str, value: Sequence[float], maximum: float) -> tuple[float, float]:
+    """Returns (smallest, largest), positive finite numbers; raises `InputError` for other values."""
     bounds = tuple(value) if isinstance(value, list | tuple) else ()
-    is_valid = len(bounds) == 2 and all(map(is_number, bounds))
-    if not is_valid or not 0 < bounds[0] <= bounds[1] <= maximum or bounds[1] == float("inf"):
-        limit = "" if maximum == float("inf") else f", at most {maximum}"
-        raise InputError(f"{name}: {argument} must be (smallest, largest), positive{limit}. Received: {value!r}.")
+    if len(bounds) != 2 or not all(map(is_number, bounds)) or not 0 < bounds[0] <= bounds[1] <= maximum:
+        raise InputError(
+            f"{name}: {argument} must be (smallest, largest), positive, at most {maximum:g}. Received: {value!r}."
+        )
     return float(bounds[0]), float(bounds[1])
 
 
@@ -104,12 +91,7 @@ def brightness(delta: float = 0.2) -> Augmentation:
       delta: in [0, 1].
     """
     delta = validate_fraction("brightness", "delta", delta)
-
-    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
-        offset = _broadcast((2 * random.uniform(1)[:, 0] - 1) * delta, images)
-        return tf.clip_by_value(images + offset, 0, 1)
-
-    return apply
+    return lambda images, random: tf.clip_by_value(images + _random_in(images, random, delta), 0, 1)
 
 
 def contrast(delta: float = 0.2) -> Augmentation:
@@ -119,15 +101,12 @@ def contrast(delta: float = 0.2) -> Augmentation:
       delta: in [0, 1].
     """
     delta = validate_fraction("contrast", "delta", delta)
-
-    def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
-        factor = _broadcast(1 + (2 * random.uniform(1)[:, 0] - 1) * delta, images)
-        return tf.clip_by_value((images - 0.5) * factor + 0.5, 0, 1)
-
-    return apply
+    return lambda images, random: tf.clip_by_value((images - 0.5) * _random_in(images, random, delta, 1) + 0.5, 0, 1)
 
 
-def _broadcast(values: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
+def _random_in(images: tf.Tensor, random: RowRandom, delta: float, middle: float = 0) -> tf.Tensor:
+    """Returns a number in [middle - delta, middle + delta] for each image, [n, 1, 1, 1]."""
+    values = middle + (2 * random.uniform(1)[:, 0] - 1) * delta
     return tf.cast(values, images.dtype)[:, None, None, None]
 
 
@@ -159,7 +138,8 @@ def erase(
       ratio: smallest and largest ratio of height and width; drawn uniformly in its logarithm.
     """
     probability = validate_fraction("erase", "probability", probability)
-    scale, ratio = validate_interval("erase", "scale", scale, maximum=1), validate_interval("erase", "ratio", ratio)
+    scale = validate_interval("erase", "scale", scale, maximum=1)
+    ratio = validate_interval("erase", "ratio", ratio, maximum=_MAX_RATIO)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         height, width = images.shape[1:3]
@@ -224,9 +204,8 @@ def crop(padding: int = 4) -> Augmentation:
         offsets = tf.cast(random.uniform(2) * (2 * padding + 1), tf.int32)
         padded_images = tf.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
         spec = tf.TensorSpec(images.shape[1:], images.dtype)
-        return tf.map_fn(
-            lambda row: _crop_at(row[0], row[1], spec.shape), (padded_images, offsets), fn_output_signature=spec
-        )
+        starts = tf.pad(offsets, [[0, 0], [0, 1]])  # row, column and channel
+        return tf.map_fn(lambda row: tf.slice(*row, spec.shape), (padded_images, starts), fn_output_signature=spec)
 
     return apply
 
@@ -241,7 +220,7 @@ def resized_crop(scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = 
       ratio: smallest and largest ratio of width and height, relative to the image's; drawn uniformly in its logarithm.
     """
     scale = validate_interval("resized_crop", "scale", scale, maximum=1)
-    ratio = validate_interval("resized_crop", "ratio", ratio)
+    ratio = validate_interval("resized_crop", "ratio", ratio, maximum=_MAX_RATIO)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
         area, aspect, top, left = tf.unstack(random.uniform(4), axis=1)
@@ -286,11 +265,6 @@ def rotate(degrees: float = 15.0) -> Augmentation:
     return apply
 
 
-def _crop_at(image: tf.Tensor, start: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Returns the part of an image that begins at a row and a column, `start`, int32 [2]."""
-    return tf.slice(image, tf.concat([start, [0]], axis=0), shape)
-
-
 AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
     "brightness": brightness,
     "contrast": contrast,
@@ -319,12 +293,8 @@ def parse_augmentations(text: str) -> tuple[Augmentation, ...]:
 def _make_augmentation(spec: Spec) -> Augmentation:
     if spec.name in AUGMENTATIONS:
         return call(AUGMENTATIONS[spec.name], spec)
-    if ":" in spec.name:
-        return _user_augmentation(spec)
-    raise InputError(f"--augment={spec.name} is not known.{nearest(spec.name, AUGMENTATIONS)}")
-
-
-def _user_augmentation(spec: Spec) -> Augmentation:
+    if ":" not in spec.name:
+        raise InputError(f"--augment={spec.name} is not known.{nearest(spec.name, AUGMENTATIONS)}")
     function = load_object(spec.name)
 
     def apply(images: tf.Tensor, random: RowRandom) -> tf.Tensor:
@@ -367,28 +337,22 @@ class AugmentedExamples(WrappedExamples):
 
     @property
     def element_spec(self) -> Any:
-        """See base class."""
         return self._examples.map(self._transform).element_spec
 
     @property
     def sample(self) -> Examples:
-        """See base class."""
         return AugmentedExamples(self._examples.sample, self._augmentations, self._transform)
 
     def in_order(self) -> "AugmentedExamples":
-        """See base class."""
         return AugmentedExamples(self._examples.in_order(), self._augmentations, self._transform)
 
     def map(self, transform: Transform) -> "AugmentedExamples":
-        """See base class."""
         return AugmentedExamples(self._examples, self._augmentations, chain(self._transform, transform))
 
     def preview(self, rows: int) -> Element:
-        """See base class."""
         return self._examples.map(self._transform).preview(rows)
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
-        """See base class."""
         if seed is None:
             return self._examples.map(self._transform).indexed_batches(partition, None)
 

@@ -15,16 +15,13 @@ from tfdist.data.examples import Element, Examples
 from tfdist.data.row_partition import (
     ABSENT,
     EVEN,
-    MICRO_STEPS,
     IndexedBatch,
     ReplicaRows,
     RowAllocation,
     RowPartition,
-    check_equal_shares,
+    check_batch_size,
     replica_range,
-    replicas_text,
     share,
-    shares_text,
     with_none,
     without_absent,
     without_none,
@@ -51,12 +48,6 @@ class Pipeline:
     seed: int
     first: int = 0
     allocation: RowAllocation = EVEN
-
-    def __post_init__(self) -> None:
-        """Validates the attributes."""
-        _check_batch_size(self.batch_size)
-        if self.first < 0:
-            raise InputError(f"The index of the first example must be at least 0. Received: {self.first}.")
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the rows of this process's replicas, in turn: the batches of `indexed_dataset`."""
@@ -96,10 +87,6 @@ class EvaluationPipeline:
     source: Examples
     batch_size: int
 
-    def __post_init__(self) -> None:
-        """Validates the attributes."""
-        _check_batch_size(self.batch_size)
-
     @property
     def steps(self) -> int:
         """Number of batches per pass."""
@@ -125,38 +112,6 @@ def single_pass(examples: Examples, partition: RowPartition) -> tf.data.Dataset:
 @keras_internals.without_autograph
 def _batch(element: IndexedBatch) -> Element:
     return element.batch
-
-
-def _check_batch_size(batch_size: int) -> None:
-    if batch_size < 1:
-        raise InputError(f"--batch_size must be at least 1. Received: {batch_size}.")
-
-
-def check_batch_size(
-    batch_size: int, replicas: int, micro_steps: int = 1, equal: bool = False, name: str = MICRO_STEPS
-) -> None:
-    """Checks that every replica has a row in each micro-step and, with `equal`, that all have the same number of rows.
-
-    On a mesh, a replica is a device along the batch's axis.
-
-    Args:
-      batch_size: global batch size.
-      replicas: number of replicas.
-      micro_steps: micro-steps per step.
-      equal: whether all replicas must have the same number of rows.
-      name: the term for micro-steps, for the error.
-
-    Raises:
-      InputError: the batch size does not allow it.
-    """
-    if equal:
-        check_equal_shares(batch_size, replicas, micro_steps, name)
-    if replicas * micro_steps > batch_size:
-        raise InputError(
-            f"--batch_size must be at least the number of {shares_text(micro_steps, name)}. Received: "
-            f"--batch_size={batch_size} and {replicas_text(replicas, micro_steps, name)}. Every replica needs a row of "
-            "every step."
-        )
 
 
 def prefetch_batches(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:

@@ -99,7 +99,6 @@ class TextSource(Source):
             self._text = tf.constant(np.asarray(text, np.uint8)[: self.size * length + 1])
 
     def fetch(self, indices: tf.Tensor) -> Element:
-        """See base class."""
         positions = indices[:, None] * self._length + tf.range(self._length + 1, dtype=tf.int64)
         window = tf.cast(tf.gather(self._text, positions), tf.int32)
         return window[:, :-1], window[:, 1:]

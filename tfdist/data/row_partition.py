@@ -150,11 +150,15 @@ def apportion(batch_size: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 class RowAllocation:
-    """Allocates the rows of every batch, full or not, as evenly as possible."""
+    """Allocates the rows of full batches by fixed numbers of rows, and of every batch as evenly as possible without them."""
+
+    def __init__(self, counts: Sequence[int] = ()):
+        """Initializes the allocation with the rows of each replica, at least 1; none for an even allocation."""
+        self._counts = tuple(counts)
 
     def counts(self, batch_size: int, size: int) -> tuple[int, ...] | None:
         """Returns the rows of each of `size` replicas in a full batch; None if they may change."""
-        return tuple(rows(batch_size, replica, size)[1] for replica in range(size))
+        return self._counts or tuple(rows(batch_size, replica, size)[1] for replica in range(size))
 
     def share(
         self, batch: tf.Tensor, row_count: tf.Tensor, replica: tf.Tensor, size: int
@@ -167,25 +171,10 @@ class RowAllocation:
           replica: scalar int64, in [0, size).
           size: number of replicas.
         """
-        return share(row_count, replica, size)
-
-
-class FixedAllocation(RowAllocation):
-    """An allocation of full batches that never changes."""
-
-    def __init__(self, counts: Sequence[int]):
-        """Initializes the allocation with the rows of each replica, at least 1."""
-        self._counts = tuple(counts)
-
-    def counts(self, batch_size: int, size: int) -> tuple[int, ...]:
-        """See base class."""
-        return self._counts
-
-    def share(
-        self, batch: tf.Tensor, row_count: tf.Tensor, replica: tf.Tensor, size: int
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See base class."""
-        return _fixed_share(tf.constant(self._counts, tf.int64), replica)
+        if not self._counts:
+            return share(row_count, replica, size)
+        counts = tf.constant(self._counts, tf.int64)
+        return tf.cumsum(counts, exclusive=True)[replica], counts[replica]
 
 
 class ChangingAllocation(RowAllocation):
@@ -202,6 +191,7 @@ class ChangingAllocation(RowAllocation):
           first_step: step of the pipeline's first batch.
           changes: pairs (step, rows of each replica from that step on) in order, the first at or before `first_step`.
         """
+        super().__init__()
         self._first_step = self._next_step = first_step
         self._changes = [(step, np.asarray(counts, np.int64)) for step, counts in changes]
         self._lock = threading.Lock()
@@ -212,9 +202,9 @@ class ChangingAllocation(RowAllocation):
     def share(
         self, batch: tf.Tensor, row_count: tf.Tensor, replica: tf.Tensor, size: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """See base class."""
         counts = tf.numpy_function(self._batch_counts, [batch], tf.int64)
-        return _fixed_share(tf.ensure_shape(counts, [size]), replica)
+        counts = tf.ensure_shape(counts, [size])
+        return tf.cumsum(counts, exclusive=True)[replica], counts[replica]
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[int]:
@@ -237,43 +227,34 @@ class ChangingAllocation(RowAllocation):
 EVEN = RowAllocation()
 
 
-def _fixed_share(counts: tf.Tensor, replica: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return tf.cumsum(counts, exclusive=True)[replica], counts[replica]
+def check_batch_size(
+    batch_size: int, replicas: int, micro_steps: int = 1, equal: bool = False, name: str = "micro-steps"
+) -> None:
+    """Checks that every replica has a row in each micro-step and, with `equal`, that all have the same number of rows.
 
-
-MICRO_STEPS = "micro-steps"
-
-
-def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1, name: str = MICRO_STEPS) -> None:
-    """Checks that every replica gets the same number of rows in each micro-step, for strategies with static shapes.
+    On a mesh, a replica is a device along the batch's axis.
 
     Args:
       batch_size: global batch size.
       replicas: number of replicas.
       micro_steps: micro-steps per step.
+      equal: whether all replicas must have the same number of rows, for strategies with static shapes.
       name: the term for micro-steps, for the error.
 
     Raises:
       InputError: the batch size does not allow it.
     """
     shares = replicas * micro_steps
-    if batch_size % shares:
-        lower = batch_size - batch_size % shares
-        alternatives = " or ".join(str(size) for size in (lower, lower + shares) if size)
-        raise InputError(
-            f"--batch_size must be divisible by the number of {shares_text(micro_steps, name)} for this strategy. "
-            f"Received: --batch_size={batch_size} and {replicas_text(replicas, micro_steps, name)}. Use {alternatives}."
-        )
-
-
-def shares_text(micro_steps: int, name: str = MICRO_STEPS) -> str:
-    """Returns the text for the number of parts of a batch, for messages."""
-    return f"replicas times that of {name}" if micro_steps > 1 else "replicas"
-
-
-def replicas_text(replicas: int, micro_steps: int, name: str = MICRO_STEPS) -> str:
-    """Returns the text for the numbers of replicas and micro-steps, for messages."""
-    return f"{replicas} replica{'s' * (replicas != 1)}" + (f" of {micro_steps} {name} each" if micro_steps > 1 else "")
+    if batch_size >= shares and not (equal and batch_size % shares):
+        return
+    lower = batch_size - batch_size % shares
+    alternatives = " or ".join(str(size) for size in (lower, lower + shares) if size)
+    rule = f"{'divisible by' if equal else 'at least'} the number of replicas"
+    times, of_each = (f" times that of {name}", f" of {micro_steps} {name} each") if micro_steps > 1 else ("", "")
+    raise InputError(
+        f"--batch_size must be {rule}{times}{' for this strategy' if equal else ''}. Received: --batch_size={batch_size} and "
+        f"{replicas} replica{'s' * (replicas != 1)}{of_each}. Use {alternatives}."
+    )
 
 
 @dataclasses.dataclass(frozen=True)

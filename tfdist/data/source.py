@@ -93,21 +93,16 @@ class Source(Examples):
         """
 
     def map(self, transform: Transform) -> "Source":
-        """See base class."""
         return MappedSource(self, transform)
 
     def in_order(self) -> "Source":
-        """See base class."""
         return OrderedSource(self)
 
     @functools.cached_property
     def element_spec(self) -> Any:
-        """See base class."""
         return unbatched_spec(tf.data.Dataset.range(0).batch(1).map(self._fetch).element_spec)
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
-        """See base class."""
-
         def element(positions: tf.Tensor) -> IndexedBatch:
             numbers = positions if seed is None else self._example_indices(positions, seed, partition.batch_size)
             return IndexedBatch(self._fetch(numbers), numbers)
@@ -148,25 +143,20 @@ class MappedSource(Source):
         return self._source._preview_rows
 
     def fetch(self, indices: tf.Tensor) -> Element:
-        """See base class."""
         return keras_internals.with_autograph(self._transform)(*self._source._fetch(indices))
 
     def map(self, transform: Transform) -> Source:
-        """See base class."""
         return MappedSource(self._source, chain(self._transform, transform))
 
     @property
     def checksum(self) -> int | None:
-        """See base class."""
         return self._source.checksum
 
     @property
     def origins(self) -> Origins | None:
-        """See base class."""
         return self._source.origins
 
     def explain(self, error: Exception) -> InputError | None:
-        """See base class."""
         return self._source.explain(error)
 
 
@@ -177,11 +167,9 @@ class OrderedSource(MappedSource):
         super().__init__(source, identity)
 
     def map(self, transform: Transform) -> Source:
-        """See base class."""
         return OrderedSource(self._source.map(transform))
 
     def in_order(self) -> Source:
-        """See base class."""
         return self
 
     def _example_indices(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
@@ -221,7 +209,6 @@ class ArraySource(Source):
         self._bytes = sum(leaf.nbytes for leaf in leaves)
 
     def fetch(self, indices: tf.Tensor) -> Element:
-        """See base class."""
         batch = tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors)
         return keras_internals.with_autograph(self._transform)(*batch)
 
@@ -281,12 +268,13 @@ def stratified_split(labels: np.ndarray, test_size: int) -> tuple[np.ndarray, np
     return train[np.argsort(keys[train])], test[np.argsort(keys[test])]
 
 
-def split_indices(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+def split_indices(labels: np.ndarray, fraction: float, test: object = None) -> tuple[np.ndarray, np.ndarray]:
     """Splits off a fraction for validation, as `stratified_split` does; always the same examples.
 
     Args:
       labels: integers [n]; all equal to ignore classes.
       fraction: fraction of the examples, in [0, 1); with 0, all are training examples, in their original order.
+      test: name of the test part, if the data has one, which leaves no fraction to split off.
 
     Returns:
       The indices of the training examples and of the validation examples, both ascending.
@@ -294,6 +282,10 @@ def split_indices(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.n
     Raises:
       InputError: the fraction is out of range, or leaves no example for one part.
     """
+    if test and fraction:
+        raise InputError(
+            f"Give test data or validation_split, not both. Received: {test} and {fraction}. Leave one out."
+        )
     if not is_number(fraction) or not 0 <= fraction < 1:
         raise InputError(f"validation_split must be a fraction in [0, 1). Received: {fraction!r}.")
     if not fraction:

@@ -1,9 +1,10 @@
 """Data sets without random access, and a run's position in the stream of examples."""
 
+import abc
+import copy
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -29,34 +30,81 @@ _CHECKSUM_EXAMPLES = 64  # number of examples that processes compare before trai
 _NO_SIZE = {tf.data.INFINITE_CARDINALITY: "infinite", tf.data.UNKNOWN_CARDINALITY: "unknown"}
 
 
-class StreamSource(Examples):
-    """A `tf.data.Dataset` of unbatched examples of known cardinality.
+class SequentialExamples(Examples):
+    """Examples without random access.
 
-    The examples of an epoch are shuffled in a buffer, seeded by (seed, epoch). Since the examples of a step must not
-    depend on the number of replicas, every process reads the whole stream and keeps its own rows: on N processes,
-    the data is read N times. Resuming at a step reads and discards the preceding examples of its epoch. If that is too
-    slow, write a `Source`.
+    Since the examples of a step must not depend on the number of replicas, every process reads all of them and keeps its own
+    rows: on N processes, the data is read N times. Resuming at a step reads and discards the preceding examples of its epoch.
+    If that is too slow, write a `Source`.
     """
 
-    def __init__(
-        self,
-        dataset: tf.data.Dataset,
-        buffer_size: int | None = None,
-        transform: Transform = identity,
-        *,
-        shuffle: bool = True,
-    ):
+    _shuffle = True
+
+    def __init__(self) -> None:
+        self._transform: Transform = identity
+
+    @property
+    def element_spec(self) -> Any:
+        return unbatched_spec(self._batches().map(self._transform).element_spec)
+
+    @abc.abstractmethod
+    def _batches(self) -> tf.data.Dataset:
+        """Returns some batches, of which only `element_spec` is used."""
+
+    @abc.abstractmethod
+    def _global_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
+        """Returns the global batches that `partition` covers, each with the indices of its examples: (indices, examples)."""
+
+    def map(self, transform: Transform) -> Self:
+        return self._copy_with(chain(self._transform, transform), self._shuffle)
+
+    def in_order(self) -> Self:
+        return self._copy_with(self._transform, shuffle=False)
+
+    def _copy_with(self, transform: Transform, shuffle: bool) -> Self:
+        examples = copy.copy(self)
+        examples._transform, examples._shuffle = transform, shuffle
+        return examples
+
+    def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
+        @keras_internals.without_autograph
+        def shares(number: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
+            def share(replica: tf.Tensor) -> IndexedBatch:
+                begin, end, _ = partition.share(number, replica)
+                numbers, rows = tf.nest.map_structure(
+                    lambda tensor: tf.ensure_shape(tensor[begin:end], [partition.static_count, *tensor.shape[1:]]),
+                    batch,
+                )
+                return IndexedBatch(rows, numbers)
+
+            return tf.data.Dataset.range(len(partition.replicas)).map(share)
+
+        @keras_internals.without_autograph
+        def transform(rows: IndexedBatch) -> IndexedBatch:
+            return IndexedBatch(keras_internals.with_autograph(self._transform)(*rows.batch), rows.numbers)
+
+        rows = self._global_batches(partition, seed).enumerate().flat_map(shares)
+        rows = rows.apply(tf.data.experimental.assert_cardinality(partition.elements))
+        return rows.map(transform, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+class StreamSource(SequentialExamples):
+    """A `tf.data.Dataset` of unbatched examples of known cardinality.
+
+    The examples of an epoch are shuffled in a buffer, seeded by (seed, epoch).
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, buffer_size: int | None = None):
         """Wraps the data set without reading it.
 
         Args:
           dataset: unbatched examples, (x, y) or (x, y, sample_weight), of equal shapes, in a reproducible order.
           buffer_size: size of the shuffle buffer in examples, at least 1; by default as many as fit in 256 MiB, at least 1000.
-          transform: applied to batches; see `Examples.map`.
-          shuffle: whether each epoch is shuffled.
 
         Raises:
           InputError: the number of examples is unknown, infinite or 0; or examples have another structure.
         """
+        super().__init__()
         size = int(dataset.cardinality())
         if size < 1:
             received = _NO_SIZE.get(size, str(size))
@@ -68,13 +116,6 @@ class StreamSource(Examples):
         check_element(dataset.element_spec)
         self._dataset = dataset = map_to_elements(dataset)
         self._buffer_size = buffer_size or _default_buffer_size(dataset, size)
-        self._transform = transform
-        self._shuffle = shuffle
-
-    @functools.cached_property
-    def element_spec(self) -> Any:
-        """See base class."""
-        return unbatched_spec(self._dataset.batch(1).map(self._transform).element_spec)
 
     @functools.cached_property
     def checksum(self) -> int:
@@ -85,28 +126,16 @@ class StreamSource(Examples):
         with tf.device("CPU:0"):
             return checksum(next(iter(self._dataset.batch(_CHECKSUM_EXAMPLES))))
 
-    def map(self, transform: Transform) -> "StreamSource":
-        """See base class."""
-        combined_transform = chain(self._transform, transform)
-        return StreamSource(self._dataset, self._buffer_size, combined_transform, shuffle=self._shuffle)
+    def _batches(self) -> tf.data.Dataset:
+        return self._dataset.batch(1)
 
-    def in_order(self) -> "StreamSource":
-        """See base class."""
-        return StreamSource(self._dataset, self._buffer_size, self._transform, shuffle=False)
-
-    def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
-        """See base class."""
-        indexed_examples = self._dataset.enumerate()  # before shuffling
-        examples = (
-            indexed_examples.skip(partition.first)
-            if seed is None
-            else self._repeat_epochs(indexed_examples, seed, partition.first)
-        )
-        batches = examples.batch(partition.batch_size, drop_remainder=partition.total is None)
-
-        rows = batches.enumerate().flat_map(split_shares(partition))
-        rows = rows.apply(tf.data.experimental.assert_cardinality(partition.elements))
-        return rows.map(apply_transform(self._transform), num_parallel_calls=tf.data.AUTOTUNE)
+    def _global_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
+        examples = self._dataset.enumerate()  # before shuffling
+        if seed is None:
+            examples = examples.skip(partition.first)
+        else:
+            examples = self._repeat_epochs(examples, seed, partition.first)
+        return examples.batch(partition.batch_size, drop_remainder=partition.total is None)
 
     def _repeat_epochs(self, indexed_examples: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
         @keras_internals.without_autograph
@@ -118,42 +147,6 @@ class StreamSource(Examples):
             return indexed_examples.shuffle(self._buffer_size, seed=number, reshuffle_each_iteration=False)
 
         return tf.data.Dataset.counter(first // self.size).flat_map(epoch).skip(first % self.size)
-
-
-def apply_transform(transform: Transform) -> Callable[[IndexedBatch], IndexedBatch]:
-    """Returns the function that applies a transform to an `IndexedBatch`."""
-
-    def function(element: IndexedBatch) -> IndexedBatch:
-        return IndexedBatch(keras_internals.with_autograph(transform)(*element.batch), element.numbers)
-
-    return keras_internals.without_autograph(function)
-
-
-def split_shares(partition: RowPartition) -> Callable[[tf.Tensor, tuple[tf.Tensor, Element]], tf.data.Dataset]:
-    """Returns a function that splits a global batch into the `IndexedBatch`es of a process's replicas.
-
-    Args:
-      partition: assignment of rows to the process's replicas.
-
-    Returns:
-      A function of the index of a batch and the batch: the indices of its examples, and the examples.
-    """
-
-    @keras_internals.without_autograph
-    def shares(number: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
-        def share(replica: tf.Tensor) -> IndexedBatch:
-            numbers, rows = tf.nest.map_structure(
-                lambda tensor: _slice_rows(tensor, *partition.share(number, replica)[:2], partition.static_count), batch
-            )
-            return IndexedBatch(rows, numbers)
-
-        return tf.data.Dataset.range(len(partition.replicas)).map(share)
-
-    return shares
-
-
-def _slice_rows(tensor: tf.Tensor, begin: tf.Tensor, end: tf.Tensor, static_count: int | None) -> tf.Tensor:
-    return tf.ensure_shape(tensor[begin:end], [static_count, *tensor.shape[1:]])
 
 
 def _default_buffer_size(dataset: tf.data.Dataset, size: int) -> int:

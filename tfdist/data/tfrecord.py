@@ -1,5 +1,6 @@
 """The data set `tfrecord`: files of `tf.train.Example`, with random access by an index built when they are opened."""
 
+import contextlib
 import dataclasses
 import math
 import mmap
@@ -24,10 +25,8 @@ from tfdist.errors.formatting import did_you_mean, nearest
 # A record is its length (8 bytes), a checksum of the length (4), the data, and a checksum of the data (4). Building the
 # index reads only the lengths, which takes some microseconds per record.
 
+_LENGTH = struct.Struct("<Q")
 _HEADER, _FOOTER = 12, 4
-_CRC32C = 0x82F63B78  # reversed polynomial of Castagnoli's CRC
-_MASK = 0xA282EAD8
-_COMPRESSED_HEADERS = (b"\x1f\x8b", b"x\x9c", b"x\x01", b"x\xda")
 
 
 class RecordIndex(NamedTuple):
@@ -78,88 +77,45 @@ def record_index(files: Sequence[str]) -> RecordIndex:
         tuple(files),
         np.repeat(np.arange(len(files), dtype=np.int32), counts),
         np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
-        np.concatenate([offsets for offsets, _ in ranges]),
-        np.concatenate([lengths for _, lengths in ranges]),
+        np.concatenate([np.array(offsets, np.int64) for offsets, _ in ranges]),
+        np.concatenate([np.array(lengths, np.int64) for _, lengths in ranges]),
     )
 
 
-def _ranges(path: str) -> tuple[np.ndarray, np.ndarray]:
+def _ranges(path: str) -> tuple[list[int], list[int]]:
     """Returns the offset and length of each record's data in a file."""
+    offsets: list[int] = []
+    lengths: list[int] = []
+    end = 0
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if not size:
-                return np.zeros(0, np.int64), np.zeros(0, np.int64)
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                _check_first_record(path, content[:_HEADER])
-                starts, lengths, headers = _scan_records(content, size)
+            with (
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else contextlib.nullcontext(b"") as content
+            ):
+                while end + _LENGTH.size <= size:
+                    [length] = _LENGTH.unpack_from(content, end)
+                    offsets.append(end + _HEADER)
+                    lengths.append(length)
+                    end += _HEADER + length + _FOOTER
     except OSError as error:
         raise InputError(f"TFRecord files must be readable. Received: {path}: {error.strerror}.") from error
-    is_valid = _masked_crc(headers[:, :8]) == headers[:, 8:].copy().view("<u4")[:, 0]
-    if not is_valid.all():
-        raise _damage_error(path, f"the header of record {int(np.argmin(is_valid))} has a wrong checksum")
-    if starts[-1] + _HEADER + lengths[-1] + _FOOTER != size:
-        raise _damage_error(path, f"its last record, {len(starts) - 1}, is incomplete")
-    return starts + _HEADER, lengths
-
-
-def _scan_records(content: mmap.mmap, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the position, length and header of each record; the last may be incomplete or damaged."""
-    starts, lengths, headers, position = [], [], [], 0
-    unpack = struct.Struct("<Q").unpack_from
-    while position < size:
-        header = content[position : position + _HEADER].ljust(_HEADER, b"\0")
-        (length,) = unpack(header)
-        starts.append(position)
-        lengths.append(min(length, 2**62))
-        headers.append(header)
-        position += _HEADER + length + _FOOTER
-    table = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER)
-    return np.array(starts, np.int64), np.array(lengths, np.int64), table
-
-
-def _check_first_record(path: str, header: bytes) -> None:
-    table = np.frombuffer(header.ljust(_HEADER, b"\0"), np.uint8)[None]
-    if _masked_crc(table[:, :8])[0] == table[:, 8:].copy().view("<u4")[0, 0]:
-        return
-    if header.startswith(_COMPRESSED_HEADERS):
+    if end != size:
         raise InputError(
-            f"TFRecord files must not be compressed, so that records can be read in any order. Received: {path}. Write it "
-            "without compression."
+            "TFRecord files must be complete, and not compressed, so that records can be read in any order. Received: "
+            f"{path}, of whose record {max(len(offsets) - 1, 0)} the end is missing. Write it again without compression."
         )
-    raise InputError(f"Files must be TFRecord files. Received: {path}, which does not begin with a record.")
-
-
-def _damage_error(path: str, cause: str) -> InputError:
-    return InputError(f"TFRecord files must be complete. Received: {path}: {cause}. Write or copy it again.")
-
-
-def _masked_crc(content: np.ndarray) -> np.ndarray:
-    """Returns the masked CRC-32C of TFRecord files for each row of bytes, uint8 [n, bytes]."""
-    crc = np.full(len(content), 0xFFFFFFFF, np.uint32)
-    for column in content.T:
-        crc = _CRC_TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
-    crc = ~crc
-    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK)
-
-
-def _make_crc_table() -> np.ndarray:
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(_CRC32C), table >> np.uint32(1))
-    return table.astype(np.uint32)
-
-
-_CRC_TABLE = _make_crc_table()
+    return offsets, lengths
 
 
 IMAGE, RAW = "image", "uint8"
 _STORED_DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string, IMAGE: tf.string, RAW: tf.string}
 _FEATURE = re.compile(r"(?P<name>[\w./-]+)\s*:\s*(?P<kind>\w+)\s*(\[(?P<dims>[\d,\s]*)\])?")
 _GRAMMAR = (
-    "features are comma-separated NAME:TYPE or NAME:TYPE[DIMS], where TYPE is int64, float32, string, image (an encoded "
-    "image) or uint8 (bytes of an array)"
+    "features are comma-separated NAME:TYPE or NAME:TYPE[DIMS], at least two, each once, where TYPE is int64, float32, string, "
+    "image (an encoded image, without DIMS) or uint8 (bytes of an array of shape DIMS, such as uint8[28,28,1])"
 )
+_FIELDS = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,25 +153,15 @@ def parse_features(text: str) -> dict[str, Feature]:
     features: dict[str, Feature] = {}
     for part in split_outside_brackets(text, ",") if isinstance(text, str) else []:
         match = _FEATURE.fullmatch(part.strip())
-        if not match:
-            raise InputError(f"{_GRAMMAR}. Received: {part.strip()!r} in features={text!r}.")
-        name, kind = match["name"], match["kind"]
-        if kind not in _STORED_DTYPES:
-            raise InputError(
-                f"{_GRAMMAR}. Received: {kind!r} in features={text!r}.{did_you_mean(kind, _STORED_DTYPES)}"
-            )
-        if name in features:
-            raise InputError(f"A feature is given once. Received: {name!r} twice in features={text!r}.")
-        shape = tuple(int(dim) for dim in (match["dims"] or "").replace(" ", "").split(",") if dim)
-        if (kind == RAW) != bool(shape) and kind in (RAW, IMAGE) or math.prod(shape) < 1:
-            raise InputError(
-                f"uint8 needs the shape of the array, such as uint8[28,28,1], and image has none. Received: {part.strip()!r}."
-            )
-        features[name] = Feature(kind, shape)
+        kind = match["kind"] if match else ""
+        shape = tuple(int(dim) for dim in re.findall(r"\d+", match["dims"] or "")) if match else ()
+        has_shape = {RAW: bool(shape), IMAGE: not shape}.get(kind, True) and math.prod(shape) > 0
+        if not match or kind not in _STORED_DTYPES or match["name"] in features or not has_shape:
+            hint = did_you_mean(kind, _STORED_DTYPES)
+            raise InputError(f"{_GRAMMAR}. Received: {part.strip()!r} in features={text!r}.{hint}")
+        features[match["name"]] = Feature(kind, shape)
     if len(features) < 2:
-        raise InputError(
-            f"A record needs at least two features, the last of which is the label: {_GRAMMAR}. Received: {text!r}."
-        )
+        raise InputError(f"{_GRAMMAR}. Received: features={text!r}.")
     return features
 
 
@@ -231,35 +177,28 @@ def check_record(record: bytes, features: dict[str, Feature], record_name: str) 
       InputError: the record is not an example, or a feature is missing or has another type or number of values.
     """
     try:
-        found_features = tf.train.Example.FromString(record).features.feature
+        values = tf.train.Example.FromString(record).features.feature
     except Exception as error:  # protobuf has several implementations, each with its own error
         raise InputError(f"Records must be serialized tf.train.Example. Received: {record_name}.") from error
-    found_kinds = {name: _type_and_count(value) for name, value in sorted(found_features.items())}
-    found_text = ", ".join(f"{name}:{kind}[{count}]" for name, (kind, count) in found_kinds.items()) or "no features"
+    kinds = {name: feature.kind for name, feature in features.items()}
+    record_features = {name: _describe(value, kinds.get(name)) for name, value in sorted(values.items())}
     for name, feature in features.items():
-        if name not in found_kinds:
+        kind = RAW if feature.kind == RAW else feature.spec.dtype.name
+        if record_features.get(name) != f"{kind}[{math.prod(feature.shape)}]":
+            found_text = ", ".join(f"{name}:{text}" for name, text in record_features.items()) or "no features"
             raise InputError(
-                f"Each feature must be in the records. Received: {name!r}, but {record_name} has {found_text}."
-                f"{did_you_mean(name, found_kinds)}"
-            )
-        kind, count = found_kinds[name]
-        spec = feature.spec
-        if kind != spec.dtype.name or count != math.prod(spec.shape):
-            raise InputError(
-                f"Each feature must have the type and the number of values that records have. Received: {name}:{feature.kind}"
-                f"{list(feature.shape) or ''}, but {record_name} has {name}:{kind}[{count}]."
-            )
-        if feature.kind == RAW and len(found_features[name].bytes_list.value[0]) != math.prod(feature.shape):
-            raise InputError(
-                f"A uint8 feature must have as many bytes as its shape. Received: {name}:uint8{list(feature.shape)}, but "
-                f"{record_name} has {len(found_features[name].bytes_list.value[0])} bytes."
+                "Records must have each feature, with its type and number of values. Received: "
+                f"{name}:{feature.kind}{list(feature.shape) or ''}, but {record_name} has {found_text}."
+                f"{'' if name in record_features else did_you_mean(name, record_features)}"
             )
 
 
-def _type_and_count(feature: tf.train.Feature) -> tuple[str, int]:
-    kinds = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
+def _describe(feature: tf.train.Feature, kind: str | None) -> str:
     field = feature.WhichOneof("kind")
-    return (kinds[field], len(getattr(feature, field).value)) if field else ("nothing", 0)
+    values: Any = getattr(feature, field).value if field else ()
+    if kind == RAW and field == "bytes_list" and len(values) == 1:
+        return f"{RAW}[{len(values[0])}]"
+    return f"{_FIELDS.get(field, 'nothing')}[{len(values)}]"
 
 
 _KIND = "tfrecord"
@@ -302,7 +241,6 @@ class Records(Source):
         self._index, self._parser = index, parser
 
     def fetch(self, indices: tf.Tensor) -> Element:
-        """See base class."""
         records = tf.numpy_function(self._index.read, [indices], tf.string, stateful=False)
         return self._parser.parse(tf.ensure_shape(records, indices.shape))
 
@@ -356,29 +294,19 @@ def tfrecord(
     Raises:
       InputError: files are missing, compressed or damaged, or their first record has other features.
     """
-    if test and validation_split:
-        raise InputError(
-            f"Give test or validation_split, not both. Received: test={test!r}, validation_split={validation_split}."
-        )
     index = record_index(matching_files(_KIND, path, data_dir))
     [first_record] = index.read(np.array([0]))
     parser = _make_parser(features, label, first_record, index.describe(0), (size, channels, crop_to_aspect_ratio))
+    train_records, test_records = split_indices(np.zeros(len(index.offset), np.int32), validation_split, test)
     test_index = record_index(matching_files(_KIND, test, data_dir)) if test else None
     if test_index is not None:
         check_record(test_index.read(np.array([0]))[0], dict(parser.features), test_index.describe(0))
-    else:
-        train_records, test_records = split_indices(np.zeros(len(index.offset), np.int32), validation_split)
-        if len(test_records):
-            test_index, index = index.part(test_records), index.part(train_records)
-    source = Records(index, parser)
+    elif len(test_records):
+        test_index, index = index.part(test_records), index.part(train_records)
+    source, test_source = Records(index, parser), None if test_index is None else Records(test_index, parser)
     x = source.element_spec[0]
-    return DataSet(
-        f"{_KIND}:{path}",
-        source,
-        None if test_index is None else Records(test_index, parser),
-        tuple(x.shape) if isinstance(x, tf.TensorSpec) else (),
-        classes,
-    )
+    shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
+    return DataSet(f"{_KIND}:{path}", source, test_source, shape, classes)
 
 
 def _make_parser(

@@ -21,7 +21,6 @@ from tfdist.config.job_config import RunConfig
 from tfdist.config.train_config import check_arguments
 from tfdist.coordination.group import long_timeout
 from tfdist.data.batches import checksum, replica_part, static_rows
-from tfdist.data.reading_errors import check_cache_files
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
@@ -241,7 +240,6 @@ class Distributed:
         with long_timeout("its data") as deadline:
             self.strategy.peers.agree("data/form", {"form of a batch": str(spec)}, "data: ", deadline)
             self.strategy.group.agree("data/size", {"batches": batches_per_pass}, "data: ", deadline)
-        check_cache_files(self.strategy.group, batches)
         self._prepare(spec)
         name, seconds = f"{self._call.name} {self._call.number}", self._options.stall_shutdown_seconds
         trains = self._call.name == "fit" and not self._call.data  # validation data follows the training data

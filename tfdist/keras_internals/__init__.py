@@ -6,7 +6,6 @@
 from tfdist.keras_internals.fitting import (
     adapt_data,
     array_of,
-    cache_files,
     callback_state,
     clear_functions,
     clear_strategy,

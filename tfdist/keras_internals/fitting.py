@@ -89,14 +89,6 @@ def count_rows(dataset: tf.data.Dataset, first_rows: int) -> int | None:
     return rows if rows >= 0 and min(size, rows) == first_rows else None
 
 
-def cache_files(data: Any) -> list[str]:
-    """Returns the cache files of a data set of `tf.data` and of its sources."""
-    if not isinstance(data, tf.data.Dataset):
-        return []
-    name = data._filename.numpy().decode() if type(data).__name__ == "CacheDataset" else ""
-    return [*([name] if name else []), *(file for source in data._inputs() for file in cache_files(source))]
-
-
 def adapt_data(data: Any) -> AdaptedData:
     """Converts a Python generator or a data loader to batches, as Keras's `fit` does.
 

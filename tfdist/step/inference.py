@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import using
 from tfdist.collectives.rows import gather_structure, mask_if_empty
-from tfdist.data import EvaluationPipeline, Examples, Source, check_equal_shares
+from tfdist.data import EvaluationPipeline, Examples, Source, check_batch_size
 from tfdist.data.batches import count_rows, single_pass
 from tfdist.data.inputs import PaddedSource
 from tfdist.data.row_partition import ReplicaRows, RowPartition
@@ -53,7 +53,7 @@ class Evaluator:
         """
         # Shares must be equal: padding would count in metrics that ignore weights.
         if self._strategy.compiles_replicas:
-            check_equal_shares(batch_size, self._strategy.replicas)
+            check_batch_size(batch_size, self._strategy.replicas, equal=True)
             if data.size % self._strategy.replicas:
                 raise InputError(
                     "The size of a data set to evaluate must be divisible by the number of replicas for this strategy. "

@@ -15,7 +15,6 @@ from tfdist.storage.interface import (
     AppendedFile,
     Entry,
     Info,
-    LockFile,
     NewFile,
     NotRegularFile,
     Storage,
@@ -32,7 +31,6 @@ class FileSystem(Storage):
 
     @contextlib.contextmanager
     def open(self, path: StoragePath) -> Iterator[StoredFile]:
-        """See base class."""
         descriptor = _open_regular_file(path, os.O_RDONLY)
         try:
             yield _StoredFile(descriptor)
@@ -41,7 +39,6 @@ class FileSystem(Storage):
 
     @contextlib.contextmanager
     def create(self, path: StoragePath) -> Iterator[NewFile]:
-        """See base class."""
         try:
             descriptor = os.open(_local_path(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
@@ -53,13 +50,11 @@ class FileSystem(Storage):
             raise OSError(error.errno, error.strerror, str(path)) from error
 
     def append(self, path: StoragePath, *, is_new: bool = False) -> AppendedFile:
-        """See base class."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         descriptor = _open_regular_file(path, flags | os.O_EXCL if is_new else flags, for_writing=True)
         return _AppendedFile(open(descriptor, "ab", buffering=0))
 
     def replace(self, path: StoragePath, data: bytes) -> None:
-        """See base class."""
         partial = _local_path(path.with_name(f"{path.name}.partial"))
         partial.unlink(missing_ok=True)  # left by a killed process, or a link to another file
         with self.create(partial) as file:
@@ -68,20 +63,29 @@ class FileSystem(Storage):
         self.sync_directory(path.parent)
 
     def remove(self, path: StoragePath) -> None:
-        """See base class."""
         _local_path(path).unlink()
 
     @contextlib.contextmanager
-    def lock(self, path: StoragePath, *, exclusive: bool = True) -> Iterator[LockFile]:
+    def lock(self, path: StoragePath, owner: bytes = b"", *, exclusive: bool = True) -> Iterator[None]:
         """See base class. The system releases the lock when the process ends for any reason."""
         descriptor = _open_regular_file(path, os.O_RDWR | os.O_CREAT, for_writing=True)
         with open(descriptor, "r+b", buffering=0) as file:
             if exclusive:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield _LockFile(file)
+            if not owner:
+                yield
+                return
+            with contextlib.suppress(OSError):  # a full disk, of which the run may free space
+                file.truncate(0)
+                _write(descriptor, owner, 0)
+                # The file stays open, and NFS shows changes to other hosts only after close or fsync.
+                os.fsync(descriptor)
+            try:
+                yield
+            finally:
+                file.truncate(0)
 
     def info(self, path: StoragePath) -> Info | None:
-        """See base class."""
         try:
             status = os.stat(_local_path(path))
         except OSError as error:
@@ -91,12 +95,10 @@ class FileSystem(Storage):
         return Info(stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime)
 
     def entries(self, directory: StoragePath) -> list[Entry]:
-        """See base class."""
         with os.scandir(_local_path(directory)) as entries:
             return [Entry(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
     def make_directory(self, directory: StoragePath, *, is_new: bool = False) -> None:
-        """See base class."""
         _local_path(directory).mkdir(parents=not is_new, exist_ok=not is_new)
 
     def remove_directory(self, directory: StoragePath) -> None:
@@ -104,15 +106,12 @@ class FileSystem(Storage):
         shutil.rmtree(_local_path(directory))
 
     def rename(self, path: StoragePath, target: StoragePath) -> None:
-        """See base class."""
         _local_path(path).rename(_local_path(target))
 
     def sync_directory(self, directory: StoragePath) -> None:
-        """See base class."""
         _fsync(_local_path(directory), os.O_DIRECTORY)
 
     def check_writable(self, directory: StoragePath) -> None:
-        """See base class."""
         path = _local_path(directory).absolute()
         nearest_parent = next(parent for parent in (path, *path.parents) if self.exists(parent))
         if not nearest_parent.is_dir():
@@ -121,7 +120,6 @@ class FileSystem(Storage):
             raise PermissionError(errno.EACCES, f"no permission to write in {nearest_parent}", str(directory))
 
     def real_path(self, path: StoragePath) -> Path:
-        """See base class."""
         return Path(os.path.realpath(_local_path(path)))  # `Path.resolve` fails for a cycle of links
 
     @contextlib.contextmanager
@@ -176,20 +174,6 @@ class _AppendedFile(AppendedFile):
 
     def close(self) -> None:
         self._file.close()
-
-
-class _LockFile(LockFile):
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-
-    def write(self, data: bytes) -> None:
-        self._file.truncate(0)
-        _write(self._file.fileno(), data, 0)
-        # The file stays open, and NFS shows changes to other hosts only after close or fsync.
-        os.fsync(self._file.fileno())
-
-    def clear(self) -> None:
-        self._file.truncate(0)
 
 
 def _local_path(path: StoragePath) -> Path:

@@ -160,18 +160,6 @@ class AppendedFile(abc.ABC):
         """Closes the file without writing to it."""
 
 
-class LockFile(abc.ABC):
-    """A locked file. Its contents are informational: the lock does not depend on them."""
-
-    @abc.abstractmethod
-    def write(self, data: bytes) -> None:
-        """Replaces the contents durably, so that other hosts can read them."""
-
-    @abc.abstractmethod
-    def clear(self) -> None:
-        """Truncates the file."""
-
-
 class Storage(abc.ABC):
     """A store of durable files: a tree of directories and files that all processes of a run see.
 
@@ -218,11 +206,12 @@ class Storage(abc.ABC):
         """Removes a file."""
 
     @abc.abstractmethod
-    def lock(self, path: StoragePath, *, exclusive: bool = True) -> AbstractContextManager[LockFile]:
+    def lock(self, path: StoragePath, owner: bytes = b"", *, exclusive: bool = True) -> AbstractContextManager[object]:
         """Locks a file, created if necessary, until the context exits or the process ends.
 
         Args:
           path: path of the file.
+          owner: contents of the file in the context, which other hosts can read, if they can be written; for information only.
           exclusive: False opens the file without locking it, where locks are not supported.
 
         Raises:

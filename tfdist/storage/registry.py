@@ -5,15 +5,11 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 from tfdist.errors import InputError
 from tfdist.storage.file_system import FileSystem
 from tfdist.storage.interface import AnyPath, Storage, StoragePath, Url
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
-
 
 _STORAGES: dict[str, Callable[[], Storage]] = {"file": FileSystem}
 
@@ -52,8 +48,9 @@ def path_of(path: AnyPath) -> StoragePath:
             raise InputError(f"A file URL must have three slashes and no host. Received: {text}. Give file:///PATH.")
         return pathlib.Path(key)
     if _storage(scheme) is None:
+        schemes = ", ".join(f"{name}://" for name in sorted({*_STORAGES, *_entry_points()}))
         raise InputError(
-            f"A path must be local, or begin with the scheme of a known storage: {', '.join(_schemes())}. Received: "
+            f"A path must be local, or begin with the scheme of a known storage: {schemes}. Received: "
             f"{text}. Give another path, install a package that provides this storage, or call tfdist.storage.register."
         )
     return Url(scheme, key)
@@ -75,19 +72,16 @@ def storage_of(path: AnyPath) -> Storage:
 def _storage(scheme: str) -> Storage | None:
     if scheme in _STORAGES:
         return _STORAGES[scheme]()
-    points = [point for point in _entry_points() if point.name == scheme]
-    return cast(Storage, points[0].load()()) if points else None
+    load = _entry_points().get(scheme)
+    return load()() if load else None
 
 
-def _schemes() -> list[str]:
-    return [f"{scheme}://" for scheme in sorted({*_STORAGES, *(point.name for point in _entry_points())})]
-
-
-def _entry_points() -> "EntryPoints":
+def _entry_points() -> dict[str, Callable[[], Any]]:
+    """Returns the functions that load the storages of installed packages, by scheme."""
     # Imported here because it takes 15 ms, and most runs use the file system.
     from importlib.metadata import entry_points
 
-    return entry_points(group=ENTRY_POINTS)
+    return {point.name: point.load for point in entry_points(group=ENTRY_POINTS)}
 
 
 def text_of(file: AnyPath) -> str:

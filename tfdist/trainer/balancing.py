@@ -8,7 +8,7 @@ import numpy as np
 
 from tfdist.config.balance import MEASURED, WEIGHTS, Balance, parse_balance
 from tfdist.coordination.group import LONG_SECONDS
-from tfdist.data.row_partition import EVEN, ChangingAllocation, FixedAllocation, RowAllocation, apportion
+from tfdist.data.row_partition import EVEN, ChangingAllocation, RowAllocation, apportion
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.trainer.train_state import ReplicaSpeeds, TrainState
@@ -65,7 +65,7 @@ class MeasuredBalancing(Balancing):
 
     def allocation_at(self, step: int) -> RowAllocation:
         allocations = reversed(self._speeds.allocations)
-        return FixedAllocation(next(allocation.counts for allocation in allocations if allocation.step <= step))
+        return RowAllocation(next(allocation.counts for allocation in allocations if allocation.step <= step))
 
     def next(self, step: int) -> int | None:
         start = self._speeds.allocations[-1].step
@@ -118,7 +118,7 @@ def make_balancing(balance: Balance, strategy: Strategy, state: TrainState, batc
     if balance.kind == MEASURED and strategy.replicas > 1:
         return MeasuredBalancing(strategy, state, batch_size)
     state.speeds = None
-    return Balancing(FixedAllocation(apportion(batch_size, balance.weights)) if balance.kind == WEIGHTS else EVEN)
+    return Balancing(RowAllocation(apportion(batch_size, balance.weights)) if balance.kind == WEIGHTS else EVEN)
 
 
 def validate_balance(text: str, strategy: Strategy) -> Balance:

@@ -23,7 +23,7 @@ from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, Examples, as_examples
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
 from tfdist.data.inputs import input_examples
-from tfdist.data.reading_errors import check_cache_files, explain_reading_errors
+from tfdist.data.reading_errors import explain_reading_errors
 from tfdist.distribution.strategy import Strategy, current_strategy
 from tfdist.errors import InputError, describe_error, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
@@ -379,7 +379,6 @@ class Trainer:
           DesyncError: replicas have diverged.
         """
         callbacks = check_fit(callbacks, class_weight, schedule, checks, reporting, checkpoints)
-        check_cache_files(self.strategy.group, x, validation_data)
         length: dict[str, Any] = {"epochs": epochs, "steps": steps, "steps_per_epoch": steps_per_epoch}
         length |= {"initial_epoch": initial_epoch, "batch_size": batch_size}
         length |= {"validation_steps": validation_steps, "validation_freq": validation_freq}

@@ -215,7 +215,7 @@ def test_blocks_that_do_not_make_a_tensor(tmp_path, write, on_ranks):
         ({"values": float("nan")}, "Out of range float values are not JSON compliant"),
         ({"values": np.float32(1)}, "TypeError('Object of type float32 is not JSON serializable')"),
         ({"values": {9: 1, 10: 2}}, "its content does not match its own hash"),  # sorted differently as text
-        ({"seed": None}, "seed is None, not an integer"),
+        ({"seed": None}, "seed of the manifest is None"),
         ({"step": 2**63}, "step is 9223372036854775808"),
     ],
 )

@@ -1,14 +1,13 @@
-"""Bytes go to files and back with their hashes, also in the background."""
+"""Bytes go to files and back with their hashes."""
 
 import hashlib
 import os
-import threading
 import time
 
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.format import BackgroundWriter, files
+from tfdist.checkpoint.format import files
 from tfdist.storage import FileSystem
 
 SIZES = [0, 1, files.CHUNK, files.PIECE - 1, files.PIECE, files.PIECE + 1, 2 * files.PIECE + 7]
@@ -85,43 +84,3 @@ def test_the_end_of_a_file_is_an_error(read, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(EOFError):
         read(files.pieces(0, 10, np.zeros(10, np.uint8)), 1)
-
-
-def test_it_writes_beside_the_caller():
-    writer, go = BackgroundWriter(), threading.Event()
-    done = []
-    writer.start(lambda: done.append(go.wait(60)))
-    assert not done
-    go.set()
-    writer.wait()
-    assert done == [True]
-
-
-def test_one_thing_at_a_time_in_order():
-    writer, first = BackgroundWriter(), threading.Event()
-    order = []
-    writer.start(lambda: (first.wait(0.05), order.append(1)))
-    writer.start(lambda: order.append(2))
-    assert order[0] == 1
-    writer.wait()
-    assert order == [1, 2]
-
-
-def test_what_went_wrong_is_raised_once_where_somebody_waits():
-    writer, done = BackgroundWriter(), []
-
-    def fail() -> None:
-        raise OSError("disk full")
-
-    writer.start(fail)
-    with pytest.raises(OSError, match="disk full"):
-        writer.start(lambda: done.append(1))
-    assert not done
-    writer.wait()
-    writer.start(lambda: done.append(1))
-    writer.wait()
-    assert done == [1]
-
-
-def test_waiting_for_nothing_is_nothing():
-    BackgroundWriter().wait()

@@ -111,7 +111,7 @@ def test_rows_without_values(tmp_path):
         ("a,b\n", '(label="a")', "a line of names only"),
         ("a,b\n1,2\ninf,3\n", '(label="b")', "'inf' in column 'a', line 3"),
         ("a,b\n" + "".join(f"id{i},0\n" for i in range(101)), '(label="b")', r"101 in column 'a'.*drop=\('a',\)"),
-        ("a,b\n,\n", '(label="b", drop_missing=True)', "no complete row"),
+        ("a,b\n,\n", '(label="b", drop_missing=True)', "value in each column. Received: none"),
     ],
 )
 def test_what_is_no_such_table_is_an_error(tmp_path, text, arguments, says):
@@ -192,7 +192,7 @@ def test_the_files_of_keras(tmp_path):
     x, y = everything(found.test)
     np.testing.assert_allclose(x, np.full((4, 4, 4, 1), 0.2))
     np.testing.assert_array_equal(y, Y[:4])
-    with pytest.raises(InputError, match="without a test part"):
+    with pytest.raises(InputError, match="Give test data or validation_split, not both. Received: .*data.npz and 0.5"):
         load(f"{name}(validation_split=0.5)")
 
 

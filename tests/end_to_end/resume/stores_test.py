@@ -97,7 +97,7 @@ def test_a_library_s_run_goes_on_from_the_newest_of_both(single, tmp_path):
 
 def test_a_run_that_is_preempted_has_a_checkpoint_and_keeps_its_commits(single, tmp_path, monkeypatch):
     stop = At(4, heard(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGTERM)))
-    with pytest.raises(Preempted, match="which is saved in .*disk"):
+    with pytest.raises(Preempted, match="saved at step .*disk"):
         fit(small(single), tmp_path, 100, [stop], every="0")
     [stopped], kept = steps_of(tmp_path / "disk"), steps_of(tmp_path / "memory")
     assert kept and kept[0] <= stopped

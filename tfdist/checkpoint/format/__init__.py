@@ -3,9 +3,8 @@
 `manifest.py` and `shard.py` define the format. This package does not depend on TensorFlow.
 """
 
-from tfdist.checkpoint.format.atomic_write import BackgroundWriter, HostPlacement, commit, copy_holder
+from tfdist.checkpoint.format.atomic_write import HostPlacement, commit, copy_holder
 from tfdist.checkpoint.format.directory import (
-    Holder,
     NoLock,
     checkpoints_at,
     clean_partial,
@@ -22,12 +21,10 @@ from tfdist.checkpoint.format.shard import Part, shard_bytes, write_shard
 from tfdist.errors import CheckpointError, CorruptCheckpointError
 
 __all__ = [
-    "BackgroundWriter",
     "Checkpoint",
     "CheckpointError",
     "CorruptCheckpointError",
     "LocalFiles",
-    "Holder",
     "NoLock",
     "Part",
     "HostPlacement",

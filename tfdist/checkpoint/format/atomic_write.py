@@ -4,19 +4,16 @@ Rank 0 creates a partial directory, every rank writes its shard and its index th
 renames the directory. Without a directory shared by all ranks, the first rank of each host does the work of rank 0 there.
 """
 
-import base64
 import contextlib
 import dataclasses
 import json
-import threading
-import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from tfdist.checkpoint.format import directory as checkpoint_directory
-from tfdist.checkpoint.format import files, json_validation, manifest
-from tfdist.checkpoint.format.entries import Index, merge_indices
+from tfdist.checkpoint.format import files, manifest
+from tfdist.checkpoint.format.entries import Index, merge_indices, parse
 from tfdist.checkpoint.format.shard import Part, shard_name, write_shard
 from tfdist.coordination import Group, Json
 from tfdist.errors import CheckpointError
@@ -25,7 +22,7 @@ from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 # Without a shared directory, each host has the manifest, the files of its ranks, and copies of files of the previous host.
 # Replicated data is in one file, which each host writes without communication. The loss of one host loses no data.
 
-_MESSAGE = 1 << 19  # characters per message of a group, without its framing
+_MESSAGE = 1 << 18  # characters per message of a group, in which each may be escaped
 _MAX_ERROR_LENGTH = 500  # of a rank's error message
 _MAX_ERRORS = 3  # number of ranks whose errors are in a message
 
@@ -79,10 +76,10 @@ class MultiHost:
             files.write(partial / shard_name(rank), data.data)
         numbered_parts = ((self._group.rank, parts), (self._group.size, self._placement.replicated_parts))
         index, replicated_index = (
-            manifest.dump_index(write_shard(partial, number, shard_parts)) for number, shard_parts in numbered_parts
+            dataclasses.asdict(write_shard(partial, number, shard_parts)) for number, shard_parts in numbered_parts
         )
         # Encoded here, because a failure in `exchange` would leave the other ranks waiting.
-        self._text = _pack(self._metadata | {"own": index, "replicated": replicated_index})
+        self._text = json.dumps(self._metadata | {"own": index, "replicated": replicated_index})
 
     def exchange(self, name: str, deadline: float) -> None:
         """Exchanges the indices of all ranks, and rank 0's flags and values; every process must call it.
@@ -97,7 +94,7 @@ class MultiHost:
         Raises:
           ValueError: on rank 0, if parts that should be replicated differ between hosts.
         """
-        self._messages = list(map(_unpack, self._texts))
+        self._messages = list(map(json.loads, self._texts))
         if self._group.rank == 0:
             for rank in self._first_ranks[1:]:
                 self._check_replicated_parts(rank)
@@ -112,15 +109,11 @@ class MultiHost:
         """Returns the index of all files, and rank 0's flags and values."""
         metadata = self._messages[0]
         indices = [metadata["replicated"], *(message["own"] for message in self._messages)]
-        return merge_indices(map(json_validation.index, indices)), metadata["flags"], metadata["values"]
-
-
-def _pack(value: Json) -> str:
-    return base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
-
-
-def _unpack(text: str) -> Json:
-    return json.loads(zlib.decompress(base64.b64decode(text)))
+        return (
+            merge_indices(parse(Index, index, "an index") for index in indices),
+            metadata["flags"],
+            metadata["values"],
+        )
 
 
 def _gather_text(group: Group, name: str, text: str, deadline: float) -> list[str]:
@@ -178,48 +171,13 @@ def commit(
     if keep < 1:
         raise ValueError(f"keep must be at least 1. Received: keep={keep}.")
     home = path_of(directory)
-    partial_path, final_path = (
-        checkpoint_directory.partial_path(home, step),
-        home / checkpoint_directory.checkpoint_name(step),
-    )
+    partial_path = checkpoint_directory.partial_path(home, step)
+    final_path = home / checkpoint_directory.checkpoint_name(step)
     multi_host = MultiHost(group, placement, flags, values) if placement else None
     writer = multi_host or _SharedDirectory(group, partial_path, flags, values)
-    stages = _Stages(group, noun, checkpoint_directory.checkpoint_name(step), deadline)
 
-    def publish() -> None:
-        index, shared_flags, shared_values = writer.content()
-        content = manifest.Manifest(step, seed, shared_flags, shared_values, index)
-        files.write(partial_path / manifest.NAME, manifest.dump(content))
-        checkpoint_directory.publish(partial_path, final_path)
-
-    try:
-        stages.run("begin", lambda: checkpoint_directory.make_partial(home, step), writer.is_first)
-        stages.run("shards", lambda: writer.write(partial_path, parts))
-        if multi_host:
-            multi_host.exchange(f"{noun} {final_path.name} index", deadline)
-            stages.run("indices", multi_host.decode)
-        stages.run("manifest", publish, writer.is_first)
-        # After the publication in all directories.
-        stages.run("prune", lambda: checkpoint_directory.prune(home, keep, final_path, keep_steps), writer.is_first)
-    except BaseException:
-        if writer.is_first:  # files that cannot be removed now are removed by the next write
-            with contextlib.suppress(OSError):
-                storage_of(partial_path).remove_directory(partial_path)
-        raise
-    return final_path
-
-
-class _Stages:
-    """Runs the stages of a write on each rank, and reports failures to all ranks."""
-
-    def __init__(self, group: Group, noun: str, name: str, deadline: float):
-        self._group = group
-        self._noun = noun
-        self._name = name
-        self._deadline = deadline
-
-    def run(self, stage: str, action: Callable[[], object], takes_part: bool = True) -> None:
-        """Runs the action if this rank takes part; returns when every rank has completed the stage."""
+    def run(stage: str, action: Callable[[], object], takes_part: bool = True) -> None:
+        """Runs a stage on the ranks that take part; returns when all have completed it, and reports failures to all."""
         failure: Exception | None = None
         try:
             if takes_part:
@@ -227,10 +185,32 @@ class _Stages:
         except Exception as error:  # any error, because the other ranks wait for a message
             failure = error
         message = None if failure is None else _error_text(failure)
-        answers = self._group.gather(f"{self._noun} {self._name} {stage}", message, self._deadline)
+        answers = group.gather(f"{noun} {final_path.name} {stage}", message, deadline)
         failures = {rank: answer for rank, answer in enumerate(answers) if answer is not None}
         if failures:
-            raise CheckpointError(_message(self._noun, self._name, failures)) from failure
+            raise CheckpointError(_message(noun, final_path.name, failures)) from failure
+
+    def publish() -> None:
+        index, shared_flags, shared_values = writer.content()
+        content = manifest.Manifest(index.shards, index.tensors, step, seed, dict(shared_flags), shared_values)
+        files.write(partial_path / manifest.NAME, manifest.dump(content))
+        checkpoint_directory.publish(partial_path, final_path)
+
+    try:
+        run("begin", lambda: checkpoint_directory.make_partial(home, step), writer.is_first)
+        run("shards", lambda: writer.write(partial_path, parts))
+        if multi_host:
+            multi_host.exchange(f"{noun} {final_path.name} index", deadline)
+            run("indices", multi_host.decode)
+        run("manifest", publish, writer.is_first)
+        # After the publication in all directories.
+        run("prune", lambda: checkpoint_directory.prune(home, keep, final_path, keep_steps), writer.is_first)
+    except BaseException:
+        if writer.is_first:  # files that cannot be removed now are removed by the next write
+            with contextlib.suppress(OSError):
+                storage_of(partial_path).remove_directory(partial_path)
+        raise
+    return final_path
 
 
 class _SharedDirectory:
@@ -242,7 +222,7 @@ class _SharedDirectory:
 
     def write(self, partial: StoragePath, parts: Sequence[Part]) -> None:
         index = write_shard(partial, self._group.rank, parts)
-        files.write(_index_file(partial, self._group.rank), manifest.seal(manifest.dump_index(index)))
+        files.write(_index_file(partial, self._group.rank), manifest.seal(dataclasses.asdict(index)))
 
     def content(self) -> tuple[Index, Json, Json]:
         return _merge_index_files(self._partial, self._group), self._flags, self._values
@@ -260,7 +240,7 @@ def _merge_index_files(partial: StoragePath, group: Group) -> Index:
             index_files.append(file)
         elif rank not in group.departed_members:
             raise FileNotFoundError(f"the part of rank {rank} is missing: there is no {file}")
-    index = merge_indices(json_validation.index(manifest.unseal(files.read(file))) for file in index_files)
+    index = merge_indices(parse(Index, manifest.unseal(files.read(file)), "an index") for file in index_files)
     for name, expected_size in index.shards.items():
         info = storage.info(partial / name)
         if info is None or info.size != expected_size:
@@ -282,43 +262,3 @@ def _message(noun: str, name: str, failures: Mapping[int, str]) -> str:
         f"Every rank must write its part of a {noun}. Received, for {name}: {'; '.join([*errors, *suffix])}. "
         f"Free space, or repair the directory, which all ranks share; earlier {noun}s are unchanged."
     )
-
-
-class BackgroundWriter:
-    """A daemon thread that writes at most one checkpoint at a time; a program must wait for it before it ends."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def start(self, write: Callable[[], object]) -> None:
-        """Starts a write after the previous one has completed.
-
-        Args:
-          write: function that writes; its exception is raised by `wait` or the next `start`.
-
-        Raises:
-          BaseException: exception of the previous write, in which case no write is started.
-        """
-        self.wait()
-        self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Waits until nothing is being written.
-
-        Raises:
-          BaseException: exception of the write, once.
-        """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _run(self, write: Callable[[], object]) -> None:
-        try:
-            write()
-        except BaseException as error:  # raised in `wait`
-            self._error = error

@@ -20,7 +20,7 @@ import socket
 from collections.abc import Collection, Iterable, Iterator
 
 from tfdist.errors import InputError
-from tfdist.storage import AnyPath, LockFile, StoragePath, path_of, storage_of
+from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _COMPLETE_NAME = re.compile(r"step-([0-9]{9,18})")
 _DAMAGED_NAME = re.compile(r"step-.*\.damaged.*")
@@ -33,11 +33,6 @@ _log = logging.getLogger(__name__)
 def checkpoint_name(step: int) -> str:
     """Returns the directory name of a step's checkpoint."""
     return f"step-{step:09d}"
-
-
-def is_checkpoint_name(text: str) -> bool:
-    """Returns whether a string is the directory name of a checkpoint."""
-    return _COMPLETE_NAME.fullmatch(text) is not None
 
 
 def step_of(path: StoragePath) -> int:
@@ -68,7 +63,7 @@ def checkpoints_at(path: AnyPath) -> list[StoragePath]:
     """Returns the checkpoints at a path, newest first: the path itself, or those in it or in its run."""
     directory = path_of(path)
     run_checkpoints = directory / "checkpoints"
-    if is_checkpoint_name(directory.name) and not storage_of(run_checkpoints).exists(run_checkpoints):
+    if _COMPLETE_NAME.fullmatch(directory.name) and not storage_of(run_checkpoints).exists(run_checkpoints):
         return [directory]
     return newest(directory) or newest(run_checkpoints)
 
@@ -112,15 +107,6 @@ def clean_partial(directory: AnyPath) -> None:
             storage.rename(path, complete_path)  # the process was killed between two renames, so this is the only copy
         else:
             _discard(path)
-
-
-@contextlib.contextmanager
-def _warning_on_error(path: StoragePath) -> Iterator[None]:
-    """Turns an error into a warning, logged once per directory."""
-    try:
-        yield
-    except OSError as error:
-        _warn(path, error.strerror or str(error))
 
 
 @functools.cache  # removal is retried with each checkpoint
@@ -189,8 +175,7 @@ def prune(directory: StoragePath, keep: int, latest: StoragePath, keep_steps: Co
     """
     for path in newest(directory)[keep:]:
         if path != latest and step_of(path) not in keep_steps:
-            with _warning_on_error(path):
-                _discard(_rename(path, _pruned_name(path)))
+            _discard(path, is_complete=True)
 
 
 def remove(path: StoragePath) -> None:
@@ -206,9 +191,13 @@ def _pruned_name(checkpoint: StoragePath) -> str:
     return f".{checkpoint.name}.pruned"
 
 
-def _discard(path: StoragePath) -> None:
-    with _warning_on_error(path):
+def _discard(path: StoragePath, is_complete: bool = False) -> None:
+    """Removes a directory, a complete checkpoint under another name; an error becomes a warning, logged once per directory."""
+    try:
+        path = _rename(path, _pruned_name(path)) if is_complete else path
         storage_of(path).remove_directory(path)
+    except OSError as error:
+        _warn(path, error.strerror or str(error))
 
 
 def _matching_directories(
@@ -226,55 +215,27 @@ class NoLock(InputError):
     """The directory cannot be locked, whether or not it is in use."""
 
 
-class Holder:
-    """Describes the process that holds a lock, in the lock file, for information only.
-
-    Attributes:
-      is_written: whether the description has been written.
-    """
-
-    def __init__(self, file: LockFile):
-        self._file = file
-        start_time = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
-        self._description = f"process {os.getpid()} on {socket.gethostname()} since {start_time}\n".encode()
-        self.is_written = False
-
-    def write_owner(self) -> None:
-        """Writes the description for other hosts to read, unless it has been written; may fail on a full disk."""
-        if self.is_written:
-            return
-        try:
-            self._file.write(self._description)
-            self.is_written = True
-        except OSError:
-            self.clear()  # an incomplete description would be misread
-
-    def clear(self) -> None:
-        """Removes the description."""
-        with contextlib.suppress(OSError):
-            self._file.clear()
-
-
 @contextlib.contextmanager
-def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclusive: bool = True) -> Iterator[Holder]:
+def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclusive: bool = True) -> Iterator[None]:
     """Locks a directory against other processes on all hosts that share it, until the context exits or the process ends.
+
+    The lock file describes this process, for information only.
 
     Args:
       directory: existing directory of a run, or of its checkpoints.
       remedy: remedy for a locked directory, as the end of a sentence.
       exclusive: False only writes the description, where locks are not supported.
 
-    Yields:
-      The description of this process, which may not have been written yet.
-
     Raises:
       InputError: another process holds the lock.
       NoLock: the directory cannot be locked.
     """
     path = path_of(directory) / NAME
+    start_time = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
+    owner = f"process {os.getpid()} on {socket.gethostname()} since {start_time}\n".encode()
     with contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context(storage_of(path).lock(path, exclusive=exclusive))
+            stack.enter_context(storage_of(path).lock(path, owner, exclusive=exclusive))
         except BlockingIOError as error:
             raise _in_use_error(path, remedy) from error
         except OSError as error:
@@ -282,10 +243,7 @@ def lock(directory: AnyPath, remedy: str = "give another --output_dir", *, exclu
                 f"The directory of a run must support file locks. Received: {path}: {error.strerror}. "
                 f"{remedy[0].upper()}{remedy[1:]}."
             ) from error
-        holder = Holder(file)
-        holder.write_owner()
-        stack.callback(holder.clear)
-        yield holder
+        yield
 
 
 def _in_use_error(path: StoragePath, remedy: str) -> InputError:

@@ -1,14 +1,18 @@
-"""Metadata of a checkpoint's tensors."""
+"""Metadata of a checkpoint's tensors, also parsed from untrusted JSON."""
 
 import dataclasses
 import math
+import re
+import typing
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from tfdist.checkpoint.format import files
 
+_SHARD = re.compile(r"shard-[0-9]{5,9}\.safetensors")  # a name in the checkpoint's directory, without a path
 _MAX_BYTES = 2**63 - 1  # of an array
 _MAX_AXES = 32  # supported by every version of NumPy
 
@@ -96,12 +100,35 @@ def merge_indices(indices: Iterable[Index]) -> Index:
     return Index(shards, {name: TensorEntry(*kinds[name], tuple(parts[name])) for name in kinds})
 
 
+def parse(kind: Any, value: Any, label: str) -> Any:
+    """Returns JSON as a value of a type: a dataclass, `Mapping[str, T]`, `tuple[T, ...]`, int, str or Any.
+
+    Raises:
+      ValueError: the JSON has another form; the message names the problem.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        kinds = {field.name: field.type for field in dataclasses.fields(kind)}
+        if value.keys() == kinds.keys():
+            return kind(**{name: parse(kinds[name], value[name], f"{name} of {label}") for name in kinds})
+    elif origin is Mapping and isinstance(value, dict):
+        return {name: parse(arguments[1], item, f"{name!r:.80} in {label}") for name, item in value.items()}
+    elif origin is tuple and isinstance(value, list):
+        return tuple(parse(arguments[0], item, label) for item in value)
+    elif kind is Any or type(value) is kind:
+        return value
+    raise ValueError(f"{label} is {value!r:.80}")
+
+
 def check(index: Index) -> None:
     """Checks that an index is consistent, but not the sizes of the files.
 
     Raises:
       ValueError: it is inconsistent.
     """
+    for file in index.shards:
+        if not _SHARD.fullmatch(file):
+            raise ValueError(f"a shard's name is {file!r:.80}")
     used_keys = set()
     for name, tensor in index.tensors.items():
         _check_size(name, tensor)
@@ -120,7 +147,11 @@ def check(index: Index) -> None:
 
 def _check_size(name: str, tensor: TensorEntry) -> None:
     shape = tensor.shape
-    if len(shape) > _MAX_AXES or math.prod(max(1, n) for n in shape) * tensor.numpy_dtype.itemsize > _MAX_BYTES:
+    if tensor.dtype not in files.DTYPES:
+        raise ValueError(f"the type of {name} is {tensor.dtype!r:.40}")
+    if len(shape) > _MAX_AXES or min(shape, default=0) < 0:
+        raise ValueError(f"{name} cannot have the shape {shape}")
+    if math.prod(max(1, n) for n in shape) * tensor.numpy_dtype.itemsize > _MAX_BYTES:
         raise ValueError(f"{name} cannot have the shape {shape}")
 
 
@@ -128,7 +159,8 @@ def _check_tiling(name: str, tensor: TensorEntry) -> None:
     axes = len(tensor.shape)
     for part in tensor.parts:
         if not len(part.offset) == len(part.shape) == axes or any(
-            begin + size > length for begin, size, length in zip(part.offset, part.shape, tensor.shape, strict=True)
+            not 0 <= begin <= begin + size <= length
+            for begin, size, length in zip(part.offset, part.shape, tensor.shape, strict=True)
         ):
             raise ValueError(f"a block of {name} is {part.shape} at {part.offset}, outside of {tensor.shape}")
     if sum(math.prod(part.shape) for part in tensor.parts) != math.prod(tensor.shape):

@@ -25,7 +25,7 @@ _DAMAGE = {
     # A bad sector, or a wrong checksum of the file system; over a network, it may be temporary.
     errno.EIO: "the disk cannot read it; if it becomes readable again, rename it back",
 }
-_CODES = {
+CODES = {  # names of dtypes in safetensors
     "bool": "BOOL",
     "int8": "I8",
     "int16": "I16",
@@ -44,7 +44,7 @@ _CODES = {
     "complex64": "C64",
 }
 # Little-endian, as in safetensors. NumPy does not know the names of ml_dtypes until it is imported.
-DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)).newbyteorder("<") for name in _CODES}
+DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)).newbyteorder("<") for name in CODES}
 PIECE = 4 << 20  # bytes of a block with one hash; part of the format
 CHUNK = 1 << 18  # bytes hashed and written at a time, while they are in the processor's cache
 
@@ -99,11 +99,6 @@ def read(path: StoragePath) -> bytes:
 def is_known(dtype: np.dtype) -> bool:
     """Returns whether arrays of a dtype can be stored, which excludes those with the other byte order."""
     return DTYPES.get(dtype.name) == dtype
-
-
-def safetensors_dtype(name: str) -> str:
-    """Returns the safetensors name of a dtype in `DTYPES`."""
-    return _CODES[name]
 
 
 class Piece(NamedTuple):

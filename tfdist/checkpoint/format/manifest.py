@@ -9,8 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.checkpoint.format import json_validation
-from tfdist.checkpoint.format.entries import Index, check
+from tfdist.checkpoint.format.entries import Index, check, parse
 from tfdist.coordination import Json
 from tfdist.errors import CorruptCheckpointError, InputError
 from tfdist.storage import StoragePath
@@ -20,22 +19,22 @@ NAME = "manifest.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
-    """Contents of a manifest.
+class Manifest(Index):
+    """Contents of a manifest: an index and more values.
 
     Attributes:
       step: number of completed updates.
       seed: seed of the run.
       flags: resolved flags of the run by name.
       values: state other than tensors.
-      index: the tensors and their locations.
+      version: version of the format.
     """
 
     step: int
     seed: int
     flags: Mapping[str, Json]
     values: Json
-    index: Index
+    version: int = VERSION
 
 
 def seal(content: Mapping[str, Json]) -> bytes:
@@ -75,33 +74,9 @@ def dump(manifest: Manifest) -> bytes:
       ValueError, TypeError: flags or values are not JSON, the parts do not tile their tensors, or `load` would fail
         for another reason.
     """
-    data = seal(
-        {
-            "version": VERSION,
-            "step": manifest.step,
-            "seed": manifest.seed,
-            "flags": dict(manifest.flags),
-            "values": manifest.values,
-            **dump_index(manifest.index),
-        }
-    )
-    _manifest(unseal(data))
+    data = seal(dataclasses.asdict(manifest))
+    _parse(unseal(data))
     return data
-
-
-def dump_index(index: Index) -> dict[str, Json]:
-    """Returns an index as JSON."""
-    return {
-        "shards": dict(index.shards),
-        "tensors": {
-            name: {
-                "dtype": tensor.dtype,
-                "shape": tensor.shape,
-                "parts": [dataclasses.asdict(part) for part in tensor.parts],
-            }
-            for name, tensor in index.tensors.items()
-        },
-    }
 
 
 def load(path: StoragePath, data: bytes) -> Manifest:
@@ -117,32 +92,22 @@ def load(path: StoragePath, data: bytes) -> Manifest:
     """
     try:
         content = unseal(data)
-        version = json_validation.natural(content.get("version"), "version")
+        version = content.get("version")
+        if type(version) is not int or version <= VERSION:
+            return _parse(content)
     except ValueError as error:
         raise CorruptCheckpointError(path, str(error)) from error
-    if version > VERSION:
-        raise InputError(
-            f"A checkpoint must have a format that this version of tfdist reads, {VERSION}. "
-            f"Received: {path} with format {version}. Use the version of tfdist that wrote it, or a newer one."
-        )
-    try:
-        return _manifest(content)
-    except ValueError as error:
-        raise CorruptCheckpointError(path, str(error)) from error
+    raise InputError(
+        f"A checkpoint must have a format that this version of tfdist reads, {VERSION}. "
+        f"Received: {path} with format {version}. Use the version of tfdist that wrote it, or a newer one."
+    )
 
 
-def _manifest(content: dict[str, Any]) -> Manifest:
-    values = json_validation.fields(
-        content, "manifest", "version", "step", "seed", "flags", "values", "shards", "tensors"
-    )
-    if values["version"] != VERSION:
-        raise ValueError(f"there is no version {values['version']}")
-    index = json_validation.index({"shards": values["shards"], "tensors": values["tensors"]})
-    check(index)
-    return Manifest(
-        step=json_validation.natural(values["step"], "step"),
-        seed=json_validation.integer(values["seed"], "seed"),
-        flags=json_validation.mapping(values["flags"], "flags"),
-        values=values["values"],
-        index=index,
-    )
+def _parse(content: dict[str, Any]) -> Manifest:
+    manifest: Manifest = parse(Manifest, content, "the manifest")
+    if manifest.version != VERSION:
+        raise ValueError(f"there is no version {manifest.version}")
+    if not 0 <= manifest.step < 2**63:
+        raise ValueError(f"step is {manifest.step}")
+    check(manifest)
+    return manifest

@@ -64,7 +64,7 @@ class Checkpoint:
         self.seed = content.seed
         self.flags: Mapping[str, Json] = content.flags
         self.values: Json = content.values
-        self.tensors: Mapping[str, TensorEntry] = content.index.tensors
+        self.tensors: Mapping[str, TensorEntry] = content.tensors
         self._plans = plans
         self._verified_blocks: set[tuple[str, str]] = set()  # file and key
         self._threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
@@ -88,8 +88,8 @@ class Checkpoint:
     def _parse(cls, directory: StoragePath, data: bytes) -> "Checkpoint":
         file = directory / manifest.NAME
         content = manifest.load(file, data)
-        plans = shard.plans(content.index)
-        for name, size in content.index.shards.items():
+        plans = shard.plans(content)
+        for name, size in content.shards.items():
             if size != plans[name].size:
                 raise CorruptCheckpointError(file, f"{name} cannot have {size} bytes")
         return cls(directory, content, plans)
