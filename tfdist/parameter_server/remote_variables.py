@@ -126,7 +126,7 @@ class RemoteVariables(OptimizerShards):
             remote = remote_class(key, variable, self.servers, is_chief=self._is_chief)
             if is_built:
                 self._slot_values.append((remote, _array(variable)))
-            keras_internals.set_value(variable, remote)
+            keras_internals.set_tf_variable(variable, remote)
         self.servers.models += 1
 
     def check_holds(self, model: keras.Model) -> None:

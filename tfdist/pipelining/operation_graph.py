@@ -54,7 +54,8 @@ class Call:
         if self.is_entry:
             outputs = keras_internals.standardize_inputs(self.operation, args[0], kwargs.get("mask"))
         else:
-            outputs = keras.tree.flatten(keras_internals.operation_function(self.operation, training)(*args, **kwargs))
+            function = keras_internals.operation_function(self.operation, training=training)
+            outputs = keras.tree.flatten(function(*args, **kwargs))
         values.update(zip(self.outputs, outputs, strict=True))
 
     @property
