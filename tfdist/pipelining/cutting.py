@@ -44,21 +44,13 @@ def check_model(model: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StageVariables:
-    """The variables of one stage, each field in the order of the model's variables.
+    """The variables of one stage, each field in the order of the model's variables."""
 
-    Attributes:
-      all: the stage's part of `model.variables`.
-      metrics: variables of the metrics of layers, which are not among Keras's variables of the model.
-      external: variables that the stage reads and that belong to no layer.
-      shared: variables of `all` that belong to other stages, too.
-      owned: variables of `all` that belong to no earlier stage; every variable is owned by one stage.
-    """
-
-    all: tuple[keras.Variable, ...]
-    metrics: tuple[keras.Variable, ...]
-    external: tuple[keras.Variable, ...]
-    shared: tuple[keras.Variable, ...]
-    owned: tuple[keras.Variable, ...]
+    all: tuple[keras.Variable, ...]  # the stage's part of `model.variables`
+    metrics: tuple[keras.Variable, ...]  # of the metrics of layers, which are not among Keras's variables of the model
+    external: tuple[keras.Variable, ...]  # variables that the stage reads and that belong to no layer
+    shared: tuple[keras.Variable, ...]  # variables of `all` that belong to other stages, too
+    owned: tuple[keras.Variable, ...]  # of `all` that belong to no earlier stage; every variable is owned by one stage
 
     @property
     def trainable(self) -> tuple[keras.Variable, ...]:
@@ -127,24 +119,14 @@ def initialize(variables: StageVariables) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StageGraph:
-    """A stage of a model.
+    """A stage of a model."""
 
-    Attributes:
-      index: number of the stage, from 0.
-      calls: its calls of operations, in the order in which Keras runs them.
-      layers: its layers, each once.
-      inputs: names of the model's inputs that it reads.
-      received: tensors from the previous stage.
-      sent: tensors for the next stage, including those that this stage only passes on.
-      variables: its variables.
-    """
-
-    index: int
-    calls: tuple[Call, ...]
-    layers: tuple[keras.Layer, ...]
-    inputs: tuple[str, ...]
-    received: tuple[Crossing, ...]
-    sent: tuple[Crossing, ...]
+    index: int  # number of the stage, from 0
+    calls: tuple[Call, ...]  # in the order in which Keras runs them
+    layers: tuple[keras.Layer, ...]  # each once
+    inputs: tuple[str, ...]  # names of the model's inputs that it reads
+    received: tuple[Crossing, ...]  # tensors from the previous stage
+    sent: tuple[Crossing, ...]  # tensors for the next stage, including those that this stage only passes on
     variables: StageVariables
     is_last: bool
     _masked_received: frozenset[int] = dataclasses.field(repr=False)  # received tensors that get their masks
@@ -161,12 +143,8 @@ class StageGraph:
     ) -> tuple[Any, list[tf.Tensor]]:
         """Runs the stage's part of the model, eagerly or in a function.
 
-        `take_data_losses()` then returns the losses that layers have added.
-
-        Args:
-          inputs: inputs of the model by name, from `Cut.named_inputs`; only those in `self.inputs` are used.
-          received: tensors in the order of `self.received`.
-          training: whether this is a training step.
+        `inputs` are those of the model by name, from `Cut.named_inputs`, and `received` tensors in the order of
+        `self.received`. `take_data_losses()` then returns the losses that layers have added.
 
         Returns:
           In the last stage, the outputs of the model with their masks; else None.
@@ -218,15 +196,9 @@ class StageGraph:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cut:
-    """A model that has been cut.
+    """A model that has been cut."""
 
-    Attributes:
-      stages: the stages, in order.
-      graph: graph of the model.
-      run: its abstract run.
-    """
-
-    stages: tuple[StageGraph, ...]
+    stages: tuple[StageGraph, ...]  # in order
     graph: Graph
     run: AbstractRun
 
@@ -259,11 +231,7 @@ class Cut:
         return keras.tree.pack_sequence_as(self.graph.functional.output, zeros)
 
     def named_inputs(self, inputs: Any) -> dict[str, tf.Tensor]:
-        """Returns the inputs of the model by name, converted to its dtypes and ranks.
-
-        Args:
-          inputs: any structure that a call of the model accepts.
-        """
+        """Returns the inputs of a call of the model by name, converted to its dtypes and ranks."""
         tensors = keras_internals.standardize_inputs(self.graph.model, inputs)
         return dict(zip(self.graph.inputs, tensors, strict=True))
 
@@ -301,16 +269,10 @@ def cut_model(
     *,
     seconds: Callable[[Graph], Sequence[float]] = measure_seconds,
 ) -> Cut:
-    """Cuts a functional or sequential model into stages.
+    """Cuts a functional or sequential model, or the result of `trace_model`, into stages.
 
-    Args:
-      model: functional or sequential model, or the result of `trace_model`.
-      cut: where to cut; see `parse_cut`.
-      stages: number of stages.
-      seconds: returns the seconds of each of `Graph.calls`, to balance stages by time; measures them by default.
-
-    Returns:
-      The stages, whose composition is bitwise equal to the model.
+    The composition of the stages is bitwise equal to the model. For `cut`, see `parse_cut`. `seconds` returns the seconds of
+    each of `Graph.calls`, to balance stages by time; it measures them by default.
 
     Raises:
       InputError: the model cannot be cut in this way.
@@ -321,13 +283,7 @@ def cut_model(
 
 
 def cut_at(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
-    """Returns the model cut into stages.
-
-    Args:
-      graph: graph of the model.
-      run: its abstract run.
-      starts: first position in `graph.order` of every stage except stage 0.
-    """
+    """Returns the model cut into stages; `starts` has the first position in `graph.order` of each except stage 0."""
     stages = len(starts) + 1
     stage_of = [0] * len(graph.calls)
     for position, call in enumerate(graph.order):

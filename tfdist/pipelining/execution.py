@@ -52,7 +52,7 @@ class NoClock(ActionClock):
         return list(previous_results)
 
     def end(self, results: Sequence[tf.Tensor]) -> None:
-        """See base class."""
+        pass
 
 
 class StepStage(Stage, Protocol):
@@ -63,15 +63,10 @@ class StepStage(Stage, Protocol):
 
 
 class Sums(NamedTuple):
-    """Sums over micro-batches.
+    """Sums over micro-batches."""
 
-    Attributes:
-      gradients: by stage, the gradients of its variables in order; None if the loss does not depend on a variable.
-      share: scalar; contribution of these stages to the reported loss.
-    """
-
-    gradients: dict[int, list[Gradient]]
-    share: tf.Tensor
+    gradients: dict[int, list[Gradient]]  # by stage, of its variables in order
+    share: tf.Tensor  # scalar; contribution of these stages to the reported loss
 
 
 def run_schedule(
@@ -82,15 +77,10 @@ def run_schedule(
     clock: ActionClock | None = None,
     compression: ActivationCompression = EXACT,
 ) -> Sums:
-    """Computes the forward and backward passes of this process's stages for all micro-batches.
+    """Computes the forward and backward passes of this process's stages, by number, for all micro-batches.
 
-    Args:
-      schedule: the schedule.
-      process: number of this process in its pipeline.
-      stages: the stages of this process, by number.
-      collectives: collectives of the pipeline's processes.
-      clock: records the times of actions; None records nothing.
-      compression: compression of the messages between processes.
+    `process` is the number of this process in its pipeline, which `collectives` connects. The clock records the times of
+    actions.
     """
     return _Execution(schedule, process, stages, collectives, clock or NoClock(), compression).run()
 
@@ -111,12 +101,9 @@ class _Execution:
         clock: ActionClock,
         compression: ActivationCompression,
     ):
-        self._schedule = schedule
-        self._clock = clock
+        self._schedule, self._clock, self._stages = schedule, clock, stages
+        self._collectives, self._compression = collectives, compression
         self._actions = schedule.actions[process]
-        self._stages = stages
-        self._collectives = collectives
-        self._compression = compression
         split_stages = {action.stage for action in self._actions if action.kind == INPUT_GRADIENT}
         self._passes = {
             number: Passes(stage, stage.arguments(0), number in split_stages) for number, stage in stages.items()
@@ -172,19 +159,21 @@ class _Execution:
         """Returns the activations for a forward pass, or the gradients for a backward pass."""
         if not action.receives:
             return []
-        message = self._schedule.messages_of(action).receive
+        message = self._schedule.message(action, is_sent=False)
         is_forward = action.kind == FORWARD
         if message is None:  # the neighbor is in this process, or there is none
             source_stage = action.stage + (-1 if is_forward else 1)
             return self._local_tensors.pop((FORWARD if is_forward else BACKWARD, source_stage, action.micro_batch), [])
         stage = self._stages[action.stage]
         crossings = stage.received if is_forward else with_gradients(stage.sent, stage.sent)
-        return self._link(message.source).receive([crossing.spec for crossing in crossings], message.tag)
+        process, tag = message
+        return self._link(process).receive([crossing.spec for crossing in crossings], tag)
 
     def _send(self, action: Action, tensors: list[tf.Tensor]) -> None:
-        message = self._schedule.messages_of(action).send
+        message = self._schedule.message(action, is_sent=True)
         if message is not None:
-            self._link(message.target).send(tensors, message.tag)
+            process, tag = message
+            self._link(process).send(tensors, tag)
         elif action.receives:
             direction = FORWARD if action.kind == FORWARD else BACKWARD
             self._local_tensors[direction, action.stage, action.micro_batch] = tensors

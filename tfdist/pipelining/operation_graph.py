@@ -13,34 +13,22 @@ from tfdist.keras_internals import GraphNode
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A symbolic tensor of the model.
+    """A symbolic tensor of the model."""
 
-    Attributes:
-      name: name of the input, or of the call that returns it, with an index if the call returns several tensors.
-      shape: static shape; None for the number of rows and for other unknown sizes.
-      dtype: element type.
-    """
-
-    name: str
-    shape: tuple[int | None, ...]
+    name: str  # of the input, or of the call that returns it, with an index if the call returns several tensors
+    shape: tuple[int | None, ...]  # static shape; None for the number of rows and for other unknown sizes
     dtype: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """One call of an operation. Tensors are indices into `Graph.tensors`.
+    """One call of an operation. Tensors are indices into `Graph.tensors`."""
 
-    Attributes:
-      name: name of the operation, with the nested models that contain it as a prefix, such as "encoder/dense"; the second
-        call of an operation is named "dense (2)".
-      operation: the layer or other operation; for the entry of a nested model, which converts its inputs, the model.
-      inputs: tensors among its arguments.
-      outputs: tensors that it returns.
-    """
-
+    # The name of the operation, with the nested models that contain it as a prefix, such as "encoder/dense"; the second call of
+    # an operation is named "dense (2)".
     name: str
-    operation: keras.Operation
-    inputs: tuple[int, ...]
+    operation: keras.Operation  # for the entry of a nested model, which converts its inputs, the model
+    inputs: tuple[int, ...]  # tensors among its arguments
     outputs: tuple[int, ...]
     _node: GraphNode = dataclasses.field(repr=False)
     is_entry: bool = dataclasses.field(repr=False)
@@ -61,9 +49,8 @@ class Call:
     @property
     def options(self) -> str:
         """Keyword arguments of the call as text, without tensors."""
-        return repr(
-            keras.tree.map_structure(lambda x: "" if isinstance(x, keras.KerasTensor) else x, self._node.kwargs)
-        )
+        kwargs = self._node.kwargs
+        return repr(keras.tree.map_structure(lambda x: "" if isinstance(x, keras.KerasTensor) else x, kwargs))
 
     @property
     def layer(self) -> keras.Layer | None:
@@ -73,26 +60,17 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """The graph of a model; nested functional and sequential models are replaced by their own calls.
-
-    Attributes:
-      model: the model.
-      functional: the functional model that it runs: the model itself, unless it is sequential.
-      tensors: all tensors.
-      inputs: index of the tensor of each input, by name.
-      outputs: tensors that the model returns, flattened.
-      calls: all calls in the order in which Keras runs them.
-      order: indices of the calls in the order in which the model is cut: a depth-first search from the outputs, with the
-        longest branch first. So a short side branch, such as the projection of a residual, is computed immediately before
-        its use, and an auxiliary output immediately after its input.
-    """
+    """The graph of a model; nested functional and sequential models are replaced by their own calls."""
 
     model: keras.Model
-    functional: keras.Model
+    functional: keras.Model  # the functional model that it runs: the model itself, unless it is sequential
     tensors: list[Tensor]
-    inputs: dict[str, int]
-    outputs: list[int]
-    calls: list[Call]
+    inputs: dict[str, int]  # index of the tensor of each input, by name
+    outputs: list[int]  # tensors that the model returns, flattened
+    calls: list[Call]  # in the order in which Keras runs them
+    # Indices of the calls in the order in which the model is cut: a depth-first search from the outputs, with the longest
+    # branch first. So a short side branch, such as the projection of a residual, is computed immediately before its use, and
+    # an auxiliary output immediately after its input.
     order: list[int]
 
 
@@ -193,17 +171,12 @@ _UNSTORED_TYPES = frozenset("Identity Reshape Squeeze ExpandDims StopGradient Pr
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """The variables and memory that one call uses.
+    """The variables and memory that one call uses."""
 
-    Attributes:
-      reads: variables that it reads, by id.
-      assigns: variables that it assigns in a training step, by id.
-      activations: bytes per row that it keeps for the backward pass: floating-point results, including inner ones, but not
-        those inside loops, such as the steps of a recurrent layer.
-    """
-
-    reads: Mapping[int, keras.Variable]
-    assigns: Mapping[int, keras.Variable]
+    reads: Mapping[int, keras.Variable]  # by id
+    assigns: Mapping[int, keras.Variable]  # in a training step, by id
+    # Bytes per row that it keeps for the backward pass: floating-point results, including inner ones, but not those inside
+    # loops, such as the steps of a recurrent layer.
     activations: int
 
     @property
@@ -214,44 +187,27 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class AbstractRun:
-    """The result of an abstract run. Tensors are indices into `Graph.tensors`.
+    """The result of an abstract run. Tensors are indices into `Graph.tensors`."""
 
-    Attributes:
-      usage: variables and memory of each call of `Graph.calls`.
-      masks: for each tensor that is computed with a Keras mask, the first tensor with the same mask.
-      mask_shapes: shape and dtype of the mask of each such tensor; None for unknown sizes.
-      masked_call_inputs: for each call, its inputs that have a mask when it runs; attention layers remove the masks of
-        their inputs.
-      masked_outputs: outputs of the model that have a mask in the end.
-      logits: tensors with attached logits, which Keras's losses use instead of probabilities.
-      shapes: shape of each tensor in the abstract run.
-      static_shapes: static shapes, with None for the number of rows and for other sizes that depend on the batch.
-      sizes: bytes per row of each tensor.
-      differentiable: tensors that depend on trainable variables and can have gradients.
-      adds_losses: whether layers add losses, such as activity regularization.
-      sendable_tensors: tensors that can be sent to another stage: dense tensors of numbers.
-    """
-
-    usage: list[Usage]
-    masks: dict[int, int]
-    mask_shapes: dict[int, tuple[tuple[int | None, ...], str]]
+    usage: list[Usage]  # of each call of `Graph.calls`
+    masks: dict[int, int]  # for each tensor that is computed with a Keras mask, the first tensor with the same mask
+    mask_shapes: dict[int, tuple[tuple[int | None, ...], str]]  # shapes and dtypes of the masks; None for unknown sizes
+    # For each call, its inputs that have a mask when it runs; attention layers remove the masks of their inputs.
     masked_call_inputs: list[frozenset[int]]
-    masked_outputs: frozenset[int]
-    logits: frozenset[int]
-    shapes: list[tuple[int, ...]]
-    static_shapes: Sequence[tuple[int | None, ...]]
-    sizes: list[int]
-    differentiable: frozenset[int]
-    adds_losses: bool
-    sendable_tensors: frozenset[int]
+    masked_outputs: frozenset[int]  # outputs of the model that have a mask in the end
+    logits: frozenset[int]  # tensors with attached logits, which Keras's losses use instead of probabilities
+    shapes: list[tuple[int, ...]]  # of each tensor in the abstract run
+    static_shapes: Sequence[tuple[int | None, ...]]  # with None for sizes that depend on the batch
+    sizes: list[int]  # bytes per row of each tensor
+    differentiable: frozenset[int]  # tensors that depend on trainable variables and can have gradients
+    adds_losses: bool  # whether layers add losses, such as activity regularization
+    sendable_tensors: frozenset[int]  # tensors that can be sent to another stage: dense tensors of numbers
 
 
 def run_abstractly(graph: Graph, rows: int = 2) -> AbstractRun:
     """Traces the forward pass of a training step without computing anything; variables need no values.
 
-    Args:
-      graph: graph of the model.
-      rows: number of rows, unless the model's inputs have a fixed number.
+    If the model's inputs have a fixed number of rows, it replaces `rows`.
     """
     rows = _fixed_rows(graph) or rows
     tracer = _trace(graph, rows)
@@ -380,11 +336,7 @@ def _static_shapes(graph: Graph, rows: int, shapes: Sequence[tuple[int, ...]]) -
             for shape, other in zip(shapes, other_shapes, strict=True)
         ]
     fixed = _fixed_rows(graph)
-    return (
-        static_shapes
-        if fixed is None
-        else [(None, *shape[1:]) if shape[:1] == (fixed,) else shape for shape in static_shapes]
-    )
+    return [(None, *shape[1:]) if fixed and shape[:1] == (fixed,) else shape for shape in static_shapes]
 
 
 def _mask_shape(shape: Sequence[int | None], mask: tf.Tensor) -> tuple[tuple[int | None, ...], str]:

@@ -39,14 +39,8 @@ def sum_over_stages(
 ) -> list[tf.Tensor]:
     """Returns the gradients, where those of shared variables are summed over stages and bitwise equal in each stage.
 
-    The first process of a variable adds the gradients of the other processes in order, and sends the sum to them.
-
-    Args:
-      gradients: this process's gradients.
-      variables: variables of the gradients.
-      cut: the cut of the model.
-      strategy: the strategy.
-      collectives: collectives of the pipeline's processes.
+    The first process of a variable adds the gradients of the other processes in order, and sends the sum to them, through the
+    collectives of the pipeline's processes.
     """
     results = list(gradients)
     indices = {id(variable): i for i, variable in enumerate(variables)}
@@ -91,14 +85,14 @@ def synchronize_replicas(strategy: HasStages, variables: Sequence[keras.Variable
 def synchronize_shared(strategy: HasStages, cut: Cut) -> None:
     """Copies the values of shared variables from their first stage to their other stages, within each pipeline."""
     for number, (variable, stages) in enumerate(cut.shared):
-        first, *other_processes = strategy.schedule.processes_of(stages)
-        if strategy.pipeline_rank in (first, *other_processes) and other_processes:
-            _copy_variable(strategy, variable, first, other_processes, f"shared/{number}/initial_value")
+        processes = strategy.schedule.processes_of(stages)
+        if strategy.pipeline_rank in processes and len(processes) > 1:
+            _copy_variable(strategy, variable, processes, f"shared/{number}/initial_value")
 
 
-def _copy_variable(
-    strategy: HasStages, variable: keras.Variable, first: int, other_processes: Sequence[int], tag: str
-) -> None:
+def _copy_variable(strategy: HasStages, variable: keras.Variable, processes: Sequence[int], tag: str) -> None:
+    first, *other_processes = processes
+
     def exchange(values: list[tf.Tensor]) -> list[tf.Tensor]:
         if strategy.pipeline_rank != first:
             spec = tf.TensorSpec(variable.shape, variable.dtype)
@@ -123,11 +117,6 @@ def forward(strategy: HasStages, model: StagedModel, inputs: Any) -> Any:
     add losses, which would include the padding, the remaining rows flow in micro-batches of one row instead.
 
     The losses that layers of this process add are added to the model, as means over the rows.
-
-    Args:
-      strategy: the strategy.
-      model: this process's part of the model.
-      inputs: inputs of the model, with any number of rows.
     """
     first = keras.tree.flatten(inputs)[0]
     rows = tf.shape(first)[0]
@@ -244,10 +233,6 @@ def read_full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.M
 
     The chief does not keep the values, because the full model may not fit in its memory. Every process must enter the context.
     In the first replica, the other stages yield after the chief has left it.
-
-    Args:
-      strategy: the strategy.
-      model: this process's part of the model.
     """
     if strategy.local_replicas.start != 0:
         yield model.full_model
@@ -278,16 +263,8 @@ class _RemoteReads:
                     owners.setdefault(id(variable), (variable, process))
         self._owners = [(variable, process) for variable, process in owners.values() if process]
         # States of random layers have values in every process: each step sets them.
-        self._numbers = {
-            id(variable): number
-            for number, (variable, _) in enumerate(self._owners)
-            if keras_internals.value_of(variable) is None
-        }
-
-    @property
-    def missing_variables(self) -> list[keras.Variable]:
-        """The variables that the chief does not have."""
-        return [variable for variable, _ in self._owners if id(variable) in self._numbers]
+        self.missing_variables = [v for v, _ in self._owners if keras_internals.value_of(v) is None]  # on the chief
+        self._numbers = {id(variable): number for number, (variable, _) in enumerate(self._owners)}
 
     def read(self, variable: keras.Variable) -> tf.Tensor:
         """Returns the value of a variable of another stage; only the chief calls it."""
@@ -417,8 +394,7 @@ class StageParts(ModelParts):
     def _measure_seconds(self, graph: Graph) -> list[float]:
         """Returns the seconds of each call, measured on rank 0, because all processes must cut equally."""
         local_seconds = measure_seconds(graph, rows=_MEASURED_ROWS) if self._strategy.cluster.rank == 0 else None
-        seconds: list[float] = self._strategy.group.broadcast("stages/seconds", local_seconds, LONG_SECONDS)
-        return seconds
+        return self._strategy.group.broadcast("stages/seconds", local_seconds, LONG_SECONDS)
 
     def description(self, part: keras.Model) -> str:
         """Returns, for example, `2, of 416 + 21,258 parameters; 1f1b with 4 micro-batches, 20% of the time idle if ...`."""

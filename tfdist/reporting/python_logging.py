@@ -26,13 +26,8 @@ def setup(rank: int, path: AnyPath, name: str = "") -> contextlib.ExitStack:
     lines. An exception that ends the context is written to the file only, because its handler prints it on the terminal:
     as one line for a `TfdistError` or an interrupt, with a traceback for others.
 
-    Args:
-      rank: rank of this process; 0 is the chief.
-      path: path of the log file, which is created with its directory, or appended to.
-      name: name of this process in the messages; by default, its rank.
-
-    Returns:
-      A context manager with `close()`, which restores the previous handlers.
+    The log file is created with its directory, or appended to. `name` is the name of this process in the messages, by default
+    its rank; 0 is the chief. `close()` of the result restores the previous handlers.
     """
     formatter = logging.Formatter(_FORMAT.format(name=name or f"rank {rank}"))
     with reraise_as_write_error(path):

@@ -1,11 +1,12 @@
 """The interface of reporters, which receive the progress of a run from the trainer."""
 
+import abc
 import contextlib
 import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfdist.coordination import Json
 from tfdist.reporting.file_errors import GrowingFile, reraise_as_write_error
@@ -108,19 +109,38 @@ class Reporter:
         """
 
 
-class MultiReporter(Reporter):
-    """Forwards to several reporters, in order."""
+class ForwardingReporter(Reporter, abc.ABC):
+    """Forwards calls to other reporters."""
+
+    @abc.abstractmethod
+    def _forward(self, method: str, *args: Any) -> None:
+        """Forwards the call of a method."""
+
+    def start(self, plan: RunPlan) -> None:
+        self._forward("start", plan)
+
+    def progress(self, step: int, record: Mapping[str, float]) -> None:
+        self._forward("progress", step, record)
+
+    def record(self, record: Mapping[str, Json]) -> None:
+        self._forward("record", record)
+
+    def sync(self) -> None:
+        self._forward("sync")
+
+    def close(self, outcome: str) -> None:
+        self._forward("close", outcome)
+
+
+class MultiReporter(ForwardingReporter):
+    """Forwards to several reporters, in order. `close` closes all even if one of them raises an error."""
 
     def __init__(self, reporters: Sequence[Reporter]):
         self._reporters = tuple(reporters)
 
-    def start(self, plan: RunPlan) -> None:
+    def _forward(self, method: str, *args: Any) -> None:
         for reporter in self._reporters:
-            reporter.start(plan)
-
-    def progress(self, step: int, record: Mapping[str, float]) -> None:
-        for reporter in self._reporters:
-            reporter.progress(step, record)
+            getattr(reporter, method)(*args)
 
     @contextlib.contextmanager
     def busy(self, task: str) -> Iterator[None]:
@@ -129,16 +149,7 @@ class MultiReporter(Reporter):
                 stack.enter_context(reporter.busy(task))
             yield
 
-    def record(self, record: Mapping[str, Json]) -> None:
-        for reporter in self._reporters:
-            reporter.record(record)
-
-    def sync(self) -> None:
-        for reporter in self._reporters:
-            reporter.sync()
-
     def close(self, outcome: str) -> None:
-        """See base class. Closes all reporters even if one of them raises an error."""
         with contextlib.ExitStack() as stack:
             for reporter in reversed(self._reporters):
                 stack.callback(reporter.close, outcome)
@@ -158,19 +169,14 @@ def synchronizer(ledger: "NullLedger", reporter: Reporter | None) -> Callable[[]
 class MetricsFile(Reporter):
     """Appends each record to a file, as one line of JSON.
 
-    Records survive a crash of the process and, up to the last `sync`, of the machine. The file is created immediately.
+    Records survive a crash of the process and, up to the last `sync`, of the machine. The file is created immediately. A
+    value without a JSON equivalent is a `TypeError`.
     """
 
     def __init__(self, path: AnyPath):
         self._file = GrowingFile(path)
 
     def record(self, record: Mapping[str, Json]) -> None:
-        """See base class.
-
-        Raises:
-          TypeError: a value has a type without a JSON equivalent.
-          WriteError: the file cannot be written.
-        """
         line = {"schema": SCHEMA, **record}
         self._file.write(json.dumps(to_json(line), allow_nan=False).encode() + b"\n")
 
@@ -182,12 +188,7 @@ class MetricsFile(Reporter):
 
 
 class OutcomeFile(Reporter):
-    """Writes the outcome of a run; the file does not exist while the run is running, or after it was killed.
-
-    Args:
-      path: path of the file, in an existing directory.
-      clock: returns the time in seconds since 1970 (UTC).
-    """
+    """Writes the outcome of a run; the file does not exist while the run is running, or after it was killed."""
 
     def __init__(self, path: AnyPath, clock: Callable[[], float] = time.time):
         self._path, self._clock = path_of(path), clock

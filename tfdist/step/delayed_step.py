@@ -330,7 +330,7 @@ class _TracedPasses:
                 gradients = Link(self._link, stage.number + 1).receive(specs, f"{stage.number + 1}B{index}")
         assert step._passes
         with tf.control_dependencies(self._clock.begin(self.results[-1], gradients)):
-            input_gradients = step._passes.backward(micro_batch.residuals, gradients).input_gradients
+            _, input_gradients = step._passes.backward(micro_batch.residuals, gradients)
         weight_gradients, sent_gradients = (
             input_gradients[: len(step.variables)],
             input_gradients[len(step.variables) :],
