@@ -95,7 +95,7 @@ class Pipeline(HasStages):
         self.replicas, self.local_replicas = self.grid.replicas, range(replica, replica + 1)
         self.optimizer_shards = optimizer_shards(shard, self)
         if self.grid.devices > 1:  # over which the stages of this process are spread
-            devices = devices_of_process(self.grid.devices, self.cluster, has_servers=self._engine.name == "multiworker")
+            devices = devices_of_process(self.grid.devices, self.cluster, self._engine.name == "multiworker")
             rules = parse_layout(layout, devices.mesh)
             layouts = MeshLayouts(devices, rules, gathers_parameters=False)
             with self.process_device():

@@ -52,11 +52,6 @@ def with_alternative_signature(
     return decorate
 
 
-def is_device_name(text: str) -> bool:
-    """Returns whether a string names a device, such as "", "/cpu:0" or "GPU:1", instead of a call."""
-    return text == "" or text.startswith("/") or text.partition(":")[0].lower() in ("cpu", "gpu")
-
-
 def adasum(rank_tensors: Sequence[tf.Tensor], operation: str) -> tf.Tensor:
     """Combines the ranks' tensors pairwise in a binary tree, like Horovod.
 
@@ -293,9 +288,10 @@ def exchange_rows(tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[t
 
 def _uses_keras_signature(tensor: Any = None, name: Any = "", *arguments: Any) -> bool:
     """Detects `reducescatter(value, name, op)`; the default signature has a device and a compression."""
-    if arguments and isinstance(arguments[0], int):
+    if name is None or (arguments and isinstance(arguments[0], int)):
         return True
-    return name is None or (isinstance(name, str) and not is_device_name(name))
+    is_device = not name or str(name).startswith("/") or str(name).partition(":")[0].lower() in ("cpu", "gpu")
+    return isinstance(name, str) and not is_device
 
 
 @with_alternative_signature(("value", "name", "op"), _uses_keras_signature)

@@ -1,6 +1,5 @@
 """An engine that runs Horovod's operations, and names eager calls, too."""
 
-import dataclasses
 import functools
 import os
 import socket
@@ -106,7 +105,7 @@ class HorovodEngine(Engine):
         return _restore_shape(_call_horovod(hvd.broadcast, [tensor], call, root_rank=root), tensor)
 
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
-        return _call_horovod(_alltoall, [tensor, tf.cast(splits, tf.int32)], call)
+        return _call_horovod(hvd.alltoall, [tensor, tf.cast(splits, tf.int32)], call)
 
     def join(self) -> tf.Tensor:
         last_rank = hvd.join()
@@ -124,17 +123,9 @@ class HorovodEngine(Engine):
             [count] = hvd.allreduce(tf.constant([1]), op=hvd.Sum, name="has_no_joined_rank").numpy()
         return count == self.size
 
-    def size_of(self, process_set_id: int) -> tf.Tensor:
+    def query(self, name: str, process_set_id: int = 0) -> tf.Tensor:
         """See base class. The value is evaluated at run time."""
-        return hvd.size_op(process_set_id)
-
-    def is_included(self, process_set_id: int) -> tf.Tensor:
-        """See base class. The value is evaluated at run time."""
-        return hvd.process_set_included_op(process_set_id)
-
-    def rank_of(self, kind: str) -> tf.Tensor:
-        """See base class. The value is evaluated at run time."""
-        return getattr(hvd, f"{kind}_op")()
+        return getattr(hvd, f"{name}_op")(*[process_set_id] if name in ("size", "process_set_included") else [])
 
     def count(self, process_set: Any) -> int | tf.Tensor:
         return hvd.size_op(process_set.process_set_id) if self.is_elastic else process_set.size()
@@ -151,10 +142,6 @@ def _check_process_sets(process_sets: list[list[int]], group: Group) -> None:
 def _restore_shape(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """Restores the static shape of a result, which `hide_constant` has removed."""
     return tf.reshape(result, []) if tensor.shape.rank == 0 else tf.ensure_shape(result, tensor.shape)
-
-
-def _alltoall(tensor: tf.Tensor, splits: tf.Tensor, **options: Any) -> Any:
-    return hvd.alltoall(tensor, splits=splits, **options)
 
 
 def _grouped_allreduce(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
@@ -178,11 +165,7 @@ def _key_without_group(is_local: bool) -> str:
 
 
 def _call_by_dtype(
-    function: Callable[..., Any],
-    grouped_function: Callable[..., Any],
-    tensors: Sequence[tf.Tensor],
-    call: CallId,
-    **options: Any,
+    function: Any, grouped_function: Any, tensors: Sequence[tf.Tensor], call: CallId, **options: Any
 ) -> list[tf.Tensor]:
     """Makes a call for a single tensor, or a grouped call for each dtype."""
     if len(tensors) == 1:
@@ -190,10 +173,9 @@ def _call_by_dtype(
     results = list(tensors)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        dtype_call = dataclasses.replace(call, name=f"{call.name}_{dtype.name}")
-        for i, result in zip(
-            indices, _call_horovod(grouped_function, [tensors[i] for i in indices], dtype_call, **options), strict=True
-        ):
+        inputs = [tensors[i] for i in indices]
+        outputs = _call_horovod(grouped_function, inputs, call.with_suffix(dtype.name), **options)
+        for i, result in zip(indices, outputs, strict=True):
             results[i] = result
     return results
 
@@ -208,14 +190,8 @@ def _call_horovod(function: Callable[..., Any], tensors: Sequence[tf.Tensor], ca
 
 
 @functools.lru_cache(maxsize=_EAGER_NAMES)
-def _graph_function(
-    function: Callable[..., Any],
-    name: str,
-    options: tuple[tuple[str, Any], ...],
-    specs: tuple[tf.TensorSpec, ...],
-) -> Callable[..., Any]:
-    operation = tf.function(_operation(function, name, options), autograph=False)
-    return operation.get_concrete_function(*specs)
+def _graph_function(function: Any, name: str, options: tuple[tuple[str, Any], ...], specs: Any) -> Callable[..., Any]:
+    return tf.function(_operation(function, name, options), autograph=False).get_concrete_function(*specs)
 
 
 def _operation(function: Callable[..., Any], name: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
