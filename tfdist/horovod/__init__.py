@@ -15,6 +15,8 @@ Objects (`broadcast_object`, `allgather_object`, elastic states) are pickled, an
 
 from typing import Any
 
+from tensorflow import executing_eagerly as _executing_eagerly  # used by scripts
+
 from tfdist.horovod import callbacks, elastic
 from tfdist.horovod.compression import Compression, Compressor
 from tfdist.horovod.data_movement import (
@@ -27,7 +29,6 @@ from tfdist.horovod.data_movement import (
 )
 from tfdist.horovod.errors import UnknownNameError
 from tfdist.horovod.module_aliases import add_keras2_names, mpi_ops, refs_to_vars, util, vars_to_refs
-from tfdist.horovod.module_aliases import executing_eagerly as _executing_eagerly  # used by scripts
 from tfdist.horovod.object_exchange import (
     allgather_object,
     broadcast_,

@@ -128,7 +128,7 @@ def as_list(results: Any) -> list[tf.Tensor]:
 
 
 @with_alternative_signature(("value", "name"))
-def allgather(
+def allgather(  # noqa: D417 - for the other arguments of the functions in this file, see `allreduce`
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = global_process_set
 ) -> tf.Tensor:
     """Concatenates the tensors of all ranks along the first dim, in the order of ranks; differentiable.
@@ -136,10 +136,8 @@ def allgather(
     Cost: n (N - 1) bytes received for n sent.
 
     Args:
-      tensor: tensor of rank 1 or more and any dtype except string; the first dim may differ between ranks, and be 0.
-      name: name of the call; see `allreduce`.
-      ignore_name_scope: see `allreduce`.
-      process_set: the ranks that make the call.
+      tensor: tensor of rank 1 or more and any dtype except string; the first dim may differ between ranks, and be 0. For the
+        other arguments, see `allreduce`.
     """
     call = call_of("allgather", name, process_set, ignore_name_scope)
     return gather_tensors([_check_rows(tensor, "allgather")], call)[0]
@@ -182,7 +180,7 @@ def gather_tensors(tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor
 
 
 @with_alternative_signature(("value", "root_rank", "name"))
-def broadcast(
+def broadcast(  # noqa: D417
     tensor: Any,
     root_rank: int,
     name: str | None = None,
@@ -193,13 +191,7 @@ def broadcast(
 
     Args:
       tensor: tensor of the same shape and dtype on every rank; any dtype except string.
-      root_rank: a rank of the job, in `process_set`.
-      name: name of the call; see `allreduce`.
-      ignore_name_scope: see `allreduce`.
-      process_set: the ranks that make the call.
-
-    Returns:
-      Tensor of the shape and dtype of `tensor`.
+      root_rank: a rank of the job, in `process_set`. For the other arguments, see `allreduce`.
 
     Raises:
       InputError: `root_rank` is not in `process_set`, or the dtype is not supported.
@@ -228,7 +220,7 @@ def broadcast(
     return differentiable(tf.convert_to_tensor(tensor))
 
 
-def alltoall(
+def alltoall(  # noqa: D417
     tensor: Any,
     splits: Any = None,
     name: str | None = None,
@@ -241,10 +233,7 @@ def alltoall(
 
     Args:
       tensor: tensor of rank 1 or more and any dtype except string; the first dim may differ between ranks.
-      splits: [N] integers, the number of rows for each rank; None for equal parts.
-      name: name of the call; see `allreduce`.
-      ignore_name_scope: see `allreduce`.
-      process_set: the ranks that make the call.
+      splits: [N] integers, the number of rows for each rank; None for equal parts. For the other arguments, see `allreduce`.
 
     Returns:
       The received rows; with `splits`, also the number of rows from each rank.
@@ -295,7 +284,7 @@ def _uses_keras_signature(tensor: Any = None, name: Any = "", *arguments: Any) -
 
 
 @with_alternative_signature(("value", "name", "op"), _uses_keras_signature)
-def reducescatter(
+def reducescatter(  # noqa: D417
     tensor: Any,
     device_dense: str = "",
     compression: Any = Compression.none,
@@ -314,12 +303,7 @@ def reducescatter(
 
     Args:
       tensor: tensor of rank 1 or more, of the same shape and dtype on every rank.
-      device_dense: device on which to run.
-      compression: see `allreduce`.
-      op: Average or Sum.
-      name: name of the call; see `allreduce`.
-      process_set: the ranks that make the call.
-      ignore_name_scope: see `allreduce`.
+      op: Average or Sum. For the other arguments, see `allreduce`.
       prescale_factor: factor of each rank's tensor before the reduction, in its own dtype.
       postscale_factor: factor of the result.
 

@@ -233,18 +233,15 @@ def _compare_plans(current_engine: Engine, plan: dict[str, str]) -> list[str]:
     Raises:
       InputError: dtypes, shapes or the order of names differ; raised on every rank.
     """
-    digests = [_digest(list(plan.items())), _digest(list(plan.values())), _digest(sorted(plan))]
-    same_plan, same_tensors, same_names = (
-        len(set(rank_digests)) == 1
-        for rank_digests in zip(*current_engine.group.gather("horovod/gradients", digests, _PLAN_SECONDS), strict=True)
-    )
-    if same_plan:
-        return list(plan)
-    if same_names or not same_tensors:
-        current_engine.group.agree("horovod/gradients/named", plan, "The gradient ", _PLAN_SECONDS)
-        order = {f"number {i}": name for i, name in enumerate(plan)}
-        current_engine.group.agree("horovod/gradients/order", order, "The gradient ", _PLAN_SECONDS)
-    return current_engine.group.broadcast("horovod/gradients/names", list(plan), _PLAN_SECONDS)
+    group, names = current_engine.group, list(plan)
+    if group.all_equal("horovod/gradients", list(plan.items()), _PLAN_SECONDS):
+        return names
+    same_tensors = group.all_equal("horovod/gradients/tensors", list(plan.values()), _PLAN_SECONDS)
+    if not same_tensors or group.all_equal("horovod/gradients/sorted", sorted(plan), _PLAN_SECONDS):
+        group.agree("horovod/gradients/named", plan, "The gradient ", _PLAN_SECONDS)
+        order = {f"number {i}": name for i, name in enumerate(names)}
+        group.agree("horovod/gradients/order", order, "The gradient ", _PLAN_SECONDS)
+    return group.broadcast("horovod/gradients/names", names, _PLAN_SECONDS)
 
 
 def _digest(value: Any) -> str:

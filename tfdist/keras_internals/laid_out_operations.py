@@ -14,14 +14,8 @@ from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_operatio
 from tfdist.keras_internals.patching import patched
 
 # All functions of `tf.random.stateless_...`, `keras.random` and dropout call one of these.
-_DRAW_FUNCTIONS = (
-    "stateless_random_gamma_v3",
-    "stateless_random_normal_v2",
-    "stateless_random_uniform_full_int_v2",
-    "stateless_random_uniform_int_v2",
-    "stateless_random_uniform_v2",
-    "stateless_truncated_normal_v2",
-)
+_DRAWS = "random_gamma_v3 random_normal_v2 random_uniform_full_int_v2 random_uniform_int_v2 random_uniform_v2"
+_DRAW_FUNCTIONS = [f"stateless_{name}" for name in (*_DRAWS.split(), "truncated_normal_v2")]
 _RANK_LIMIT = 9  # above the rank of a model's tensors: a shorter vector of integers may be a shape
 _LAID_OUT = "_tfdist_laid_out"  # attribute of operations
 _TRACING_LOCK = threading.RLock()  # a second thread would restore the replacements of the first

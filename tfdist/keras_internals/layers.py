@@ -204,16 +204,9 @@ def keep_product_dims() -> contextlib.AbstractContextManager[None]:
 # its graph, so processes with the same seed draw the same numbers, and replicas would share Keras's generators outside of a
 # model, which are variables. Inside `random_key_scope`, each replica draws different numbers.
 
-# Functions that use the graph's seed, and their stateless equivalents; common arguments are passed by name.
-_STATELESS = {
-    "normal": "stateless_normal",
-    "uniform": "stateless_uniform",
-    "truncated_normal": "stateless_truncated_normal",
-    "categorical": "stateless_categorical",
-    "gamma": "stateless_gamma",
-    "poisson": "stateless_poisson",
-}
-_DRAW_FUNCTIONS = (*_STATELESS, *_STATELESS.values(), "shuffle", "stateless_binomial")
+# Functions that use the graph's seed; common arguments of their stateless equivalents are passed by name.
+_STATEFUL = ("normal", "uniform", "truncated_normal", "categorical", "gamma", "poisson")
+_DRAW_FUNCTIONS = (*_STATEFUL, *(f"stateless_{name}" for name in (*_STATEFUL, "binomial")), "shuffle")
 
 
 _source: contextvars.ContextVar["_KeyedSource | None"] = contextvars.ContextVar("random numbers", default=None)
@@ -243,13 +236,11 @@ class _KeyedSource:
         if name == "dropout":
             options = {key: arguments[key] for key in ("x", "rate", "noise_shape") if arguments.get(key) is not None}
             return tf.nn.experimental.stateless_dropout(**options, seed=self._next())
-        if name not in _STATELESS:
+        if name not in _STATEFUL:
             return original(**arguments)
-        stateless = getattr(tf.random, _STATELESS[name])
-        parameters = inspect.signature(stateless).parameters
-        return stateless(
-            **{key: value for key, value in arguments.items() if key in parameters and key != "seed"}, seed=self._next()
-        )
+        stateless = getattr(tf.random, f"stateless_{name}")
+        common = inspect.signature(stateless).parameters.keys() & arguments.keys()
+        return stateless(**{key: arguments[key] for key in common if key != "seed"}, seed=self._next())
 
     def seed(self, original: Callable[..., Any], seed: Any) -> tf.Tensor:
         if isinstance(seed, keras.random.SeedGenerator) and id(seed.state) in self._seeded_ids:

@@ -26,15 +26,10 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class LoggedRun:
-    """The run that a logger records.
-
-    Attributes:
-      directory: its directory.
-      flags: its flags, by name.
-    """
+    """The run that a logger records."""
 
     directory: RunDirectory
-    flags: Mapping[str, Json]
+    flags: Mapping[str, Json]  # by name
 
     @property
     def name(self) -> str:
@@ -229,8 +224,7 @@ def _tensorboard(run: LoggedRun) -> Reporter:
     return TensorBoardReporter(run.directory.tensorboard)
 
 
-# The required module of a logger, and the command that installs it.
-_REQUIREMENTS = {"mlflow": ("mlflow", "pip install mlflow-skinny"), "wandb": ("wandb", "pip install wandb")}
+_INSTALL_COMMANDS = {"mlflow": "pip install mlflow-skinny", "wandb": "pip install wandb"}  # by required module
 CATALOG: dict[str, Callable[..., Reporter]] = {TENSORBOARD: _tensorboard, "mlflow": MLflowLogger, "wandb": WandbLogger}
 
 
@@ -247,10 +241,10 @@ def check_installed(loggers: Sequence[Spec]) -> None:
                 raise InputError(
                     f'--loggers={spec}: {spec.name} has no parameter "{invalid}". Received: {spec}.{nearest(invalid, names)}'
                 )
-        module, install = _REQUIREMENTS.get(spec.name, ("", ""))
-        if module and importlib.util.find_spec(module) is None:
+        install = _INSTALL_COMMANDS.get(spec.name)
+        if install and importlib.util.find_spec(spec.name) is None:
             raise InputError(
-                f"--loggers={spec.name} needs the package {module}. Received: an environment without it. Run: {install}."
+                f"--loggers={spec.name} needs the package {spec.name}. Received: an environment without it. Run: {install}."
             )
 
 

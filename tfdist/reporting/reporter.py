@@ -19,27 +19,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """The plan of a training run.
+    """The plan of a training run."""
 
-    Attributes:
-      total_steps: the step (number of updates) at which training ends.
-      batch_size: number of examples in a global batch.
-      examples_per_epoch: number of examples in the training set; None if unknown.
-      first_step: number of updates before this run; positive if it is resumed.
-      examples_before: number of examples used in these updates; None if all had `batch_size` examples.
-      first_epoch: index of the epoch in the data's stream that is displayed as epoch 1; negative if the first displayed
-        epoch has a higher number.
-      shows_communication: whether to display the size and the time of a step's communication.
-      description: model, data and devices, as texts by name, to display before the first step; may be empty.
-    """
-
-    total_steps: int
-    batch_size: int
-    examples_per_epoch: int | None = None
-    first_step: int = 0
-    examples_before: int | None = None
+    total_steps: int  # the step (number of updates) at which training ends
+    batch_size: int  # number of examples in a global batch
+    examples_per_epoch: int | None = None  # number of examples in the training set; None if unknown
+    first_step: int = 0  # number of updates before this run; positive if it is resumed
+    examples_before: int | None = None  # used in these updates; None if all had `batch_size` examples
+    # Index of the epoch in the data's stream that is displayed as epoch 1; negative if the first displayed epoch has a higher
+    # number.
     first_epoch: int = 0
-    shows_communication: bool = False
+    shows_communication: bool = False  # whether to display the size and the time of a step's communication
+    # Model, data and devices, as texts by name, to display before the first step; may be empty.
     description: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def epoch(self, step: int) -> float | None:
