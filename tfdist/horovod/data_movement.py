@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.collectives.no_constant_folding import runtime_zero
 from tfdist.errors import InputError
 from tfdist.horovod.compression import Compression, wire_compressor
-from tfdist.horovod.engine import CallId, call_of, move_in_supported_dtype, reduce_in_supported_dtype, scale_tensor
+from tfdist.horovod.engine import WIDER, CallId, call_of, from_movable, scale_tensor, to_movable
 from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError, NotSupportedError
 from tfdist.horovod.ops import Adasum, Average, ReduceOp, Sum, check_num_rank_power_of_2, to_reduce_op
 from tfdist.horovod.process import engine
@@ -106,20 +106,36 @@ def reduce_linearly(
 def reduce_through_engine(
     tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
 ) -> list[tf.Tensor]:
-    """Reduces tensors of any dtype through the engine; not differentiable.
+    """Reduces tensors of any dtype through the engine; not differentiable. bfloat16 is summed in float32.
 
     Adasum gathers all tensors, n (N - 1) bytes received for n sent, because Horovod supports it only with MPI and on GPUs.
+
+    Raises:
+      InvalidArgumentError: the engine cannot reduce a dtype.
     """
-    current_engine, inputs = engine(), [tf.stop_gradient(tensor) for tensor in tensors]
-    operation = f"{op.name} {call.name}"
+    current_engine, operation = engine(), f"{op.name} {call.name}"
     if op == Adasum:
         size = call.process_set.size()
-        rows = [scale_tensor(tensor, prescale)[None] for tensor in inputs]
-        stacks = move_in_supported_dtype(current_engine, rows, lambda xs: current_engine.gather(xs, call), operation)
+        rows = [scale_tensor(tf.stop_gradient(tensor), prescale)[None] for tensor in tensors]
+        stacks = _gather(rows, call, operation)
         return [scale_tensor(adasum(tf.unstack(stack, size), operation), postscale) for stack in stacks]
-    return reduce_in_supported_dtype(
-        current_engine, inputs, lambda xs: current_engine.reduce(xs, op, call, prescale, postscale), operation
-    )
+    inputs = []
+    for tensor in tensors:
+        dtype = tensor.dtype if tensor.dtype in current_engine.reducible_dtypes else WIDER.get(tensor.dtype)
+        if dtype not in current_engine.reducible_dtypes or tensor.dtype == tf.bool:
+            names = ", ".join(sorted(dtype.name for dtype in current_engine.reducible_dtypes | {tf.bfloat16}))
+            raise InvalidArgumentError(
+                f"{operation} takes {names}. Received: {tensor.dtype.name}. Cast it to one of these."
+            )
+        inputs.append(tf.cast(tf.stop_gradient(tensor), dtype))
+    totals = current_engine.reduce(inputs, op, call, prescale, postscale)
+    return [tf.cast(total, tensor.dtype) for total, tensor in zip(totals, tensors, strict=True)]
+
+
+def _gather(tensors: Sequence[tf.Tensor], call: CallId, operation: str) -> list[tf.Tensor]:
+    inputs = [to_movable(engine(), tensor, operation) for tensor in tensors]
+    results = zip(engine().gather(inputs, call), tensors, strict=True)
+    return [from_movable(result, tensor.dtype) for result, tensor in results]
 
 
 def as_list(results: Any) -> list[tf.Tensor]:
@@ -158,23 +174,17 @@ def grouped_allgather(
 
 def gather_tensors(tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
     """Gathers tensors of any dtype through the engine; differentiable."""
-    current_engine = engine()
 
     @tf.custom_gradient
     def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-        inputs = [tf.stop_gradient(x) for x in xs]
-        results = move_in_supported_dtype(
-            current_engine, inputs, lambda tensors: current_engine.gather(tensors, call), f"allgather {call.name}"
-        )
-
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             means = reduce_linearly(upstream, Average, call.with_suffix("gradient"))
             local_counts = tf.stack([tf.shape(x)[0] for x in xs])[None]
-            [counts] = current_engine.gather([local_counts], call.with_suffix("rows"))
+            [counts] = engine().gather([local_counts], call.with_suffix("rows"))
             starts = tf.reduce_sum(counts[: call.process_set.rank()], axis=0)
             return [mean[starts[i] : starts[i] + local_counts[0, i]] for i, mean in enumerate(means)]
 
-        return results, gradient
+        return _gather([tf.stop_gradient(x) for x in xs], call, f"allgather {call.name}"), gradient
 
     return as_list(differentiable(*tensors))
 
@@ -204,9 +214,6 @@ def broadcast(  # noqa: D417
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        def move(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            return [current_engine.broadcast(tensors[0], root_rank, call)]
-
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             [mean] = reduce_linearly([upstream], Average, call.with_suffix("gradient"))
             if current_engine.rank == root_rank:
@@ -214,8 +221,8 @@ def broadcast(  # noqa: D417
             # Zero, but depends on the mean: the graph must not prune the all-reduce, for which the root waits.
             return tf.where(tf.equal(runtime_zero(), 0), tf.zeros_like(mean), mean)
 
-        [result] = move_in_supported_dtype(current_engine, [tf.stop_gradient(x)], move, f"broadcast {call.name}")
-        return result, gradient
+        message = to_movable(current_engine, tf.stop_gradient(x), f"broadcast {call.name}")
+        return from_movable(current_engine.broadcast(message, root_rank, call), x.dtype), gradient
 
     return differentiable(tf.convert_to_tensor(tensor))
 
@@ -253,24 +260,16 @@ def alltoall(  # noqa: D417
 
 def exchange_rows(tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
     """Exchanges rows of any dtype through the engine's all-to-all; differentiable."""
-    current_engine = engine()
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., tf.Tensor]]:
-        counts: list[tf.Tensor] = []
-
-        def move(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            rows, row_counts = current_engine.exchange(tensors[0], splits, call)
-            counts.append(row_counts)
-            return [rows]
-
-        [rows] = move_in_supported_dtype(current_engine, [tf.stop_gradient(x)], move, f"alltoall {call.name}")
-        [row_counts] = counts
+        message = to_movable(engine(), tf.stop_gradient(x), f"alltoall {call.name}")
+        rows, row_counts = engine().exchange(message, splits, call)
 
         def gradient(upstream: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             return exchange_rows(upstream, row_counts, call.with_suffix("gradient"))[0]
 
-        return (rows, row_counts), gradient
+        return (from_movable(rows, x.dtype), row_counts), gradient
 
     return differentiable(tensor)
 

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -107,13 +107,9 @@ def horovod_required_error(feature: str, alternative: str) -> InputError:
 
 
 def scale_tensor(tensor: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
-    """Multiplies a tensor by a factor, keeping its dtype, like Horovod.
+    """Multiplies a tensor by a number, or a scalar float64 tensor, keeping its dtype, like Horovod.
 
     Integers are multiplied in float64 and rounded toward zero; 16-bit floats are multiplied in float32.
-
-    Args:
-      tensor: tensor of any numeric dtype.
-      factor: a number, or a scalar float64 tensor.
     """
     if not isinstance(factor, tf.Tensor) and factor == 1.0:
         return tensor
@@ -124,62 +120,26 @@ def scale_tensor(tensor: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
 
 
 _SAME_BITS = {tf.bfloat16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
-_WIDER = {
-    tf.bfloat16: tf.float32,
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.uint8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint16: tf.int32,
-}
+WIDER = {tf.bfloat16: tf.float32} | dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32)
 
 
-def reduce_in_supported_dtype(
-    engine: Engine, tensors: Sequence[tf.Tensor], reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]], operation: str
-) -> list[tf.Tensor]:
-    """Reduces tensors in a dtype that the engine can reduce; bfloat16 is summed in float32.
-
-    Raises:
-      InvalidArgumentError: the engine cannot reduce a dtype.
-    """
-    inputs = []
-    for tensor in tensors:
-        dtype = tensor.dtype if tensor.dtype in engine.reducible_dtypes else _WIDER.get(tensor.dtype)
-        if dtype not in engine.reducible_dtypes or tensor.dtype == tf.bool:
-            names = ", ".join(sorted(dtype.name for dtype in engine.reducible_dtypes | {tf.bfloat16}))
-            raise InvalidArgumentError(
-                f"{operation} takes {names}. Received: {tensor.dtype.name}. Cast it to one of these."
-            )
-        inputs.append(tf.cast(tensor, dtype))
-    return [tf.cast(total, tensor.dtype) for total, tensor in zip(reduce(inputs), tensors, strict=True)]
-
-
-def move_in_supported_dtype(
-    engine: Engine, tensors: Sequence[tf.Tensor], move: Callable[[list[tf.Tensor]], list[tf.Tensor]], operation: str
-) -> list[tf.Tensor]:
-    """Moves tensors in a dtype that the engine can move, without loss.
-
-    Raises:
-      InvalidArgumentError: the engine cannot move a dtype.
-    """
-    conversions = [_conversion(engine, tensor.dtype, operation) for tensor in tensors]
-    results = move([convert(tensor, dtype) for tensor, (convert, dtype) in zip(tensors, conversions, strict=True)])
-    return [
-        convert(result, tensor.dtype)
-        for result, tensor, (convert, _) in zip(results, tensors, conversions, strict=True)
-    ]
-
-
-def _conversion(engine: Engine, dtype: tf.DType, operation: str) -> tuple[Callable[..., tf.Tensor], tf.DType]:
+def to_movable(engine: Engine, tensor: tf.Tensor, operation: str) -> tf.Tensor:
+    """Converts a tensor without loss to a dtype that the engine can move; raises `InvalidArgumentError` if there is none."""
+    dtype = tensor.dtype
     if dtype in engine.movable_dtypes:
-        return tf.cast, dtype
+        return tensor
     if _SAME_BITS.get(dtype) in engine.movable_dtypes:
-        return tf.bitcast, _SAME_BITS[dtype]
-    if _WIDER.get(dtype) in engine.movable_dtypes:
-        return tf.cast, _WIDER[dtype]
+        return tf.bitcast(tensor, _SAME_BITS[dtype])
+    if WIDER.get(dtype) in engine.movable_dtypes:
+        return tf.cast(tensor, WIDER[dtype])
     raise InvalidArgumentError(
         f"{operation} needs a tensor of a supported dtype. Received: {dtype.name}. Cast it to another dtype."
     )
+
+
+def from_movable(result: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Converts the result of moving a tensor back to its dtype."""
+    return tf.bitcast(result, dtype) if result.dtype == _SAME_BITS.get(dtype) else tf.cast(result, dtype)
 
 
 _INVALID_CHARACTERS = re.compile(r"[^A-Za-z0-9_./-]")

@@ -79,16 +79,14 @@ class Schedule:
         return forward_pass + ([Action(INPUT_GRADIENT, stage + 1, micro_batch)] if stage + 1 < self.stages else [])
 
     def message(self, action: Action, *, is_sent: bool) -> tuple[int, str] | None:
-        """Returns the other process and the tag of the message that an action sends or receives.
+        """Returns the process of the other stage and the tag of the message that an action sends or receives, if any.
 
-        Activations go to the next stage, their gradients to the previous one. None if that is in the same process or does
-        not exist. The tag is unique among the messages of a step between two processes.
+        Activations go to the next stage, their gradients to the previous one. The tag is unique among the messages of a step.
         """
         direction, offset = (FORWARD, 1) if action.kind == FORWARD else (BACKWARD, -1)
         source = action.stage if is_sent else action.stage - offset
         target = source + offset
-        exists = action.receives and min(source, target) >= 0 and max(source, target) < self.stages
-        if not exists or self.process_of(source) == self.process_of(target):
+        if not action.receives or min(source, target) < 0 or max(source, target) >= self.stages:
             return None
         return self.process_of(target if is_sent else source), f"{source}{direction}{action.micro_batch}"
 

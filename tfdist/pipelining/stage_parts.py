@@ -121,24 +121,13 @@ def forward(strategy: HasStages, model: StagedModel, inputs: Any) -> Any:
     first = keras.tree.flatten(inputs)[0]
     rows = tf.shape(first)[0]
     size = _TRACED_ROWS if first.shape[0] is None else max(1, -(-first.shape[0] // strategy.micro_batches))
-    if not model.cut.run.adds_losses:
-        count = -(-rows // size)
-        padded_inputs = keras.tree.map_structure(lambda x: _pad_rows(x, count * size), inputs)
-        return _forward(strategy, model, padded_inputs, rows, [_RowRange(tf.constant(0), count, size)])
-    full_count = rows // size
-    parts = [_RowRange(tf.constant(0), full_count, size), _RowRange(full_count * size, rows - full_count * size, 1)]
-    return _forward(strategy, model, inputs, rows, parts)
-
-
-class _RowRange(NamedTuple):
-    """A range of rows in `count` micro-batches of `size` rows; `start`, the first row, and `count` are scalars."""
-
-    start: tf.Tensor
-    count: tf.Tensor
-    size: int
-
-
-def _forward(strategy: HasStages, model: StagedModel, inputs: Any, rows: tf.Tensor, parts: Sequence[_RowRange]) -> Any:
+    count = rows // size if model.cut.run.adds_losses else -(-rows // size)
+    parts = [_RowRange(tf.constant(0), count, size)]
+    if model.cut.run.adds_losses:
+        parts.append(_RowRange(count * size, rows - count * size, 1))
+    else:  # copies of the last row, because layers may reject zeros or empty strings
+        indices = tf.minimum(tf.range(count * size), tf.maximum(rows - 1, 0))
+        inputs = keras.tree.map_structure(lambda x: tf.gather(x, indices), inputs)
     outputs = _Outputs(model, inputs)
     outputs_by_part, losses = [], tf.zeros([], keras.config.floatx())
     for part in parts:
@@ -149,6 +138,14 @@ def _forward(strategy: HasStages, model: StagedModel, inputs: Any, rows: tf.Tens
         model.add_loss(tf.math.divide_no_nan(losses, tf.cast(rows, losses.dtype)))
     full_outputs = [tf.concat(pieces, axis=0)[:rows] for pieces in zip(*outputs_by_part, strict=True)]
     return outputs.pack(full_outputs or outputs.zeros(rows))
+
+
+class _RowRange(NamedTuple):
+    """A range of rows in `count` micro-batches of `size` rows; `start`, the first row, and `count` are scalars."""
+
+    start: tf.Tensor
+    count: tf.Tensor
+    size: int
 
 
 def _micro_batches(
@@ -172,11 +169,6 @@ def _micro_batches(
         parallel_iterations=1,
     )
     return arrays, losses
-
-
-def _pad_rows(x: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Pads with copies of the last row: layers may reject zeros or empty strings."""
-    return tf.gather(x, tf.minimum(tf.range(rows), tf.maximum(tf.shape(x)[0] - 1, 0)))
 
 
 def _slice_rows(x: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
