@@ -30,9 +30,8 @@ def with_alternative_signature(
 ) -> Callable[[_Function], _Function]:
     """Returns a decorator of a function that adds an alternative signature.
 
-    Args:
-      order: argument names of the alternative signature, in order; `value` stands for `tensor`.
-      is_alternative: returns whether positional arguments match the alternative; None if the order is the same.
+    `order` has its argument names in order; `value` stands for `tensor`. `is_alternative` returns whether positional arguments
+    match it; None if the order is the same.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -56,11 +55,7 @@ def adasum(rank_tensors: Sequence[tf.Tensor], operation: str) -> tf.Tensor:
     """Combines the ranks' tensors pairwise in a binary tree, like Horovod.
 
     adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b, with the products in float64: a + b if they are
-    orthogonal, and a if they are equal.
-
-    Args:
-      rank_tensors: one tensor per rank, of the same shape and floating dtype.
-      operation: name of the call, for errors.
+    orthogonal, and a if they are equal. The tensors have the same shape and floating dtype.
 
     Raises:
       NotSupportedError: the number of ranks is not a power of two.
@@ -82,10 +77,8 @@ def adasum(rank_tensors: Sequence[tf.Tensor], operation: str) -> tf.Tensor:
 def _combine(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     dot_product = tf.reduce_sum(a * b)
 
-    def coefficient(x: tf.Tensor) -> tf.Tensor:
-        return 1.0 - tf.math.divide_no_nan(dot_product, 2.0 * tf.reduce_sum(x * x))
-
-    return coefficient(a) * a + coefficient(b) * b
+    factors = [1.0 - tf.math.divide_no_nan(dot_product, 2.0 * tf.reduce_sum(x * x)) for x in (a, b)]
+    return factors[0] * a + factors[1] * b
 
 
 def reduce_linearly(

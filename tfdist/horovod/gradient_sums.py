@@ -134,24 +134,17 @@ class GradientSums:
 
     def _individual_totals(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
         """Reduces each gradient separately, for operations and shapes that buckets do not support."""
-        factor = self.options.gradient_predivide_factor
+        options, factor, totals = self.options, self.options.gradient_predivide_factor, {}
+        arguments: dict[str, Any] = {"op": options.op, "compression": options.compression}
+        arguments |= {"prescale_factor": 1.0 / factor, "postscale_factor": factor, "process_set": options.process_set}
         for name, gradient in gradients.items():
-            if not is_lossless(self.options.compression):
+            if not is_lossless(options.compression):
                 raise InputError(
-                    f"{self.options.compression} takes gradients of known shapes. Received: {name} of {gradient.shape}. "
+                    f"{options.compression} takes gradients of known shapes. Received: {name} of {gradient.shape}. "
                     "Use hvd.Compression.none or .fp16 for it."
                 )
-        return {
-            name: allreduce(
-                _to_dense(gradient),
-                op=self.options.op,
-                compression=self.options.compression,
-                prescale_factor=1.0 / factor,
-                postscale_factor=factor,
-                process_set=self.options.process_set,
-            )
-            for name, gradient in gradients.items()
-        }
+            totals[name] = allreduce(_to_dense(gradient), **arguments)
+        return totals
 
     def _dense_sums(
         self, names: list[str], tensors: list[tf.Tensor], collectives: Any, message: str

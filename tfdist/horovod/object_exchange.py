@@ -86,7 +86,7 @@ def _new_session(process_set: Any) -> bytes:
     return repr(ranks).encode() + b"\0" + nonces[:offset] + nonce + nonces[offset + _NONCE :]
 
 
-def broadcast_object(
+def broadcast_object(  # noqa: D417
     obj: Any,
     root_rank: int = 0,
     session: None = None,
@@ -98,9 +98,7 @@ def broadcast_object(
     Args:
       obj: an object that can be pickled; ignored except on the root.
       root_rank: a rank of the job.
-      session: None: TensorFlow 2 has no sessions.
-      name: name of the call, the same on every rank.
-      process_set: the ranks that make the call.
+      session: None: TensorFlow 2 has no sessions. For the other arguments, see `allreduce`.
 
     Raises:
       InputError: an object is not signed with this job's token.
@@ -121,11 +119,7 @@ def allgather_object(
 ) -> list[Any]:
     """Returns the objects of all ranks, in the order of ranks. The objects are pickled and signed.
 
-    Args:
-      obj: an object that can be pickled.
-      session: None: TensorFlow 2 has no sessions.
-      name: name of the call, the same on every rank.
-      process_set: the ranks that make the call.
+    For the arguments, see `broadcast_object`.
 
     Raises:
       InputError: an object is not signed with this job's token.

@@ -207,12 +207,7 @@ def mpi_threads_supported() -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Returns whether TensorFlow has a GPU.
-
-    Args:
-      ext_base_name: Horovod's "tensorflow".
-      verbose: accepted, but has no effect.
-    """
+    """Returns whether TensorFlow has a GPU; the arguments are Horovod's, and have no effect."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 

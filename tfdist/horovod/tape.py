@@ -56,14 +56,9 @@ class DistributedTape(tf.GradientTape):
         use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Returns the reduced gradients of a target, with the structure of the sources.
+        """See base class. Returns the reduced gradients; the sources have the same order on every rank.
 
-        Args:
-          target: tensor, or structure of tensors, to differentiate.
-          sources: variables or tensors, in the same order on every rank.
-          output_gradients: see base class.
-          use_generic_names: accepted, but has no effect.
-          unconnected_gradients: see base class.
+        `use_generic_names` is accepted, but has no effect.
 
         Raises:
           InputError: the ranks' gradients differ in name, dtype or shape.

@@ -87,16 +87,11 @@ class Distributed:
 
     Clipping, loss scaling and weight decay therefore apply to reduced gradients. Keras saves the optimizer under its original
     class, and can load the model without tfdist.
-
-    Attributes:
-      reduction: reduces the gradients.
-      accumulation: accumulates the gradients of several passes.
-      local_keys: keys of variables whose gradients are not reduced; see `key_of`.
     """
 
     reduction: GradientSums
-    accumulation: Accumulation
-    local_keys: set[int]
+    accumulation: Accumulation  # accumulates the gradients of several passes
+    local_keys: set[int]  # keys of variables whose gradients are not reduced; see `key_of`
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
         """Reduces the gradients and updates the variables; with `backward_passes_per_step` k, on every k-th call only."""

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -262,16 +262,12 @@ class Crossing:
     tensor: int  # index in `Graph.tensors`; for a mask or logits, of the tensor to which they are attached
 
 
-@dataclasses.dataclass(frozen=True)
-class Boundary:
-    """The tensors that one stage receives from the previous one."""
-
-    crossings: tuple[Crossing, ...] = ()  # in the same order for sender and receiver
-    masked_tensors: frozenset[int] = frozenset()  # tensors to which the receiver attaches their masks
+# The tensors that a stage receives from the previous one, in the same order for both, and those that get their masks.
+Boundary: TypeAlias = tuple[tuple[Crossing, ...], frozenset[int]]
 
 
 def boundaries(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[Boundary]:
-    """Returns the boundary before each stage; that of the first stage is empty.
+    """Returns the boundary before each stage, and after the last one; the first and the last are empty.
 
     A mask that a later call uses is sent with its tensor, once if several tensors share it. An output is sent with its
     logits, because Keras's losses use them. Inputs of the model are not sent: every stage has them. `stage_of` has the stage
@@ -281,7 +277,7 @@ def boundaries(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: 
     calls = zip(graph.calls, stage_of, strict=True)
     sources = {x: stage for call, stage in calls for x in call.outputs if x in last_use}
     masked = _masked_tensors(graph, run, stage_of, stages)
-    results = [Boundary()]
+    results: list[Boundary] = [((), frozenset())]
     for stage in range(1, stages):
         tensors = sorted(tensor for tensor, origin in sources.items() if origin < stage <= last_use[tensor])
         masked_tensors = [tensor for tensor in tensors if any(tensor in later for later in masked[stage:])]
@@ -289,8 +285,8 @@ def boundaries(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: 
         outputs = [tensor for tensor in tensors if tensor in run.logits and tensor in graph.outputs]
         kinds = ((VALUE, tensors), (MASK, sorted(carriers.values())), (LOGITS, outputs))
         crossings = [_make_crossing(graph, run, x, sources[x], kind) for kind, numbers in kinds for x in numbers]
-        results.append(Boundary(tuple(crossings), frozenset(masked[stage].intersection(tensors))))
-    return results
+        results.append((tuple(crossings), frozenset(masked[stage].intersection(tensors))))
+    return [*results, results[0]]
 
 
 def _masked_tensors(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[set[int]]:

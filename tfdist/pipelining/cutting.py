@@ -11,7 +11,7 @@ from tfdist import keras_internals
 from tfdist.config.pipeline import BalancedCut, LayerCut, parse_cut
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
-from tfdist.pipelining.cut_points import LOGITS, MASK, VALUE, Boundary, Crossing, boundaries, cut_positions
+from tfdist.pipelining.cut_points import LOGITS, MASK, VALUE, Crossing, boundaries, cut_positions
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph, graph_of, run_abstractly
 from tfdist.pipelining.operation_timing import measure_seconds
 
@@ -288,12 +288,13 @@ def cut_at(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
     stage_of = [0] * len(graph.calls)
     for position, call in enumerate(graph.order):
         stage_of[call] = sum(position >= start for start in starts)
-    stage_boundaries = [*boundaries(graph, run, stage_of, stages), Boundary()]
+    stage_boundaries = boundaries(graph, run, stage_of, stages)
     variables = assign_variables(graph, run, stage_of, stages)
     names = {number: name for name, number in graph.inputs.items()}
     stage_graphs = []
     for stage in range(stages):
         calls = tuple(call for call, call_stage in zip(graph.calls, stage_of, strict=True) if call_stage == stage)
+        (received, masked_received), (sent, _) = stage_boundaries[stage : stage + 2]
         is_last = stage == stages - 1
         tensors_read = {x for call in calls for x in call.inputs} | (set(graph.outputs) if is_last else set())
         stage_graphs.append(
@@ -302,11 +303,11 @@ def cut_at(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
                 calls,
                 tuple(dict.fromkeys(call.layer for call in calls if call.layer is not None)),
                 tuple(name for number, name in names.items() if number in tensors_read),
-                stage_boundaries[stage].crossings,
-                stage_boundaries[stage + 1].crossings,
+                received,
+                sent,
                 variables[stage],
                 is_last,
-                stage_boundaries[stage].masked_tensors,
+                masked_received,
                 graph,
                 run,
             )

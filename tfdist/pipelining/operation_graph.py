@@ -210,7 +210,7 @@ def run_abstractly(graph: Graph, rows: int = 2) -> AbstractRun:
     If the model's inputs have a fixed number of rows, it replaces `rows`.
     """
     rows = _fixed_rows(graph) or rows
-    tracer = _trace(graph, rows)
+    tracer = _Tracer(graph, rows)
     usage = [Usage(*use, size) for use, size in zip(tracer.usages, _activations(graph, rows, tracer), strict=True)]
     first_tensors: dict[int, int] = {}
     masks = {number: first_tensors.setdefault(id(mask), number) for number, mask in sorted(tracer.masks.items())}
@@ -240,27 +240,20 @@ def _fixed_rows(graph: Graph) -> int | None:
     return next((shape[0] for shape in sizes if shape and shape[0] is not None), None)
 
 
-def _trace(graph: Graph, rows: int) -> "_Tracer":
-    tracer = _Tracer(graph, rows)
-    trace = keras_internals.new_trace()
-    with trace.as_default():
-        layers = dict.fromkeys(call.layer for call in graph.calls if call.layer is not None)
-        body = keras_internals.Body("abstract_run", graph.model, list(layers), tracer.run)
-        body(tracer.placeholders(), training=True)
-    tracer.operations = trace.get_operations()
-    return tracer
-
-
 class _Tracer:
     def __init__(self, graph: Graph, rows: int):
         self._graph, self._rows = graph, rows
         self.values: dict[int, Any] = {}
-        self.operations: Sequence[Any] = ()
         self.usages: list[tuple[Mapping[int, keras.Variable], Mapping[int, keras.Variable]]] = []
         self.ends: list[int] = []  # number of operations in the trace after each call
         self.masks: dict[int, Any] = {}  # of each tensor when it is computed
         self.masked_call_inputs: list[frozenset[int]] = []
-        self.adds_losses = False
+        trace = keras_internals.new_trace()
+        with trace.as_default():
+            layers = dict.fromkeys(call.layer for call in graph.calls if call.layer is not None)
+            body = keras_internals.Body("abstract_run", graph.model, list(layers), self._run)
+            body(self._placeholders(), training=True)
+        self.operations: Sequence[Any] = trace.get_operations()
 
     def masked_tensors(self, tensors: Sequence[int]) -> frozenset[int]:
         """Returns the subset of the tensors that currently have a mask."""
@@ -269,7 +262,7 @@ class _Tracer:
     def shapes(self) -> list[tuple[int, ...]]:
         return [tuple(self.values[number].shape) for number in range(len(self._graph.tensors))]
 
-    def placeholders(self) -> list[tf.Tensor]:
+    def _placeholders(self) -> list[tf.Tensor]:
         inputs = [self._graph.tensors[number] for number in self._graph.inputs.values()]
         sizes = [
             [(_UNKNOWN_SIZE if i else self._rows) if size is None else size for i, size in enumerate(x.shape)]
@@ -277,7 +270,7 @@ class _Tracer:
         ]
         return [tf.compat.v1.placeholder(x.dtype, shape) for x, shape in zip(inputs, sizes, strict=True)]
 
-    def run(self, inputs: Sequence[tf.Tensor], training: bool) -> None:
+    def _run(self, inputs: Sequence[tf.Tensor], training: bool) -> None:
         """Runs the calls and records the variables that each uses."""
         self.values.update(zip(self._graph.inputs.values(), inputs, strict=True))
         trace = tf.compat.v1.get_default_graph()
@@ -330,7 +323,7 @@ def _static_shapes(graph: Graph, rows: int, shapes: Sequence[tuple[int, ...]]) -
     static_shapes = [tensor.shape for tensor in graph.tensors]
     is_open = any(None in static_shapes[number][1:] for number in graph.inputs.values())
     if not is_open and any(None in shape[1:] for shape in static_shapes):
-        other_shapes = _trace(graph, rows + 1).shapes()
+        other_shapes = _Tracer(graph, rows + 1).shapes()
         static_shapes = [
             tuple(x if x == y else None for x, y in zip(shape, other, strict=True))
             for shape, other in zip(shapes, other_shapes, strict=True)

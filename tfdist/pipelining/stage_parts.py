@@ -388,9 +388,8 @@ class StageParts(ModelParts):
         local_seconds = measure_seconds(graph, rows=_MEASURED_ROWS) if self._strategy.cluster.rank == 0 else None
         return self._strategy.group.broadcast("stages/seconds", local_seconds, LONG_SECONDS)
 
-    def description(self, part: keras.Model) -> str:
+    def description(self, part: Any) -> str:
         """Returns, for example, `2, of 416 + 21,258 parameters; 1f1b with 4 micro-batches, 20% of the time idle if ...`."""
-        assert isinstance(part, StagedModel)
         counts = [sum(math.prod(variable.shape) for variable in stage.variables.all) for stage in part.cut.stages]
         schedule = self._strategy.schedule
         if schedule.has_flush:
@@ -402,16 +401,14 @@ class StageParts(ModelParts):
         return f"{len(counts)}, of {' + '.join(f'{count:,}' for count in counts)} parameters; {schedule_text}, {cost}"
 
     @contextlib.contextmanager
-    def full_model(self, part: keras.Model) -> Iterator[keras.Model]:
-        assert isinstance(part, StagedModel)
+    def full_model(self, part: Any) -> Iterator[keras.Model]:
         devices = self._strategy.stage_devices
         on_host = contextlib.nullcontext() if devices is None else devices.values_on_host(part.variables)
         with on_host, read_full_model(self._strategy, part) as model:
             yield model
 
-    def regularization(self, part: keras.Model) -> float:
+    def regularization(self, part: Any) -> float:
         """See base class. A shared variable is counted once."""
-        assert isinstance(part, StagedModel)
         local_loss = sum(float(tf.reduce_sum(loss)) for stage in part.stages.values() for loss in stage.weight_losses())
         losses = self._strategy.group.gather("stages/regularization", local_loss, LONG_SECONDS)
         return math.fsum(losses[:: self._strategy.grid.replicas])
