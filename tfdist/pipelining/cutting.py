@@ -20,10 +20,6 @@ _STEP_METHODS = ("train_step", "compute_loss", "test_step", "predict_step")
 
 def check_model(model: Any) -> None:
     """Raises `InputError` for a model whose graph is unknown, or that overrides a step of Keras."""
-    if not isinstance(model, keras.Model):
-        raise InputError(
-            f"Stages are cut from a keras.Model. Received: {type(model).__name__}. Build one with keras.Model."
-        )
     if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call and not model.built:
         raise InputError(
             f"A sequential model must know its input to be cut into stages. Received: {model.name}, which is not built. "

@@ -56,7 +56,7 @@ class SpreadStage:
     """A stage on several devices, with the interface of `StageGraph`, for functions of the host."""
 
     def __init__(self, graph: StageGraph, devices: StageDevices):
-        self._graph, self._devices = graph, devices
+        self.graph, self.devices = graph, devices
         self.index, self.is_last, self.layers = graph.index, graph.is_last, graph.layers
         self.received: tuple[Crossing, ...] = graph.received
         self.sent: tuple[Crossing, ...] = graph.sent
@@ -68,26 +68,24 @@ class SpreadStage:
     @property
     def spread_variables(self) -> list[keras.Variable]:
         """The trainable variables, which are on the devices."""
-        return [variable for variable in self.variables.trainable if self._devices.is_on_devices(variable)]
+        return [variable for variable in self.variables.trainable if self.devices.is_on_devices(variable)]
 
     def call(
         self, inputs: Mapping[str, tf.Tensor], received: Sequence[tf.Tensor], training: bool | None = None
     ) -> tuple[Any, list[tf.Tensor]]:
         """See `StageGraph.call`. The backward pass adds the gradients of variables to sums on the devices."""
-        missing_paths = [v.path for v in self.variables.trainable if not self._devices.is_on_devices(v)]
+        missing_paths = [v.path for v in self.variables.trainable if not self.devices.is_on_devices(v)]
         if missing_paths:
             raise InputError(
                 "With an axis model, layers of a pipeline must not be unfrozen after the trainer is created. Received: "
                 f"{missing_paths[0]}, which was frozen then. Set `trainable` before."
             )
         variables = (*self.variables.all, *self.variables.metrics, *self.variables.external)
-        host_variables = [variable for variable in variables if not self._devices.is_on_devices(variable)]
+        host_variables = [variable for variable in variables if not self.devices.is_on_devices(variable)]
         tensors = [*(inputs[name] for name in self.inputs), *received, *(tf.identity(v.value) for v in host_variables)]
         key = (bool(training), *((tuple(x.shape), x.dtype) for x in tensors))
         if key not in self._passes:
-            self._passes[key] = _Passes(
-                self._graph, self._devices, self.spread_variables, host_variables, tensors, bool(training)
-            )
+            self._passes[key] = _Passes(self, host_variables, tensors, bool(training))
         outputs, sent, self._losses, self._weight_losses, assignments = self._passes[key].call(tensors)
         for variable, value in assignments:
             variable.assign(value)
@@ -102,7 +100,7 @@ class SpreadStage:
         """See `StageGraph.weight_losses`. In a function, returns the losses of the latest call."""
         if tf.inside_function():
             return self._weight_losses
-        return [self._devices.devices.full_tensor(loss) for loss in self._graph.weight_losses()]
+        return [self.devices.devices.full_tensor(loss) for loss in self.graph.weight_losses()]
 
     def pop_gradients(self, after: tf.Tensor) -> list[tf.Tensor | None]:
         """Returns the sums of the gradients of `spread_variables` and resets them; None if no loss depends on the variable.
@@ -138,16 +136,11 @@ class _Passes:
     """The passes of a stage for inputs of given shapes and dtypes."""
 
     def __init__(
-        self,
-        graph: StageGraph,
-        devices: StageDevices,
-        spread_variables: Sequence[keras.Variable],
-        host_variables: Sequence[keras.Variable],
-        tensors: Sequence[tf.Tensor],
-        training: bool,
+        self, stage: SpreadStage, host_variables: list[keras.Variable], tensors: Sequence[tf.Tensor], training: bool
     ):
-        self._graph, self._devices, self._training = graph, devices, training
-        self._spread_variables, self._host_variables = list(spread_variables), list(host_variables)
+        graph = self._graph = stage.graph
+        self._devices, self._training = stage.devices, training
+        self._spread_variables, self._host_variables = stage.spread_variables, host_variables
         self._host_specs = [tf.TensorSpec(x.shape, x.dtype) for x in tensors]
         self._live_residuals: dict[int, list[tf.Tensor]] = {}
         self._numbers = itertools.count()

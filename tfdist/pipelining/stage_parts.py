@@ -181,15 +181,13 @@ def _micro_batch(strategy: HasStages, model: StagedModel, inputs: Any, rows: int
     outputs, losses = None, []
     for number, stage in model.stages.items():
         previous_process, next_process = (strategy.schedule.process_of(number + step) for step in (-1, 1))
-        inputs_of_stage = tensors
-        if previous_process != strategy.pipeline_rank and stage.received:
+        if previous_process != strategy.pipeline_rank:
             specs = [crossing.spec for crossing in crossing_specs(stage.received, rows)]
-            inputs_of_stage = Link(strategy.pipeline_collectives, previous_process).receive(
-                specs, f"forward/{rows}/{number}"
-            )
-        outputs, tensors = stage.call(model.cut.named_inputs(inputs), inputs_of_stage, training=False)
+            link = Link(strategy.pipeline_collectives, previous_process)
+            tensors = link.receive(specs, f"forward/{rows}/{number}")
+        outputs, tensors = stage.call(model.cut.named_inputs(inputs), tensors, training=False)
         losses += [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in stage.take_data_losses()]
-        if next_process != strategy.pipeline_rank and stage.sent:
+        if next_process != strategy.pipeline_rank:
             tensors = with_static_shapes(tensors, crossing_specs(stage.sent, rows))
             Link(strategy.pipeline_collectives, next_process).send(tensors, f"forward/{rows}/{number + 1}")
     return outputs, losses

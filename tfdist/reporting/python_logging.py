@@ -34,7 +34,8 @@ def setup(rank: int, path: AnyPath, name: str = "") -> contextlib.ExitStack:
         file_path = path_of(path)
         storage_of(file_path).make_directory(file_path.parent)
         file = _File(file_path)
-    terminal = _StandardError(logging.INFO if rank == 0 else logging.WARNING)
+    terminal = _StandardError()
+    terminal.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     root, tfdist = logging.getLogger(), logging.getLogger("tfdist")
     with contextlib.ExitStack() as stack:
         stack.callback(tfdist.setLevel, tfdist.level)
@@ -96,17 +97,13 @@ class _File(logging.Handler):
             self._file.close()
 
 
-class _StandardError(logging.Handler):
+class _StandardError(logging.StreamHandler):
     """Writes to the current `sys.stderr`, which a progress bar may replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "only_in_file", False):
-            return
-        try:
-            sys.stderr.write(self.format(record) + "\n")
-            sys.stderr.flush()
-        except Exception:
-            self.handleError(record)
+        self.stream = sys.stderr
+        if not getattr(record, "only_in_file", False):
+            super().emit(record)
 
 
 def _terminal_handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
