@@ -214,13 +214,10 @@ def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str
             marker = "o" if kind == EVAL or len(points) == 1 else None
             width = 1.8 if kind == EVAL else 1.4
             axes.plot(steps, values, color=color, linewidth=width, marker=marker, markersize=4, label=label)
-    describe_axes(axes, title, "step (optimizer updates)", unit)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
+    describe_axes(axes, title, "step (optimizer updates)", unit, is_empty=not axes.lines)
     if axes.lines:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
         axes.legend(frameon=False)
-    else:
-        axes.set(xticks=[], yticks=[])
-        axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color="#888888")
 
 
 def _spans_decades(kinds: Mapping[str, Points]) -> bool:

@@ -353,8 +353,11 @@ def draw(runs: Sequence[RunSummary], metrics: Sequence[str], axis: str = "step")
     return figure
 
 
-def describe_axes(axes: "Axes", title: str, horizontal: str, vertical: str) -> None:
+def describe_axes(axes: "Axes", title: str, horizontal: str, vertical: str, *, is_empty: bool = False) -> None:
     """Sets the title and the labels of a panel, and the style that all figures share."""
+    if is_empty:
+        axes.set(xticks=[], yticks=[])
+        axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color="#888888")
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set(xlabel=horizontal, ylabel=vertical)
     axes.grid(color="#e6e6e6", linewidth=0.8)
@@ -376,15 +379,12 @@ def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> 
         if best := run.best(metric):
             best_x = next(x for x, value in _curve_points(run, metric, EVAL, axis) if value == best[1])
             axes.plot([best_x], [best[1]], color=style["color"], linewidth=0, marker="*", markersize=11, zorder=4)
-    describe_axes(axes, _text(metric), AXES[axis], _text(metric))
-    if axis == "step":
+    describe_axes(axes, _text(metric), AXES[axis], _text(metric), is_empty=not values)
+    if axis == "step" and values:
         axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
     if values and min(values) > 0 and max(values) / min(values) > _LOG_SCALE_RATIO:
         axes.set_yscale("log")
         axes.set_ylabel(f"{_text(metric)} (logarithmic)")
-    if not values:
-        axes.set(xticks=[], yticks=[])
-        axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color="#888888")
 
 
 def _style(index: int) -> dict[str, Any]:
