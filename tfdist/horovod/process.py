@@ -40,8 +40,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
     """
     if _engines:
         return
-    options: dict[str, Any] = {} if comm is None else {"comm": comm}
-    options |= {} if process_sets is None else {"process_sets": process_sets}
+    options = {k: v for k, v in (("comm", comm), ("process_sets", process_sets)) if v is not None}
     try:
         _engines.append(_start_engine(options))
     finally:

@@ -65,10 +65,8 @@ def update_metrics(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: 
 def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float]:
     """Returns the results of metrics by name in logs, given values of `metric_variables`.
 
-    The metrics of a layer have its name as a prefix. An element of a vector has the metric's name and its index.
-
-    Raises:
-      InputError: a result has more dims than a vector.
+    The metrics of a layer have its name as a prefix. An element of a vector has the metric's name and its index. A result with
+    more dims raises `InputError`.
     """
     results: dict[str, Any] = {}
     with keras.StatelessScope(state_mapping=list(zip(metric_variables(model), values, strict=True))):

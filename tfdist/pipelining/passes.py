@@ -180,15 +180,9 @@ class Passes:
     def backward(
         self, residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
     ) -> tuple[list[Gradient], list[tf.Tensor]]:
-        """Computes the backward pass.
+        """Computes the backward pass from residuals, and from gradients of the sent tensors that have one.
 
-        Args:
-          residuals: residuals of the forward pass.
-          gradients: gradients of the sent tensors that have one, from the next stage.
-
-        Returns:
-          Gradients of the variables, in order.
-          Gradients of the received tensors that have one, for the previous stage.
+        Returns the gradients of the variables, in order, and those of the received tensors that have one.
         """
         if self._split:
             input_gradients, weight_residuals = self.backward_input(residuals, gradients)

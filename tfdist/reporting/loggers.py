@@ -258,10 +258,8 @@ def check_user_defined(loggers: Sequence[Spec]) -> None:
 def make_loggers(loggers: Sequence[Spec], run: LoggedRun) -> list[Reporter]:
     """Creates the loggers of a run, on the chief.
 
-    TensorBoard's events are files of the run, so an error in writing them ends the run; errors of other loggers are warnings.
-
-    Raises:
-      InputError: a logger does not take its arguments.
+    TensorBoard's events are files of the run, so an error in writing them ends the run; errors of other loggers are warnings,
+    unless a logger does not take its arguments.
     """
     return [_make_logger(spec, run) for spec in loggers]
 

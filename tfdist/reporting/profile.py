@@ -28,14 +28,8 @@ class ProfileWindow(NullProfile):
     """Profiles B - A steps: starts after A updates and stops after B.
 
     A should be a few steps into the run, because the first steps are traced. A run that starts between A and B profiles the
-    remaining steps. The profile is written where TensorBoard's profile plugin expects it.
-
-    Args:
-      steps: `A:B`, with 0 <= A < B.
-      directory: a TensorBoard log directory that TensorFlow can write to.
-
-    Raises:
-      InputError: `steps` is invalid.
+    remaining steps. The profile is written to `directory` where TensorBoard's profile plugin expects it. `steps` is `A:B`,
+    with 0 <= A < B.
     """
 
     def __init__(self, steps: str, directory: AnyPath):

@@ -71,12 +71,7 @@ class Reporter:
         """Called before the first step."""
 
     def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """Called after every compiled call; must be cheap.
-
-        Args:
-          step: number of updates so far.
-          record: latest loss, metrics and rates by field name.
-        """
+        """Called after every compiled call, with the number of updates and the latest fields; must be cheap."""
 
     @contextlib.contextmanager
     def busy(self, task: str) -> Iterator[None]:
@@ -95,8 +90,7 @@ class Reporter:
     def close(self, outcome: str) -> None:
         """Ends the report and releases resources.
 
-        Args:
-          outcome: a short text, such as `done`, `loss not finite` or `failed`; empty if it is not reported.
+        The outcome is a short text, such as `done`, `loss not finite` or `failed`; empty if it is not reported.
         """
 
 
