@@ -57,7 +57,7 @@ class ShardedOptimizer(OptimizerShards):
 
     def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
         """See base class."""
-        return keras_internals.without_optimizer(model)
+        return keras_internals.patched((model, "optimizer", None))
 
     def build(self, model: keras.Model) -> None:
         """See base class. Every process computes the same owners without communication.

@@ -8,7 +8,7 @@ broadcast dL/dx / N (the gradient of the mean loss), and reduce-scatter N dL/dx.
 import functools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import tensorflow as tf
 
@@ -311,7 +311,7 @@ def reducescatter(  # noqa: D417
     call = call_of("reducescatter", name, process_set, ignore_name_scope)
     with tf.device(device_dense or None):
         message, context = compressor.compress(_check_rows(tensor, "reducescatter"))
-        factors = Factors(ReduceOp(op), prescale_factor, postscale_factor)
+        factors = ReduceOp(op), prescale_factor, postscale_factor
         return compressor.decompress(_reduce_scatter(message, factors, call), context)
 
 
@@ -339,27 +339,23 @@ def grouped_reducescatter(
     ]
 
 
-class Factors(NamedTuple):
-    """The operation of a reduce-scatter, Average or Sum, and its factors."""
-
-    op: ReduceOp
-    prescale: float
-    postscale: float
+# The operation of a reduce-scatter, Average or Sum, and the factors before and after it.
+_Factors: TypeAlias = tuple[ReduceOp, float, float]
 
 
-def _reduce_scatter(tensor: tf.Tensor, factors: Factors, call: CallId) -> tf.Tensor:
+def _reduce_scatter(tensor: tf.Tensor, factors: _Factors, call: CallId) -> tf.Tensor:
     """Returns this rank's rows of the reduced tensor; its gradient is all-gathered and scaled."""
     size, rank = call.process_set.size(), call.process_set.rank()
-    is_mean = factors.op == Average
-    postscale = factors.postscale / size if is_mean else factors.postscale
-    gradient_factor = factors.prescale * factors.postscale * (1 if is_mean else size)
+    op, prescale, postscale = factors
+    gradient_factor = prescale * postscale * (1 if op == Average else size)
+    postscale = postscale / size if op == Average else postscale
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         row_count = _agree_on_row_count(tf.stop_gradient(x), factors, call)
         rows, remainder = row_count // size, row_count % size
         splits = rows + tf.cast(tf.range(size) < remainder, tf.int32)
-        parts, _ = exchange_rows(scale_tensor(tf.stop_gradient(x), factors.prescale), splits, call)
+        parts, _ = exchange_rows(scale_tensor(tf.stop_gradient(x), prescale), splits, call)
         by_sender = tf.reshape(parts, tf.concat([[size], splits[rank : rank + 1], tf.shape(x)[1:]], 0))
         sum_dtype = tf.float32 if x.dtype in (tf.float16, tf.bfloat16) else x.dtype
         total = tf.cast(scale_tensor(tf.reduce_sum(tf.cast(by_sender, sum_dtype), axis=0), postscale), x.dtype)
@@ -373,21 +369,22 @@ def _reduce_scatter(tensor: tf.Tensor, factors: Factors, call: CallId) -> tf.Ten
     return differentiable(tensor)
 
 
-def _agree_on_row_count(tensor: tf.Tensor, factors: Factors, call: CallId) -> tf.Tensor:
+def _agree_on_row_count(tensor: tf.Tensor, factors: _Factors, call: CallId) -> tf.Tensor:
     """Returns the number of rows, after checking that all ranks have the same shape, dtype, operation and factors.
 
     These are encoded in the shape of an empty tensor, which the engine compares in a gather, raising
     `tf.errors.FailedPreconditionError` on every rank if they differ. No data is sent.
     """
-    factors_hash = zlib.crc32(repr((float(factors.prescale), float(factors.postscale))).encode()) % _HASHES
-    row_shape = tf.concat([[1 + int(factors.op), 1 + factors_hash], tf.shape(tensor)], 0)
+    op, prescale, postscale = factors
+    factors_hash = zlib.crc32(repr((float(prescale), float(postscale))).encode()) % _HASHES
+    row_shape = tf.concat([[1 + int(op), 1 + factors_hash], tf.shape(tensor)], 0)
     empty_tensor = tf.zeros(tf.concat([runtime_zero()[None], row_shape], 0), tensor.dtype)
     try:
         [result] = gather_tensors([empty_tensor], call.with_suffix("agree"))
     except tf.errors.FailedPreconditionError as error:
         raise FailedPreconditionError(
             f"reducescatter {call.name}: every rank must have the same shape, dtype, operation and factors. Received: "
-            f"{list(tensor.shape)} of {tensor.dtype.name}, {factors.op.name}, {factors.prescale:g} and {factors.postscale:g} "
+            f"{list(tensor.shape)} of {tensor.dtype.name}, {op.name}, {prescale:g} and {postscale:g} "
             f"on this rank ({' '.join(str(error).split())}). Make the same call on every rank."
         ) from error
     return tf.shape(tensor)[0] + tf.shape(result)[0]  # adding 0 keeps the gather from being pruned

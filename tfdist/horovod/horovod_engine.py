@@ -28,8 +28,8 @@ _EAGER_NAMES = 256  # number of cached functions for named eager calls
 class HorovodEngine(Engine):
     """Forwards operations to Horovod, except for reduce-scatter (see `reducescatter`).
 
-    `group` is the job's group, if this process is already a member; otherwise it joins, and calls `on_join`: it stays a member if
-    Horovod then fails. `options` are arguments of Horovod's `init`.
+    `group` is the job's group, if this process is already a member; otherwise it joins, and calls `on_join`: it stays a
+    member if Horovod then fails. `options` are arguments of Horovod's `init`.
     """
 
     _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])

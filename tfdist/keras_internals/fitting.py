@@ -164,11 +164,6 @@ def set_initial_epoch(model: keras.Model, epoch: int) -> None:
     model._initial_epoch = epoch
 
 
-def without_optimizer(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """Context in which a model is built without its optimizer, which its first `apply` builds."""
-    return patched((model, "optimizer", None))
-
-
 def clear_functions(model: keras.Model) -> None:
     """Makes Keras recreate the functions that run steps, as `compile` does."""
     model.train_function = model.test_function = model.predict_function = None

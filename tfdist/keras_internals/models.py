@@ -86,11 +86,6 @@ def check_fits(model: keras.Model, batch: Any) -> None:
         compute_output_spec(model._compute_loss, x, y, outputs, weight, training=False)
 
 
-def without_compilation(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """Context in which the model is not compiled, so a model saved inside can be loaded without its optimizer."""
-    return patched((model, "compiled", False))
-
-
 class FlatLoss(NamedTuple):
     """A compiled loss."""
 

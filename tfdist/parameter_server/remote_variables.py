@@ -92,7 +92,7 @@ class RemoteVariables(OptimizerShards):
 
     def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
         """See base class."""
-        return keras_internals.without_optimizer(model)
+        return keras_internals.patched((model, "optimizer", None))
 
     def build(self, model: keras.Model) -> None:
         """See base class."""

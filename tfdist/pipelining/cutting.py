@@ -31,7 +31,7 @@ def check_model(model: Any) -> None:
             f"{type(model).__name__}, with a `call` of its own. Build it as keras.Model(inputs, outputs)."
         )
     for name in _STEP_METHODS:
-        if getattr(type(model), name) is not getattr(keras.Model, name) or name in vars(model):
+        if keras_internals.is_overridden(model, name):
             raise InputError(
                 f"A model that is cut into stages must use Keras's own `{name}`: no process has all of it. Received: "
                 f"{type(model).__name__}, with a `{name}` of its own. Use a loss of `compile`, or another strategy."
