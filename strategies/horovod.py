@@ -82,13 +82,11 @@ class Horovod(Strategy):
         self.optimizer_shards = optimizer_shards(shard, self)
 
     def synchronize(self, variables: Sequence[keras.Variable]) -> None:
-        """See base class."""
         values = broadcast_from_first([tf.convert_to_tensor(variable) for variable in variables], self.collectives)
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
     def close(self) -> None:
-        """See base class."""
         hvd.shutdown()
 
 

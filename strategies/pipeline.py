@@ -94,40 +94,31 @@ class Pipeline(HasStages):
         self.pipeline_collectives = self.job.group(self.grid.ranks_of_replica(replica))
         self.replicas, self.local_replicas = self.grid.replicas, range(replica, replica + 1)
         self.optimizer_shards = optimizer_shards(shard, self)
-        if self.grid.devices > 1:
-            self._create_stage_devices(layout)
-
-    def _create_stage_devices(self, layout: str) -> None:
-        """Creates the devices over which the stages of this process are spread."""
-        has_servers = self._engine.name == "multiworker"
-        devices = devices_of_process(self.grid.devices, self.cluster, has_servers)
-        rules = parse_layout(layout, devices.mesh)
-        layouts = MeshLayouts(devices, rules, gathers_parameters=False)
-        with self.process_device():
-            self.stage_devices = StageDevices(devices, rules, layouts)
-        self.layouts = StageLayouts(self.stage_devices)
+        if self.grid.devices > 1:  # over which the stages of this process are spread
+            devices = devices_of_process(self.grid.devices, self.cluster, self._engine.name == "multiworker")
+            rules = parse_layout(layout, devices.mesh)
+            layouts = MeshLayouts(devices, rules, gathers_parameters=False)
+            with self.process_device():
+                self.stage_devices = StageDevices(devices, rules, layouts)
+            self.layouts = StageLayouts(self.stage_devices)
 
     @property
     def blocks(self) -> StageBlocks:
-        """See base class."""
         return StageBlocks(self)
 
     @property
     def needs_equal_rows(self) -> bool:
-        """See base class."""
         return True
 
     @property
     def parts(self) -> StageParts:
-        """See base class."""
         return StageParts(self)
 
     def process_device(self) -> contextlib.AbstractContextManager:
-        """See base class."""
         return self._engine.process_device()
 
     def _placement(self) -> contextlib.AbstractContextManager:
-        """See base class. Weights get their values after the model is cut."""
+        """Weights get their values after the model is cut."""
         reject_training_without_trainer()
         scopes = contextlib.ExitStack()
         scopes.enter_context(keras_internals.deferred_weights())
@@ -136,7 +127,6 @@ class Pipeline(HasStages):
         return scopes
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """See base class."""
         with self.process_device():
             return self.replica_function(function)(*args)
 
@@ -147,7 +137,6 @@ class Pipeline(HasStages):
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """See base class."""
         if self.stage_devices is None:
             super().apply(optimizer, gradients, variables)
             return
@@ -160,7 +149,6 @@ class Pipeline(HasStages):
         return self.stage_devices.compile(self.replica_function(function))
 
     def close(self) -> None:
-        """See base class."""
         self._engine.close()
 
 

@@ -65,7 +65,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def _warnings_forgotten() -> None:
     """Lets each test see the warnings that are logged once per process."""
     if module := sys.modules.get("tfdist.reporting.warn_once"):
-        module.forget()
+        module.logged_situations.clear()
 
 
 @pytest.fixture(scope="session")

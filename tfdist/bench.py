@@ -51,7 +51,9 @@ def main(config: BenchConfig, output: Output = TEXT) -> int:
                 pass
             return 0
         path = config.output_dir or f"runs/bench-collectives-{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        directory = RunDirectory.create(path, flags.flags_text(config), hosts, strategy.communication).path
+        run = RunDirectory.check(path)
+        run.begin(flags.flags_text(config), hosts, communication=strategy.communication)
+        directory = run.path
         output.line(f"{detection.reason}\n{benchmark_results.header(*['all_reduce'][: bool(config.all_reduce)])}")
         results = []
         with contextlib.closing(GrowingFile(directory / "collectives.jsonl")) as file:

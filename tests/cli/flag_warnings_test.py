@@ -65,7 +65,7 @@ def test_a_finished_run_with_nan_in_its_evaluations_ends_with_its_summary(capfd,
     argv = (LINEAR, "--dataset=nan_of_test:data", "--batch_size=8", "--steps=2", "--checkpoint_every=2")
     [text] = trained(capfd, *argv)
     assert "The evaluation data has NaN or inf in columns 0, 1 and 2 of x" in text
-    warn_once.forget()
+    warn_once.logged_situations.clear()
     # A change of what ends the run continues it, and the record is read from metrics.jsonl, where NaN is a text.
     argv = ("train", *QUICK, "--output_dir=run", *argv, "--early_stopping=val_loss")
     command.run("train", flags.define, lambda v: train.main(flags.config(v)), argv)
@@ -75,7 +75,7 @@ def test_a_finished_run_with_nan_in_its_evaluations_ends_with_its_summary(capfd,
 @pytest.mark.tensorflow
 def test_verify_of_one_device_says_that_it_shows_nothing(caplog):
     for strategy in ("single", "mirrored"):
-        warn_once.forget()
+        warn_once.logged_situations.clear()
         caplog.clear()
         verify.main(VerifyConfig(strategy=strategy, model="mlp(hidden=(4,))", steps=1))
         [text] = [record.getMessage() for record in caplog.records if record.name == warn_once.__name__]

@@ -373,14 +373,14 @@ def elastic_compression() -> None:
     hvd.elastic.KerasState(model).sync()
     sums = model.optimizer.reduction
     # Per-rank state is zero; the new rank has none yet.
-    kept = [v for key, v in sums._variables_by_state.items() if sums._states[key].per_replica]
+    kept = [v for state, v in sums._states.values() if state.per_replica]
     found["kept of its own"] = [len(kept), float(sum(tf.reduce_sum(tf.abs(v)) for v in kept))]
     count = model.optimizer.accumulation._count
     found["passes not applied"] = 0 if count is None else int(count)
     seeds = [int(v.numpy()[0]) for v in model.non_trainable_variables if "seed" in v.path]
     train(model, 2)
     found["elastic weights"] = weights(model)
-    shared = {str(key): v for key, v in sums._variables_by_state.items() if not sums._states[key].per_replica}
+    shared = {str(key): v for key, (state, v) in sums._states.items() if not state.per_replica}
     found["elastic shared"] = [np.ravel(shared[key].numpy()).tolist() for key in sorted(shared)]
     found["elastic seeds"] = seeds
 

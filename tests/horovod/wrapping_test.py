@@ -76,8 +76,7 @@ def test_an_optimizer_of_tensorflow_1_is_refused_in_one_line():
     with pytest.raises(InputError) as error:
         hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer(0.1))
     assert str(error.value) == (
-        "Optimizers of TensorFlow 1 need its graphs and sessions. Received: tf.compat.v1.train.AdamOptimizer. Use one of "
-        "keras.optimizers, in model.fit or in a loop of your own."
+        "The optimizer must be one of Keras 3. Received: AdamOptimizer. Use one of keras.optimizers."
     )
 
 

@@ -43,7 +43,7 @@ def test_nodes_run_as_the_model_does():
     for node in keras_internals.nodes_of(model):
         assert all(id(x) in values for x in node.inputs)
         args, kwargs = node.fill_in(values)
-        outputs = keras_internals.operation_function(node.operation, False)(*args, **kwargs)
+        outputs = keras_internals.operation_function(node.operation, training=False)(*args, **kwargs)
         values.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=True))
     found = keras_internals.pack_outputs(model, [values[id(x)] for x in model.outputs])
     for one, other in zip(found, model(given), strict=True):

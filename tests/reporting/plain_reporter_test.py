@@ -247,7 +247,8 @@ def test_a_long_task_is_told_to_every_reporter():
 
 
 def test_a_run_leaves_every_file_and_plain_lines(tmp_path):
-    directory = RunDirectory.create(tmp_path / "run", flags="", hosts=["alpha"])
+    directory = RunDirectory(tmp_path / "run")
+    directory.begin("", hosts=["alpha"])
     stream = io.StringIO()
     reporter = chief_reporter(directory, stream)
     reporter.start(RunPlan(total_steps=2, batch_size=4, examples_per_epoch=8))

@@ -24,9 +24,9 @@ GLOO = "Horovod uses Gloo, because it may."
 
 
 def create(path) -> RunDirectory:
-    return RunDirectory.create(
-        path, flags="--steps=5\n", hosts=["alpha"], communication=GLOO, clock=lambda: 1770000000.0
-    )
+    directory = RunDirectory.check(path)
+    directory.begin("--steps=5\n", hosts=["alpha"], communication=GLOO, clock=lambda: 1770000000.0)
+    return directory
 
 
 def assert_refused(path, *words):
@@ -287,7 +287,7 @@ def test_tensorboard(tmp_path):
 
 
 def test_all_are_closed_when_one_is_full(tmp_path, full):
-    directory = RunDirectory.create(tmp_path / "run", flags="", hosts=["alpha"])
+    directory = create(tmp_path / "run")
     full(directory.path / "curves.png.partial")
     stream = io.StringIO()
     reporter = chief_reporter(directory, stream)

@@ -68,7 +68,6 @@ def test_a_run(tmp_path):
     assert run.metrics == ["loss", "accuracy"]
     assert run.best("loss") == (2, 1.0) and run.best("accuracy") == (2, 0.75) and run.last("accuracy") == 0.625
     assert run.best("other") is None and run.last("other") is None
-    assert run.points("loss", "train") == [(1, 3.0)]
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_a_loss_that_diverges_is_said_once_at_the_same_step_after_a_resume(caplo
         trainer.fit(DATA, batch_size=40, steps=steps, schedule=tfdist.Schedule(steps_per_call=1), **options)
         found = [record.getMessage() for record in caplog.records if "loss diverges" in record.getMessage()]
         caplog.clear()
-        warn_once.forget()
+        warn_once.logged_situations.clear()
         return found
 
     [text] = fit(16)

@@ -608,9 +608,7 @@ def _reporter(config: TrainConfig, directory: RunDirectory) -> Reporter:
 
 
 def _profile(steps: str, directory: RunDirectory, is_chief: bool) -> NullProfile:
-    if not steps:
-        return NullProfile()
-    return ProfileWindow(steps, directory.tensorboard) if is_chief else NullProfile.with_boundaries(steps)
+    return ProfileWindow(steps, directory.tensorboard) if steps and is_chief else NullProfile(steps)
 
 
 def _warn_of_lost_progress(resumed_from: str, config: TrainConfig, directory: RunDirectory) -> None:

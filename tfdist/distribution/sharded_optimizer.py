@@ -56,7 +56,7 @@ class ShardedOptimizer(OptimizerShards):
         self._owners: dict[int, int] = {}  # by the id of a trained variable, or of a variable of the optimizer
 
     def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
-        return keras_internals.without_optimizer(model)
+        return keras_internals.patched((model, "optimizer", None))
 
     def build(self, model: keras.Model) -> None:
         """See base class. Every process computes the same owners without communication.

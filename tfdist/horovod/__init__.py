@@ -15,6 +15,8 @@ Objects (`broadcast_object`, `allgather_object`, elastic states) are pickled, an
 
 from typing import Any
 
+from tensorflow import executing_eagerly as _executing_eagerly  # used by scripts
+
 from tfdist.horovod import callbacks, elastic
 from tfdist.horovod.compression import Compression, Compressor
 from tfdist.horovod.data_movement import (
@@ -27,7 +29,6 @@ from tfdist.horovod.data_movement import (
 )
 from tfdist.horovod.errors import UnknownNameError
 from tfdist.horovod.module_aliases import add_keras2_names, mpi_ops, refs_to_vars, util, vars_to_refs
-from tfdist.horovod.module_aliases import executing_eagerly as _executing_eagerly  # noqa: F401 - used by scripts
 from tfdist.horovod.object_exchange import (
     allgather_object,
     broadcast_,
@@ -90,81 +91,6 @@ from tfdist.horovod.reductions import (
 )
 from tfdist.horovod.sync_batch_norm import SyncBatchNormalization
 from tfdist.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
-
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "Compressor",
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "Max",
-    "Min",
-    "PartialDistributedGradientTape",
-    "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Product",
-    "ReduceOp",
-    "Sum",
-    "SyncBatchNormalization",
-    "add_process_set",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
-    "callbacks",
-    "ccl_built",
-    "check_extension",
-    "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "gpu_available",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "handle_average_backwards_compatibility",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "load_model",
-    "local_rank",
-    "local_rank_op",
-    "local_size",
-    "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_ops",
-    "mpi_threads_supported",
-    "nccl_built",
-    "process_set_included_op",
-    "rank",
-    "rank_op",
-    "reducescatter",
-    "refs_to_vars",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "size_op",
-    "start_timeline",
-    "stop_timeline",
-    "util",
-    "vars_to_refs",
-]
 
 _ALTERNATIVES = {
     "BroadcastGlobalVariablesHook": "hvd.callbacks.BroadcastGlobalVariablesCallback or hvd.broadcast_variables",

@@ -1,6 +1,7 @@
 """Horovod's Keras callbacks, for Keras 3."""
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +18,6 @@ from tfdist.horovod.process import rank, size
 from tfdist.horovod.reductions import allreduce
 from tfdist.step import randomness
 
-__all__ = [
-    "BestModelCheckpoint",
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-]
 _log = logging.getLogger(__name__)
 
 
@@ -125,33 +119,24 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.initial_lr, self.staircase, self.momentum_correction = initial_lr, staircase, momentum_correction
         self.start_epoch, self.end_epoch, self.steps_per_epoch = start_epoch, end_epoch, steps_per_epoch
         self.current_epoch = 0
-        if callable(multiplier):
-            self.multiplier: Callable[[float], float] = multiplier
-        else:
-            factor = float(multiplier)
-            self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
+        base: Any = multiplier
+        self.multiplier = base if callable(base) else lambda epoch: float(base) ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self.steps_per_epoch = self.steps_per_epoch or self.params.get("steps")
         if not self.staircase and not self.steps_per_epoch:
-            self.steps_per_epoch = self.params.get("steps")
-            if not self.steps_per_epoch:
-                raise InputError(
-                    f"{type(self).__name__} must know the number of steps per epoch. Received: data of unknown length. "
-                    "Pass steps_per_epoch."
-                )
+            raise InputError(
+                f"{type(self).__name__} must know the number of steps per epoch. Received: data of unknown length. "
+                "Pass steps_per_epoch."
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self.current_epoch < self.start_epoch or (
-            self.end_epoch is not None and self.current_epoch >= self.end_epoch
-        ):
-            return
-        if self.staircase and batch == 0:
-            self._set_rate(self.current_epoch)
-        elif not self.staircase:
-            self._set_rate(self.current_epoch + batch / (self.steps_per_epoch or 1))
+        end = math.inf if self.end_epoch is None else self.end_epoch
+        if self.start_epoch <= self.current_epoch < end and not (self.staircase and batch):
+            self._set_rate(self.current_epoch + (0 if self.staircase else batch / (self.steps_per_epoch or 1)))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:

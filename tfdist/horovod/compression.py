@@ -1,6 +1,7 @@
 """`Compression`: Horovod's two compressors, and every method of tfdist."""
 
 import abc
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,18 +52,15 @@ class FP16Compressor(Compressor):
         return tf.cast(tensor, ctx)
 
 
+@dataclasses.dataclass(frozen=True)
 class Method:
     """A compression method of tfdist, as in `--compression`; call it to add parameters.
 
     For example, `hvd.Compression.powersgd(rank=4)` is the method "powersgd(rank=4)". Methods have state, so they work with
     `DistributedOptimizer` and `DistributedGradientTape`, but not in single operations.
-
-    Attributes:
-      text: a method, or rules for variables; validated on use.
     """
 
-    def __init__(self, text: str):
-        self.text = text
+    text: str  # a method, or rules for variables; validated on use
 
     def __call__(self, **parameters: Any) -> "Method":
         """Returns the same method with these parameters."""

@@ -8,14 +8,14 @@ broadcast dL/dx / N (the gradient of the mean loss), and reduce-scatter N dL/dx.
 import functools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import tensorflow as tf
 
 from tfdist.collectives.no_constant_folding import runtime_zero
 from tfdist.errors import InputError
 from tfdist.horovod.compression import Compression, wire_compressor
-from tfdist.horovod.engine import CallId, call_of, move_in_supported_dtype, reduce_in_supported_dtype, scale_tensor
+from tfdist.horovod.engine import WIDER, CallId, call_of, from_movable, scale_tensor, to_movable
 from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError, NotSupportedError
 from tfdist.horovod.ops import Adasum, Average, ReduceOp, Sum, check_num_rank_power_of_2, to_reduce_op
 from tfdist.horovod.process import engine
@@ -30,9 +30,8 @@ def with_alternative_signature(
 ) -> Callable[[_Function], _Function]:
     """Returns a decorator of a function that adds an alternative signature.
 
-    Args:
-      order: argument names of the alternative signature, in order; `value` stands for `tensor`.
-      is_alternative: returns whether positional arguments match the alternative; None if the order is the same.
+    `order` has its argument names in order; `value` stands for `tensor`. `is_alternative` returns whether positional arguments
+    match it; None if the order is the same.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -52,20 +51,11 @@ def with_alternative_signature(
     return decorate
 
 
-def is_device_name(text: str) -> bool:
-    """Returns whether a string names a device, such as "", "/cpu:0" or "GPU:1", instead of a call."""
-    return text == "" or text.startswith("/") or text.partition(":")[0].lower() in ("cpu", "gpu")
-
-
 def adasum(rank_tensors: Sequence[tf.Tensor], operation: str) -> tf.Tensor:
     """Combines the ranks' tensors pairwise in a binary tree, like Horovod.
 
     adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b, with the products in float64: a + b if they are
-    orthogonal, and a if they are equal.
-
-    Args:
-      rank_tensors: one tensor per rank, of the same shape and floating dtype.
-      operation: name of the call, for errors.
+    orthogonal, and a if they are equal. The tensors have the same shape and floating dtype.
 
     Raises:
       NotSupportedError: the number of ranks is not a power of two.
@@ -87,10 +77,8 @@ def adasum(rank_tensors: Sequence[tf.Tensor], operation: str) -> tf.Tensor:
 def _combine(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     dot_product = tf.reduce_sum(a * b)
 
-    def coefficient(x: tf.Tensor) -> tf.Tensor:
-        return 1.0 - tf.math.divide_no_nan(dot_product, 2.0 * tf.reduce_sum(x * x))
-
-    return coefficient(a) * a + coefficient(b) * b
+    factors = [1.0 - tf.math.divide_no_nan(dot_product, 2.0 * tf.reduce_sum(x * x)) for x in (a, b)]
+    return factors[0] * a + factors[1] * b
 
 
 def reduce_linearly(
@@ -111,20 +99,36 @@ def reduce_linearly(
 def reduce_through_engine(
     tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
 ) -> list[tf.Tensor]:
-    """Reduces tensors of any dtype through the engine; not differentiable.
+    """Reduces tensors of any dtype through the engine; not differentiable. bfloat16 is summed in float32.
 
     Adasum gathers all tensors, n (N - 1) bytes received for n sent, because Horovod supports it only with MPI and on GPUs.
+
+    Raises:
+      InvalidArgumentError: the engine cannot reduce a dtype.
     """
-    current_engine, inputs = engine(), [tf.stop_gradient(tensor) for tensor in tensors]
-    operation = f"{op.name} {call.name}"
+    current_engine, operation = engine(), f"{op.name} {call.name}"
     if op == Adasum:
         size = call.process_set.size()
-        rows = [scale_tensor(tensor, prescale)[None] for tensor in inputs]
-        stacks = move_in_supported_dtype(current_engine, rows, lambda xs: current_engine.gather(xs, call), operation)
+        rows = [scale_tensor(tf.stop_gradient(tensor), prescale)[None] for tensor in tensors]
+        stacks = _gather(rows, call, operation)
         return [scale_tensor(adasum(tf.unstack(stack, size), operation), postscale) for stack in stacks]
-    return reduce_in_supported_dtype(
-        current_engine, inputs, lambda xs: current_engine.reduce(xs, op, call, prescale, postscale), operation
-    )
+    inputs = []
+    for tensor in tensors:
+        dtype = tensor.dtype if tensor.dtype in current_engine.reducible_dtypes else WIDER.get(tensor.dtype)
+        if dtype not in current_engine.reducible_dtypes or tensor.dtype == tf.bool:
+            names = ", ".join(sorted(dtype.name for dtype in current_engine.reducible_dtypes | {tf.bfloat16}))
+            raise InvalidArgumentError(
+                f"{operation} takes {names}. Received: {tensor.dtype.name}. Cast it to one of these."
+            )
+        inputs.append(tf.cast(tf.stop_gradient(tensor), dtype))
+    totals = current_engine.reduce(inputs, op, call, prescale, postscale)
+    return [tf.cast(total, tensor.dtype) for total, tensor in zip(totals, tensors, strict=True)]
+
+
+def _gather(tensors: Sequence[tf.Tensor], call: CallId, operation: str) -> list[tf.Tensor]:
+    inputs = [to_movable(engine(), tensor, operation) for tensor in tensors]
+    results = zip(engine().gather(inputs, call), tensors, strict=True)
+    return [from_movable(result, tensor.dtype) for result, tensor in results]
 
 
 def as_list(results: Any) -> list[tf.Tensor]:
@@ -133,7 +137,7 @@ def as_list(results: Any) -> list[tf.Tensor]:
 
 
 @with_alternative_signature(("value", "name"))
-def allgather(
+def allgather(  # noqa: D417 - for the other arguments of the functions in this file, see `allreduce`
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = global_process_set
 ) -> tf.Tensor:
     """Concatenates the tensors of all ranks along the first dim, in the order of ranks; differentiable.
@@ -141,10 +145,8 @@ def allgather(
     Cost: n (N - 1) bytes received for n sent.
 
     Args:
-      tensor: tensor of rank 1 or more and any dtype except string; the first dim may differ between ranks, and be 0.
-      name: name of the call; see `allreduce`.
-      ignore_name_scope: see `allreduce`.
-      process_set: the ranks that make the call.
+      tensor: tensor of rank 1 or more and any dtype except string; the first dim may differ between ranks, and be 0. For the
+        other arguments, see `allreduce`.
     """
     call = call_of("allgather", name, process_set, ignore_name_scope)
     return gather_tensors([_check_rows(tensor, "allgather")], call)[0]
@@ -165,29 +167,23 @@ def grouped_allgather(
 
 def gather_tensors(tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
     """Gathers tensors of any dtype through the engine; differentiable."""
-    current_engine = engine()
 
     @tf.custom_gradient
     def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-        inputs = [tf.stop_gradient(x) for x in xs]
-        results = move_in_supported_dtype(
-            current_engine, inputs, lambda tensors: current_engine.gather(tensors, call), f"allgather {call.name}"
-        )
-
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             means = reduce_linearly(upstream, Average, call.with_suffix("gradient"))
             local_counts = tf.stack([tf.shape(x)[0] for x in xs])[None]
-            [counts] = current_engine.gather([local_counts], call.with_suffix("rows"))
+            [counts] = engine().gather([local_counts], call.with_suffix("rows"))
             starts = tf.reduce_sum(counts[: call.process_set.rank()], axis=0)
             return [mean[starts[i] : starts[i] + local_counts[0, i]] for i, mean in enumerate(means)]
 
-        return results, gradient
+        return _gather([tf.stop_gradient(x) for x in xs], call, f"allgather {call.name}"), gradient
 
     return as_list(differentiable(*tensors))
 
 
 @with_alternative_signature(("value", "root_rank", "name"))
-def broadcast(
+def broadcast(  # noqa: D417
     tensor: Any,
     root_rank: int,
     name: str | None = None,
@@ -198,13 +194,7 @@ def broadcast(
 
     Args:
       tensor: tensor of the same shape and dtype on every rank; any dtype except string.
-      root_rank: a rank of the job, in `process_set`.
-      name: name of the call; see `allreduce`.
-      ignore_name_scope: see `allreduce`.
-      process_set: the ranks that make the call.
-
-    Returns:
-      Tensor of the shape and dtype of `tensor`.
+      root_rank: a rank of the job, in `process_set`. For the other arguments, see `allreduce`.
 
     Raises:
       InputError: `root_rank` is not in `process_set`, or the dtype is not supported.
@@ -217,9 +207,6 @@ def broadcast(
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        def move(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            return [current_engine.broadcast(tensors[0], root_rank, call)]
-
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             [mean] = reduce_linearly([upstream], Average, call.with_suffix("gradient"))
             if current_engine.rank == root_rank:
@@ -227,13 +214,13 @@ def broadcast(
             # Zero, but depends on the mean: the graph must not prune the all-reduce, for which the root waits.
             return tf.where(tf.equal(runtime_zero(), 0), tf.zeros_like(mean), mean)
 
-        [result] = move_in_supported_dtype(current_engine, [tf.stop_gradient(x)], move, f"broadcast {call.name}")
-        return result, gradient
+        message = to_movable(current_engine, tf.stop_gradient(x), f"broadcast {call.name}")
+        return from_movable(current_engine.broadcast(message, root_rank, call), x.dtype), gradient
 
     return differentiable(tf.convert_to_tensor(tensor))
 
 
-def alltoall(
+def alltoall(  # noqa: D417
     tensor: Any,
     splits: Any = None,
     name: str | None = None,
@@ -246,10 +233,7 @@ def alltoall(
 
     Args:
       tensor: tensor of rank 1 or more and any dtype except string; the first dim may differ between ranks.
-      splits: [N] integers, the number of rows for each rank; None for equal parts.
-      name: name of the call; see `allreduce`.
-      ignore_name_scope: see `allreduce`.
-      process_set: the ranks that make the call.
+      splits: [N] integers, the number of rows for each rank; None for equal parts. For the other arguments, see `allreduce`.
 
     Returns:
       The received rows; with `splits`, also the number of rows from each rank.
@@ -269,37 +253,30 @@ def alltoall(
 
 def exchange_rows(tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
     """Exchanges rows of any dtype through the engine's all-to-all; differentiable."""
-    current_engine = engine()
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., tf.Tensor]]:
-        counts: list[tf.Tensor] = []
-
-        def move(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            rows, row_counts = current_engine.exchange(tensors[0], splits, call)
-            counts.append(row_counts)
-            return [rows]
-
-        [rows] = move_in_supported_dtype(current_engine, [tf.stop_gradient(x)], move, f"alltoall {call.name}")
-        [row_counts] = counts
+        message = to_movable(engine(), tf.stop_gradient(x), f"alltoall {call.name}")
+        rows, row_counts = engine().exchange(message, splits, call)
 
         def gradient(upstream: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             return exchange_rows(upstream, row_counts, call.with_suffix("gradient"))[0]
 
-        return (rows, row_counts), gradient
+        return (from_movable(rows, x.dtype), row_counts), gradient
 
     return differentiable(tensor)
 
 
 def _uses_keras_signature(tensor: Any = None, name: Any = "", *arguments: Any) -> bool:
     """Detects `reducescatter(value, name, op)`; the default signature has a device and a compression."""
-    if arguments and isinstance(arguments[0], int):
+    if name is None or (arguments and isinstance(arguments[0], int)):
         return True
-    return name is None or (isinstance(name, str) and not is_device_name(name))
+    is_device = not name or str(name).startswith("/") or str(name).partition(":")[0].lower() in ("cpu", "gpu")
+    return isinstance(name, str) and not is_device
 
 
 @with_alternative_signature(("value", "name", "op"), _uses_keras_signature)
-def reducescatter(
+def reducescatter(  # noqa: D417
     tensor: Any,
     device_dense: str = "",
     compression: Any = Compression.none,
@@ -318,12 +295,7 @@ def reducescatter(
 
     Args:
       tensor: tensor of rank 1 or more, of the same shape and dtype on every rank.
-      device_dense: device on which to run.
-      compression: see `allreduce`.
-      op: Average or Sum.
-      name: name of the call; see `allreduce`.
-      process_set: the ranks that make the call.
-      ignore_name_scope: see `allreduce`.
+      op: Average or Sum. For the other arguments, see `allreduce`.
       prescale_factor: factor of each rank's tensor before the reduction, in its own dtype.
       postscale_factor: factor of the result.
 
@@ -339,7 +311,7 @@ def reducescatter(
     call = call_of("reducescatter", name, process_set, ignore_name_scope)
     with tf.device(device_dense or None):
         message, context = compressor.compress(_check_rows(tensor, "reducescatter"))
-        factors = Factors(ReduceOp(op), prescale_factor, postscale_factor)
+        factors = ReduceOp(op), prescale_factor, postscale_factor
         return compressor.decompress(_reduce_scatter(message, factors, call), context)
 
 
@@ -367,27 +339,23 @@ def grouped_reducescatter(
     ]
 
 
-class Factors(NamedTuple):
-    """The operation of a reduce-scatter, Average or Sum, and its factors."""
-
-    op: ReduceOp
-    prescale: float
-    postscale: float
+# The operation of a reduce-scatter, Average or Sum, and the factors before and after it.
+_Factors: TypeAlias = tuple[ReduceOp, float, float]
 
 
-def _reduce_scatter(tensor: tf.Tensor, factors: Factors, call: CallId) -> tf.Tensor:
+def _reduce_scatter(tensor: tf.Tensor, factors: _Factors, call: CallId) -> tf.Tensor:
     """Returns this rank's rows of the reduced tensor; its gradient is all-gathered and scaled."""
     size, rank = call.process_set.size(), call.process_set.rank()
-    is_mean = factors.op == Average
-    postscale = factors.postscale / size if is_mean else factors.postscale
-    gradient_factor = factors.prescale * factors.postscale * (1 if is_mean else size)
+    op, prescale, postscale = factors
+    gradient_factor = prescale * postscale * (1 if op == Average else size)
+    postscale = postscale / size if op == Average else postscale
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         row_count = _agree_on_row_count(tf.stop_gradient(x), factors, call)
         rows, remainder = row_count // size, row_count % size
         splits = rows + tf.cast(tf.range(size) < remainder, tf.int32)
-        parts, _ = exchange_rows(scale_tensor(tf.stop_gradient(x), factors.prescale), splits, call)
+        parts, _ = exchange_rows(scale_tensor(tf.stop_gradient(x), prescale), splits, call)
         by_sender = tf.reshape(parts, tf.concat([[size], splits[rank : rank + 1], tf.shape(x)[1:]], 0))
         sum_dtype = tf.float32 if x.dtype in (tf.float16, tf.bfloat16) else x.dtype
         total = tf.cast(scale_tensor(tf.reduce_sum(tf.cast(by_sender, sum_dtype), axis=0), postscale), x.dtype)
@@ -401,21 +369,22 @@ def _reduce_scatter(tensor: tf.Tensor, factors: Factors, call: CallId) -> tf.Ten
     return differentiable(tensor)
 
 
-def _agree_on_row_count(tensor: tf.Tensor, factors: Factors, call: CallId) -> tf.Tensor:
+def _agree_on_row_count(tensor: tf.Tensor, factors: _Factors, call: CallId) -> tf.Tensor:
     """Returns the number of rows, after checking that all ranks have the same shape, dtype, operation and factors.
 
     These are encoded in the shape of an empty tensor, which the engine compares in a gather, raising
     `tf.errors.FailedPreconditionError` on every rank if they differ. No data is sent.
     """
-    factors_hash = zlib.crc32(repr((float(factors.prescale), float(factors.postscale))).encode()) % _HASHES
-    row_shape = tf.concat([[1 + int(factors.op), 1 + factors_hash], tf.shape(tensor)], 0)
+    op, prescale, postscale = factors
+    factors_hash = zlib.crc32(repr((float(prescale), float(postscale))).encode()) % _HASHES
+    row_shape = tf.concat([[1 + int(op), 1 + factors_hash], tf.shape(tensor)], 0)
     empty_tensor = tf.zeros(tf.concat([runtime_zero()[None], row_shape], 0), tensor.dtype)
     try:
         [result] = gather_tensors([empty_tensor], call.with_suffix("agree"))
     except tf.errors.FailedPreconditionError as error:
         raise FailedPreconditionError(
             f"reducescatter {call.name}: every rank must have the same shape, dtype, operation and factors. Received: "
-            f"{list(tensor.shape)} of {tensor.dtype.name}, {factors.op.name}, {factors.prescale:g} and {factors.postscale:g} "
+            f"{list(tensor.shape)} of {tensor.dtype.name}, {op.name}, {prescale:g} and {postscale:g} "
             f"on this rank ({' '.join(str(error).split())}). Make the same call on every rank."
         ) from error
     return tf.shape(tensor)[0] + tf.shape(result)[0]  # adding 0 keeps the gather from being pruned

@@ -34,41 +34,14 @@ try:
 except ImportError:
     horovod_elastic = None
 
-    class State:  # type: ignore[no-redef]
-        """State of an elastic job; needs Horovod."""
+    class State(RuntimeError):  # type: ignore[no-redef]
+        """Stands for the state, the errors and the function of an elastic job, which need Horovod."""
 
         def __init__(self, *args: Any, **kwargs: Any):
             raise horovod_required_error("hvd.elastic", "Save checkpoints with Keras's ModelCheckpoint")
 
-    _ObjectState = State
+    _ObjectState = HorovodInternalError = HostsUpdatedInterrupt = run_fn = State
 
-    class HorovodInternalError(RuntimeError):  # type: ignore[no-redef]
-        """Raised by Horovod in an elastic job; never raised without it."""
-
-    class HostsUpdatedInterrupt(RuntimeError):  # type: ignore[no-redef]
-        """Raised by Horovod in an elastic job; never raised without it."""
-
-    def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-        """Raises `InputError`: needs Horovod."""
-        raise horovod_required_error("hvd.elastic.run", "Call the function")
-
-
-__all__ = [
-    "CommitStateCallback",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "KerasState",
-    "ObjectState",
-    "State",
-    "TensorFlowKerasState",
-    "TensorFlowState",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
-    "run",
-]
 _log = logging.getLogger(__name__)
 
 
@@ -101,13 +74,12 @@ class _NoNotifications:
     """
 
     def init(self) -> None:
-        """Does nothing."""
+        pass
 
     def register_listener(self, listener: Any) -> None:
-        """Does nothing."""
+        pass
 
-    def remove_listener(self, listener: Any) -> None:
-        """Does nothing."""
+    remove_listener = register_listener
 
 
 def _reset() -> None:

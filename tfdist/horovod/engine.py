@@ -5,33 +5,26 @@ import dataclasses
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.coordination import Group
-from tfdist.errors import InputError, PeerLostError
-from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError, check_no_old_graph
+from tfdist.errors import InputError
+from tfdist.horovod.errors import InvalidArgumentError
 from tfdist.horovod.ops import ReduceOp
 
 
 @dataclasses.dataclass(frozen=True)
 class CallId:
-    """Identifies one call of an operation; the same on every rank.
+    """Identifies one call of an operation; the same on every rank."""
 
-    Attributes:
-      name: name of the call, by which some engines match messages.
-      process_set: the ranks that make the call.
-      has_user_name: whether the user has named the call; the name is then used for eager calls, too.
-      ignore_name_scope: whether the name omits TensorFlow's name scopes.
-    """
-
-    name: str
-    process_set: Any
-    has_user_name: bool = False
-    ignore_name_scope: bool = False
+    name: str  # by which some engines match messages
+    process_set: Any  # the ranks that make the call
+    has_user_name: bool = False  # whether the user has named the call; the name is then used for eager calls, too
+    ignore_name_scope: bool = False  # whether the name omits TensorFlow's name scopes
 
     def with_suffix(self, suffix: str) -> "CallId":
         """Returns a related call, with a suffix of the name."""
@@ -43,36 +36,21 @@ class Engine(abc.ABC):
 
     The operations take and return tensors of this rank, and are not differentiable; `tfdist.horovod.reductions` and
     `tfdist.horovod.data_movement` add gradients. Tensors of a list are sent together.
-
-    Attributes:
-      rank: index of this process, in [0, size).
-      size: number of processes.
-      local_rank: index of this process on its host, in [0, local_size).
-      local_size: number of processes on this host.
-      cross_rank: index of this host among the hosts with this local rank.
-      cross_size: number of hosts with this local rank.
-      is_homogeneous: whether every host has the same number of processes.
-      group: control plane of the job's processes.
-      object_key: secret of the job, with which the processes sign objects.
-      collectives: collectives of all ranks, usable anywhere in this process, eagerly and in `tf.function`.
-      reducible_dtypes: dtypes that can be reduced.
-      movable_dtypes: dtypes that can be gathered, broadcast and exchanged.
-      is_elastic: whether the number of ranks may change between runs of the same traced graph.
     """
 
-    rank: int
+    rank: int  # the first seven are those of the functions in `tfdist.horovod.process`
     size: int
     local_rank: int
     local_size: int
     cross_rank: int
     cross_size: int
     is_homogeneous: bool = True
-    group: Group
-    object_key: str
-    collectives: Collectives
+    group: Group  # control plane of the job's processes
+    object_key: str  # secret of the job, with which the processes sign objects
+    collectives: Collectives  # of all ranks, usable anywhere in this process, eagerly and in `tf.function`
     reducible_dtypes: frozenset[tf.DType]
-    movable_dtypes: frozenset[tf.DType]
-    is_elastic: bool = False
+    movable_dtypes: frozenset[tf.DType]  # dtypes that can be gathered, broadcast and exchanged
+    is_elastic: bool = False  # whether the number of ranks may change between runs of the same traced graph
 
     @abc.abstractmethod
     def collectives_of(self, process_set: Any) -> Collectives:
@@ -108,16 +86,8 @@ class Engine(abc.ABC):
         return True
 
     @abc.abstractmethod
-    def size_of(self, process_set_id: int) -> tf.Tensor:
-        """Returns the number of ranks in a set, as a scalar int32."""
-
-    @abc.abstractmethod
-    def is_included(self, process_set_id: int) -> tf.Tensor:
-        """Returns whether this rank is in a set: a scalar int32, 1 or 0."""
-
-    @abc.abstractmethod
-    def rank_of(self, kind: str) -> tf.Tensor:
-        """Returns this process's "rank", "local_rank" or "local_size", as a scalar int32."""
+    def query(self, name: str, process_set_id: int = 0) -> tf.Tensor:
+        """Returns "rank", "local_rank", "local_size", or "size" or "process_set_included" of a set, as a scalar int32."""
 
     def count(self, process_set: Any) -> int | tf.Tensor:
         """Returns the number of ranks in a set; a scalar int32 if it may change between runs of a graph."""
@@ -137,13 +107,9 @@ def horovod_required_error(feature: str, alternative: str) -> InputError:
 
 
 def scale_tensor(tensor: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
-    """Multiplies a tensor by a factor, keeping its dtype, like Horovod.
+    """Multiplies a tensor by a number, or a scalar float64 tensor, keeping its dtype, like Horovod.
 
     Integers are multiplied in float64 and rounded toward zero; 16-bit floats are multiplied in float32.
-
-    Args:
-      tensor: tensor of any numeric dtype.
-      factor: a number, or a scalar float64 tensor.
     """
     if not isinstance(factor, tf.Tensor) and factor == 1.0:
         return tensor
@@ -154,62 +120,26 @@ def scale_tensor(tensor: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
 
 
 _SAME_BITS = {tf.bfloat16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
-_WIDER = {
-    tf.bfloat16: tf.float32,
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.uint8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint16: tf.int32,
-}
+WIDER = {tf.bfloat16: tf.float32} | dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32)
 
 
-def reduce_in_supported_dtype(
-    engine: Engine, tensors: Sequence[tf.Tensor], reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]], operation: str
-) -> list[tf.Tensor]:
-    """Reduces tensors in a dtype that the engine can reduce; bfloat16 is summed in float32.
-
-    Raises:
-      InvalidArgumentError: the engine cannot reduce a dtype.
-    """
-    inputs = []
-    for tensor in tensors:
-        dtype = tensor.dtype if tensor.dtype in engine.reducible_dtypes else _WIDER.get(tensor.dtype)
-        if dtype not in engine.reducible_dtypes or tensor.dtype == tf.bool:
-            names = ", ".join(sorted(dtype.name for dtype in engine.reducible_dtypes | {tf.bfloat16}))
-            raise InvalidArgumentError(
-                f"{operation} takes {names}. Received: {tensor.dtype.name}. Cast it to one of these."
-            )
-        inputs.append(tf.cast(tensor, dtype))
-    return [tf.cast(total, tensor.dtype) for total, tensor in zip(reduce(inputs), tensors, strict=True)]
-
-
-def move_in_supported_dtype(
-    engine: Engine, tensors: Sequence[tf.Tensor], move: Callable[[list[tf.Tensor]], list[tf.Tensor]], operation: str
-) -> list[tf.Tensor]:
-    """Moves tensors in a dtype that the engine can move, without loss.
-
-    Raises:
-      InvalidArgumentError: the engine cannot move a dtype.
-    """
-    conversions = [_conversion(engine, tensor.dtype, operation) for tensor in tensors]
-    results = move([convert(tensor, dtype) for tensor, (convert, dtype) in zip(tensors, conversions, strict=True)])
-    return [
-        convert(result, tensor.dtype)
-        for result, tensor, (convert, _) in zip(results, tensors, conversions, strict=True)
-    ]
-
-
-def _conversion(engine: Engine, dtype: tf.DType, operation: str) -> tuple[Callable[..., tf.Tensor], tf.DType]:
+def to_movable(engine: Engine, tensor: tf.Tensor, operation: str) -> tf.Tensor:
+    """Converts a tensor without loss to a dtype that the engine can move; raises `InvalidArgumentError` if there is none."""
+    dtype = tensor.dtype
     if dtype in engine.movable_dtypes:
-        return tf.cast, dtype
+        return tensor
     if _SAME_BITS.get(dtype) in engine.movable_dtypes:
-        return tf.bitcast, _SAME_BITS[dtype]
-    if _WIDER.get(dtype) in engine.movable_dtypes:
-        return tf.cast, _WIDER[dtype]
+        return tf.bitcast(tensor, _SAME_BITS[dtype])
+    if WIDER.get(dtype) in engine.movable_dtypes:
+        return tf.cast(tensor, WIDER[dtype])
     raise InvalidArgumentError(
         f"{operation} needs a tensor of a supported dtype. Received: {dtype.name}. Cast it to another dtype."
     )
+
+
+def from_movable(result: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Converts the result of moving a tensor back to its dtype."""
+    return tf.bitcast(result, dtype) if result.dtype == _SAME_BITS.get(dtype) else tf.cast(result, dtype)
 
 
 _INVALID_CHARACTERS = re.compile(r"[^A-Za-z0-9_./-]")
@@ -224,47 +154,9 @@ def call_of(operation: str, name: str | None, process_set: Any, ignore_name_scop
     """
     if name:
         valid_name = _INVALID_CHARACTERS.sub("_", name)
-        valid_name = valid_name if valid_name[0].isalnum() else f"x{valid_name}"
-        return CallId(valid_name, process_set, has_user_name=True, ignore_name_scope=ignore_name_scope)
-    if tf.executing_eagerly():
-        return CallId(operation, process_set, ignore_name_scope=ignore_name_scope)
-    number = next(_counters.setdefault(tf.compat.v1.get_default_graph(), itertools.count()))
-    return CallId(f"{operation}_{number}", process_set, ignore_name_scope=ignore_name_scope)
-
-
-class Agreement:
-    """Compares calls over the job's group: eager calls before they run, and calls in a `tf.function` during tracing.
-
-    TensorFlow's collectives match calls only by order. Without a comparison, a sum on one rank and a mean on another would
-    silently return wrong results. Cost: a round trip to rank 0, about a millisecond, per eager or traced call; none when a
-    graph runs.
-    """
-
-    def __init__(self, group: Group, deadline: float):
-        self._group, self._deadline = group, deadline
-        self._numbers = itertools.count(1)
-
-    def check(self, name: str, operation: str, tensors: Sequence[tf.Tensor], allows_uneven_rows: bool = False) -> None:
-        """Checks that every rank makes this call next; with `allows_uneven_rows`, the number of rows may differ between ranks.
-
-        Raises:
-          FailedPreconditionError: the calls differ; raised on every rank, with all calls.
-          NoGraphError: the call is in a TensorFlow 1 graph.
-          PeerLostError: a rank is lost or did not make the call within the deadline.
-        """
-        check_no_old_graph(f"hvd.{name}")
-        description = f"{name}: {operation} of {', '.join(_describe(tensor, allows_uneven_rows) for tensor in tensors)}"
-        number = next(self._numbers)
-        try:
-            self._group.agree("horovod/calls", {f"call {number}": description}, "The hvd ", self._deadline)
-        except InputError as error:
-            raise FailedPreconditionError(str(error)) from error
-        except PeerLostError as error:
-            raise PeerLostError(f"The hvd call {number}, {description}, was not made by every rank: {error}") from error
-
-
-def _describe(tensor: tf.Tensor, has_uneven_rows: bool) -> str:
-    if tensor.shape.rank is None:
-        return f"{tensor.dtype.name}[...]"
-    sizes = ["?" if size is None else str(size) for size in tensor.shape]
-    return f"{tensor.dtype.name}[{', '.join(['rows', *sizes[1:]] if has_uneven_rows else sizes)}]"
+        call_name = valid_name if valid_name[0].isalnum() else f"x{valid_name}"
+    elif tf.executing_eagerly():
+        call_name = operation
+    else:
+        call_name = f"{operation}_{next(_counters.setdefault(tf.compat.v1.get_default_graph(), itertools.count()))}"
+    return CallId(call_name, process_set, bool(name), ignore_name_scope)

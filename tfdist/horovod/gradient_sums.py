@@ -13,7 +13,7 @@ from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer, unscale
 from tfdist.gradients.reducer import rows_send_less, sum_rows
-from tfdist.horovod.compression import Compression, is_lossless, reducer_of
+from tfdist.horovod.compression import is_lossless, reducer_of
 from tfdist.horovod.engine import Engine, scale_tensor
 from tfdist.horovod.object_exchange import broadcast_object
 from tfdist.horovod.ops import Average, ReduceOp, Sum
@@ -26,29 +26,27 @@ _Key = tuple[str, tuple[int, ...]]  # name and shape of a state
 _PLAN_SECONDS = 600.0  # maximum delay between ranks that build and trace a model
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of the reduction, with the names of Horovod's arguments.
+    """Options of the reduction, with the names of Horovod's arguments."""
 
-    Attributes:
-      name: name of the messages.
-      compression: see `reducer_of`.
-      sparse_as_dense: whether slices are summed as dense tensors.
-      op: Average, Sum, or another operation, which the engine applies to each tensor separately.
-      gradient_predivide_factor: divisor of gradients before the sum of a mean; the sum is divided by the remaining factor.
-      process_set: the ranks that reduce; other ranks keep their local gradients.
-      scale_local_gradients: whether gradients of local variables are divided by the number of ranks.
-      device_dense: device on which dense gradients are reduced.
-    """
+    name: str  # of the messages
+    compression: Any  # see `reducer_of`
+    sparse_as_dense: bool  # whether slices are summed as dense tensors
+    op: ReduceOp  # Average, Sum, or another operation, which the engine applies to each tensor separately
+    # Divisor of gradients before the sum of a mean; the sum is divided by the remaining factor.
+    gradient_predivide_factor: float
+    process_set: Any  # the ranks that reduce; other ranks keep their local gradients
+    scale_local_gradients: bool  # whether gradients of local variables are divided by the number of ranks
+    device_dense: str  # device on which dense gradients are reduced
 
-    name: str
-    compression: Any = Compression.none
-    sparse_as_dense: bool = False
-    op: ReduceOp = Average
-    gradient_predivide_factor: float = 1.0
-    process_set: Any = global_process_set
-    scale_local_gradients: bool = True
-    device_dense: str = ""
+    def __post_init__(self) -> None:
+        """Raises `InputError` for an invalid factor."""
+        factor = self.gradient_predivide_factor
+        if factor != 1.0 and self.op != Average:
+            raise InputError(f"gradient_predivide_factor is for op=Average. Received: op={self.op.name}. Leave it out.")
+        if not factor > 0:
+            raise InputError(f"gradient_predivide_factor must be above 0. Received: {factor}. Leave it out.")
 
 
 class GradientSums:
@@ -63,8 +61,7 @@ class GradientSums:
         self.options = options
         self._plans: dict[str, list[str]] = {}  # the first rank's names of gradients, by digest of this rank's plan
         self._sends_rows: dict[str, bool] = {}
-        self._variables_by_state: dict[_Key, tf.Variable] = {}
-        self._states: dict[_Key, State] = {}
+        self._states: dict[_Key, tuple[State, tf.Variable]] = {}
         self._initial_values: dict[_Key, Any] = {}  # initial values of variables to be created
 
     def __call__(
@@ -111,52 +108,43 @@ class GradientSums:
         individual_gradients = {n: g for n, g in gradients.items() if not (is_linear and g.shape.is_fully_defined())}
         gradients = {n: g for n, g in gradients.items() if n not in individual_gradients}
         for name, gradient in gradients.items():
+            # Never in elastic jobs, because the cost depends on the number of ranks.
             if name not in self._sends_rows:
-                self._sends_rows[name] = self._is_sent_as_rows(gradient, current_engine, collectives)
+                may_send_rows = isinstance(gradient, tf.IndexedSlices) and not current_engine.is_elastic
+                self._sends_rows[name] = may_send_rows and rows_send_less(gradient, collectives)
         row_names = [n for n, g in gradients.items() if self._sends_rows[n] and isinstance(g, tf.IndexedSlices)]
         dense_gradients = {n: _to_dense(g) for n, g in gradients.items() if n not in row_names}
         digest, names = self._agree_on_names(current_engine, gradients | individual_gradients, row_names)
         message = f"{self.options.name}_{digest}"
-        prescale: float = 1.0
-        postscale: float | tf.Tensor = 1.0
+        prescale, postscale = 1.0, 1.0
         if self.options.op == Average:
-            prescale = 1.0 / self.options.gradient_predivide_factor
-            postscale = _quotient(self.options.gradient_predivide_factor, current_engine.count(process_set))
+            factor, size = self.options.gradient_predivide_factor, current_engine.count(process_set)
+            size = tf.cast(size, tf.float64) if isinstance(size, tf.Tensor) else size
+            prescale, postscale = 1.0 / factor, factor / size
         totals: dict[str, Gradient] = {}
         for i, name in enumerate(row_names):
-            totals[name] = sum_rows(_scale_rows(gradients[name], prescale), collectives, f"{message}/rows{i}")[0]
+            rows = gradients[name]
+            rows = tf.IndexedSlices(scale_tensor(rows.values, prescale), rows.indices, rows.dense_shape)
+            totals[name] = sum_rows(rows, collectives, f"{message}/rows{i}")[0]
         inputs = [scale_tensor(g, prescale) for g in dense_gradients.values()]
         sums = self._dense_sums([names[name] for name in dense_gradients], inputs, collectives, message)
         totals |= dict(zip(dense_gradients, sums, strict=True))
         totals = {name: scale_tensor(total, postscale) for name, total in totals.items()}
         return totals | self._individual_totals(individual_gradients)
 
-    def _is_sent_as_rows(self, gradient: Gradient, current_engine: Engine, collectives: Any) -> bool:
-        """Returns whether slices are sent as rows; never in elastic jobs, because the cost depends on the number of ranks."""
-        if current_engine.is_elastic or not isinstance(gradient, tf.IndexedSlices):
-            return False
-        return rows_send_less(gradient, collectives)
-
     def _individual_totals(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
         """Reduces each gradient separately, for operations and shapes that buckets do not support."""
-        factor = self.options.gradient_predivide_factor
+        options, factor, totals = self.options, self.options.gradient_predivide_factor, {}
+        arguments: dict[str, Any] = {"op": options.op, "compression": options.compression}
+        arguments |= {"prescale_factor": 1.0 / factor, "postscale_factor": factor, "process_set": options.process_set}
         for name, gradient in gradients.items():
-            if not is_lossless(self.options.compression):
+            if not is_lossless(options.compression):
                 raise InputError(
-                    f"{self.options.compression} takes gradients of known shapes. Received: {name} of {gradient.shape}. "
+                    f"{options.compression} takes gradients of known shapes. Received: {name} of {gradient.shape}. "
                     "Use hvd.Compression.none or .fp16 for it."
                 )
-        return {
-            name: allreduce(
-                _to_dense(gradient),
-                op=self.options.op,
-                compression=self.options.compression,
-                prescale_factor=1.0 / factor,
-                postscale_factor=factor,
-                process_set=self.options.process_set,
-            )
-            for name, gradient in gradients.items()
-        }
+            totals[name] = allreduce(_to_dense(gradient), **arguments)
+        return totals
 
     def _dense_sums(
         self, names: list[str], tensors: list[tf.Tensor], collectives: Any, message: str
@@ -182,37 +170,35 @@ class GradientSums:
         return [tf.cast(total, x.dtype) for total, x in zip(totals, tensors, strict=True)]
 
     def _variables(self, reducer: Reducer, specs: Sequence[tf.TensorSpec]) -> list[tf.Variable]:
-        states = reducer.state(specs)
+        states = {(state.name, state.shape): state for state in reducer.state(specs)}
         with tf.init_scope():
-            for state in states:
-                if (state.name, state.shape) not in self._variables_by_state:
-                    initial_value = self._initial_values.pop((state.name, state.shape), state.initial)
-                    self._states[state.name, state.shape] = state
-                    self._variables_by_state[state.name, state.shape] = _variable(
-                        dataclasses.replace(state, initial=initial_value)
-                    )
-        return [self._variables_by_state[state.name, state.shape] for state in states]
+            for key, state in states.items():
+                if key not in self._states:
+                    value = _initial_value(state, self._initial_values.pop(key, state.initial))
+                    variable = tf.Variable(value, trainable=False, name=state.name.replace(":", "_"))
+                    self._states[key] = state, variable
+        return [self._states[key][1] for key in states]
 
     def reset_state(self) -> None:
         """Resets the state of the compression on this rank."""
         self._initial_values.clear()
-        for key, variable in self._variables_by_state.items():
-            variable.assign(_initial_value(self._states[key]))
+        for state, variable in self._states.values():
+            variable.assign(_initial_value(state, state.initial))
 
     def synchronize(self) -> None:
         """Sets the compression's shared state to the first rank's, and resets per-rank state.
 
         Every rank must call it; a rank that has not reduced any gradients starts with the first rank's state.
         """
-        shared_values = {k: v.numpy() for k, v in self._variables_by_state.items() if not self._states[k].per_replica}
+        shared_values = {key: v.numpy() for key, (state, v) in self._states.items() if not state.per_replica}
         self.reset_state()
         process_set = self.options.process_set
         if process_set.included():
             self._initial_values = broadcast_object(
                 shared_values, process_set.ranks[0], name="compression", process_set=process_set
             )
-        for key in self._variables_by_state.keys() & self._initial_values.keys():
-            self._variables_by_state[key].assign(self._initial_values.pop(key))
+        for key in self._states.keys() & self._initial_values.keys():
+            self._states[key][1].assign(self._initial_values.pop(key))
 
     def _agree_on_names(
         self, current_engine: Engine, gradients: dict[str, Gradient], row_names: list[str]
@@ -240,18 +226,15 @@ def _compare_plans(current_engine: Engine, plan: dict[str, str]) -> list[str]:
     Raises:
       InputError: dtypes, shapes or the order of names differ; raised on every rank.
     """
-    digests = [_digest(list(plan.items())), _digest(list(plan.values())), _digest(sorted(plan))]
-    same_plan, same_tensors, same_names = (
-        len(set(rank_digests)) == 1
-        for rank_digests in zip(*current_engine.group.gather("horovod/gradients", digests, _PLAN_SECONDS), strict=True)
-    )
-    if same_plan:
-        return list(plan)
-    if same_names or not same_tensors:
-        current_engine.group.agree("horovod/gradients/named", plan, "The gradient ", _PLAN_SECONDS)
-        order = {f"number {i}": name for i, name in enumerate(plan)}
-        current_engine.group.agree("horovod/gradients/order", order, "The gradient ", _PLAN_SECONDS)
-    return current_engine.group.broadcast("horovod/gradients/names", list(plan), _PLAN_SECONDS)
+    group, names = current_engine.group, list(plan)
+    if group.all_equal("horovod/gradients", list(plan.items()), _PLAN_SECONDS):
+        return names
+    same_tensors = group.all_equal("horovod/gradients/tensors", list(plan.values()), _PLAN_SECONDS)
+    if not same_tensors or group.all_equal("horovod/gradients/sorted", sorted(plan), _PLAN_SECONDS):
+        group.agree("horovod/gradients/named", plan, "The gradient ", _PLAN_SECONDS)
+        order = {f"number {i}": name for i, name in enumerate(names)}
+        group.agree("horovod/gradients/order", order, "The gradient ", _PLAN_SECONDS)
+    return group.broadcast("horovod/gradients/names", names, _PLAN_SECONDS)
 
 
 def _digest(value: Any) -> str:
@@ -269,12 +252,8 @@ def _assert_same_size(tensors: list[tf.Tensor], size: int, options: Options) -> 
         return [tf.identity(tensor) for tensor in tensors]
 
 
-def _variable(state: State) -> tf.Variable:
-    return tf.Variable(_initial_value(state), trainable=False, name=state.name.replace(":", "_"))
-
-
-def _initial_value(state: State) -> tf.Tensor:
-    return tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
+def _initial_value(state: State, value: Any) -> tf.Tensor:
+    return tf.broadcast_to(tf.cast(value, state.dtype), state.shape)
 
 
 def _describe(gradient: Gradient) -> str:
@@ -285,14 +264,6 @@ def _describe(gradient: Gradient) -> str:
 def _to_dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     dense = tf.convert_to_tensor(gradient)
     return tf.reshape(dense, gradient.shape) if gradient.shape.is_fully_defined() else dense
-
-
-def _scale_rows(slices: tf.IndexedSlices, factor: float) -> tf.IndexedSlices:
-    return tf.IndexedSlices(scale_tensor(slices.values, factor), slices.indices, slices.dense_shape)
-
-
-def _quotient(factor: float, size: int | tf.Tensor) -> float | tf.Tensor:
-    return tf.constant(factor, tf.float64) / tf.cast(size, tf.float64) if isinstance(size, tf.Tensor) else factor / size
 
 
 def _names(variables: Sequence[Any]) -> list[str]:

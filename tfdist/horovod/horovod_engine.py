@@ -1,6 +1,5 @@
 """An engine that runs Horovod's operations, and names eager calls, too."""
 
-import dataclasses
 import functools
 import os
 import socket
@@ -29,10 +28,8 @@ _EAGER_NAMES = 256  # number of cached functions for named eager calls
 class HorovodEngine(Engine):
     """Forwards operations to Horovod, except for reduce-scatter (see `reducescatter`).
 
-    Args:
-      group: the job's group, if this process is already a member; None to join it.
-      on_join: called with the job's group when this process has joined it; it stays a member if Horovod then fails.
-      **options: arguments of Horovod's `init`.
+    `group` is the job's group, if this process is already a member; otherwise it joins, and calls `on_join`: it stays a
+    member if Horovod then fails. `options` are arguments of Horovod's `init`.
     """
 
     _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])
@@ -96,17 +93,17 @@ class HorovodEngine(Engine):
         self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
     ) -> list[tf.Tensor]:
         scales = {"prescale_factor": prescale, "postscale_factor": postscale}
-        totals = _call_by_dtype(hvd.allreduce, _grouped_allreduce, tensors, call, op=int(op), **scales)
+        totals = _call_by_dtype("allreduce", tensors, call, op=int(op), **scales)
         return [_restore_shape(total, tensor) for total, tensor in zip(totals, tensors, strict=True)]
 
     def gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
-        return _call_by_dtype(hvd.allgather, _grouped_allgather, tensors, call)
+        return _call_by_dtype("allgather", tensors, call)
 
     def broadcast(self, tensor: tf.Tensor, root: int, call: CallId) -> tf.Tensor:
-        return _restore_shape(_call_horovod(hvd.broadcast, [tensor], call, root_rank=root), tensor)
+        return _restore_shape(_call_horovod("broadcast", [tensor], call, root_rank=root), tensor)
 
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
-        return _call_horovod(_alltoall, [tensor, tf.cast(splits, tf.int32)], call)
+        return _call_horovod("alltoall", [tensor, tf.cast(splits, tf.int32)], call)
 
     def join(self) -> tf.Tensor:
         last_rank = hvd.join()
@@ -124,17 +121,9 @@ class HorovodEngine(Engine):
             [count] = hvd.allreduce(tf.constant([1]), op=hvd.Sum, name="has_no_joined_rank").numpy()
         return count == self.size
 
-    def size_of(self, process_set_id: int) -> tf.Tensor:
+    def query(self, name: str, process_set_id: int = 0) -> tf.Tensor:
         """See base class. The value is evaluated at run time."""
-        return hvd.size_op(process_set_id)
-
-    def is_included(self, process_set_id: int) -> tf.Tensor:
-        """See base class. The value is evaluated at run time."""
-        return hvd.process_set_included_op(process_set_id)
-
-    def rank_of(self, kind: str) -> tf.Tensor:
-        """See base class. The value is evaluated at run time."""
-        return getattr(hvd, f"{kind}_op")()
+        return getattr(hvd, f"{name}_op")(*[process_set_id] if name in ("size", "process_set_included") else [])
 
     def count(self, process_set: Any) -> int | tf.Tensor:
         return hvd.size_op(process_set.process_set_id) if self.is_elastic else process_set.size()
@@ -153,18 +142,6 @@ def _restore_shape(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     return tf.reshape(result, []) if tensor.shape.rank == 0 else tf.ensure_shape(result, tensor.shape)
 
 
-def _alltoall(tensor: tf.Tensor, splits: tf.Tensor, **options: Any) -> Any:
-    return hvd.alltoall(tensor, splits=splits, **options)
-
-
-def _grouped_allreduce(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
-    return hvd.grouped_allreduce(list(tensors), **options)
-
-
-def _grouped_allgather(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
-    return hvd.grouped_allgather(list(tensors), **options)
-
-
 def _key_without_group(is_local: bool) -> str:
     """Returns the key of objects for ranks without a group.
 
@@ -177,49 +154,38 @@ def _key_without_group(is_local: bool) -> str:
     return group_token(job_token(os.environ, address), "objects", address)
 
 
-def _call_by_dtype(
-    function: Callable[..., Any],
-    grouped_function: Callable[..., Any],
-    tensors: Sequence[tf.Tensor],
-    call: CallId,
-    **options: Any,
-) -> list[tf.Tensor]:
+def _call_by_dtype(operation: str, tensors: Sequence[tf.Tensor], call: CallId, **options: Any) -> list[tf.Tensor]:
     """Makes a call for a single tensor, or a grouped call for each dtype."""
     if len(tensors) == 1:
-        return [_call_horovod(function, tensors, call, **options)]
+        return [_call_horovod(operation, tensors, call, **options)]
     results = list(tensors)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        dtype_call = dataclasses.replace(call, name=f"{call.name}_{dtype.name}")
-        for i, result in zip(
-            indices, _call_horovod(grouped_function, [tensors[i] for i in indices], dtype_call, **options), strict=True
-        ):
+        inputs = [tensors[i] for i in indices]
+        outputs = _call_horovod(f"grouped_{operation}", inputs, call.with_suffix(dtype.name), **options)
+        for i, result in zip(indices, outputs, strict=True):
             results[i] = result
     return results
 
 
-def _call_horovod(function: Callable[..., Any], tensors: Sequence[tf.Tensor], call: CallId, **options: Any) -> Any:
+def _call_horovod(operation: str, tensors: Sequence[tf.Tensor], call: CallId, **options: Any) -> Any:
     """Makes a call; named eager calls run in a small graph, because TensorFlow does not name eager operations."""
     all_options = (("process_set", call.process_set), ("ignore_name_scope", call.ignore_name_scope), *options.items())
     if call.has_user_name and tf.executing_eagerly():
         specs = tuple(tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype) for tensor in tensors)
-        return _graph_function(function, call.name, all_options, specs)(*tensors)
-    return _operation(function, call.name, all_options)(*tensors)
+        return _graph_function(operation, call.name, all_options, specs)(*tensors)
+    return _function(operation, call.name, all_options)(*tensors)
 
 
 @functools.lru_cache(maxsize=_EAGER_NAMES)
-def _graph_function(
-    function: Callable[..., Any],
-    name: str,
-    options: tuple[tuple[str, Any], ...],
-    specs: tuple[tf.TensorSpec, ...],
-) -> Callable[..., Any]:
-    operation = tf.function(_operation(function, name, options), autograph=False)
-    return operation.get_concrete_function(*specs)
+def _graph_function(operation: str, name: str, options: tuple[tuple[str, Any], ...], specs: Any) -> Callable[..., Any]:
+    return tf.function(_function(operation, name, options), autograph=False).get_concrete_function(*specs)
 
 
-def _operation(function: Callable[..., Any], name: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    def operation(*tensors: tf.Tensor) -> Any:
-        return function(*map(hide_constant, tensors), name=name, **dict(options))
+def _function(operation: str, name: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    def function(*tensors: tf.Tensor) -> Any:
+        inputs = list(map(hide_constant, tensors))
+        arguments = [inputs] if operation.startswith("grouped_") else inputs
+        return getattr(hvd, operation)(*arguments, name=name, **dict(options))
 
-    return operation
+    return function

@@ -32,8 +32,7 @@ def add_keras2_names() -> None:
     current value. The first use of each name logs a warning with the new name.
     """
     optimizers = (keras.Optimizer, keras.optimizers.LossScaleOptimizer)
-    classes = {cls for optimizer in optimizers for cls in optimizer.__mro__ if "variables" in vars(cls)}
-    for cls in classes:
+    for cls in {cls for optimizer in optimizers for cls in optimizer.__mro__ if "variables" in vars(cls)}:
         _make_callable(cls)
     keras.Optimizer.lr = property(_rate, _set_rate, doc="The learning rate, under the name that it had in Keras 2.")
 
@@ -67,11 +66,6 @@ def _warn_once(old_name: str, new_name: str, difference: str) -> None:
         FutureWarning,
         stacklevel=3,
     )
-
-
-def executing_eagerly() -> bool:
-    """Returns whether calls run eagerly."""
-    return tf.executing_eagerly()
 
 
 def vars_to_refs(vars: Any) -> Any:
@@ -109,6 +103,5 @@ def _names_of(*modules: types.ModuleType) -> dict[str, Any]:
 
 
 mpi_ops = HorovodModule("mpi_ops", _names_of(data_movement, object_exchange, ops, process, process_sets, reductions))
-util = HorovodModule(
-    "util", {"_executing_eagerly": executing_eagerly, "vars_to_refs": vars_to_refs, "refs_to_vars": refs_to_vars}
-)
+_UTIL_NAMES = {"_executing_eagerly": tf.executing_eagerly, "vars_to_refs": vars_to_refs, "refs_to_vars": refs_to_vars}
+util = HorovodModule("util", _UTIL_NAMES)

@@ -9,7 +9,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
@@ -32,9 +32,10 @@ from tfdist.horovod.process_sets import global_process_set
 SIGNATURE = 32  # bytes
 _NONCE = 16  # bytes
 
-_signatures_by_engine: weakref.WeakKeyDictionary[Engine, dict[tuple[int, ...], "Signatures"]] = (
-    weakref.WeakKeyDictionary()
-)
+# For each engine and process set, the ranks and their nonces, and the numbers of calls by operation and name.
+_Sessions: TypeAlias = dict[tuple[int, ...], tuple[bytes, collections.Counter[tuple[str, str]]]]
+_sessions_by_engine: weakref.WeakKeyDictionary[Engine, _Sessions] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 class Call:
@@ -64,28 +65,16 @@ class Call:
         return mac.digest()
 
 
-class Signatures:
-    """The calls of a process set during the lifetime of an engine."""
-
-    def __init__(self) -> None:
-        self._session = b""  # the ranks and their nonces, once they are exchanged
-        self._numbers: collections.Counter[tuple[str, str]] = collections.Counter()
-        self._lock = threading.Lock()
-
-    def next_call(self, operation: str, name: str, process_set: Any) -> Call:
-        """Returns the next call of an operation with this name; the first call of any operation exchanges nonces."""
-        with self._lock:
-            self._session = self._session or _new_session(process_set)
-            number = self._numbers[operation, name]
-            self._numbers[operation, name] += 1
-        key = hmac.digest(engine().object_key.encode(), self._session, "sha256")
-        return Call(key, operation, name, number)
-
-
 def next_call(operation: str, name: str, process_set: Any) -> Call:
-    """Returns the next call on a process set; see `Signatures.next_call`."""
-    signatures = _signatures_by_engine.setdefault(engine(), {}).setdefault(tuple(process_set.ranks), Signatures())
-    return signatures.next_call(operation, name, process_set)
+    """Returns the next call of an operation with this name; the first call on a process set exchanges nonces."""
+    sessions, ranks = _sessions_by_engine.setdefault(engine(), {}), tuple(process_set.ranks)
+    with _lock:
+        if ranks not in sessions:
+            sessions[ranks] = _new_session(process_set), collections.Counter()
+        session, numbers = sessions[ranks]
+        number = numbers[operation, name]
+        numbers[operation, name] += 1
+    return Call(hmac.digest(engine().object_key.encode(), session, "sha256"), operation, name, number)
 
 
 def _new_session(process_set: Any) -> bytes:
@@ -97,7 +86,7 @@ def _new_session(process_set: Any) -> bytes:
     return repr(ranks).encode() + b"\0" + nonces[:offset] + nonce + nonces[offset + _NONCE :]
 
 
-def broadcast_object(
+def broadcast_object(  # noqa: D417
     obj: Any,
     root_rank: int = 0,
     session: None = None,
@@ -109,9 +98,7 @@ def broadcast_object(
     Args:
       obj: an object that can be pickled; ignored except on the root.
       root_rank: a rank of the job.
-      session: None: TensorFlow 2 has no sessions.
-      name: name of the call, the same on every rank.
-      process_set: the ranks that make the call.
+      session: None: TensorFlow 2 has no sessions. For the other arguments, see `allreduce`.
 
     Raises:
       InputError: an object is not signed with this job's token.
@@ -132,11 +119,7 @@ def allgather_object(
 ) -> list[Any]:
     """Returns the objects of all ranks, in the order of ranks. The objects are pickled and signed.
 
-    Args:
-      obj: an object that can be pickled.
-      session: None: TensorFlow 2 has no sessions.
-      name: name of the call, the same on every rank.
-      process_set: the ranks that make the call.
+    For the arguments, see `broadcast_object`.
 
     Raises:
       InputError: an object is not signed with this job's token.

@@ -1,6 +1,7 @@
 """`DistributedOptimizer`, its partial form, and `load_model`: Horovod's functions, for Keras 3 optimizers."""
 
 import functools
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from tfdist.horovod.gradient_sums import GradientSums, Options
 from tfdist.horovod.ops import Average, Sum, to_reduce_op
 from tfdist.horovod.process import engine, horovod_is_installed, is_initialized, on_init
 from tfdist.horovod.process_sets import global_process_set
-from tfdist.horovod.wrapped_optimizer import Accumulation, is_distributed, pickling_error, wrap_optimizer
+from tfdist.horovod.wrapped_optimizer import Accumulation, Distributed, is_distributed, pickling_error, wrap_optimizer
 
 
 @functools.cache
@@ -28,32 +29,25 @@ def patch_keras() -> None:
     skip a step together; it cannot be pickled, because the restored optimizer would not reduce gradients. `compile` ignores
     `experimental_run_tf_function`, which Horovod's scripts for TensorFlow 2 pass.
     """
-    original_make_train_function, original_make_test_function = (
-        keras.Model.make_train_function,
-        keras.Model.make_test_function,
-    )
     loss_scale_class = keras.optimizers.LossScaleOptimizer
     original_check_finite, original_reduce = loss_scale_class.check_finite, loss_scale_class.__reduce__
     # Keras compares the `compile` of this class with the `compile` of each model.
     trainer: Any = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
     original_compile = trainer.compile
 
-    @functools.wraps(original_make_train_function)
-    def make_train_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if is_initialized() or needs_communication(self):
-            self.jit_compile = False
-        if needs_communication(self) and self.steps_per_execution > 1 and not horovod_is_installed():
-            raise InputError(
-                f"Without Horovod steps_per_execution is 1. Received: {self.steps_per_execution}. Leave it out, or run "
-                "`tfdist install_horovod`."
-            )
-        return original_make_train_function(self, *args, **kwargs)
+    def without_xla(make_function: Any) -> Any:
+        @functools.wraps(make_function)
+        def make(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+            if is_initialized() or needs_communication(self):
+                self.jit_compile = False
+            if needs_communication(self) and self.steps_per_execution > 1 and not horovod_is_installed():
+                raise InputError(
+                    f"Without Horovod steps_per_execution is 1. Received: {self.steps_per_execution}. Leave it out, or run "
+                    "`tfdist install_horovod`."
+                )
+            return make_function(self, *args, **kwargs)
 
-    @functools.wraps(original_make_test_function)
-    def make_test_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if is_initialized():
-            self.jit_compile = False
-        return original_make_test_function(self, *args, **kwargs)
+        return make
 
     @functools.wraps(original_compile)
     def compile(self: keras.Model, *args: Any, experimental_run_tf_function: bool = False, **kwargs: Any) -> None:
@@ -61,13 +55,13 @@ def patch_keras() -> None:
 
     @functools.wraps(original_check_finite)
     def check_finite(self: keras.optimizers.LossScaleOptimizer, grads: Any) -> tf.Tensor:
-        is_finite = original_check_finite(self, grads)
-        inner_optimizer: Any = self.inner_optimizer
-        return (
-            all_true(is_finite, inner_optimizer.reduction.options.process_set)
-            if is_distributed(inner_optimizer)
-            else is_finite
-        )
+        is_finite, inner_optimizer = original_check_finite(self, grads), self.inner_optimizer
+        if not isinstance(inner_optimizer, Distributed):
+            return is_finite
+        collectives = engine().collectives_of(inner_optimizer.reduction.options.process_set)
+        false_count = tf.cast(tf.logical_not(is_finite), tf.float32)  # a rank that has joined adds 0
+        [count] = collectives.all_reduce([tf.reshape(false_count, [1])], name="finite")
+        return tf.equal(count[0], 0.0)
 
     @functools.wraps(original_reduce)
     def __reduce__(self: keras.optimizers.LossScaleOptimizer) -> Any:
@@ -75,7 +69,8 @@ def patch_keras() -> None:
             raise pickling_error(self)
         return original_reduce(self)
 
-    keras.Model.make_train_function, keras.Model.make_test_function = make_train_function, make_test_function
+    for name in ("make_train_function", "make_test_function"):
+        setattr(keras.Model, name, without_xla(getattr(keras.Model, name)))
     trainer.compile = compile
     loss_scale_class.check_finite, loss_scale_class.__reduce__ = check_finite, __reduce__
 
@@ -88,45 +83,21 @@ def needs_communication(model: keras.Model) -> bool:
     return any(getattr(layer, "communicates_across_ranks", False) for layer in model._flatten_layers())
 
 
-def all_true(condition: tf.Tensor, process_set: Any) -> tf.Tensor:
-    """Returns whether a scalar bool is true on all ranks of a set, except for ranks that have joined.
-
-    Sends one small message.
-    """
-    collectives = engine().collectives_of(process_set)
-    false_count = tf.cast(tf.logical_not(condition), tf.float32)  # a rank that has joined adds 0
-    [count] = collectives.all_reduce([tf.reshape(false_count, [1])], name="finite")
-    return tf.equal(count[0], 0.0)
-
-
 on_init(patch_keras)
 
 
-def _uses_tensorflow_signature(optimizer: Any = None, name: Any = None, *arguments: Any) -> bool:
-    """Detects the signature of `horovod.tensorflow`: a bool `use_locking` in the position of a device."""
-    return bool(arguments) and isinstance(arguments[0], bool)
-
-
 _TENSORFLOW_ARGUMENTS = (
-    "optimizer",
-    "name",
-    "use_locking",
-    "device_dense",
-    "device_sparse",
-    "compression",
-    "sparse_as_dense",
-    "backward_passes_per_step",
-    "op",
-    "gradient_predivide_factor",
-    "average_aggregated_gradients",
-    "num_groups",
-    "groups",
-    "process_set",
-    "scale_local_gradients",
-)
+    "optimizer name use_locking device_dense device_sparse compression sparse_as_dense backward_passes_per_step op"
+    " gradient_predivide_factor average_aggregated_gradients num_groups groups process_set scale_local_gradients"
+).split()
+_PARTIAL_ARGUMENTS = (
+    "optimizer name device_dense device_sparse compression sparse_as_dense gradient_predivide_factor op groups process_set"
+    " local_layers scale_local_gradients"
+).split()
 
 
-@with_alternative_signature(_TENSORFLOW_ARGUMENTS, _uses_tensorflow_signature)
+# The signature of `horovod.tensorflow` has a bool, `use_locking`, in the position of a device.
+@with_alternative_signature(_TENSORFLOW_ARGUMENTS, lambda *args: len(args) > 2 and isinstance(args[2], bool))
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: keras.Optimizer,
     name: str | None = None,
@@ -143,6 +114,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: Any = global_process_set,
     scale_local_gradients: bool = True,
     use_locking: bool = False,
+    local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
 ) -> keras.Optimizer:
     """Returns a copy of a Keras 3 optimizer that reduces gradients over the ranks before it applies them.
 
@@ -166,6 +138,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
       process_set: the ranks that reduce.
       scale_local_gradients: whether the gradients of local variables are divided by the number of ranks.
       use_locking: accepted, but has no effect.
+      local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if
+        `scale_local_gradients`; an argument of `PartialDistributedOptimizer`.
 
     Raises:
       InputError: the optimizer is not a Keras 3 optimizer or is already distributed, or an argument is invalid. Raised by
@@ -177,57 +151,23 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             f"DistributedOptimizer takes op=Average or Sum. Received: {to_reduce_op(op).name}. Use "
             "hvd.DistributedGradientTape."
         )
+    name, method = name or f"Distributed{type(optimizer).__name__}", validate_compression(compression)
+    factor, reduce_op = gradient_predivide_factor, to_reduce_op(op)
     options = Options(
-        name=name or f"Distributed{type(optimizer).__name__}",
-        compression=validate_compression(compression),
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=validate_factor(gradient_predivide_factor, op),
-        op=to_reduce_op(op),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        device_dense=device_dense,
+        name, method, sparse_as_dense, reduce_op, factor, process_set, scale_local_gradients, device_dense
     )
     accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
     patch_keras()
-    return wrap_optimizer(optimizer, GradientSums(options), accumulation)
-
-
-def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name; see DistributedOptimizer for other arguments
-    optimizer: keras.Optimizer,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: int = Average,
-    groups: int | Sequence[Any] | None = None,
-    process_set: Any = global_process_set,
-    local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
-    scale_local_gradients: bool = True,
-) -> keras.Optimizer:
-    """Same as `DistributedOptimizer`, but does not reduce the gradients of some layers.
-
-    Args:
-      local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if
-        `scale_local_gradients`. For the other arguments, see `DistributedOptimizer`.
-    """
-    optimizer_copy = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    optimizer_copy = wrap_optimizer(optimizer, GradientSums(options), accumulation)
     for variable in local_variables(local_layers):
         optimizer_copy.register_local_var(variable)
     return optimizer_copy
+
+
+# Horovod's function with the argument `local_layers`.
+PartialDistributedOptimizer = with_alternative_signature(_PARTIAL_ARGUMENTS, lambda *args: True)(
+    inspect.unwrap(DistributedOptimizer)
+)
 
 
 def local_variables(layers: keras.Layer | Sequence[keras.Layer] | None) -> list[keras.Variable]:
@@ -239,17 +179,6 @@ def local_variables(layers: keras.Layer | Sequence[keras.Layer] | None) -> list[
         if not isinstance(layer, keras.Layer) or not layer.built:
             raise InputError(f"local_layers must be built Keras layers. Received: {layer!r}. Build the model first.")
     return [variable for layer in layer_list for variable in layer.trainable_weights]
-
-
-def validate_factor(factor: float, op: int) -> float:
-    """Validates `gradient_predivide_factor`, which must be positive, and is supported for Average only."""
-    if factor != 1.0 and to_reduce_op(op) != Average:
-        raise InputError(
-            f"gradient_predivide_factor is for op=Average. Received: op={to_reduce_op(op).name}. Leave it out."
-        )
-    if not factor > 0:
-        raise InputError(f"gradient_predivide_factor must be above 0. Received: {factor}. Leave it out.")
-    return factor
 
 
 def check_groups(num_groups: int, groups: int | Sequence[Any] | None) -> None:

@@ -40,8 +40,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
     """
     if _engines:
         return
-    options: dict[str, Any] = {} if comm is None else {"comm": comm}
-    options |= {} if process_sets is None else {"process_sets": process_sets}
+    options = {k: v for k, v in (("comm", comm), ("process_sets", process_sets)) if v is not None}
     try:
         _engines.append(_start_engine(options))
     finally:
@@ -207,12 +206,7 @@ def mpi_threads_supported() -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Returns whether TensorFlow has a GPU.
-
-    Args:
-      ext_base_name: Horovod's "tensorflow".
-      verbose: accepted, but has no effect.
-    """
+    """Returns whether TensorFlow has a GPU; the arguments are Horovod's, and have no effect."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 

@@ -10,12 +10,7 @@ try:
 except ImportError:
 
     class ProcessSet:  # type: ignore[no-redef]
-        """All ranks of the job; a smaller set needs Horovod.
-
-        Attributes:
-          process_set_id: 0, the id of the set of all ranks.
-          ranks: the ranks in the set, after `init`.
-        """
+        """All ranks of the job, which are in `ranks` after `init`; a smaller set needs Horovod."""
 
         process_set_id = 0
 
@@ -76,6 +71,3 @@ def ranks_of(process_sets: Sequence[Any] | str | None, size: int) -> list[list[i
             )
         rank_lists.append(list(process_set.ranks))
     return rank_lists
-
-
-__all__ = ["ProcessSet", "global_process_set", "ranks_of"]

@@ -182,24 +182,24 @@ def join() -> tf.Tensor:
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Returns the number of ranks in a process set, as a scalar int32."""
-    return engine().size_of(process_set_id)
+    return engine().query("size", process_set_id)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Returns whether this rank is in a process set: a scalar int32, 1 or 0, or Horovod's negative error code."""
-    return engine().is_included(process_set_id)
+    return engine().query("process_set_included", process_set_id)
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
     """Returns this rank, as a scalar int32."""
-    return engine().rank_of("rank")
+    return engine().query("rank")
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Returns the number of ranks on this host, as a scalar int32."""
-    return engine().rank_of("local_size")
+    return engine().query("local_size")
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Returns this rank's index among the ranks on its host, as a scalar int32."""
-    return engine().rank_of("local_rank")
+    return engine().query("local_rank")

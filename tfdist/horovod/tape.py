@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from tfdist.errors import InputError
 from tfdist.horovod.compression import Compression, is_lossless, validate_compression
+from tfdist.horovod.data_movement import with_alternative_signature
 from tfdist.horovod.gradient_sums import GradientSums, Options, key_of
 from tfdist.horovod.ops import Average, Sum, to_reduce_op
-from tfdist.horovod.optimizer import check_groups, local_variables, validate_factor
+from tfdist.horovod.optimizer import check_groups, local_variables
 from tfdist.horovod.process_sets import global_process_set
 
 
@@ -55,14 +56,9 @@ class DistributedTape(tf.GradientTape):
         use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Returns the reduced gradients of a target, with the structure of the sources.
+        """See base class. Returns the reduced gradients; the sources have the same order on every rank.
 
-        Args:
-          target: tensor, or structure of tensors, to differentiate.
-          sources: variables or tensors, in the same order on every rank.
-          output_gradients: see base class.
-          use_generic_names: accepted, but has no effect.
-          unconnected_gradients: see base class.
+        `use_generic_names` is accepted, but has no effect.
 
         Raises:
           InputError: the ranks' gradients differ in name, dtype or shape.
@@ -85,7 +81,7 @@ class DistributedTape(tf.GradientTape):
 
 
 # Tapes are created in each step, but the state of compressions and the results of comparisons persist.
-_reductions: dict[tuple[Any, ...], GradientSums] = {}
+_reductions: dict[Options, GradientSums] = {}
 
 
 def reset_state() -> None:
@@ -116,7 +112,9 @@ def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see Distribut
       gradtape: a tape, before or after recording.
       op: Average, Sum, or another operation of `allreduce`, which the engine applies to each tensor separately, converting
         sparse gradients to dense tensors.
-      local_layers: see `PartialDistributedGradientTape`. For the other arguments, see `DistributedOptimizer`.
+      local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if
+        `scale_local_gradients`; an argument of `PartialDistributedGradientTape`. For the other arguments, see
+        `DistributedOptimizer`.
     """
     check_groups(num_groups, groups)
     compression = validate_compression(compression)
@@ -125,53 +123,19 @@ def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see Distribut
             f"op=hvd.{to_reduce_op(op).name} takes Compression.none or .fp16. Received: {compression.text}. Use "
             "op=hvd.Average, or leave out compression."
         )
+    name, factor, reduce_op = "DistributedGradientTape", gradient_predivide_factor, to_reduce_op(op)
     options = Options(
-        name="DistributedGradientTape",
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=validate_factor(gradient_predivide_factor, op),
-        op=to_reduce_op(op),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        device_dense=device_dense,
+        name, compression, sparse_as_dense, reduce_op, factor, process_set, scale_local_gradients, device_dense
     )
-    method = getattr(compression, "text", compression)
-    settings = (sparse_as_dense, op, gradient_predivide_factor, id(process_set), scale_local_gradients, device_dense)
-    reduction = _reductions.setdefault((method, *settings), GradientSums(options))
+    reduction = _reductions.setdefault(options, GradientSums(options))
     return DistributedTape(gradtape, reduction, local_variables(local_layers))
 
 
-def PartialDistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see DistributedOptimizer for other arguments
-    gradtape: tf.GradientTape,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    op: int = Average,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: int | Sequence[Any] | None = None,
-    process_set: Any = global_process_set,
-    local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
-    scale_local_gradients: bool = True,
-) -> DistributedTape:
-    """Same as `DistributedGradientTape`, but does not reduce the gradients of some layers.
-
-    Args:
-      local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if
-        `scale_local_gradients`. For the other arguments, see `DistributedOptimizer`.
-    """
-    return DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-        local_layers,
-    )
+_PARTIAL_ARGUMENTS = (
+    "gradtape device_dense device_sparse compression sparse_as_dense op gradient_predivide_factor num_groups groups"
+    " process_set local_layers scale_local_gradients"
+).split()
+# Horovod's function with the argument `local_layers`.
+PartialDistributedGradientTape = with_alternative_signature(_PARTIAL_ARGUMENTS, lambda *args: True)(
+    DistributedGradientTape
+)

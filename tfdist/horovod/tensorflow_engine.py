@@ -1,6 +1,7 @@
 """The engine for jobs without Horovod, which uses the collectives of a tfdist strategy."""
 
 import functools
+import itertools
 import operator
 import os
 from collections.abc import Callable, Sequence
@@ -11,8 +12,9 @@ import tensorflow as tf
 from tfdist.collectives import Collectives, Op
 from tfdist.distribution.factory import load_strategy
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError
-from tfdist.horovod.engine import Agreement, CallId, Engine, horovod_required_error, scale_tensor
+from tfdist.errors import InputError, PeerLostError
+from tfdist.horovod.engine import CallId, Engine, horovod_required_error, scale_tensor
+from tfdist.horovod.errors import FailedPreconditionError, check_no_old_graph
 from tfdist.horovod.ops import Average, Max, Min, Product, ReduceOp, Sum
 from tfdist.horovod.process_sets import global_process_set
 
@@ -78,7 +80,7 @@ class TensorFlowEngine(Engine):
     """Runs operations on tf.distribute's collectives under `tfdist launch` (TF_CONFIG), or in a single process.
 
     Minimum, maximum, product and all-to-all are composed of gathers, n (N - 1) bytes received for n sent. TensorFlow matches
-    calls by order, so each eager or traced call is first compared between ranks (see `Agreement`). Ranks wait for
+    calls by order, so each eager or traced call is first compared between ranks. Ranks wait for
     HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, 600 s by default, for a missing rank; 0 means forever. `options` are arguments of
     `init`, none of which is supported.
     """
@@ -97,8 +99,8 @@ class TensorFlowEngine(Engine):
         self.group = strategy.group
         self.object_key = self.group.token_for("objects")
         self.collectives = StrategyCollectives(strategy)
-        seconds = float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 600)
-        self._agreement = Agreement(strategy.group, seconds or _NO_DEADLINE_SECONDS)
+        self._deadline = float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 600) or _NO_DEADLINE_SECONDS
+        self._call_numbers = itertools.count(1)
         cluster = strategy.cluster
         self.rank, self.size = cluster.rank, cluster.size
         self.local_rank, self.local_size = cluster.local_rank, cluster.local_size
@@ -115,7 +117,7 @@ class TensorFlowEngine(Engine):
     def reduce(
         self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
     ) -> list[tf.Tensor]:
-        self._agreement.check(call.name, f"{op.name} (times {prescale:g} before, {postscale:g} after)", tensors)
+        self._agree(call.name, f"{op.name} (times {prescale:g} before, {postscale:g} after)", tensors)
         inputs = [scale_tensor(tensor, prescale) for tensor in tensors]
         if op in (Sum, Average):
             totals = self.collectives_of(call.process_set).all_reduce(inputs, name=call.name)
@@ -130,7 +132,7 @@ class TensorFlowEngine(Engine):
         ]
 
     def gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
-        self._agreement.check(call.name, "gather", tensors, allows_uneven_rows=True)
+        self._agree(call.name, "gather", tensors, allows_uneven_rows=True)
         return self._gather(tensors, call)
 
     def _gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
@@ -141,7 +143,7 @@ class TensorFlowEngine(Engine):
 
         All-reduces the bits of the tensor, which are set to zero except on the root. Cost: 2 n (N - 1) / N bytes sent.
         """
-        self._agreement.check(call.name, f"broadcast from rank {root}", [tensor])
+        self._agree(call.name, f"broadcast from rank {root}", [tensor])
         bits = tf.bitcast(tensor, _BITS[tensor.dtype.size])
         integers = tf.cast(bits, tf.int32) if tensor.dtype.size == 2 else bits
         integers = integers if self.rank == root else tf.zeros_like(integers)
@@ -149,7 +151,7 @@ class TensorFlowEngine(Engine):
         return tf.bitcast(tf.ensure_shape(tf.cast(total, bits.dtype), tensor.shape), tensor.dtype)
 
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
-        self._agreement.check(call.name, "exchange", [tensor], allows_uneven_rows=True)
+        self._agree(call.name, "exchange", [tensor], allows_uneven_rows=True)
         rows, table = self._gather([tensor, tf.cast(splits, tf.int32)[None]], call)  # table: [sender, receiver]
         parts = tf.split(rows, tf.reshape(table, [-1]), num=self.size * self.size)[self.rank :: self.size]
         return tf.concat(parts, 0), table[:, self.rank]
@@ -157,16 +159,32 @@ class TensorFlowEngine(Engine):
     def join(self) -> tf.Tensor:
         raise horovod_required_error("hvd.join()", "Give every rank the same number of steps (steps_per_epoch)")
 
-    def size_of(self, process_set_id: int) -> tf.Tensor:
+    def query(self, name: str, process_set_id: int = 0) -> tf.Tensor:
         if process_set_id:
             raise horovod_required_error("A process set of some ranks", "Leave out process_set_id")
-        return tf.constant(self.size)
+        return tf.constant(1 if name == "process_set_included" else getattr(self, name))
 
-    def is_included(self, process_set_id: int) -> tf.Tensor:
-        return self.size_of(process_set_id) * 0 + 1
+    def _agree(self, name: str, operation: str, tensors: Sequence[tf.Tensor], allows_uneven_rows: bool = False) -> None:
+        """Checks that every rank makes this call next; with `allows_uneven_rows`, the number of rows may differ between ranks.
 
-    def rank_of(self, kind: str) -> tf.Tensor:
-        return tf.constant(getattr(self, kind))
+        Eager calls are compared before they run, calls in a `tf.function` during tracing: TensorFlow's collectives match calls
+        only by order, and a sum on one rank and a mean on another would silently return wrong results. Cost: a round trip to
+        rank 0, about a millisecond, per eager or traced call; none when a graph runs.
+
+        Raises:
+          FailedPreconditionError: the calls differ; raised on every rank, with all calls.
+          NoGraphError: the call is in a TensorFlow 1 graph.
+          PeerLostError: a rank is lost or did not make the call within the deadline.
+        """
+        check_no_old_graph(f"hvd.{name}")
+        description = f"{name}: {operation} of {', '.join(_describe(tensor, allows_uneven_rows) for tensor in tensors)}"
+        number = next(self._call_numbers)
+        try:
+            self.group.agree("horovod/calls", {f"call {number}": description}, "The hvd ", self._deadline)
+        except InputError as error:
+            raise FailedPreconditionError(str(error)) from error
+        except PeerLostError as error:
+            raise PeerLostError(f"The hvd call {number}, {description}, was not made by every rank: {error}") from error
 
     def close(self) -> None:
         """See base class; waits for all ranks, because a rank must not end before another rank's last collective."""
@@ -174,10 +192,13 @@ class TensorFlowEngine(Engine):
         self._strategy.close()
 
 
+def _describe(tensor: tf.Tensor, has_uneven_rows: bool) -> str:
+    if tensor.shape.rank is None:
+        return f"{tensor.dtype.name}[...]"
+    sizes = ["?" if size is None else str(size) for size in tensor.shape]
+    return f"{tensor.dtype.name}[{', '.join(['rows', *sizes[1:]] if has_uneven_rows else sizes)}]"
+
+
 _NO_DEADLINE_SECONDS = 1e9
 _BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes per element
-_COMBINE: dict[ReduceOp, Callable[..., tf.Tensor]] = {
-    Min: tf.minimum,
-    Max: tf.maximum,
-    Product: operator.mul,
-}
+_COMBINE: dict[ReduceOp, Callable[..., tf.Tensor]] = {Min: tf.minimum, Max: tf.maximum, Product: operator.mul}

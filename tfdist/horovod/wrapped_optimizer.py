@@ -21,15 +21,10 @@ class Accumulation:
     def __init__(self, passes: int, average: bool):
         if not is_integer(passes) or passes < 1:
             raise InputError(f"backward_passes_per_step must be an integer of at least 1. Received: {passes!r}.")
-        self.passes = int(passes)
-        self._divisor = self.passes if average else 1
+        self.passes, self.average = int(passes), average
         self._sums: dict[int, tuple[Any, tf.Variable]] = {}  # variables that have had a gradient, and their sums
         self._count: tf.Variable | None = None
         self._variable_count: tf.Variable | None = None  # number of these variables, which may change after tracing
-
-    def empty_copy(self) -> "Accumulation":
-        """Returns a new, empty accumulation with the same settings."""
-        return Accumulation(self.passes, self._divisor > 1)
 
     def reset_state(self) -> None:
         """Discards the passes since the last update."""
@@ -56,7 +51,8 @@ class Accumulation:
         keys = {key_of(variable) for variable in variables}
         all_variables = [*variables, *(variable for key, (variable, _) in self._sums.items() if key not in keys)]
         with tf.control_dependencies([self._assert_all_traced()] if tf.inside_function() else []):
-            values = {key: total.read_value() / self._divisor for key, total in sums.items()}
+            divisor = self.passes if self.average else 1
+            values = {key: total.read_value() / divisor for key, total in sums.items()}
         with tf.control_dependencies(list(values.values())):
             self._reset()
         return [values.get(key_of(variable)) for variable in all_variables], all_variables
@@ -91,16 +87,11 @@ class Distributed:
 
     Clipping, loss scaling and weight decay therefore apply to reduced gradients. Keras saves the optimizer under its original
     class, and can load the model without tfdist.
-
-    Attributes:
-      reduction: reduces the gradients.
-      accumulation: accumulates the gradients of several passes.
-      local_keys: keys of variables whose gradients are not reduced; see `key_of`.
     """
 
     reduction: GradientSums
-    accumulation: Accumulation
-    local_keys: set[int]
+    accumulation: Accumulation  # accumulates the gradients of several passes
+    local_keys: set[int]  # keys of variables whose gradients are not reduced; see `key_of`
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
         """Reduces the gradients and updates the variables; with `backward_passes_per_step` k, on every k-th call only."""
@@ -133,7 +124,8 @@ class Distributed:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> keras.Optimizer:
         """Returns a distributed copy, with the initial state of the compression and no unapplied passes."""
-        reduction, accumulation = GradientSums(self.reduction.options), self.accumulation.empty_copy()
+        accumulation = Accumulation(self.accumulation.passes, self.accumulation.average)
+        reduction = GradientSums(self.reduction.options)
         return _wrap(cast(keras.Optimizer, self), reduction, accumulation, set(self.local_keys))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -147,11 +139,6 @@ def wrap_optimizer(optimizer: keras.Optimizer, reduction: GradientSums, accumula
     Raises:
       InputError: the optimizer is not a Keras 3 optimizer, or already reduces gradients.
     """
-    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        raise InputError(
-            "Optimizers of TensorFlow 1 need its graphs and sessions. Received: tf.compat.v1.train."
-            f"{type(optimizer).__name__}. Use one of keras.optimizers, in model.fit or in a loop of your own."
-        )
     if not isinstance(optimizer, keras.Optimizer):
         raise InputError(
             f"The optimizer must be one of Keras 3. Received: {type(optimizer).__name__}. Use one of keras.optimizers."

@@ -32,7 +32,7 @@ def create_variables(model: keras.Model, spec: Any, trains: bool) -> None:
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # raised when the step is created
             inspect_step(model, model.train_step, spec, lambda *_: None)
     try:
-        with keras_internals.without_optimizer(model) if has_custom_step else contextlib.nullcontext():
+        with keras_internals.patched((model, "optimizer", None)) if has_custom_step else contextlib.nullcontext():
             keras_internals.build(model, spec)
     except (ValueError, NotImplementedError):
         # A custom step may create its labels, and its variables when it is traced.

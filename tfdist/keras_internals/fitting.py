@@ -25,19 +25,12 @@ _FLAT_MAP_TYPES = ("_FlatMapDataset", "_InterleaveDataset", "_ParallelInterleave
 
 
 class AdaptedData(NamedTuple):
-    """Data that Keras's `fit` takes, as a data set of batches.
+    """Data that Keras's `fit` takes, as a data set of batches."""
 
-    Attributes:
-      batches: one epoch of batches.
-      first: the first batch, as arrays.
-      length: number of batches in an epoch; None if there is no end.
-      is_reiterable: whether every iterator starts at the beginning.
-    """
-
-    batches: tf.data.Dataset
-    first: Any
-    length: int | None
-    is_reiterable: bool
+    batches: tf.data.Dataset  # one epoch
+    first: Any  # the first batch, as arrays
+    length: int | None  # number of batches in an epoch; None if there is no end
+    is_reiterable: bool  # whether every iterator starts at the beginning
 
 
 def array_of(data: Any) -> np.ndarray:
@@ -67,9 +60,7 @@ def is_batched(dataset: tf.data.Dataset) -> bool:
 def count_rows(dataset: tf.data.Dataset, first_rows: int) -> int | None:
     """Returns the number of rows of a finite data set of batches without reading it; None if unknown.
 
-    Args:
-      dataset: batches.
-      first_rows: rows of the first batch; if a mapped function has changed this number, the total is unknown.
+    If a mapped function has changed the number of rows of the first batch, `first_rows`, the total is unknown.
     """
     batches = int(dataset.cardinality())
     if batches < 0:
@@ -165,11 +156,6 @@ def set_initial_epoch(model: keras.Model, epoch: int) -> None:
     model._initial_epoch = epoch
 
 
-def without_optimizer(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """Context in which a model is built without its optimizer, which its first `apply` builds."""
-    return patched((model, "optimizer", None))
-
-
 def clear_functions(model: keras.Model) -> None:
     """Makes Keras recreate the functions that run steps, as `compile` does."""
     model.train_function = model.test_function = model.predict_function = None
@@ -188,9 +174,8 @@ def loss_means(model: keras.Model) -> list[keras.metrics.Mean]:
 def trace_symbolically(function: Callable[..., Any], batch: Any) -> None:
     """Calls a function of one batch with symbolic tensors, without changing variables.
 
-    Args:
-      function: function of a batch; called again if the first call fails, for example because of assignments in a condition.
-      batch: structure of `tf.TensorSpec`, with None for missing parts.
+    The function is called again if the first call fails, for example because of assignments in a condition. `batch` is a
+    structure of `tf.TensorSpec`, with None for missing parts.
     """
     symbolic_batch = tf.nest.map_structure(
         lambda s: None if s is None else keras.KerasTensor(s.shape, s.dtype.name), batch
@@ -200,9 +185,8 @@ def trace_symbolically(function: Callable[..., Any], batch: Any) -> None:
     except InputError:
         raise
     except (AttributeError, TypeError, ValueError):
-        tf.function(lambda values: tf.nest.flatten(function(values)) and None, autograph=False).get_concrete_function(
-            batch
-        )
+        trace = tf.function(lambda values: tf.nest.flatten(function(values)) and None, autograph=False)
+        trace.get_concrete_function(batch)
 
 
 _FUNCTION_MODULES = {"convert_binary_labels_to_hinge": losses, "conv": nn, "ctc_loss": nn, "depthwise_conv": nn}

@@ -15,20 +15,13 @@ _KERAS_CALLS = (Functional.call, keras.Sequential.call)
 
 
 class GraphNode(NamedTuple):
-    """One call of an operation in a functional model.
+    """One call of an operation in a functional model."""
 
-    Attributes:
-      operation: the layer or other operation; a layer that is called twice has two nodes.
-      inputs: symbolic tensors among the arguments.
-      outputs: symbolic results, flattened.
-      kwargs: keyword arguments, with symbolic tensors.
-      fill_in: returns the positional and keyword arguments, given tensors by the id of the symbolic tensor.
-    """
-
-    operation: keras.Operation
-    inputs: Sequence[keras.KerasTensor]
-    outputs: Sequence[keras.KerasTensor]
-    kwargs: Mapping[str, Any]
+    operation: keras.Operation  # a layer that is called twice has two nodes
+    inputs: Sequence[keras.KerasTensor]  # symbolic tensors among the arguments
+    outputs: Sequence[keras.KerasTensor]  # flattened
+    kwargs: Mapping[str, Any]  # keyword arguments, with symbolic tensors
+    # Returns the positional and keyword arguments, given tensors by the id of the symbolic tensor.
     fill_in: Callable[[Mapping[int, Any]], tuple[Sequence[Any], dict[str, Any]]]
 
 
@@ -75,18 +68,13 @@ def nodes_of(functional: keras.Model) -> Iterator[GraphNode]:
                 yield GraphNode(node.operation, node.input_tensors, node.outputs, arguments.kwargs, arguments.fill_in)
 
 
-def operation_function(operation: keras.Operation, training: bool | None) -> Callable[..., Any]:
-    """Returns a function that calls an operation in the same way as a functional model."""
-    return operation_fn(operation, training=training)
+operation_function = operation_fn  # returns a function that calls an operation in the same way as a functional model
 
 
 def standardize_inputs(model: keras.Model, inputs: Any, mask: Any = None) -> list[Any]:
     """Returns the flat inputs of a functional or sequential model with the model's dtypes and ranks, and with masks.
 
-    Args:
-      model: the model.
-      inputs: structure of tensors that a call of the model accepts.
-      mask: argument `mask` of the call; None for the masks of the inputs.
+    `inputs` and `mask` are those of a call of the model; if `mask` is None, the inputs keep their masks.
     """
     masks = keras.tree.flatten(mask)
     if all(x is None for x in masks):
@@ -119,14 +107,7 @@ class Body(keras.Layer):
     """A layer that calls a part of a model's operations in one forward pass, and owns the losses that they add."""
 
     def __init__(self, name: str, model: keras.Model, layers: Sequence[keras.Layer], run: Callable[..., Any]):
-        """Creates the layer.
-
-        Args:
-          name: name of the layer.
-          model: the model, whose dtype policy applies.
-          layers: layers that are called.
-          run: computes the results from the arguments of the call and `training`.
-        """
+        """Creates the layer; `run` computes the results from the arguments of the call and `training`."""
         super().__init__(name=name, dtype=model.dtype_policy)
         self._convert_input_args, self._allow_non_tensor_positional_args = False, True
         self.supports_masking = True
@@ -150,37 +131,28 @@ def new_trace() -> tf.Graph:
 class UsageScope(RecordedScope):
     """A stateless scope that records which variables are read and assigned; variables need no values.
 
-    Attributes:
-      reads: variables that were read, by id, in order.
-      assigns: variables that were assigned, by id, in order.
+    `placeholder` returns the value of a variable before assignments; it is called once per variable.
     """
 
     def __init__(self, placeholder: Callable[[keras.Variable], Any]):
-        """Initializes the scope.
+        placeholders: dict[int, Any] = {}
 
-        Args:
-          placeholder: returns the value of a variable before assignments; called once per variable.
-        """
-        super().__init__([], read=self._read_placeholder)
-        self._placeholder = placeholder
-        self._placeholders: dict[int, Any] = {}
-        self.reads: dict[int, keras.Variable] = {}
+        def read(variable: keras.Variable) -> Any:
+            if id(variable) not in placeholders:
+                placeholders[id(variable)] = placeholder(variable)
+            return placeholders[id(variable)]
+
+        super().__init__([], read=read)
+        self.reads: dict[int, keras.Variable] = {}  # by id, in order
         self.assigns: dict[int, keras.Variable] = {}
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """See base class."""
         self.reads[id(variable)] = variable
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """See base class."""
         self.assigns[id(update[0])] = update[0]
         super().add_update(update)
-
-    def _read_placeholder(self, variable: keras.Variable) -> Any:
-        if id(variable) not in self._placeholders:
-            self._placeholders[id(variable)] = self._placeholder(variable)
-        return self._placeholders[id(variable)]
 
 
 def count_operations() -> int:
@@ -191,9 +163,8 @@ def count_operations() -> int:
 def find_assigned(operations: int, variables: Sequence[keras.Variable | tf.Variable]) -> list[bool]:
     """Returns, for each variable, whether the latest operations of the graph may assign it; always True in eager mode.
 
-    Args:
-      operations: number of earlier operations, from `count_operations`.
-      variables: variables that the graph reads; for a distributed variable, this replica's copy.
+    `operations` is the number of earlier operations, from `count_operations`. The graph reads the variables; of a distributed
+    variable, this replica's copy.
     """
     if tf.executing_eagerly():
         return [True] * len(variables)
@@ -210,10 +181,7 @@ def find_feedback(
 ) -> list[bool]:
     """Returns, for each variable, whether the latest operations may assign it and a later step uses it for the results.
 
-    Args:
-      results: tensors of the graph.
-      operations: see `find_assigned`.
-      variables: see `find_assigned`; the result is always False in eager mode.
+    See `find_assigned`; the result is always False in eager mode.
     """
     if tf.executing_eagerly():
         return [False] * len(variables)

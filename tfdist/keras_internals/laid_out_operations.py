@@ -11,15 +11,11 @@ from tensorflow.python.framework import tensor_util
 from tensorflow.python.ops import array_ops, gen_array_ops, gen_nn_ops
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_operations
 
+from tfdist.keras_internals.patching import patched
+
 # All functions of `tf.random.stateless_...`, `keras.random` and dropout call one of these.
-_DRAW_FUNCTIONS = (
-    "stateless_random_gamma_v3",
-    "stateless_random_normal_v2",
-    "stateless_random_uniform_full_int_v2",
-    "stateless_random_uniform_int_v2",
-    "stateless_random_uniform_v2",
-    "stateless_truncated_normal_v2",
-)
+_DRAWS = "random_gamma_v3 random_normal_v2 random_uniform_full_int_v2 random_uniform_int_v2 random_uniform_v2"
+_DRAW_FUNCTIONS = [f"stateless_{name}" for name in (*_DRAWS.split(), "truncated_normal_v2")]
 _RANK_LIMIT = 9  # above the rank of a model's tensors: a shorter vector of integers may be a shape
 _LAID_OUT = "_tfdist_laid_out"  # attribute of operations
 _TRACING_LOCK = threading.RLock()  # a second thread would restore the replacements of the first
@@ -37,18 +33,16 @@ def lay_out_draws(lay_out: Callable[[tf.Tensor], tf.Tensor]) -> contextlib.Abstr
 def lay_out_concatenations(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
     """Context in which `lay_out` is applied to the inputs and results of concatenations in a traced function.
 
-    Axes become positive. Tensors of more than three dims are laid out only if rows are concatenated: in other concatenations,
-    such as those of rotary attention heads, another dim is usually sharded.
-
-    Args:
-      lay_out: takes a tensor, and whether the rows of the inputs are rows of the result.
+    It takes a tensor, and whether the rows of the inputs are rows of the result. Axes become positive. Tensors of more than
+    three dims are laid out only if rows are concatenated: in other concatenations, such as those of rotary attention heads,
+    another dim is usually sharded.
     """
 
     def wrap_concat(concat: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def function(values: Any, axis: Any, name: str | None = None) -> tf.Tensor:
             dim, parts = _constant_value(axis), _convert_to_common_dtype(values)
             rank = next((part.shape.rank for part in parts if part.shape.rank), None)
-            if rank is None or not _is_axis(dim, rank):
+            if rank is None or dim is None or dim.ndim or dim.dtype.kind != "i" or not -rank <= dim < rank:
                 return concat(values=values, axis=axis, name=name)
             dim = int(dim) % rank
             if may_be_shapes(parts) or (rank > 3 and dim):
@@ -96,11 +90,9 @@ def copy_transposed_inputs() -> contextlib.AbstractContextManager[None]:
 def lay_out_strided_slices(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> Iterator[None]:
     """Context in which `lay_out` is applied to the inputs and results of strided slices in a traced function.
 
-    `tf.reverse`, which `keras.ops.flip` calls, becomes a slice with strides of -1. `tf.slice` with constant arguments becomes a
-    slice with strides of 1, which needs no layout.
-
-    Args:
-      lay_out: takes a tensor, and whether the slice keeps the order of the rows, or of a range of them.
+    It takes a tensor, and whether the slice keeps the order of the rows, or of a range of them. `tf.reverse`, which
+    `keras.ops.flip` calls, becomes a slice with strides of -1. `tf.slice` with constant arguments becomes a slice with
+    strides of 1, which needs no layout.
     """
 
     def wrap_slice(strided_slice: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
@@ -118,10 +110,11 @@ def lay_out_strided_slices(lay_out: Callable[[tf.Tensor, bool], tf.Tensor]) -> I
 
         return function
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_replace_functions([(gen_array_ops, "strided_slice")], wrap_slice))
-        stack.enter_context(_replace_functions([(gen_array_ops, "_slice")], _slice_by_strides))
-        stack.enter_context(_replace_functions(_REVERSE, _reverse_by_strides))
+    with (
+        _replace_functions([(gen_array_ops, "strided_slice")], wrap_slice),
+        _replace_functions([(gen_array_ops, "_slice")], _slice_by_strides),
+        _replace_functions(_REVERSE, _reverse_by_strides),
+    ):
         yield
 
 
@@ -146,15 +139,8 @@ def _replace_functions(
 
         return function
 
-    with _TRACING_LOCK:
-        originals = [getattr(module, name) for module, name in functions]
-        try:
-            for (module, name), original in zip(functions, originals, strict=True):
-                setattr(module, name, dispatch(original))
-            yield
-        finally:
-            for (module, name), original in zip(functions, originals, strict=True):
-                setattr(module, name, original)
+    with _TRACING_LOCK, patched(*((module, name, dispatch(getattr(module, name))) for module, name in functions)):
+        yield
 
 
 def _convert_to_common_dtype(values: Sequence[Any]) -> list[tf.Tensor]:
@@ -166,19 +152,12 @@ def _convert_to_common_dtype(values: Sequence[Any]) -> list[tf.Tensor]:
         return []
 
 
-def _is_axis(dim: Any, rank: int) -> bool:
-    return dim is not None and dim.ndim == 0 and dim.dtype.kind == "i" and -rank <= dim < rank
-
-
 def may_be_shapes(parts: Sequence[tf.Tensor]) -> bool:
     """Returns whether tracing may need the values of tensors, which are unknown after they are laid out."""
     if not parts[0].dtype.is_integer:
         return False
-    return all(_is_short_vector(part) for part in parts) or all(_is_constant(part) for part in parts)
-
-
-def _is_short_vector(tensor: tf.Tensor) -> bool:
-    return tensor.shape.rank == 1 and tensor.shape[0] is not None and tensor.shape[0] < _RANK_LIMIT
+    short_shapes = [(size,) for size in range(_RANK_LIMIT)]
+    return all(tuple(part.shape) in short_shapes for part in parts) or all(_is_constant(part) for part in parts)
 
 
 def _constant_value(value: Any) -> Any:

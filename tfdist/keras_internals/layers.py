@@ -137,13 +137,10 @@ def lay_out_attention(
 ) -> contextlib.AbstractContextManager[None]:
     """Context in which inputs, inner tensors and outputs of Keras's attention layers are replaced, to lay them out.
 
-    Args:
-      replace_query: takes a layer's path and its query, [batch, sequence, embed]; returns the replacement, also for a key
-        and a value that are the same tensor.
-      replace_projections: takes a layer's path, query, key and value after the projections, [batch, sequence, heads,
-        head_dim], and whether there is only a causal mask; returns their replacements and the mask, [1, queries,
-        keys] bool, or None for Keras's own mask. Not called in subclasses that override `_compute_attention`.
-      replace_output: takes a layer's path and its output; returns the replacement.
+    The functions take a layer's path. `replace_query` replaces the query, [batch, sequence, embed], also as key and value.
+    `replace_projections` takes query, key and value after the projections, [batch, sequence, heads, head_dim], and whether
+    there is only a causal mask; it returns their replacements and the mask, [1, queries, keys] bool, or None for Keras's own
+    mask. It is not called in subclasses that override `_compute_attention`.
     """
 
     def wrap_attention(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,16 +204,9 @@ def keep_product_dims() -> contextlib.AbstractContextManager[None]:
 # its graph, so processes with the same seed draw the same numbers, and replicas would share Keras's generators outside of a
 # model, which are variables. Inside `random_key_scope`, each replica draws different numbers.
 
-# Functions that use the graph's seed, and their stateless equivalents; common arguments are passed by name.
-_STATELESS = {
-    "normal": "stateless_normal",
-    "uniform": "stateless_uniform",
-    "truncated_normal": "stateless_truncated_normal",
-    "categorical": "stateless_categorical",
-    "gamma": "stateless_gamma",
-    "poisson": "stateless_poisson",
-}
-_DRAW_FUNCTIONS = (*_STATELESS, *_STATELESS.values(), "shuffle", "stateless_binomial")
+# Functions that use the graph's seed; common arguments of their stateless equivalents are passed by name.
+_STATEFUL = ("normal", "uniform", "truncated_normal", "categorical", "gamma", "poisson")
+_DRAW_FUNCTIONS = (*_STATEFUL, *(f"stateless_{name}" for name in (*_STATEFUL, "binomial")), "shuffle")
 
 
 _source: contextvars.ContextVar["_KeyedSource | None"] = contextvars.ContextVar("random numbers", default=None)
@@ -224,11 +214,9 @@ _source: contextvars.ContextVar["_KeyedSource | None"] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def random_key_scope(key: tf.Tensor, seeded_ids: frozenset[int]) -> Iterator[None]:
-    """Context in which random numbers depend only on a key and on the number of preceding draws.
+    """Context in which random numbers depend only on a key, [2] int32, and on the number of preceding draws.
 
-    Args:
-      key: [2] int32.
-      seeded_ids: ids of the states of generators that are already seeded per replica.
+    Generators whose states have `seeded_ids` are already seeded per replica.
     """
     _install_wrappers()
     token = _source.set(_KeyedSource(key, seeded_ids))
@@ -248,13 +236,11 @@ class _KeyedSource:
         if name == "dropout":
             options = {key: arguments[key] for key in ("x", "rate", "noise_shape") if arguments.get(key) is not None}
             return tf.nn.experimental.stateless_dropout(**options, seed=self._next())
-        if name not in _STATELESS:
+        if name not in _STATEFUL:
             return original(**arguments)
-        stateless = getattr(tf.random, _STATELESS[name])
-        parameters = inspect.signature(stateless).parameters
-        return stateless(
-            **{key: value for key, value in arguments.items() if key in parameters and key != "seed"}, seed=self._next()
-        )
+        stateless = getattr(tf.random, f"stateless_{name}")
+        common = inspect.signature(stateless).parameters.keys() & arguments.keys()
+        return stateless(**{key: arguments[key] for key in common if key != "seed"}, seed=self._next())
 
     def seed(self, original: Callable[..., Any], seed: Any) -> tf.Tensor:
         if isinstance(seed, keras.random.SeedGenerator) and id(seed.state) in self._seeded_ids:
@@ -326,11 +312,7 @@ def set_lookup(layer: keras.layers.Embedding, lookup: Callable[[Any], tf.Tensor]
 
 
 def rows_initializer(variable: keras.Variable) -> Mapping[str, Any] | None:
-    """Returns the argument with which `initial_rows` draws rows of a variable without a value.
-
-    Returns:
-      A JSON-serializable description; None if rows cannot be drawn separately.
-    """
+    """Returns the JSON argument with which `initial_rows` draws rows of a variable; None if it cannot draw them separately."""
     initializer = variable._initializer
     kinds = (*_UNIFORM_OR_NORMAL, *_TRUNCATED, *_SCALED, *_CONSTANT)
     if type(initializer) not in kinds or tf.as_dtype(variable.dtype) not in _GROUPS:
@@ -350,14 +332,8 @@ def initial_rows(
 ) -> np.ndarray:
     """Returns rows [begin, end) of the values that an initializer draws for a whole variable, bit for bit.
 
-    The generator is a function of a seed and a counter, which each group of numbers increases by a constant.
-
-    Args:
-      initializer: result of `rows_initializer`.
-      shape: shape of the variable.
-      dtype: its dtype.
-      begin: first row, a multiple of 4.
-      end: row after the last.
+    The generator is a function of a seed and a counter, which each group of numbers increases by a constant. `initializer` is
+    a result of `rows_initializer`, and `begin` a multiple of 4.
     """
     draw = keras.initializers.deserialize(initializer)
     group = _GROUPS[tf.as_dtype(dtype)]

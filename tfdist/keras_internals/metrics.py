@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from tfdist.errors import InputError
+from tfdist.keras_internals.fitting import loss_means
 from tfdist.keras_internals.models import compiled_metrics, is_user_defined, layers_of, wrapped_function
 
 
@@ -41,29 +42,18 @@ def metric_variables(model: keras.Model) -> list[keras.Variable]:
 
 def metrics_of_layers(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of the metrics that layers update."""
-    return [variable for _, metric in _layer_metrics(model) for variable in metric.variables]
+    return [variable for layer in layers_of(model) for metric in layer._metrics for variable in metric.variables]
 
 
 def metrics_updated_by_calls(model: keras.Model) -> list[tuple[str, keras.Metric]]:
-    """Returns the metrics that calls of the model and of layers update, by their names in logs."""
-    return [(f"{prefix}{metric.name}", metric) for prefix, metric in _prefixed_metrics(model)]
-
-
-def _prefixed_metrics(model: keras.Model) -> list[tuple[str, keras.Metric]]:
-    """Returns the metrics that a call of the model updates, with the prefixes of their names in logs.
+    """Returns the metrics that calls of the model and of layers update, by their names in logs.
 
     The model may override its property `metrics`; the model's metrics are those that were not added by Keras or a layer.
     """
-    layer_metrics = _layer_metrics(model)
-    compile_metrics = [model._loss_tracker, model._compile_metrics, *compiled_metrics(model)]
-    loss_metrics = model._compile_loss.metrics if model._compile_loss is not None else []
-    other_ids = {id(metric) for metric in (*compile_metrics, *loss_metrics, *(metric for _, metric in layer_metrics))}
-    model_metrics = [("", metric) for metric in model.metrics if id(metric) not in other_ids]
-    return [*model_metrics, *((f"{layer}_", metric) for layer, metric in layer_metrics)]
-
-
-def _layer_metrics(model: keras.Model) -> list[tuple[str, keras.Metric]]:
-    return [(layer.name, metric) for layer in layers_of(model) for metric in layer._metrics]
+    layer_metrics = [(f"{layer.name}_{metric.name}", metric) for layer in layers_of(model) for metric in layer._metrics]
+    compile_metrics = [*loss_means(model), model._compile_metrics, *compiled_metrics(model)]
+    other_ids = {id(metric) for metric in (*compile_metrics, *(metric for _, metric in layer_metrics))}
+    return [*((metric.name, metric) for metric in model.metrics if id(metric) not in other_ids), *layer_metrics]
 
 
 def update_metrics(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> None:
@@ -75,17 +65,16 @@ def update_metrics(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: 
 def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, float]:
     """Returns the results of metrics by name in logs, given values of `metric_variables`.
 
-    The metrics of a layer have its name as a prefix. An element of a vector has the metric's name and its index.
-
-    Raises:
-      InputError: a result has more dims than a vector.
+    The metrics of a layer have its name as a prefix. An element of a vector has the metric's name and its index. A result with
+    more dims raises `InputError`.
     """
     results: dict[str, Any] = {}
     with keras.StatelessScope(state_mapping=list(zip(metric_variables(model), values, strict=True))):
         if model._compile_metrics is not None:
             for name, result in model._compile_metrics.result().items():
                 results |= by_name(name, result)
-        for prefix, metric in _prefixed_metrics(model):
+        for full_name, metric in metrics_updated_by_calls(model):
+            prefix = full_name.removesuffix(metric.name)
             results |= {f"{prefix}{name}": value for name, value in by_name(metric.name, metric.result()).items()}
         # In the scope, because a result may be a variable.
         return {name: value for key, result in results.items() for name, value in _numbers(key, np.asarray(result))}

@@ -67,9 +67,7 @@ def _wrap_scaling() -> None:
 def build(model: keras.Model, batch: Any) -> None:
     """Creates every variable of a compiled model: weights, metrics, loss trackers and the optimizer's variables.
 
-    Args:
-      model: a compiled model.
-      batch: structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, with a batch dim.
+    `batch` is a structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, with a batch dim.
     """
     try:
         model._symbolic_build(data_batch=batch)
@@ -80,12 +78,7 @@ def build(model: keras.Model, batch: Any) -> None:
 
 
 def check_fits(model: keras.Model, batch: Any) -> None:
-    """Calls a built model and its losses symbolically; Keras raises an error if the batch does not fit them.
-
-    Args:
-      model: a compiled model.
-      batch: see `build`.
-    """
+    """Calls a built model and its losses symbolically; Keras raises an error if the batch, as in `build`, does not fit."""
     symbolic = keras.tree.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), batch)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(symbolic)
     outputs = compute_output_spec(model, x, training=False)
@@ -93,21 +86,10 @@ def check_fits(model: keras.Model, batch: Any) -> None:
         compute_output_spec(model._compute_loss, x, y, outputs, weight, training=False)
 
 
-def without_compilation(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """Context in which the model is not compiled, so a model saved inside can be loaded without its optimizer."""
-    return patched((model, "compiled", False))
-
-
 class FlatLoss(NamedTuple):
-    """A compiled loss.
+    """A compiled loss."""
 
-    Attributes:
-      path: path of its output in the structure of outputs.
-      loss: the loss function.
-      weight: loss weight, or None.
-    """
-
-    path: tuple[Any, ...]
+    path: tuple[Any, ...]  # of its output in the structure of outputs
     loss: keras.Loss
     weight: float | None
 
@@ -152,8 +134,7 @@ def wrapped_function(part: Any) -> Any:
 def loss_form(loss: Any) -> tuple[str, dict[str, Any]]:
     """Returns the name and the explicit arguments of a loss of Keras; an empty name for other losses.
 
-    Args:
-      loss: an object, a function, or a name that Keras resolves independently of the shapes of labels.
+    The loss is an object, a function, or a name that Keras resolves independently of the shapes of labels.
     """
     function = getattr(keras.losses, loss, None) if isinstance(loss, str) else wrapped_function(loss)
     if not getattr(function, "__module__", "").startswith("keras."):
@@ -189,12 +170,9 @@ def match_structures(model: keras.Model, y_true: Any, y_pred: Any) -> tuple[Any,
     """Converts labels and outputs to the structures of the paths in `flat_losses`, as Keras does."""
     compiled = model._compile_loss
     outputs = keras.tree.flatten(y_pred)
-    if (
-        isinstance(y_pred, list | tuple)
-        and isinstance(y_true, dict)
-        and set(compiled.output_names or ()) == set(y_true)
-    ):
-        y_true = [y_true[name] for name in compiled.output_names]
+    names = compiled.output_names or ()
+    if isinstance(y_pred, list | tuple) and isinstance(y_true, dict) and set(names) == set(y_true):
+        y_true = [y_true[name] for name in names]
     labels = keras.tree.flatten(y_true)
     losses = keras.tree.flatten(compiled._user_loss)
     if len(labels) != len(outputs) and len(labels) == sum(loss is not None for loss in losses):
@@ -247,7 +225,7 @@ def embeddings(model: keras.Model) -> list[keras.Variable]:
 def embeddings_without_copy(model: keras.Model, kind: type) -> list[keras.layers.Embedding]:
     """Returns the embedding layers whose table has no value yet, or a value of the type `kind`."""
     layers = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
-    return [layer for layer in layers if layer._embeddings._value is None or isinstance(layer._embeddings._value, kind)]
+    return [layer for layer in layers if isinstance(layer._embeddings._value, kind | None)]
 
 
 def kernel_of(layer: keras.Layer) -> keras.Variable:

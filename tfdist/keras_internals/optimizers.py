@@ -72,11 +72,6 @@ class _ScheduledNumber:
     """
 
     def __init__(self, value: Callable[[], tf.Tensor]):
-        """Initializes the number.
-
-        Args:
-          value: returns the current value, a scalar.
-        """
         self._value = value
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
@@ -125,13 +120,7 @@ def key_of(variable: keras.Variable) -> str:
 
 
 def rebind_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy, keys: Mapping[str, str]) -> None:
-    """Updates an optimizer after variables have been recreated.
-
-    Args:
-      optimizer: optimizer that owns or updates such variables.
-      engine: strategy in whose scope they were recreated.
-      keys: new keys of the variables, by old keys.
-    """
+    """Updates an optimizer after variables have been recreated in the scope of `engine`; `keys` are new keys by old keys."""
     optimizer._distribution_strategy = engine
     optimizer._trainable_variables_indices = {
         keys.get(key, key): index for key, index in optimizer._trainable_variables_indices.items()
@@ -150,11 +139,9 @@ def updating_one_device(*optimizers: keras.Optimizer) -> contextlib.AbstractCont
 
 def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:
     """Returns a built optimizer's momentum variables that sum learning rates times gradients; by default, none."""
-    if isinstance(optimizer, keras.optimizers.RMSprop):
-        return [slot for slot in getattr(optimizer, "_momentums", []) if slot is not None]
-    if not isinstance(optimizer, keras.optimizers.SGD):
-        return []
-    return [slot for slot in optimizer.momentums if slot is not None]
+    attributes = {keras.optimizers.RMSprop: "_momentums", keras.optimizers.SGD: "momentums"}
+    names = [name for kind, name in attributes.items() if isinstance(optimizer, kind)]
+    return [slot for name in names for slot in getattr(optimizer, name, []) if slot is not None]
 
 
 def weight_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
@@ -228,11 +215,8 @@ def paths_of_state(optimizer: keras.Optimizer) -> list[str]:
     variables = optimizer._trainable_variables
     paths = {}
     for attribute, value in vars(optimizer).items():
-        if (
-            not isinstance(value, list)
-            or len(value) != len(variables)
-            or attribute in ("_variables", "_trainable_variables")
-        ):
+        is_list = isinstance(value, list) and len(value) == len(variables)
+        if not is_list or attribute in ("_variables", "_trainable_variables"):
             continue
         for slot, variable in zip(value, variables, strict=True):
             path = variable.path.replace("/", "_")
@@ -249,8 +233,7 @@ def begins_at_weights(optimizer: keras.Optimizer) -> bool:
 def initial_slot_values(optimizer: keras.Optimizer) -> list[float] | None:
     """Returns the constant initial value of each of a built optimizer's `slots`.
 
-    Returns:
-      The numbers; None if an initial value is not constant, or unknown because a user-defined optimizer has made updates.
+    None if an initial value is not constant, or unknown because a user-defined optimizer has made updates.
     """
     if begins_at_weights(optimizer):
         return None
@@ -288,18 +271,11 @@ class _ObservedList(list):
 def build_partially(
     optimizer: keras.Optimizer, variables: Sequence[keras.Variable], selected: Collection[int]
 ) -> dict[int, int]:
-    """Builds an optimizer, but gives values only to the state of some of its variables.
+    """Builds an optimizer for variables, but gives values only to the state of those whose numbers are `selected`.
 
     The optimizer's variables have the same names, shapes and order as after a complete build. State that belongs to no
     variable also gets a value. Call it outside of the scope of tf.distribute, because the variables belong to this process.
-
-    Args:
-      optimizer: optimizer that is not built.
-      variables: the variables that it trains.
-      selected: numbers of the variables whose state gets values.
-
-    Returns:
-      The number of the trained variable, by `id` of the optimizer's variable that belongs to it.
+    Returns the number of the trained variable, by `id` of the optimizer's variable that belongs to it.
     """
     kind = keras.Variable
     current: list[int | None] = [None]
@@ -341,11 +317,6 @@ def variable_at(path: str, value: np.ndarray) -> keras.Variable:
         for scope in scopes:
             stack.enter_context(keras.src.backend.name_scope(scope, deduplicate=False))
         return keras.Variable(value, dtype=value.dtype.name, name=name)
-
-
-def set_value(variable: keras.Variable, value: Any) -> None:
-    """Sets the TensorFlow variable of a variable that was built without a value."""
-    variable._value = value
 
 
 def values_replaced(

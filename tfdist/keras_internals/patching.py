@@ -9,11 +9,9 @@ _INHERITED = object()
 
 @contextlib.contextmanager
 def patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
-    """Context that replaces attributes temporarily.
+    """Context that replaces attributes temporarily; on exit, an attribute that was inherited is deleted again.
 
-    Args:
-      *patches: (object, class or module; name of its attribute; value inside the context). On exit, an attribute that was
-        inherited is deleted again.
+    Each of the `patches` is an object, class or module, the name of its attribute, and the value inside the context.
     """
     originals = [vars(target).get(name, _INHERITED) for target, name, _ in patches]
     try:

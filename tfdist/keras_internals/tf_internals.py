@@ -51,11 +51,8 @@ def limit_start_of_workers(workers: int, seconds: float) -> None:
     """Limits how long the TensorFlow servers of a job wait for each other; call it before this process's server starts.
 
     By default `MultiWorkerMirroredStrategy` waits forever for a process that died before its server was up, in a call that
-    holds the GIL and handles no signals. With a limit, it raises `DeadlineExceededError`.
-
-    Args:
-      workers: number of servers; task 0 of the job `worker` coordinates them.
-      seconds: time from the start of this server until all servers must be up.
+    holds the GIL and handles no signals. With a limit, it raises `DeadlineExceededError`: `seconds` after the start of this
+    server, all must be up. Task 0 of the job `worker` coordinates them.
     """
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -101,11 +98,10 @@ def untuned_device_iterators() -> contextlib.AbstractContextManager[None]:
     tf.distribute creates a data set on each device, with a thread that tunes its buffer of one element and sleeps for up to a
     minute; the destructor of the iterator waits for it. These data sets have no public options.
     """
-    make = multi_device_iterator_ops._create_device_dataset
+    module, make = multi_device_iterator_ops, multi_device_iterator_ops._create_device_dataset
     options = tf.data.Options()
     options.autotune.enabled = False
-    module, name = multi_device_iterator_ops, "_create_device_dataset"
-    return patched((module, name, lambda *args: make(*args).with_options(options)))
+    return patched((module, "_create_device_dataset", lambda *args: make(*args).with_options(options)))
 
 
 def is_computed_from(value: Any, tensors: Collection[int]) -> bool:
@@ -138,10 +134,8 @@ def trace_inside(
 ) -> tuple[Any, list[Any], list[tf.Tensor]]:
     """Traces a function that uses tensors of the graph that is being built, such as a backward pass.
 
-    Returns:
-      The concrete function, for `call_with_captures`.
-      Its captures: None for a tensor of the graph, otherwise a tensor or resource from outside of the graph.
-      The captured tensors of the graph, in the same order.
+    Returns the concrete function, for `call_with_captures`; its captures, with None for a tensor of the graph, otherwise a
+    tensor or resource from outside of the graph; and the captured tensors of the graph, in the same order.
     """
 
     def call_with_constants(*arguments: tf.Tensor) -> Any:
@@ -150,12 +144,9 @@ def trace_inside(
 
     concrete_function = tf.function(call_with_constants, autograph=False).get_concrete_function(*specs)
     captures = {id(inner): outer for outer, inner in ops.get_default_graph().captures}
-    sources = [captures.get(id(t), None if hasattr(t, "graph") else t) for t in concrete_function.captured_inputs]
-    return (
-        concrete_function,
-        sources,
-        [t for t, source in zip(concrete_function.captured_inputs, sources, strict=True) if source is None],
-    )
+    inputs = concrete_function.captured_inputs
+    sources = [captures.get(id(t), None if hasattr(t, "graph") else t) for t in inputs]
+    return concrete_function, sources, [t for t, source in zip(inputs, sources, strict=True) if source is None]
 
 
 def call_with_captures(function: Any, arguments: Sequence[tf.Tensor], captures: Sequence[Any]) -> list[tf.Tensor]:
@@ -256,9 +247,7 @@ def is_in_keras_function() -> bool:
     return graph is not None
 
 
-def without_gradient_recording() -> contextlib.AbstractContextManager:
-    """Context in which gradient tapes do not record."""
-    return record.stop_recording()
+without_gradient_recording = record.stop_recording  # returns a context in which gradient tapes do not record
 
 
 @contextlib.contextmanager

@@ -23,15 +23,10 @@ from tfdist.keras_internals.patching import patched
 
 
 class UninitializedVariable(NamedTuple):
-    """A variable with an initializer and no value yet.
-
-    Attributes:
-      variable: the variable.
-      owners: the layers in whose methods it was created, innermost last.
-    """
+    """A variable with an initializer and no value yet."""
 
     variable: keras.Variable
-    owners: list[Any]
+    owners: list[Any]  # the layers in whose methods it was created, innermost last
 
 
 def deferred_creation(
@@ -39,12 +34,9 @@ def deferred_creation(
 ) -> contextlib.AbstractContextManager[None]:
     """Context in which variables with initializers are created without a value, for an abstract model.
 
-    The caller initializes them later with `set_tf_variable`. Until then, reading such a variable runs its initializer, and
-    assigning to it sets its initial value.
-
-    Args:
-      abstract_model: list to which the variables are appended.
-      create: initializes a variable that Keras created while tracing a model, when its value is needed.
+    They are appended to `abstract_model`, and the caller initializes them later with `set_tf_variable`. Until then, reading
+    such a variable runs its initializer, and assigning to it sets its initial value. `create` initializes a variable that
+    Keras created while tracing a model, when its value is needed.
     """
     kind, optimizers = keras.Variable, tf_optimizer.TFOptimizer
     assign, key, register = kind._direct_assign, optimizers._var_key, keras_variables.register_uninitialized_variable
@@ -159,8 +151,9 @@ def owners_of_variables(model: keras.Model) -> dict[int, list[keras.Layer]]:
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     """Returns the floating-point variables that a forward pass may change, such as moving means."""
-    frozen = {id(variable) for variable in frozen_weights(model)}
-    return [variable for variable in _untrained_variables(model) if id(variable) not in frozen]
+    weights = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
+    untrained = [v for v in model.non_trainable_variables if v.trainable is False and tf.as_dtype(v.dtype).is_floating]
+    return [variable for variable in untrained if id(variable) not in weights]
 
 
 def user_layer_state(model: keras.Model) -> list[keras.Variable]:
@@ -176,16 +169,6 @@ def spectral_norm_variables(model: keras.Model) -> list[keras.Variable]:
     built = [layer for layer in layers if layer.built]
     variables_by_id = {id(variable): variable for layer in built for variable in (layer.kernel, layer.vector_u)}
     return list(variables_by_id.values())
-
-
-def frozen_weights(model: keras.Model) -> list[keras.Variable]:
-    """Returns the floating-point weights of layers that are currently not trainable."""
-    weights = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
-    return [variable for variable in _untrained_variables(model) if id(variable) in weights]
-
-
-def _untrained_variables(model: keras.Model) -> list[keras.Variable]:
-    return [v for v in model.non_trainable_variables if v.trainable is False and tf.as_dtype(v.dtype).is_floating]
 
 
 def recreate_variable(variable: keras.Variable, scope: contextlib.AbstractContextManager) -> None:
@@ -225,9 +208,7 @@ def assign_own_copies(variable: keras.Variable) -> None:
 def reading_first_copy(variables: Sequence[keras.Variable], copies: Sequence[Sequence[tf.Variable]]) -> Iterator[None]:
     """Context in which variables stand for their first copies; on exit, the other copies get the value of the first.
 
-    Args:
-      variables: Keras variables.
-      copies: for each variable, its TensorFlow variables on all devices.
+    `copies` are the TensorFlow variables of each variable on all devices.
     """
     first_copies = ((variable, "_value", first) for variable, (first, *_) in zip(variables, copies, strict=True))
     with patched(*first_copies):
@@ -257,10 +238,6 @@ class RecordedScope(keras.StatelessScope):
     """A stateless scope that records assignments and collects the losses added by layers.
 
     In nested scopes, a variable without a value in the inner scope has the value of the outer scope.
-
-    Attributes:
-      assignments: (variable, latest value) of each variable assigned inside, in the order of first assignment.
-      sources: tensors from which values are computed, by id of the variable.
     """
 
     def __init__(
@@ -278,11 +255,10 @@ class RecordedScope(keras.StatelessScope):
         """
         super().__init__(state_mapping=list(state_mapping), collect_losses=True)
         self._read = read
-        self.sources = {id(variable): value for variable, value in sources}
+        self.sources = {id(variable): value for variable, value in sources}  # by id of the variable
         self._updates: dict[int, tuple[keras.Variable, Any]] = {}
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """See base class."""
         value = super().get_current_value(variable)
         if value is None:
             value = self._read(variable)
@@ -291,14 +267,13 @@ class RecordedScope(keras.StatelessScope):
         return value
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """See base class."""
         super().add_update(update)
         self._updates[id(update[0])] = update
         self.sources.pop(id(update[0]), None)
 
     @property
     def assignments(self) -> list[tuple[keras.Variable, Any]]:
-        """See class attributes."""
+        """(variable, latest value) of each variable assigned inside, in the order of first assignment."""
         return list(self._updates.values())
 
 
@@ -339,12 +314,9 @@ def _callers() -> list[Any]:
 def deferred_weights(
     is_selected: Callable[[keras.Layer], bool] = lambda layer: True,
 ) -> contextlib.AbstractContextManager[None]:
-    """Context in which weights of layers are created without values; other variables, such as seeds, get values.
+    """Context in which weights of selected layers are created without values; other variables, such as seeds, get values.
 
     Assigning to such a weight, inside the context or later, sets its initial value.
-
-    Args:
-      is_selected: returns whether the weights of a layer are created without values.
     """
     add_weight, register = keras.Layer.add_weight, keras_variables.register_uninitialized_variable
 
@@ -369,10 +341,6 @@ def deferred_weights(
     return patched((keras.Layer, "add_weight", add_deferred_weight))
 
 
-def _is_deferred(variable: keras.Variable) -> bool:
-    return "_direct_assign" in vars(variable)
-
-
 def _assign(variable: keras.Variable, value: Any) -> None:
     if variable._value is not None:
         type(variable)._direct_assign(variable, value)
@@ -391,16 +359,15 @@ def without_call_context(error: Exception) -> Exception:
 def reject_training(message: str) -> None:
     """Makes Keras's own training raise `InputError` if a weight from `deferred_weights` has no value.
 
-    Args:
-      message: the message, with `{path}` for the path of the weight.
+    The message has `{path}` for the path of the weight.
     """
     make_function = keras.Model.make_train_function
 
     @functools.wraps(make_function)
     def checked_make(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        missing = next((v for v in self.trainable_variables if v._value is None and _is_deferred(v)), None)
-        if missing is not None:
-            raise InputError(message.format(path=missing.path))
+        for variable in self.trainable_variables:
+            if variable._value is None and "_direct_assign" in vars(variable):  # it is deferred
+                raise InputError(message.format(path=variable.path))
         return make_function(self, *args, **kwargs)
 
     keras.Model.make_train_function = checked_make

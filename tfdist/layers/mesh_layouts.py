@@ -18,25 +18,16 @@ from tfdist.layers.recompute import wait_for
 class MeshLayouts(TensorLayouts):
     """Layouts on a mesh, from rules that map names of dims to mesh axes.
 
-    Attributes:
-      row_shards: number of devices over which rows are sharded.
-      devices_per_replica: number of devices of the mesh.
-      dims: names of dims that a model has used.
+    If it `gathers_parameters`, these are sharded except while a layer computes with them.
     """
 
     shards_tensors = True
 
     def __init__(self, devices: Devices, rules: Mapping[str, str], gathers_parameters: bool):
-        """Initializes the layouts.
-
-        Args:
-          devices: devices of the mesh.
-          rules: mesh axes by name of dim.
-          gathers_parameters: whether parameters are sharded except while a layer computes with them.
-        """
         self._devices, self._rules, self._gathers_parameters = devices, rules, gathers_parameters
+        # The number of devices over which rows are sharded, and of all devices of the mesh.
         self.row_shards, self.devices_per_replica = devices.mesh.axes[rules["batch"]], devices.mesh.size
-        self.dims: set[str] = set()
+        self.dims: set[str] = set()  # names of dims that a model has used
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
         """See base class. Outside of compiled functions, as in a functional model, it only validates the layout."""
@@ -67,14 +58,11 @@ class MeshLayouts(TensorLayouts):
 
     @contextlib.contextmanager
     def compute_layouts(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
-        """See base class."""
         if not self._gathers_parameters:
             yield
             return
         stored_values = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
-        values = [
-            self.compute_value(variable, part, ()) for variable, part in zip(variables, stored_values, strict=True)
-        ]
+        values = [self.compute_value(v, part, ()) for v, part in zip(variables, stored_values, strict=True)]
         value_pairs = zip(variables, values, strict=True)
         with keras_internals.RecordedScope(value_pairs, zip(variables, stored_values, strict=True)) as scope:
             yield
@@ -111,11 +99,7 @@ class MeshLayouts(TensorLayouts):
 
         DTensor has no layout for `tf.reverse`. It takes strides and reverses of a sharded dim within each shard, and if the
         next operation requires the concatenated dim to be sharded, it concatenates each shard separately. Both are silently
-        wrong (tests/traps/dtensor_test.py).
-
-        Args:
-          tensor: the input or the result.
-          keeps_rows: whether the result has the rows, or a range of them, in order.
+        wrong (tests/traps/dtensor_test.py). `keeps_rows` is whether the result has the rows, or a range of them, in order.
         """
         result = self._shard_rows(tensor) if keeps_rows and tensor.shape.rank is not None else self.replicate(tensor)
         # The layout of a Relayout is fixed, and DTensor rejects some operations that require another layout. The layout of an
@@ -123,7 +107,6 @@ class MeshLayouts(TensorLayouts):
         return tf.identity(tf.identity(result))
 
     def to_stored_layout(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        """See base class."""
         return self._devices.relayout(value, placement_of(variable).storage)
 
     def compute_value(self, variable: keras.Variable, stored: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -201,21 +184,14 @@ def apply_update(
 
     `host_values` are variables of the optimizer that are not on the devices, with their values; returns their new values.
     """
-    host_variables = [variable for variable, _ in host_values]
-    device_variables = [
-        *variables,
-        *(v for v in optimizer.variables if all(v is not host_variable for host_variable in host_variables)),
-    ]
+    host_variables, host_ids = [variable for variable, _ in host_values], {id(variable) for variable, _ in host_values}
+    device_variables = [*variables, *(v for v in optimizer.variables if id(v) not in host_ids)]
     values = [(v, devices.relayout(keras_internals.value_of(v), placement_of(v).slots)) for v in device_variables]
     gradients = [devices.relayout(g, placement_of(v).slots) for g, v in zip(gradients, variables, strict=True)]
-    with (
-        keras_internals.stateless_updates(),
-        keras.StatelessScope(state_mapping=[*values, *host_values]) as scope,
-    ):
+    scope = keras.StatelessScope(state_mapping=[*values, *host_values])
+    with keras_internals.stateless_updates(), scope:
         optimizer.apply(gradients, list(variables))
-    new_values = [
-        tf.cast(scope.get_current_value(variable), variable.dtype) for variable in (*device_variables, *host_variables)
-    ]
+    new_values = [tf.cast(scope.get_current_value(v), v.dtype) for v in (*device_variables, *host_variables)]
     for variable, value in zip(device_variables, new_values, strict=False):
         keras_internals.value_of(variable).assign(devices.relayout(value, placement_of(variable).storage))
     return new_values[len(device_variables) :]

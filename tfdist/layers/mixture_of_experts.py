@@ -44,19 +44,12 @@ OVERFLOWS = ("drop", "spill")
 
 
 class Routes(NamedTuple):
-    """The routes of the tokens of each group.
+    """The routes of the tokens of each group."""
 
-    Attributes:
-      dispatch: [groups, tokens, experts, capacity]; 1 if a token has this slot of this expert, else 0.
-      weights: [groups, tokens, experts]; weight of the result of each slot of a token at an expert, else 0.
-      load: [experts]; number of tokens that each expert processes, over all groups.
-      dropped: scalar; number of choices for which there was no capacity.
-    """
-
-    dispatch: tf.Tensor
-    weights: tf.Tensor
-    load: tf.Tensor
-    dropped: tf.Tensor
+    dispatch: tf.Tensor  # [groups, tokens, experts, capacity]; 1 if a token has this slot of this expert, else 0
+    weights: tf.Tensor  # [groups, tokens, experts]; weight of the result of each slot of a token at an expert, else 0
+    load: tf.Tensor  # [experts]; number of tokens that each expert processes, over all groups
+    dropped: tf.Tensor  # scalar; number of choices for which there was no capacity
 
 
 def expert_capacity(tokens: int, experts: int, choices: int, factor: float) -> int:
@@ -144,10 +137,8 @@ def _place(accepted_choice: tf.Tensor, position: tf.Tensor, capacity: int) -> tf
 def _spill(tokens: tf.Tensor, used_slots: tf.Tensor, capacity: int) -> tf.Tensor:
     """Assigns slots to overflowing tokens: the i-th token of a group gets the i-th free slot, least loaded expert first.
 
-    Args:
-      tokens: [groups, tokens]; 1 for overflowing tokens.
-      used_slots: [groups, experts]; number of occupied slots, which are the first slots of each expert.
-      capacity: capacity of each expert.
+    `tokens`, [groups, tokens], is 1 for overflowing tokens, and `used_slots`, [groups, experts], the number of occupied slots,
+    which are the first slots of each expert.
     """
     groups, experts = used_slots.shape
     slot_index = tf.reshape(tf.range(capacity, dtype=used_slots.dtype), [1, capacity, 1])
@@ -254,7 +245,6 @@ class MixtureOfExperts(keras.layers.Layer):
                 raise InputError(f"MixtureOfExperts: {name} must be {rule}. Received: {getattr(self, name)}.")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """See base class."""
         if len(input_shape) != 3 or None in input_shape[1:]:
             raise InputError(
                 "MixtureOfExperts takes [batch, tokens, embed] with the last two dims known: the tokens of an example "
@@ -287,10 +277,8 @@ class MixtureOfExperts(keras.layers.Layer):
             self.add_loss(self.z_weight * z_loss(logits, token_mask))
         self.load.update_state(routing.load, routing.dropped)
         # Replicated before it is sharded over experts; otherwise the engine would shard the routing.
-        replicated_dispatch = constrain(routing.dispatch, "batch * * *", f"the routes of {self.path}")
-        dispatch = tf.cast(
-            constrain(replicated_dispatch, "batch * experts? *", f"the routes of {self.path}"), inputs.dtype
-        )
+        dispatch = constrain(routing.dispatch, "batch * * *", f"the routes of {self.path}")
+        dispatch = tf.cast(constrain(dispatch, "batch * experts? *", f"the routes of {self.path}"), inputs.dtype)
         weights = tf.cast(constrain(routing.weights, "batch * *", f"the weights of {self.path}"), inputs.dtype)
         weights = constrain(weights, "batch * experts?", f"the weights of {self.path}")
         expert_inputs = tf.einsum("gsec,gsm->egcm", dispatch, tokens)
@@ -316,28 +304,19 @@ class MixtureOfExperts(keras.layers.Layer):
     def _apply_experts(self, x: tf.Tensor) -> tf.Tensor:
         """Applies each expert to its tokens."""
         hidden = tf.einsum("egcm,emf->egcf", x, tf.cast(self.in_kernel, x.dtype))
-        hidden = self.activation(hidden + _expand_bias(self.in_bias, x.dtype))
-        return tf.einsum("egcf,efm->egcm", hidden, tf.cast(self.out_kernel, x.dtype)) + _expand_bias(
-            self.out_bias, x.dtype
-        )
+        hidden = self.activation(hidden + tf.cast(self.in_bias, x.dtype)[:, None, None])
+        outputs = tf.einsum("egcf,efm->egcm", hidden, tf.cast(self.out_kernel, x.dtype))
+        return outputs + tf.cast(self.out_bias, x.dtype)[:, None, None]
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """See base class."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """See base class."""
+        names = "experts width choices capacity_factor evaluation_capacity_factor overflow balance_weight z_weight"
         return {
             **super().get_config(),
-            "experts": self.experts,
-            "width": self.width,
-            "choices": self.choices,
-            "capacity_factor": self.capacity_factor,
-            "evaluation_capacity_factor": self.evaluation_capacity_factor,
-            "overflow": self.overflow,
+            **{name: getattr(self, name) for name in names.split()},
             "activation": keras.activations.serialize(self.activation),
-            "balance_weight": self.balance_weight,
-            "z_weight": self.z_weight,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
 
@@ -349,17 +328,11 @@ class _PerExpertInitializer:
         self._initializer, self._first_number = initializer, first_number
 
     def __call__(self, shape: tuple[int, ...], dtype: Any = None) -> tf.Tensor:
-        return tf.stack(
-            [self._expert_initializer(self._first_number + i)(shape[1:], dtype=dtype) for i in range(shape[0])]
-        )
+        numbers = range(self._first_number, self._first_number + shape[0])
+        return tf.stack([self._expert_initializer(number)(shape[1:], dtype=dtype) for number in numbers])
 
     def _expert_initializer(self, number: int) -> keras.initializers.Initializer:
         seed = getattr(self._initializer, "seed", None)
         if not isinstance(seed, int):
             return self._initializer
         return type(self._initializer).from_config({**self._initializer.get_config(), "seed": (seed + number) % 2**31})
-
-
-def _expand_bias(bias: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Reshapes [experts, n] to [experts, 1, 1, n]."""
-    return tf.expand_dims(tf.expand_dims(tf.cast(bias, dtype), 1), 1)

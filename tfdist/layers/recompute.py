@@ -87,11 +87,9 @@ def _computed_value(variable: keras.Variable, shard: tf.Tensor, inputs: Sequence
 def _read(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None:
     """Returns the value of another layer's weight, such as a tied weight; the variable itself gets its gradient."""
     value = keras_internals.value_of(variable)
-    return (
-        _computed_value(variable, tf.convert_to_tensor(value), inputs)
-        if variable.trainable and value is not None
-        else None
-    )
+    if not variable.trainable or value is None:
+        return None
+    return _computed_value(variable, tf.convert_to_tensor(value), inputs)
 
 
 def _recompute_in_backward(
@@ -154,16 +152,13 @@ def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
     if which == NONE:
         return model
     layers = keras_internals.layers_of(model)
-    selected_layers = (
-        [x for x in layers if x.variables or not x.built] if which == FULL else _match_layers(layers, which)
-    )
+    with_weights = [x for x in layers if x.variables or not x.built]
+    selected_layers = with_weights if which == FULL else _match_layers(layers, which)
     nested_ids = {id(inner) for layer in selected_layers for inner in keras_internals.layers_of(layer)}
     outer_layers = [layer for layer in selected_layers if id(layer) not in nested_ids]
     for layer in outer_layers:
         rematerialize(layer)
-    _log.debug(
-        "Recomputed in the backward pass: %s", ", ".join(keras_internals.path_of(layer) for layer in outer_layers)
-    )
+    _log.debug("Recomputed in the backward pass: %s", ", ".join(map(keras_internals.path_of, outer_layers)))
     return model
 
 

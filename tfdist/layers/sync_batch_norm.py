@@ -35,7 +35,6 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         super().__init__(**kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """See base class."""
         excluded_keys = ("synchronized", "renorm", "renorm_clipping", "renorm_momentum")
         return {key: value for key, value in super().get_config().items() if key not in excluded_keys}
 
@@ -61,11 +60,6 @@ def synchronize_layers(layers: Sequence[keras.Layer], *, include_all: bool = Fal
     for layer in layers:
         if type(layer) is keras.layers.BatchNormalization and (include_all or layer.synchronized):
             synchronize(layer)
-
-
-def unsynchronize(layer: keras.layers.BatchNormalization) -> None:
-    """Reverts `synchronize`."""
-    layer.__dict__.pop("_moments", None)
 
 
 def is_synchronized(layer: keras.Layer) -> bool:

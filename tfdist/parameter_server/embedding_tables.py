@@ -233,7 +233,7 @@ class EmbeddingTables:
         self.forms[number] = TableForm(variable.path, tuple(variable.shape), variable.dtype, initializer)
         self._variables[number] = variable
         self._tables[number] = table = RemoteTable(f"weight/{number}", variable, servers, is_chief=is_chief)
-        keras_internals.set_value(variable, table)
+        keras_internals.set_tf_variable(variable, table)
         keras_internals.set_lookup(layer, functools.partial(self._lookup, number, layer))
 
     def _add_keyed_table(self, number: int, layer: Any, servers: Servers | None) -> None:

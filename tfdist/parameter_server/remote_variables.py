@@ -80,7 +80,7 @@ class RemoteVariables(OptimizerShards):
         return keras_internals.deferred_weights(lambda v: is_table(v, self._min_table_bytes, self.servers.count))
 
     def deferred_build(self, model: keras.Model) -> contextlib.AbstractContextManager:
-        return keras_internals.without_optimizer(model)
+        return keras_internals.patched((model, "optimizer", None))
 
     def build(self, model: keras.Model) -> None:
         self._weights = list(model.trainable_variables)
@@ -110,7 +110,7 @@ class RemoteVariables(OptimizerShards):
             remote = remote_class(key, variable, self.servers, is_chief=self._is_chief)
             if is_built:
                 self._slot_values.append((remote, _array(variable)))
-            keras_internals.set_value(variable, remote)
+            keras_internals.set_tf_variable(variable, remote)
         self.servers.models += 1
 
     def is_on_all_replicas(self, variable: keras.Variable) -> bool:

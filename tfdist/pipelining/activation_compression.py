@@ -24,27 +24,15 @@ class ActivationCompression:
 
     def encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
         """Returns the message for a tensor of static shape."""
-        return self._encode(tensor, wire) if self._compresses(tensor) else tensor
+        return tensor
 
     def decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
         """Returns a tensor of this shape and dtype for the result of `encode` on the other side."""
-        return self._decode(message, spec, wire) if self._compresses(spec) else message
+        return message
 
     def message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
         """Returns the shape and dtype of the result of `encode` for a tensor of this shape and dtype."""
-        return self._message_spec(spec, wire) if self._compresses(spec) else spec
-
-    def _compresses(self, tensor: tf.Tensor | tf.TensorSpec) -> bool:
-        return False
-
-    def _encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
-        raise NotImplementedError
-
-    def _decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
-        raise NotImplementedError
-
-    def _message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
-        raise NotImplementedError
+        return spec
 
 
 def _is_large(tensor: tf.Tensor | tf.TensorSpec) -> bool:
@@ -52,31 +40,26 @@ def _is_large(tensor: tf.Tensor | tf.TensorSpec) -> bool:
 
 
 class CastActivations(ActivationCompression):
-    """Casts tensors with elements of more than 2 bytes to a dtype of 2 bytes.
+    """Casts tensors with elements of more than 2 bytes to `dtype`, of 2 bytes.
 
     |C(x)_i - x_i| <= 2^-8 |x_i| in bfloat16, and 2^-11 |x_i| in float16 for |x_i| in [2^-14, 65504]. Larger values become
     inf in float16, as in `tfdist.gradients`.
     """
 
     def __init__(self, dtype: tf.DType):
-        """Initializes the compression.
-
-        Args:
-          dtype: dtype of the messages.
-        """
         self._dtype = dtype
 
-    def _compresses(self, tensor: tf.Tensor | tf.TensorSpec) -> bool:
-        return _is_large(tensor) and tensor.dtype.size > self._dtype.size
+    def encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
+        return tf.cast(tensor, self._sent_dtype(tensor))
 
-    def _encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
-        return tf.cast(tensor, self._dtype)
-
-    def _decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
+    def decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
         return tf.cast(message, spec.dtype)
 
-    def _message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
-        return tf.TensorSpec(spec.shape, self._dtype)
+    def message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+        return tf.TensorSpec(spec.shape, self._sent_dtype(spec))
+
+    def _sent_dtype(self, tensor: tf.Tensor | tf.TensorSpec) -> tf.DType:
+        return self._dtype if _is_large(tensor) and tensor.dtype.size > self._dtype.size else tensor.dtype
 
 
 class QuantizedActivations(ActivationCompression):
@@ -94,17 +77,18 @@ class QuantizedActivations(ActivationCompression):
     def __init__(self) -> None:
         self._coder = CodecCompiler(Int8())
 
-    def _compresses(self, tensor: tf.Tensor | tf.TensorSpec) -> bool:
-        return _is_large(tensor)
+    def encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
+        return self._coder.encode(tensor, tf.zeros([2], tf.int32), wire) if _is_large(tensor) else tensor
 
-    def _encode(self, tensor: tf.Tensor, wire: Wire) -> tf.Tensor:
-        return self._coder.encode(tensor, tf.zeros([2], tf.int32), wire)
-
-    def _decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
+    def decode(self, message: tf.Tensor, spec: tf.TensorSpec, wire: Wire) -> tf.Tensor:
+        if not _is_large(spec):
+            return message
         vector, _ = self._coder.decode(message, spec.shape.num_elements(), wire)
         return tf.cast(tf.reshape(vector, spec.shape), spec.dtype)
 
-    def _message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+    def message_spec(self, spec: tf.TensorSpec, wire: Wire) -> tf.TensorSpec:
+        if not _is_large(spec):
+            return spec
         size = self._coder.packing(spec.shape.num_elements(), wire).bytes
         return tf.TensorSpec([size // wire.packed.size], wire.packed)
 
@@ -122,17 +106,11 @@ _WIRE_DTYPES = {2: tf.float16, 4: tf.int32, 8: tf.int64}  # by element size in b
 
 
 class Link(NamedTuple):
-    """The connection of this process to another stage of its pipeline.
+    """The connection of this process to another stage of its pipeline."""
 
-    Attributes:
-      collectives: collectives of the pipeline's processes, whose ranks are their stages.
-      peer: rank of the other process.
-      compression: compression of the tensors; both processes must use the same.
-    """
-
-    collectives: Collectives
-    peer: int
-    compression: ActivationCompression = EXACT
+    collectives: Collectives  # of the pipeline's processes, whose ranks are their stages
+    peer: int  # rank of the other process
+    compression: ActivationCompression = EXACT  # both processes must use the same
 
     def send(self, tensors: Sequence[tf.Tensor], tag: str) -> None:
         """Sends tensors of static shapes; does nothing if there are none."""

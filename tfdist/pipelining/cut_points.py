@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -77,12 +77,7 @@ def cut_positions(
 ) -> list[int]:
     """Returns the first position in `graph.order` of each stage except stage 0.
 
-    Args:
-      graph: graph of the model.
-      run: its abstract run.
-      cut: where to cut.
-      stages: number of stages.
-      seconds: returns the seconds of each call of `graph.calls`; called only to balance stages by time.
+    `seconds` returns the seconds of each call of `graph.calls`; it is called only to balance stages by time.
 
     Raises:
       InputError: there are more stages than layers, the names do not match the layers or the number of stages, calls of a
@@ -101,14 +96,14 @@ def cut_positions(
             if any(calls.first < position <= calls.last for position in positions):
                 raise calls.error(str(cut))
         return positions
-    is_allowed = _allowed_cuts(graph)
+    # Stages start neither at the first position nor after a nested model's entry.
+    is_allowed = np.array([False, *(not graph.calls[i].is_entry for i in graph.order[:-1]), False])
     for calls in inseparable:
         is_allowed[calls.first + 1 : calls.last + 1] = False
     cut_bytes = np.array([0.0, *crossing_bytes(graph, run)])
     costs = _costs(graph, run, cut, seconds)
-    is_preferred = is_allowed & (
-        cut_bytes <= _MAX_RELATIVE_BYTES * (np.median(cut_bytes[is_allowed]) if is_allowed.any() else 0.0)
-    )
+    median = np.median(cut_bytes[is_allowed]) if is_allowed.any() else 0.0
+    is_preferred = is_allowed & (cut_bytes <= _MAX_RELATIVE_BYTES * median)
     cuts = balance(costs, stages, cut_bytes, is_preferred) or balance(costs, stages, cut_bytes, is_allowed)
     if cuts is None:
         all_calls = _InseparableCalls(_STATE_RULE, graph.model.name, 0, 0)
@@ -117,15 +112,10 @@ def cut_positions(
 
 
 class _InseparableCalls(NamedTuple):
-    """Calls that must be in one stage, at the positions `first` to `last`.
+    """Calls that must be in one stage, at the positions `first` to `last`."""
 
-    Attributes:
-      rule: format string of the error, with the fields `received` and `name`.
-      name: name of a call.
-    """
-
-    rule: str
-    name: str
+    rule: str  # format string of the error, with the fields `received` and `name`
+    name: str  # of a call
     first: int
     last: int
 
@@ -144,12 +134,6 @@ _SEND_RULE = (
 )
 
 
-def _allowed_cuts(graph: Graph) -> np.ndarray:
-    """Returns whether each position may start a stage; the first one and those after a nested model's entry may not."""
-    calls = [graph.calls[i] for i in graph.order]
-    return np.array([False, *(not call.is_entry for call in calls[:-1]), False])
-
-
 def _stateful_calls(graph: Graph, run: AbstractRun) -> list[_InseparableCalls]:
     """Returns the calls that share a variable that a training step assigns."""
     assigned_keys = {key for usage in run.usage for key in usage.assigns}
@@ -157,10 +141,9 @@ def _stateful_calls(graph: Graph, run: AbstractRun) -> list[_InseparableCalls]:
     for position, i in enumerate(graph.order):
         for key in assigned_keys.intersection(run.usage[i].variables):
             users.setdefault(key, []).append(position)
-    shared_positions = [positions for positions in users.values() if len(positions) > 1]
     return [
-        _InseparableCalls(_STATE_RULE, graph.calls[graph.order[calls[0]]].name, calls[0], calls[-1])
-        for calls in shared_positions
+        _InseparableCalls(_STATE_RULE, graph.calls[graph.order[first]].name, first, last)
+        for first, *_, last in (positions for positions in users.values() if len(positions) > 1)
     ]
 
 
@@ -267,73 +250,43 @@ VALUE, MASK, LOGITS = "value", "mask", "logits"
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """A tensor that one stage sends to the next.
+    """A tensor that one stage sends to the next."""
 
-    Attributes:
-      name: name of the tensor, with the suffix "/mask" for its Keras mask and "/logits" for its logits.
-      shape: static shape; None for the number of rows, and for other unknown sizes.
-      dtype: element type.
-      stage: stage that computes it; the stages in between pass it on.
-      has_gradient: whether its gradient is sent back; zeros if the tape returns None.
-      bytes: bytes per row.
-      kind: "value", "mask" or "logits".
-      tensor: index of the tensor in `Graph.tensors`; for a mask or logits, of the tensor to which they are attached.
-    """
-
-    name: str
-    shape: tuple[int | None, ...]
+    name: str  # with the suffix "/mask" for its Keras mask and "/logits" for its logits
+    shape: tuple[int | None, ...]  # static shape; None for the number of rows, and for other unknown sizes
     dtype: str
-    stage: int
-    has_gradient: bool
-    bytes: int
-    kind: str
-    tensor: int
+    stage: int  # stage that computes it; the stages in between pass it on
+    has_gradient: bool  # whether its gradient is sent back; zeros if the tape returns None
+    bytes: int  # per row
+    kind: str  # "value", "mask" or "logits"
+    tensor: int  # index in `Graph.tensors`; for a mask or logits, of the tensor to which they are attached
 
 
-@dataclasses.dataclass(frozen=True)
-class Boundary:
-    """The tensors that one stage receives from the previous one.
-
-    Attributes:
-      crossings: tensors, in the same order for sender and receiver.
-      masked_tensors: tensors to which the receiver attaches their masks.
-    """
-
-    crossings: tuple[Crossing, ...] = ()
-    masked_tensors: frozenset[int] = frozenset()
+# The tensors that a stage receives from the previous one, in the same order for both, and those that get their masks.
+Boundary: TypeAlias = tuple[tuple[Crossing, ...], frozenset[int]]
 
 
 def boundaries(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[Boundary]:
-    """Returns the boundary before each stage; that of the first stage is empty.
+    """Returns the boundary before each stage, and after the last one; the first and the last are empty.
 
     A mask that a later call uses is sent with its tensor, once if several tensors share it. An output is sent with its
-    logits, because Keras's losses use them. Inputs of the model are not sent: every stage has them.
-
-    Args:
-      graph: graph of the model.
-      run: its abstract run.
-      stage_of: stage of each call of `graph.calls`.
-      stages: number of stages.
+    logits, because Keras's losses use them. Inputs of the model are not sent: every stage has them. `stage_of` has the stage
+    of each call of `graph.calls`.
     """
     last_use = last_uses(graph, dict(enumerate(stage_of)), stages - 1)
-    sources = {
-        x: stage for call, stage in zip(graph.calls, stage_of, strict=True) for x in call.outputs if x in last_use
-    }
+    calls = zip(graph.calls, stage_of, strict=True)
+    sources = {x: stage for call, stage in calls for x in call.outputs if x in last_use}
     masked = _masked_tensors(graph, run, stage_of, stages)
-    results = [Boundary()]
+    results: list[Boundary] = [((), frozenset())]
     for stage in range(1, stages):
         tensors = sorted(tensor for tensor, origin in sources.items() if origin < stage <= last_use[tensor])
-        masked_tensors = [
-            tensor for tensor in tensors if any(tensor in masked[later] for later in range(stage, stages))
-        ]
+        masked_tensors = [tensor for tensor in tensors if any(tensor in later for later in masked[stage:])]
         carriers = {run.masks[tensor]: tensor for tensor in reversed(masked_tensors)}
         outputs = [tensor for tensor in tensors if tensor in run.logits and tensor in graph.outputs]
         kinds = ((VALUE, tensors), (MASK, sorted(carriers.values())), (LOGITS, outputs))
-        crossings = (
-            _make_crossing(graph, run, tensor, sources[tensor], kind) for kind, numbers in kinds for tensor in numbers
-        )
-        results.append(Boundary(tuple(crossings), frozenset(masked[stage].intersection(tensors))))
-    return results
+        crossings = [_make_crossing(graph, run, x, sources[x], kind) for kind, numbers in kinds for x in numbers]
+        results.append((tuple(crossings), frozenset(masked[stage].intersection(tensors))))
+    return [*results, results[0]]
 
 
 def _masked_tensors(graph: Graph, run: AbstractRun, stage_of: Sequence[int], stages: int) -> list[set[int]]:

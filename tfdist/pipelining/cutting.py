@@ -11,7 +11,7 @@ from tfdist import keras_internals
 from tfdist.config.pipeline import BalancedCut, LayerCut, parse_cut
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
-from tfdist.pipelining.cut_points import LOGITS, MASK, VALUE, Boundary, Crossing, boundaries, cut_positions
+from tfdist.pipelining.cut_points import LOGITS, MASK, VALUE, Crossing, boundaries, cut_positions
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph, graph_of, run_abstractly
 from tfdist.pipelining.operation_timing import measure_seconds
 
@@ -20,10 +20,6 @@ _STEP_METHODS = ("train_step", "compute_loss", "test_step", "predict_step")
 
 def check_model(model: Any) -> None:
     """Raises `InputError` for a model whose graph is unknown, or that overrides a step of Keras."""
-    if not isinstance(model, keras.Model):
-        raise InputError(
-            f"Stages are cut from a keras.Model. Received: {type(model).__name__}. Build one with keras.Model."
-        )
     if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call and not model.built:
         raise InputError(
             f"A sequential model must know its input to be cut into stages. Received: {model.name}, which is not built. "
@@ -35,7 +31,7 @@ def check_model(model: Any) -> None:
             f"{type(model).__name__}, with a `call` of its own. Build it as keras.Model(inputs, outputs)."
         )
     for name in _STEP_METHODS:
-        if getattr(type(model), name) is not getattr(keras.Model, name) or name in vars(model):
+        if keras_internals.is_overridden(model, name):
             raise InputError(
                 f"A model that is cut into stages must use Keras's own `{name}`: no process has all of it. Received: "
                 f"{type(model).__name__}, with a `{name}` of its own. Use a loss of `compile`, or another strategy."
@@ -44,21 +40,13 @@ def check_model(model: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StageVariables:
-    """The variables of one stage, each field in the order of the model's variables.
+    """The variables of one stage, each field in the order of the model's variables."""
 
-    Attributes:
-      all: the stage's part of `model.variables`.
-      metrics: variables of the metrics of layers, which are not among Keras's variables of the model.
-      external: variables that the stage reads and that belong to no layer.
-      shared: variables of `all` that belong to other stages, too.
-      owned: variables of `all` that belong to no earlier stage; every variable is owned by one stage.
-    """
-
-    all: tuple[keras.Variable, ...]
-    metrics: tuple[keras.Variable, ...]
-    external: tuple[keras.Variable, ...]
-    shared: tuple[keras.Variable, ...]
-    owned: tuple[keras.Variable, ...]
+    all: tuple[keras.Variable, ...]  # the stage's part of `model.variables`
+    metrics: tuple[keras.Variable, ...]  # of the metrics of layers, which are not among Keras's variables of the model
+    external: tuple[keras.Variable, ...]  # variables that the stage reads and that belong to no layer
+    shared: tuple[keras.Variable, ...]  # variables of `all` that belong to other stages, too
+    owned: tuple[keras.Variable, ...]  # of `all` that belong to no earlier stage; every variable is owned by one stage
 
     @property
     def trainable(self) -> tuple[keras.Variable, ...]:
@@ -127,24 +115,14 @@ def initialize(variables: StageVariables) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StageGraph:
-    """A stage of a model.
+    """A stage of a model."""
 
-    Attributes:
-      index: number of the stage, from 0.
-      calls: its calls of operations, in the order in which Keras runs them.
-      layers: its layers, each once.
-      inputs: names of the model's inputs that it reads.
-      received: tensors from the previous stage.
-      sent: tensors for the next stage, including those that this stage only passes on.
-      variables: its variables.
-    """
-
-    index: int
-    calls: tuple[Call, ...]
-    layers: tuple[keras.Layer, ...]
-    inputs: tuple[str, ...]
-    received: tuple[Crossing, ...]
-    sent: tuple[Crossing, ...]
+    index: int  # number of the stage, from 0
+    calls: tuple[Call, ...]  # in the order in which Keras runs them
+    layers: tuple[keras.Layer, ...]  # each once
+    inputs: tuple[str, ...]  # names of the model's inputs that it reads
+    received: tuple[Crossing, ...]  # tensors from the previous stage
+    sent: tuple[Crossing, ...]  # tensors for the next stage, including those that this stage only passes on
     variables: StageVariables
     is_last: bool
     _masked_received: frozenset[int] = dataclasses.field(repr=False)  # received tensors that get their masks
@@ -161,12 +139,8 @@ class StageGraph:
     ) -> tuple[Any, list[tf.Tensor]]:
         """Runs the stage's part of the model, eagerly or in a function.
 
-        `take_data_losses()` then returns the losses that layers have added.
-
-        Args:
-          inputs: inputs of the model by name, from `Cut.named_inputs`; only those in `self.inputs` are used.
-          received: tensors in the order of `self.received`.
-          training: whether this is a training step.
+        `inputs` are those of the model by name, from `Cut.named_inputs`, and `received` tensors in the order of
+        `self.received`. `take_data_losses()` then returns the losses that layers have added.
 
         Returns:
           In the last stage, the outputs of the model with their masks; else None.
@@ -218,15 +192,9 @@ class StageGraph:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cut:
-    """A model that has been cut.
+    """A model that has been cut."""
 
-    Attributes:
-      stages: the stages, in order.
-      graph: graph of the model.
-      run: its abstract run.
-    """
-
-    stages: tuple[StageGraph, ...]
+    stages: tuple[StageGraph, ...]  # in order
     graph: Graph
     run: AbstractRun
 
@@ -259,11 +227,7 @@ class Cut:
         return keras.tree.pack_sequence_as(self.graph.functional.output, zeros)
 
     def named_inputs(self, inputs: Any) -> dict[str, tf.Tensor]:
-        """Returns the inputs of the model by name, converted to its dtypes and ranks.
-
-        Args:
-          inputs: any structure that a call of the model accepts.
-        """
+        """Returns the inputs of a call of the model by name, converted to its dtypes and ranks."""
         tensors = keras_internals.standardize_inputs(self.graph.model, inputs)
         return dict(zip(self.graph.inputs, tensors, strict=True))
 
@@ -301,16 +265,10 @@ def cut_model(
     *,
     seconds: Callable[[Graph], Sequence[float]] = measure_seconds,
 ) -> Cut:
-    """Cuts a functional or sequential model into stages.
+    """Cuts a functional or sequential model, or the result of `trace_model`, into stages.
 
-    Args:
-      model: functional or sequential model, or the result of `trace_model`.
-      cut: where to cut; see `parse_cut`.
-      stages: number of stages.
-      seconds: returns the seconds of each of `Graph.calls`, to balance stages by time; measures them by default.
-
-    Returns:
-      The stages, whose composition is bitwise equal to the model.
+    The composition of the stages is bitwise equal to the model. For `cut`, see `parse_cut`. `seconds` returns the seconds of
+    each of `Graph.calls`, to balance stages by time; it measures them by default.
 
     Raises:
       InputError: the model cannot be cut in this way.
@@ -321,23 +279,18 @@ def cut_model(
 
 
 def cut_at(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
-    """Returns the model cut into stages.
-
-    Args:
-      graph: graph of the model.
-      run: its abstract run.
-      starts: first position in `graph.order` of every stage except stage 0.
-    """
+    """Returns the model cut into stages; `starts` has the first position in `graph.order` of each except stage 0."""
     stages = len(starts) + 1
     stage_of = [0] * len(graph.calls)
     for position, call in enumerate(graph.order):
         stage_of[call] = sum(position >= start for start in starts)
-    stage_boundaries = [*boundaries(graph, run, stage_of, stages), Boundary()]
+    stage_boundaries = boundaries(graph, run, stage_of, stages)
     variables = assign_variables(graph, run, stage_of, stages)
     names = {number: name for name, number in graph.inputs.items()}
     stage_graphs = []
     for stage in range(stages):
         calls = tuple(call for call, call_stage in zip(graph.calls, stage_of, strict=True) if call_stage == stage)
+        (received, masked_received), (sent, _) = stage_boundaries[stage : stage + 2]
         is_last = stage == stages - 1
         tensors_read = {x for call in calls for x in call.inputs} | (set(graph.outputs) if is_last else set())
         stage_graphs.append(
@@ -346,11 +299,11 @@ def cut_at(graph: Graph, run: AbstractRun, starts: Sequence[int]) -> Cut:
                 calls,
                 tuple(dict.fromkeys(call.layer for call in calls if call.layer is not None)),
                 tuple(name for number, name in names.items() if number in tensors_read),
-                stage_boundaries[stage].crossings,
-                stage_boundaries[stage + 1].crossings,
+                received,
+                sent,
                 variables[stage],
                 is_last,
-                stage_boundaries[stage].masked_tensors,
+                masked_received,
                 graph,
                 run,
             )

@@ -9,6 +9,7 @@ Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, 
 Qi et al., Zero Bubble Pipeline Parallelism, 2024 (arXiv:2401.10241).
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -52,7 +53,7 @@ class NoClock(ActionClock):
         return list(previous_results)
 
     def end(self, results: Sequence[tf.Tensor]) -> None:
-        """See base class."""
+        pass
 
 
 class StepStage(Stage, Protocol):
@@ -63,15 +64,10 @@ class StepStage(Stage, Protocol):
 
 
 class Sums(NamedTuple):
-    """Sums over micro-batches.
+    """Sums over micro-batches."""
 
-    Attributes:
-      gradients: by stage, the gradients of its variables in order; None if the loss does not depend on a variable.
-      share: scalar; contribution of these stages to the reported loss.
-    """
-
-    gradients: dict[int, list[Gradient]]
-    share: tf.Tensor
+    gradients: dict[int, list[Gradient]]  # by stage, of its variables in order
+    share: tf.Tensor  # scalar; contribution of these stages to the reported loss
 
 
 def run_schedule(
@@ -82,15 +78,10 @@ def run_schedule(
     clock: ActionClock | None = None,
     compression: ActivationCompression = EXACT,
 ) -> Sums:
-    """Computes the forward and backward passes of this process's stages for all micro-batches.
+    """Computes the forward and backward passes of this process's stages, by number, for all micro-batches.
 
-    Args:
-      schedule: the schedule.
-      process: number of this process in its pipeline.
-      stages: the stages of this process, by number.
-      collectives: collectives of the pipeline's processes.
-      clock: records the times of actions; None records nothing.
-      compression: compression of the messages between processes.
+    `process` is the number of this process in its pipeline, which `collectives` connects. The clock records the times of
+    actions.
     """
     return _Execution(schedule, process, stages, collectives, clock or NoClock(), compression).run()
 
@@ -99,43 +90,34 @@ def run_schedule(
 Results: TypeAlias = tuple[list[tf.Tensor], list[tf.Tensor]]
 
 
+@dataclasses.dataclass
 class _Execution:
     """Traces one execution of a schedule."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        process: int,
-        stages: Mapping[int, StepStage],
-        collectives: Collectives,
-        clock: ActionClock,
-        compression: ActivationCompression,
-    ):
-        self._schedule = schedule
-        self._clock = clock
-        self._actions = schedule.actions[process]
-        self._stages = stages
-        self._collectives = collectives
-        self._compression = compression
+    schedule: Schedule
+    process: int
+    stages: Mapping[int, StepStage]
+    collectives: Collectives
+    clock: ActionClock
+    compression: ActivationCompression
+
+    def __post_init__(self) -> None:
+        self._actions, stages = self.schedule.actions[self.process], self.stages
         split_stages = {action.stage for action in self._actions if action.kind == INPUT_GRADIENT}
-        self._passes = {
-            number: Passes(stage, stage.arguments(0), number in split_stages) for number, stage in stages.items()
-        }
+        self._passes = {n: Passes(stage, stage.arguments(0), n in split_stages) for n, stage in stages.items()}
         self._residuals: dict[tuple[int, int], list[tf.Tensor]] = {}  # by stage and micro-batch
-        self._gradients: dict[int, list[Gradient]] = {
-            number: [None] * len(stage.variables) for number, stage in stages.items()
-        }
+        self._gradients: dict[int, list[Gradient]] = {n: [None] * len(stage.variables) for n, stage in stages.items()}
         self._loss_shares: list[tf.Tensor] = []
-        self._local_tensors: dict[tuple[str, int, int], list[tf.Tensor]] = {}  # for other stages of this process
+        self._local_tensors: dict[str, list[tf.Tensor]] = {}  # for other stages of this process, by tag
 
     def run(self) -> Sums:
         results_so_far: list[list[tf.Tensor]] = [[], []]
         for action in self._actions:
             with tf.control_dependencies(results_so_far[-2]):
                 inputs = self._receive(action)
-            with tf.control_dependencies(self._clock.begin(results_so_far[-1], inputs)):
+            with tf.control_dependencies(self.clock.begin(results_so_far[-1], inputs)):
                 outputs, results = self._compute(action, inputs)
-            self._clock.end(results)
+            self.clock.end(results)
             self._send(action, outputs)
             results_so_far.append(results)
         return Sums(self._gradients, tf.add_n(self._loss_shares))
@@ -156,7 +138,7 @@ class _Execution:
         return [], self._accumulate(action, passes.backward_weight(residuals))
 
     def _forward(self, action: Action, inputs: list[tf.Tensor]) -> Results:
-        results = self._passes[action.stage].forward(self._stages[action.stage].arguments(action.micro_batch), inputs)
+        results = self._passes[action.stage].forward(self.stages[action.stage].arguments(action.micro_batch), inputs)
         self._residuals[action.stage, action.micro_batch] = results.residuals
         *outputs, share = _identities([*results.sent, results.share])
         self._loss_shares.append(share)
@@ -170,27 +152,23 @@ class _Execution:
 
     def _receive(self, action: Action) -> list[tf.Tensor]:
         """Returns the activations for a forward pass, or the gradients for a backward pass."""
-        if not action.receives:
+        if (message := self.schedule.message(action, is_sent=False)) is None:
             return []
-        message = self._schedule.messages_of(action).receive
-        is_forward = action.kind == FORWARD
-        if message is None:  # the neighbor is in this process, or there is none
-            source_stage = action.stage + (-1 if is_forward else 1)
-            return self._local_tensors.pop((FORWARD if is_forward else BACKWARD, source_stage, action.micro_batch), [])
-        stage = self._stages[action.stage]
-        crossings = stage.received if is_forward else with_gradients(stage.sent, stage.sent)
-        return self._link(message.source).receive([crossing.spec for crossing in crossings], message.tag)
+        (process, tag), stage = message, self.stages[action.stage]
+        if process == self.process:
+            return self._local_tensors.pop(tag)
+        crossings = stage.received if action.kind == FORWARD else with_gradients(stage.sent, stage.sent)
+        specs = [crossing.spec for crossing in crossings]
+        return Link(self.collectives, process, self.compression).receive(specs, tag)
 
     def _send(self, action: Action, tensors: list[tf.Tensor]) -> None:
-        message = self._schedule.messages_of(action).send
-        if message is not None:
-            self._link(message.target).send(tensors, message.tag)
-        elif action.receives:
-            direction = FORWARD if action.kind == FORWARD else BACKWARD
-            self._local_tensors[direction, action.stage, action.micro_batch] = tensors
-
-    def _link(self, process: int) -> Link:
-        return Link(self._collectives, process, self._compression)
+        if (message := self.schedule.message(action, is_sent=True)) is None:
+            return
+        process, tag = message
+        if process == self.process:
+            self._local_tensors[tag] = tensors
+        else:
+            Link(self.collectives, process, self.compression).send(tensors, tag)
 
 
 def _identities(results: Sequence[tf.Tensor]) -> list[tf.Tensor]:

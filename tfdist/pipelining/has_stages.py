@@ -24,27 +24,17 @@ class HasStages(Strategy):
     """A strategy whose replicas are pipelines: each process of a replica trains one stage.
 
     `collectives` connects the processes with the same stage, which reduce its gradients; `peers` is their group.
-
-    Attributes:
-      grid: the processes of the job.
-      pipeline_rank: number of this process in its pipeline.
-      schedule: the order in which stages compute micro-batches.
-      cut: where to cut the model into stages, as in `--cut`.
-      activation_compression: compression of activations and their gradients between stages, during training.
-      job: collectives of all processes.
-      pipeline_collectives: collectives of the processes of this replica's pipeline, in the order of their stages.
-      stage_devices: devices over which the stages of this process are spread; None for a single device.
     """
 
     trains_whole_model = False
-    grid: ProcessGrid
-    pipeline_rank: int
+    grid: ProcessGrid  # the processes of the job
+    pipeline_rank: int  # number of this process in its pipeline
     schedule: Schedule
-    cut: str
-    activation_compression: ActivationCompression
-    job: Collectives
-    pipeline_collectives: Collectives
-    stage_devices: StageDevices | None = None
+    cut: str  # where to cut the model into stages, as in `--cut`
+    activation_compression: ActivationCompression  # between stages, during training
+    job: Collectives  # of all processes
+    pipeline_collectives: Collectives  # of the processes of this replica's pipeline, in the order of their stages
+    stage_devices: StageDevices | None = None  # over which this process's stages are spread; None for a single device
 
     @functools.cached_property
     def peers(self) -> Group:

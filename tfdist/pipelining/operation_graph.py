@@ -13,34 +13,22 @@ from tfdist.keras_internals import GraphNode
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A symbolic tensor of the model.
+    """A symbolic tensor of the model."""
 
-    Attributes:
-      name: name of the input, or of the call that returns it, with an index if the call returns several tensors.
-      shape: static shape; None for the number of rows and for other unknown sizes.
-      dtype: element type.
-    """
-
-    name: str
-    shape: tuple[int | None, ...]
+    name: str  # of the input, or of the call that returns it, with an index if the call returns several tensors
+    shape: tuple[int | None, ...]  # static shape; None for the number of rows and for other unknown sizes
     dtype: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """One call of an operation. Tensors are indices into `Graph.tensors`.
+    """One call of an operation. Tensors are indices into `Graph.tensors`."""
 
-    Attributes:
-      name: name of the operation, with the nested models that contain it as a prefix, such as "encoder/dense"; the second
-        call of an operation is named "dense (2)".
-      operation: the layer or other operation; for the entry of a nested model, which converts its inputs, the model.
-      inputs: tensors among its arguments.
-      outputs: tensors that it returns.
-    """
-
+    # The name of the operation, with the nested models that contain it as a prefix, such as "encoder/dense"; the second call of
+    # an operation is named "dense (2)".
     name: str
-    operation: keras.Operation
-    inputs: tuple[int, ...]
+    operation: keras.Operation  # for the entry of a nested model, which converts its inputs, the model
+    inputs: tuple[int, ...]  # tensors among its arguments
     outputs: tuple[int, ...]
     _node: GraphNode = dataclasses.field(repr=False)
     is_entry: bool = dataclasses.field(repr=False)
@@ -54,15 +42,15 @@ class Call:
         if self.is_entry:
             outputs = keras_internals.standardize_inputs(self.operation, args[0], kwargs.get("mask"))
         else:
-            outputs = keras.tree.flatten(keras_internals.operation_function(self.operation, training)(*args, **kwargs))
+            function = keras_internals.operation_function(self.operation, training=training)
+            outputs = keras.tree.flatten(function(*args, **kwargs))
         values.update(zip(self.outputs, outputs, strict=True))
 
     @property
     def options(self) -> str:
         """Keyword arguments of the call as text, without tensors."""
-        return repr(
-            keras.tree.map_structure(lambda x: "" if isinstance(x, keras.KerasTensor) else x, self._node.kwargs)
-        )
+        kwargs = self._node.kwargs
+        return repr(keras.tree.map_structure(lambda x: "" if isinstance(x, keras.KerasTensor) else x, kwargs))
 
     @property
     def layer(self) -> keras.Layer | None:
@@ -72,26 +60,17 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """The graph of a model; nested functional and sequential models are replaced by their own calls.
-
-    Attributes:
-      model: the model.
-      functional: the functional model that it runs: the model itself, unless it is sequential.
-      tensors: all tensors.
-      inputs: index of the tensor of each input, by name.
-      outputs: tensors that the model returns, flattened.
-      calls: all calls in the order in which Keras runs them.
-      order: indices of the calls in the order in which the model is cut: a depth-first search from the outputs, with the
-        longest branch first. So a short side branch, such as the projection of a residual, is computed immediately before
-        its use, and an auxiliary output immediately after its input.
-    """
+    """The graph of a model; nested functional and sequential models are replaced by their own calls."""
 
     model: keras.Model
-    functional: keras.Model
+    functional: keras.Model  # the functional model that it runs: the model itself, unless it is sequential
     tensors: list[Tensor]
-    inputs: dict[str, int]
-    outputs: list[int]
-    calls: list[Call]
+    inputs: dict[str, int]  # index of the tensor of each input, by name
+    outputs: list[int]  # tensors that the model returns, flattened
+    calls: list[Call]  # in the order in which Keras runs them
+    # Indices of the calls in the order in which the model is cut: a depth-first search from the outputs, with the longest
+    # branch first. So a short side branch, such as the projection of a residual, is computed immediately before its use, and
+    # an auxiliary output immediately after its input.
     order: list[int]
 
 
@@ -192,17 +171,12 @@ _UNSTORED_TYPES = frozenset("Identity Reshape Squeeze ExpandDims StopGradient Pr
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """The variables and memory that one call uses.
+    """The variables and memory that one call uses."""
 
-    Attributes:
-      reads: variables that it reads, by id.
-      assigns: variables that it assigns in a training step, by id.
-      activations: bytes per row that it keeps for the backward pass: floating-point results, including inner ones, but not
-        those inside loops, such as the steps of a recurrent layer.
-    """
-
-    reads: Mapping[int, keras.Variable]
-    assigns: Mapping[int, keras.Variable]
+    reads: Mapping[int, keras.Variable]  # by id
+    assigns: Mapping[int, keras.Variable]  # in a training step, by id
+    # Bytes per row that it keeps for the backward pass: floating-point results, including inner ones, but not those inside
+    # loops, such as the steps of a recurrent layer.
     activations: int
 
     @property
@@ -213,47 +187,30 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class AbstractRun:
-    """The result of an abstract run. Tensors are indices into `Graph.tensors`.
+    """The result of an abstract run. Tensors are indices into `Graph.tensors`."""
 
-    Attributes:
-      usage: variables and memory of each call of `Graph.calls`.
-      masks: for each tensor that is computed with a Keras mask, the first tensor with the same mask.
-      mask_shapes: shape and dtype of the mask of each such tensor; None for unknown sizes.
-      masked_call_inputs: for each call, its inputs that have a mask when it runs; attention layers remove the masks of
-        their inputs.
-      masked_outputs: outputs of the model that have a mask in the end.
-      logits: tensors with attached logits, which Keras's losses use instead of probabilities.
-      shapes: shape of each tensor in the abstract run.
-      static_shapes: static shapes, with None for the number of rows and for other sizes that depend on the batch.
-      sizes: bytes per row of each tensor.
-      differentiable: tensors that depend on trainable variables and can have gradients.
-      adds_losses: whether layers add losses, such as activity regularization.
-      sendable_tensors: tensors that can be sent to another stage: dense tensors of numbers.
-    """
-
-    usage: list[Usage]
-    masks: dict[int, int]
-    mask_shapes: dict[int, tuple[tuple[int | None, ...], str]]
+    usage: list[Usage]  # of each call of `Graph.calls`
+    masks: dict[int, int]  # for each tensor that is computed with a Keras mask, the first tensor with the same mask
+    mask_shapes: dict[int, tuple[tuple[int | None, ...], str]]  # shapes and dtypes of the masks; None for unknown sizes
+    # For each call, its inputs that have a mask when it runs; attention layers remove the masks of their inputs.
     masked_call_inputs: list[frozenset[int]]
-    masked_outputs: frozenset[int]
-    logits: frozenset[int]
-    shapes: list[tuple[int, ...]]
-    static_shapes: Sequence[tuple[int | None, ...]]
-    sizes: list[int]
-    differentiable: frozenset[int]
-    adds_losses: bool
-    sendable_tensors: frozenset[int]
+    masked_outputs: frozenset[int]  # outputs of the model that have a mask in the end
+    logits: frozenset[int]  # tensors with attached logits, which Keras's losses use instead of probabilities
+    shapes: list[tuple[int, ...]]  # of each tensor in the abstract run
+    static_shapes: Sequence[tuple[int | None, ...]]  # with None for sizes that depend on the batch
+    sizes: list[int]  # bytes per row of each tensor
+    differentiable: frozenset[int]  # tensors that depend on trainable variables and can have gradients
+    adds_losses: bool  # whether layers add losses, such as activity regularization
+    sendable_tensors: frozenset[int]  # tensors that can be sent to another stage: dense tensors of numbers
 
 
 def run_abstractly(graph: Graph, rows: int = 2) -> AbstractRun:
     """Traces the forward pass of a training step without computing anything; variables need no values.
 
-    Args:
-      graph: graph of the model.
-      rows: number of rows, unless the model's inputs have a fixed number.
+    If the model's inputs have a fixed number of rows, it replaces `rows`.
     """
     rows = _fixed_rows(graph) or rows
-    tracer = _trace(graph, rows)
+    tracer = _Tracer(graph, rows)
     usage = [Usage(*use, size) for use, size in zip(tracer.usages, _activations(graph, rows, tracer), strict=True)]
     first_tensors: dict[int, int] = {}
     masks = {number: first_tensors.setdefault(id(mask), number) for number, mask in sorted(tracer.masks.items())}
@@ -283,27 +240,20 @@ def _fixed_rows(graph: Graph) -> int | None:
     return next((shape[0] for shape in sizes if shape and shape[0] is not None), None)
 
 
-def _trace(graph: Graph, rows: int) -> "_Tracer":
-    tracer = _Tracer(graph, rows)
-    trace = keras_internals.new_trace()
-    with trace.as_default():
-        layers = dict.fromkeys(call.layer for call in graph.calls if call.layer is not None)
-        body = keras_internals.Body("abstract_run", graph.model, list(layers), tracer.run)
-        body(tracer.placeholders(), training=True)
-    tracer.operations = trace.get_operations()
-    return tracer
-
-
 class _Tracer:
     def __init__(self, graph: Graph, rows: int):
         self._graph, self._rows = graph, rows
         self.values: dict[int, Any] = {}
-        self.operations: Sequence[Any] = ()
         self.usages: list[tuple[Mapping[int, keras.Variable], Mapping[int, keras.Variable]]] = []
         self.ends: list[int] = []  # number of operations in the trace after each call
         self.masks: dict[int, Any] = {}  # of each tensor when it is computed
         self.masked_call_inputs: list[frozenset[int]] = []
-        self.adds_losses = False
+        trace = keras_internals.new_trace()
+        with trace.as_default():
+            layers = dict.fromkeys(call.layer for call in graph.calls if call.layer is not None)
+            body = keras_internals.Body("abstract_run", graph.model, list(layers), self._run)
+            body(self._placeholders(), training=True)
+        self.operations: Sequence[Any] = trace.get_operations()
 
     def masked_tensors(self, tensors: Sequence[int]) -> frozenset[int]:
         """Returns the subset of the tensors that currently have a mask."""
@@ -312,7 +262,7 @@ class _Tracer:
     def shapes(self) -> list[tuple[int, ...]]:
         return [tuple(self.values[number].shape) for number in range(len(self._graph.tensors))]
 
-    def placeholders(self) -> list[tf.Tensor]:
+    def _placeholders(self) -> list[tf.Tensor]:
         inputs = [self._graph.tensors[number] for number in self._graph.inputs.values()]
         sizes = [
             [(_UNKNOWN_SIZE if i else self._rows) if size is None else size for i, size in enumerate(x.shape)]
@@ -320,7 +270,7 @@ class _Tracer:
         ]
         return [tf.compat.v1.placeholder(x.dtype, shape) for x, shape in zip(inputs, sizes, strict=True)]
 
-    def run(self, inputs: Sequence[tf.Tensor], training: bool) -> None:
+    def _run(self, inputs: Sequence[tf.Tensor], training: bool) -> None:
         """Runs the calls and records the variables that each uses."""
         self.values.update(zip(self._graph.inputs.values(), inputs, strict=True))
         trace = tf.compat.v1.get_default_graph()
@@ -373,17 +323,13 @@ def _static_shapes(graph: Graph, rows: int, shapes: Sequence[tuple[int, ...]]) -
     static_shapes = [tensor.shape for tensor in graph.tensors]
     is_open = any(None in static_shapes[number][1:] for number in graph.inputs.values())
     if not is_open and any(None in shape[1:] for shape in static_shapes):
-        other_shapes = _trace(graph, rows + 1).shapes()
+        other_shapes = _Tracer(graph, rows + 1).shapes()
         static_shapes = [
             tuple(x if x == y else None for x, y in zip(shape, other, strict=True))
             for shape, other in zip(shapes, other_shapes, strict=True)
         ]
     fixed = _fixed_rows(graph)
-    return (
-        static_shapes
-        if fixed is None
-        else [(None, *shape[1:]) if shape[:1] == (fixed,) else shape for shape in static_shapes]
-    )
+    return [(None, *shape[1:]) if fixed and shape[:1] == (fixed,) else shape for shape in static_shapes]
 
 
 def _mask_shape(shape: Sequence[int | None], mask: tf.Tensor) -> tuple[tuple[int | None, ...], str]:

@@ -18,14 +18,8 @@ def measure_seconds(graph: Graph, *, rows: int = 1) -> list[float]:
     """Measures the compiled forward and backward pass of each call on this device, in seconds.
 
     Equal layers with inputs of equal shapes are measured once. Variables need no values: small random numbers replace them
-    and the inputs of one call at a time. Takes about 7 steps, and a trace and 20 ms for each distinct call.
-
-    Args:
-      graph: graph of the model.
-      rows: rows of a micro-batch.
-
-    Returns:
-      A number of at least 0 for each of `graph.calls`. Measurements differ between ranks: one rank must measure for all.
+    and the inputs of one call at a time. Takes about 7 steps, and a trace and 20 ms for each distinct call. Measurements
+    differ between ranks: one rank must measure for all.
     """
     run = run_abstractly(graph, rows)
     overhead = min_call_seconds(tf.function(tf.identity), [tf.zeros([])])

@@ -107,22 +107,15 @@ def _graph_definition(graph: tf.Graph, operations: Operations) -> tf.compat.v1.G
     return part
 
 
-Function: TypeAlias = Any  # a concrete function
 Gradient: TypeAlias = tf.Tensor | None  # None if the loss does not depend on the variable
 
 
 class Forward(NamedTuple):
-    """The result of the forward pass of a stage for one micro-batch, during tracing.
+    """The result of the forward pass of a stage for one micro-batch, during tracing."""
 
-    Attributes:
-      sent: tensors for the next stage.
-      loss: scalar to differentiate: the loss in the last stage; in others, losses of the stage's layers.
-      share: scalar; contribution of the micro-batch to the reported loss.
-    """
-
-    sent: Sequence[tf.Tensor]
-    loss: tf.Tensor
-    share: tf.Tensor
+    sent: Sequence[tf.Tensor]  # tensors for the next stage
+    loss: tf.Tensor  # scalar to differentiate: the loss in the last stage; in others, losses of the stage's layers
+    share: tf.Tensor  # scalar; contribution of the micro-batch to the reported loss
 
 
 class Stage(Protocol):
@@ -148,62 +141,27 @@ class Stage(Protocol):
 
 
 class ForwardResult(NamedTuple):
-    """The result of a forward pass.
+    """The result of a forward pass."""
 
-    Attributes:
-      sent: tensors for the next stage.
-      share: scalar; contribution of the micro-batch to the reported loss.
-      residuals: inputs of the backward pass, including the values of variables that the forward pass read.
-    """
-
-    sent: list[tf.Tensor]
-    share: tf.Tensor
-    residuals: list[tf.Tensor]
-
-
-class BackwardResult(NamedTuple):
-    """The result of a backward pass.
-
-    Attributes:
-      variable_gradients: gradients of the variables, in order.
-      input_gradients: gradients of the received tensors that have one, for the previous stage.
-    """
-
-    variable_gradients: list[Gradient]
-    input_gradients: list[tf.Tensor]
-
-
-class InputResult(NamedTuple):
-    """The result of the first part of a backward pass.
-
-    Attributes:
-      input_gradients: gradients of the received tensors that have one, for the previous stage.
-      residuals: inputs of the second part.
-    """
-
-    input_gradients: list[tf.Tensor]
-    residuals: list[tf.Tensor]
+    sent: list[tf.Tensor]  # tensors for the next stage
+    share: tf.Tensor  # scalar; contribution of the micro-batch to the reported loss
+    residuals: list[tf.Tensor]  # inputs of the backward pass, including the values of variables that were read
 
 
 class Passes:
     """The passes of a stage; callable eagerly, or any number of times in a function.
 
     Every call of the forward pass has its side effects, such as updates of metrics.
-
-    Attributes:
-      uses: for each received tensor with a gradient, whether the results depend on it; otherwise its gradient is zero.
     """
 
+    # For each received tensor with a gradient, whether the results depend on it; otherwise its gradient is zero.
     uses: list[bool]
 
     def __init__(self, stage: Stage, arguments: Any, split: bool = False):
-        """Traces the passes.
+        """Traces the passes; if `split`, the backward pass in two parts.
 
-        Args:
-          stage: the stage.
-          arguments: structure of the arguments of `stage.forward`. The values of tensors may change from call to call; other
-            leaves are constant.
-          split: whether the backward pass has two parts.
+        `arguments` is the structure of the arguments of `stage.forward`. The values of tensors may change from call to call;
+        other leaves are constant.
         """
         self._stage, self._split = stage, split
         self._leaves = tf.nest.flatten(arguments, expand_composites=True)
@@ -211,7 +169,6 @@ class Passes:
         specs = [*self._tensors(arguments), *(crossing.spec for crossing in stage.received)]
         forward_function = tf.function(self._trace, autograph=False)
         self._forward = forward_function.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in specs))
-        self._check_captures()
         self._extract()
 
     def forward(self, arguments: Any, received: Sequence[tf.Tensor]) -> ForwardResult:
@@ -220,35 +177,32 @@ class Passes:
         count = len(self._stage.sent)
         return ForwardResult(results[:count], results[count], results[count + 1 :])
 
-    def backward(self, residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]) -> BackwardResult:
-        """Computes the backward pass.
+    def backward(
+        self, residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
+    ) -> tuple[list[Gradient], list[tf.Tensor]]:
+        """Computes the backward pass from residuals, and from gradients of the sent tensors that have one.
 
-        Args:
-          residuals: residuals of the forward pass.
-          gradients: gradients of the sent tensors that have one, from the next stage.
+        Returns the gradients of the variables, in order, and those of the received tensors that have one.
         """
         if self._split:
             input_gradients, weight_residuals = self.backward_input(residuals, gradients)
-            return BackwardResult(self.backward_weight(weight_residuals), input_gradients)
+            return self.backward_weight(weight_residuals), input_gradients
         results = self._backward(*residuals, *gradients)
         count = len(results) - len(self._input_gradients)
-        return BackwardResult(self._insert_none(results[:count]), results[count:])
+        return self._insert_none(results[:count]), results[count:]
 
-    def backward_input(self, residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]) -> InputResult:
-        """Computes the first part of the backward pass, for which the previous stage waits; see `backward`."""
+    def backward_input(
+        self, residuals: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the gradients for the previous stage, which waits for them, and the arguments of `backward_weight`."""
         arguments = [*residuals, *gradients]
         results = self._backward_input(*(arguments[i] for i in self._input_arguments))
         count = len(self._input_gradients)
-        return InputResult(results[:count], [*results[count:], *(arguments[i] for i in self._weight_arguments)])
+        return results[:count], [*results[count:], *(arguments[i] for i in self._weight_arguments)]
 
     def backward_weight(self, residuals: Sequence[tf.Tensor]) -> list[Gradient]:
-        """Computes the second part of the backward pass, the gradients of the variables, from `InputResult.residuals`."""
+        """Computes the second part of the backward pass, the gradients of the variables."""
         return self._insert_none(self._backward_weight(*residuals))
-
-    @property
-    def parts(self) -> tuple[Function, ...]:
-        """The functions of the backward pass: two if it is split, else one."""
-        return (self._backward_input, self._backward_weight) if self._split else (self._backward,)
 
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Returns the results of the forward pass, and traces the backward pass."""
@@ -269,10 +223,8 @@ class Passes:
             self.uses = [gradient is not None for gradient in input_gradients]
             crossings = with_gradients(stage.received, stage.received)
             filled_gradients = [
-                tf.zeros(crossing.spec.shape, crossing.spec.dtype)
-                if gradient is None
-                else tf.convert_to_tensor(gradient)
-                for gradient, crossing in zip(input_gradients, crossings, strict=True)
+                tf.zeros(crossing.spec.shape, crossing.spec.dtype) if g is None else tf.convert_to_tensor(g)
+                for g, crossing in zip(input_gradients, crossings, strict=True)
             ]
             return list(stage.gradients(local_gradients)), with_static_shapes(filled_gradients, crossings)
 
@@ -333,12 +285,6 @@ class Passes:
         self._backward_weight = extract_function(
             graph, weight_ops, [*intermediates, *weight_arguments], self._variable_gradients, self._values
         )
-
-    def _check_captures(self) -> None:
-        """Raises `ValueError` if a pass depends on a tensor of the function in which it is traced."""
-        for outer, _ in self._forward.graph.captures:
-            if hasattr(outer, "graph"):
-                raise ValueError(f"A pass must depend on arguments and variables only. Received: {outer}.")
 
     def _tensors(self, arguments: Any) -> list[tf.Tensor]:
         leaves = tf.nest.flatten(arguments, expand_composites=True)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 FORWARD = "F"
 BACKWARD = "B"
@@ -13,18 +12,13 @@ KINDS = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Action:
-    """The computation of one stage for one micro-batch.
+    """The computation of one stage for one micro-batch."""
 
-    Attributes:
-      kind: "F", the forward pass; "B", the backward pass; or one of its two parts: "I", the gradient of the stage's input,
-        and "W", the gradient of its weights.
-      stage: number of the stage, from 0. With several chunks in each process, chunk c of process s is stage c * S + s.
-      micro_batch: number of the micro-batch, from 0.
-    """
-
+    # "F", the forward pass; "B", the backward pass; or one of its two parts: "I", the gradient of the stage's input, and "W",
+    # the gradient of its weights.
     kind: str
-    stage: int
-    micro_batch: int
+    stage: int  # from 0; with several chunks in each process, chunk c of process s is stage c * S + s
+    micro_batch: int  # from 0
 
     def __str__(self) -> str:
         """Returns the notation of torch.distributed.pipelining, such as 2F0 for F of micro-batch 0 in stage 2."""
@@ -41,57 +35,20 @@ class Action:
         return self.kind != WEIGHT_GRADIENT
 
 
-class Message(NamedTuple):
-    """A message between two processes, with activations or their gradients.
-
-    Attributes:
-      direction: "F" for activations, to the next stage; "B" for gradients, to the previous stage.
-      stage: the stage that computed them.
-      micro_batch: number of the micro-batch.
-      source: process of `stage`.
-      target: process of the stage that needs them.
-    """
-
-    direction: str
-    stage: int
-    micro_batch: int
-    source: int
-    target: int
-
-    @property
-    def tag(self) -> str:
-        """A name that is unique among the messages of a step between these two processes."""
-        return f"{self.stage}{self.direction}{self.micro_batch}"
-
-
-class Messages(NamedTuple):
-    """The messages of an action; None if the neighboring stage is in the same process or does not exist."""
-
-    receive: Message | None
-    send: Message | None
-
-
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """The order in which the processes of a pipeline compute one batch.
 
     A process computes its actions in this order, each when its message has arrived.
-
-    Attributes:
-      name: name of the schedule in `--pipeline_schedule`.
-      processes: number of processes, S.
-      stages: number of stages: S * chunks. Stage v is in process v % S.
-      micro_batches: number of micro-batches, M.
-      actions: the actions of each process, in order.
-      delays: for each stage, the age of the weights with which it computes a batch, in updates; empty for a schedule that
-        flushes the pipeline at the end of each step, and always uses the newest weights.
     """
 
-    name: str
-    processes: int
-    stages: int
-    micro_batches: int
-    actions: tuple[tuple[Action, ...], ...]
+    name: str  # in `--pipeline_schedule`
+    processes: int  # S
+    stages: int  # S * chunks; stage v is in process v % S
+    micro_batches: int  # M
+    actions: tuple[tuple[Action, ...], ...]  # of each process, in order
+    # For each stage, the age of the weights with which it computes a batch, in updates; empty for a schedule that flushes the
+    # pipeline at the end of each step, and always uses the newest weights.
     delays: tuple[int, ...] = ()
 
     @property
@@ -121,24 +78,23 @@ class Schedule:
         forward_pass = [Action(FORWARD, stage, micro_batch)]
         return forward_pass + ([Action(INPUT_GRADIENT, stage + 1, micro_batch)] if stage + 1 < self.stages else [])
 
-    def messages_of(self, action: Action) -> Messages:
-        """Returns the messages of one action."""
-        if action.kind == WEIGHT_GRADIENT:
-            return Messages(None, None)
+    def message(self, action: Action, *, is_sent: bool) -> tuple[int, str] | None:
+        """Returns the process of the other stage and the tag of the message that an action sends or receives, if any.
+
+        Activations go to the next stage, their gradients to the previous one. The tag is unique among the messages of a step.
+        """
         direction, offset = (FORWARD, 1) if action.kind == FORWARD else (BACKWARD, -1)
-        stage, micro_batch = action.stage, action.micro_batch
-        return Messages(
-            self._message(direction, stage - offset, stage, micro_batch),
-            self._message(direction, stage, stage + offset, micro_batch),
-        )
+        source = action.stage if is_sent else action.stage - offset
+        target = source + offset
+        if not action.receives or min(source, target) < 0 or max(source, target) >= self.stages:
+            return None
+        return self.process_of(target if is_sent else source), f"{source}{direction}{action.micro_batch}"
 
     def live_activations(self, sizes: Sequence[float] | None = None) -> tuple[float, ...]:
         """Returns the maximum total size of the activations that each process keeps for backward passes.
 
-        Activations live from the forward pass of a micro-batch until the end of its backward pass, "B" or "W".
-
-        Args:
-          sizes: size of the activations of one micro-batch in each stage; 1 by default, which counts micro-batches.
+        Activations live from the forward pass of a micro-batch until the end of its backward pass, "B" or "W". `sizes` are
+        those of one micro-batch in each stage; 1 by default, which counts micro-batches.
         """
         sizes = sizes or [1] * self.stages
         if not self.has_flush:  # micro-batches of later steps replace those that have ended
@@ -155,11 +111,6 @@ class Schedule:
                     live -= sizes[action.stage]
             peaks.append(peak)
         return tuple(peaks)
-
-    def _message(self, direction: str, stage: int, target_stage: int, micro_batch: int) -> Message | None:
-        both_exist = 0 <= min(stage, target_stage) and max(stage, target_stage) < self.stages
-        source, target = self.process_of(stage), self.process_of(target_stage)
-        return Message(direction, stage, micro_batch, source, target) if both_exist and source != target else None
 
 
 def result_of(action: Action) -> Action:

@@ -145,10 +145,7 @@ def pipedream(processes: int, micro_batches: int, vertical_sync: bool = False) -
 
         time of a step = M (F + B),  live activations = S - s,  versions of the weights = D_s + 1
 
-    Args:
-      processes: number of processes, S.
-      micro_batches: number of micro-batches, M.
-      vertical_sync: whether all stages compute a batch with weights of the same age.
+    With `vertical_sync`, all stages compute a batch with weights of the same age.
     """
     lead = [processes - 1 if vertical_sync else processes - 1 - stage for stage in range(processes)]
     return dataclasses.replace(
@@ -193,11 +190,9 @@ def endless_order(schedule: Schedule, steps: int) -> Schedule:
 
 
 def steady_state(timeline: Timeline, micro_batches: int) -> Timeline:
-    """Returns the part of a timeline for one step during which the pipeline is full.
+    """Returns the part of a timeline for one step, of `micro_batches`, during which the pipeline is full.
 
-    Args:
-      timeline: timeline of `steps_until_steady` steps without a flush; it need not have the initial forward passes.
-      micro_batches: number of micro-batches of a step.
+    The timeline is of `steps_until_steady` steps without a flush; it need not have the initial forward passes.
     """
     actions_per_step = 2 * micro_batches
     first_row = timeline.spans[0]
@@ -218,13 +213,7 @@ _SCHEDULES: Mapping[type[grammar.PipelineSchedule], Callable[..., Schedule]] = {
 
 
 def make_schedule(spec: str | grammar.PipelineSchedule, processes: int, micro_batches: int) -> Schedule:
-    """Returns a schedule.
-
-    Args:
-      spec: "gpipe", "1f1b", "interleaved(chunks=2)", "zb_h1", "pipedream" or "2bw", or the result of
-        `parse_pipeline_schedule`.
-      processes: number of processes of a pipeline, at least 1.
-      micro_batches: number of micro-batches of a batch, at least 1.
+    """Returns a schedule, by text such as "interleaved(chunks=2)" or by the result of `parse_pipeline_schedule`.
 
     Raises:
       InputError: the spec is unknown, or the schedule does not support these numbers.

@@ -2,15 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tfdist.pipelining.schedule import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRADIENT,
-    WEIGHT_GRADIENT,
-    Action,
-    Schedule,
-    result_of,
-)
+from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule, result_of
 from tfdist.pipelining.timeline import Span, Timeline
 
 Durations = float | Sequence[float]
@@ -26,15 +18,8 @@ def simulate(
 ) -> Timeline:
     """Predicts the times of all actions; messages take no time.
 
-    Durations are in seconds, one number for all stages or one per stage.
-
-    Args:
-      schedule: the schedule.
-      forward: duration of a forward pass.
-      backward: duration of a backward pass, "B".
-      weight: duration of the gradient of the weights, "W"; half of `backward` by default.
-      input_gradient: duration of the gradient of the input, "I"; by default the difference of `backward` and `weight`, as if
-        splitting the backward pass were free.
+    Durations are in seconds, one number for all stages or one per stage. That of the gradient of the weights is half of
+    `backward` by default, and that of the gradient of the input the rest, as if splitting the backward pass were free.
     """
     backward_by_stage = _by_stage(backward, schedule)
     weights = [seconds / 2 for seconds in backward_by_stage] if weight is None else _by_stage(weight, schedule)
@@ -53,12 +38,7 @@ def _by_stage(durations: Durations, schedule: Schedule) -> Sequence[float]:
 
 
 def _spans(schedule: Schedule, durations: Mapping[str, Sequence[float]]) -> tuple[tuple[Span, ...], ...]:
-    """Starts each action when its process is free and the results that it needs are available.
-
-    Args:
-      schedule: the schedule.
-      durations: seconds by kind of action and stage.
-    """
+    """Starts each action when its process is free and the results that it needs are available."""
     spans: list[list[Span]] = [[] for _ in schedule.actions]
     ends: dict[Action, float] = {}
 

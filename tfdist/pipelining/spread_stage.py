@@ -56,13 +56,7 @@ class SpreadStage:
     """A stage on several devices, with the interface of `StageGraph`, for functions of the host."""
 
     def __init__(self, graph: StageGraph, devices: StageDevices):
-        """Initializes the stage.
-
-        Args:
-          graph: the stage.
-          devices: devices of this process, with the stage's trainable variables.
-        """
-        self._graph, self._devices = graph, devices
+        self.graph, self.devices = graph, devices
         self.index, self.is_last, self.layers = graph.index, graph.is_last, graph.layers
         self.received: tuple[Crossing, ...] = graph.received
         self.sent: tuple[Crossing, ...] = graph.sent
@@ -74,27 +68,25 @@ class SpreadStage:
     @property
     def spread_variables(self) -> list[keras.Variable]:
         """The trainable variables, which are on the devices."""
-        return [variable for variable in self.variables.trainable if self._devices.is_on_devices(variable)]
+        return [variable for variable in self.variables.trainable if self.devices.is_on_devices(variable)]
 
     def call(
         self, inputs: Mapping[str, tf.Tensor], received: Sequence[tf.Tensor], training: bool | None = None
     ) -> tuple[Any, list[tf.Tensor]]:
         """See `StageGraph.call`. The backward pass adds the gradients of variables to sums on the devices."""
-        missing_paths = [v.path for v in self.variables.trainable if not self._devices.is_on_devices(v)]
+        missing_paths = [v.path for v in self.variables.trainable if not self.devices.is_on_devices(v)]
         if missing_paths:
             raise InputError(
                 "With an axis model, layers of a pipeline must not be unfrozen after the trainer is created. Received: "
                 f"{missing_paths[0]}, which was frozen then. Set `trainable` before."
             )
-        host_variables = [variable for variable in self._all_variables() if not self._devices.is_on_devices(variable)]
+        variables = (*self.variables.all, *self.variables.metrics, *self.variables.external)
+        host_variables = [variable for variable in variables if not self.devices.is_on_devices(variable)]
         tensors = [*(inputs[name] for name in self.inputs), *received, *(tf.identity(v.value) for v in host_variables)]
         key = (bool(training), *((tuple(x.shape), x.dtype) for x in tensors))
         if key not in self._passes:
-            self._passes[key] = _Passes(
-                self._graph, self._devices, self.spread_variables, host_variables, tensors, bool(training)
-            )
-        passes = self._passes[key]
-        outputs, sent, self._losses, self._weight_losses, assignments = passes.call(tensors)
+            self._passes[key] = _Passes(self, host_variables, tensors, bool(training))
+        outputs, sent, self._losses, self._weight_losses, assignments = self._passes[key].call(tensors)
         for variable, value in assignments:
             variable.assign(value)
         return outputs, sent
@@ -108,22 +100,18 @@ class SpreadStage:
         """See `StageGraph.weight_losses`. In a function, returns the losses of the latest call."""
         if tf.inside_function():
             return self._weight_losses
-        return [self._devices.devices.full_tensor(loss) for loss in self._graph.weight_losses()]
+        return [self.devices.devices.full_tensor(loss) for loss in self.graph.weight_losses()]
 
     def pop_gradients(self, after: tf.Tensor) -> list[tf.Tensor | None]:
         """Returns the sums of the gradients of `spread_variables` and resets them; None if no loss depends on the variable.
 
-        Args:
-          after: the gradient of `StageDevices.order`, to which all backward passes add.
+        `after` is the gradient of `StageDevices.order`, to which all backward passes add.
         """
         training_passes = [passes for key, passes in self._passes.items() if key[0]]
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.spread_variables]
         sums = call_host(lambda _: _sum_parts([passes.take() for passes in training_passes], specs), [after], specs)
         has_gradient = [any(flags) for flags in zip(*(passes.has_gradient for passes in training_passes), strict=True)]
         return [gradient if is_present else None for gradient, is_present in zip(sums, has_gradient, strict=True)]
-
-    def _all_variables(self) -> list[keras.Variable]:
-        return [*self.variables.all, *self.variables.metrics, *self.variables.external]
 
 
 def _sum_parts(parts: Sequence[list[Any]], specs: Sequence[tf.TensorSpec]) -> list[np.ndarray]:
@@ -148,16 +136,11 @@ class _Passes:
     """The passes of a stage for inputs of given shapes and dtypes."""
 
     def __init__(
-        self,
-        graph: StageGraph,
-        devices: StageDevices,
-        spread_variables: Sequence[keras.Variable],
-        host_variables: Sequence[keras.Variable],
-        tensors: Sequence[tf.Tensor],
-        training: bool,
+        self, stage: SpreadStage, host_variables: list[keras.Variable], tensors: Sequence[tf.Tensor], training: bool
     ):
-        self._graph, self._devices, self._training = graph, devices, training
-        self._spread_variables, self._host_variables = list(spread_variables), list(host_variables)
+        graph = self._graph = stage.graph
+        self._devices, self._training = stage.devices, training
+        self._spread_variables, self._host_variables = stage.spread_variables, host_variables
         self._host_specs = [tf.TensorSpec(x.shape, x.dtype) for x in tensors]
         self._live_residuals: dict[int, list[tf.Tensor]] = {}
         self._numbers = itertools.count()
@@ -192,13 +175,8 @@ class _Passes:
         parts = _Results(*([next(iterator) for _ in range(count)] for count in self._counts))
         variables = [self._host_variables[i] for i in self._assigned_indices]
         outputs = self._outputs.pack(parts.outputs) if self._graph.is_last else None
-        return (
-            outputs,
-            parts.sent,
-            parts.losses,
-            parts.weight_losses,
-            list(zip(variables, parts.assignments, strict=True)),
-        )
+        assignments = list(zip(variables, parts.assignments, strict=True))
+        return outputs, parts.sent, parts.losses, parts.weight_losses, assignments
 
     def take(self) -> list[np.ndarray | None]:
         """Returns the sums of the gradients as arrays on the host and resets them."""
@@ -239,9 +217,7 @@ class _Passes:
             values = to_host_dtypes(arguments, self._host_specs)
             with tf.GradientTape() as tape:
                 watched_inputs = [values[i] for i in self._differentiated_inputs]
-                tape.watch(
-                    [*watched_inputs, *(keras_internals.value_of(variable) for variable in self._spread_variables)]
-                )
+                tape.watch([*watched_inputs, *map(keras_internals.value_of, self._spread_variables)])
                 forward_results = self._compute(values)
             forward_tensors = [x for part in forward_results for x in part]
             results = [self._devices.layouts.replicate(x) for x in forward_tensors]
@@ -266,23 +242,15 @@ class _Passes:
         if graph.is_last:
             self._outputs = OutputTensors(outputs)
         tensors = self._outputs.tensors(outputs) if graph.is_last else []
-        return _Results(
-            tensors,
-            list(sent),
-            losses,
-            weight_losses,
-            [values_by_id[id(self._host_variables[i])] for i in self._assigned_indices],
-        )
+        assignments = [values_by_id[id(self._host_variables[i])] for i in self._assigned_indices]
+        return _Results(tensors, list(sent), losses, weight_losses, assignments)
 
     def _trace_backward(
         self, tape: tf.GradientTape, watched_inputs: Sequence[tf.Tensor], targets: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Traces the backward pass inside the forward pass; returns the residuals."""
-        devices, weights = (
-            self._devices.devices,
-            [keras_internals.value_of(variable) for variable in self._spread_variables],
-        )
-        placements = [placement_of(variable) for variable in self._spread_variables]
+        devices, weights = self._devices.devices, list(map(keras_internals.value_of, self._spread_variables))
+        placements = list(map(placement_of, self._spread_variables))
 
         def backward(*arguments: tf.Tensor) -> list[tf.Tensor]:
             upstream, sums = arguments[: len(targets)], arguments[len(targets) :]
@@ -290,10 +258,8 @@ class _Passes:
             input_gradients, weight_gradients = gradients[: len(watched_inputs)], gradients[len(watched_inputs) :]
             self.has_gradient = [gradient is not None for gradient in weight_gradients]
             new_totals = [
-                total
-                if gradient is None
-                else total + devices.relayout(tf.convert_to_tensor(gradient), placement.computation)
-                for total, gradient, placement in zip(sums, weight_gradients, placements, strict=True)
+                total if g is None else total + devices.relayout(tf.convert_to_tensor(g), placement.computation)
+                for total, g, placement in zip(sums, weight_gradients, placements, strict=True)
             ]
             replaced_gradients = [
                 tf.zeros_like(x) if g is None else tf.convert_to_tensor(g)
@@ -313,32 +279,25 @@ class _Passes:
 
 
 class SpreadUpdate:
-    """An update of variables on the devices; scalars of the optimizer, such as the learning rate, are on the host."""
+    """An update of variables on the devices; scalars of the optimizer, such as the learning rate, are on the host.
+
+    The update rule of the optimizer must not communicate.
+    """
 
     def __init__(self, optimizer: keras.Optimizer, variables: Sequence[keras.Variable], devices: StageDevices):
-        """Traces the update.
-
-        Args:
-          optimizer: the optimizer, with an update rule without communication.
-          variables: the variables, on the devices.
-          devices: the devices.
-        """
         self._optimizer, self._variables, self._devices = optimizer, list(variables), devices
         self._host_variables = [variable for variable in optimizer.variables if not devices.is_on_devices(variable)]
         self._host_specs = [tf.TensorSpec(v.shape, v.dtype) for v in (*variables, *self._host_variables)]
         with keras_internals.outside_functions(), tf.device(None):
-            self._update = tf.function(self._trace, autograph=False).get_concrete_function(
-                *device_specs(self._host_specs)
-            )
+            trace = tf.function(self._trace, autograph=False)
+            self._update = trace.get_concrete_function(*device_specs(self._host_specs))
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
         """Updates all variables, in a function of the host."""
         host_values = [tf.identity(variable.value) for variable in self._host_variables]
-        token_spec = tf.TensorSpec([], tf.float32)
-        specs = [tf.TensorSpec(x.shape, x.dtype) for x in host_values]
-        token, *values = call_host(
-            self._run, [*gradients, *host_values, tf.identity(self._devices.order)], [token_spec, *specs]
-        )
+        specs = [tf.TensorSpec([], tf.float32), *(tf.TensorSpec(x.shape, x.dtype) for x in host_values)]
+        tensors = [*gradients, *host_values, tf.identity(self._devices.order)]
+        token, *values = call_host(self._run, tensors, specs)
         self._devices.order.assign(token)
         for variable, value in zip(self._host_variables, values, strict=True):
             variable.assign(value)

@@ -15,15 +15,10 @@ from tfdist.pipelining.operation_timing import forward_and_backward, min_call_se
 
 
 class CrossingSpec(NamedTuple):
-    """A tensor that a stage sends to the next one, for a micro-batch.
+    """A tensor that a stage sends to the next one, for a micro-batch."""
 
-    Attributes:
-      spec: static shape and dtype.
-      has_gradient: whether its gradient is sent back.
-    """
-
-    spec: tf.TensorSpec
-    has_gradient: bool
+    spec: tf.TensorSpec  # static shape and dtype
+    has_gradient: bool  # whether its gradient is sent back
 
 
 def crossing_specs(crossings: Sequence[Crossing], rows: int) -> list[CrossingSpec]:
@@ -43,15 +38,10 @@ def with_static_shapes(tensors: Sequence[tf.Tensor], crossings: Sequence[Crossin
 
 
 def spec_of(tensor: Crossing | Tensor, rows: int, kind: str) -> tf.TensorSpec:
-    """Returns the static shape and the dtype of a tensor for a number of rows.
-
-    Args:
-      tensor: the tensor; a first size of None is the number of rows.
-      rows: number of rows.
-      kind: kind of the tensor, for the error.
+    """Returns the static shape and the dtype of a tensor, for a number of rows if its first size is None.
 
     Raises:
-      InputError: another size is unknown.
+      InputError: another size is unknown. The message has the `kind` of the tensor.
     """
     shape = [rows, *tensor.shape[1:]] if tensor.shape[:1] == (None,) else [*tensor.shape]
     if None in shape:
@@ -69,29 +59,17 @@ class StageSeconds(NamedTuple):
 
 
 class StageOperations(NamedTuple):
-    """The operations of a stage in the forward pass of one micro-batch.
+    """The operations of a stage in the forward pass of one micro-batch."""
 
-    Attributes:
-      operations: number of multiplications and additions.
-      has_loops: whether there are loops; their operations are not counted.
-    """
-
-    operations: int
-    has_loops: bool
+    operations: int  # number of multiplications and additions
+    has_loops: bool  # whether there are loops, whose operations are not counted
 
 
 def measure_stage(cut: Cut, stage: StageGraph, rows: int) -> StageSeconds:
-    """Measures the compiled forward and backward pass of one stage on this device.
+    """Measures the compiled forward and backward pass of one stage on this device, for a micro-batch of `rows` rows.
 
-    Its variables and inputs are small random numbers. Takes two traces and about 14 micro-batches.
-
-    Args:
-      cut: the cut model.
-      stage: one of its stages.
-      rows: rows of a micro-batch.
-
-    Raises:
-      InputError: a size is unknown.
+    Its variables and inputs are small random numbers. Takes two traces and about 14 micro-batches. Raises `InputError` if a
+    size is unknown.
     """
     function = _StageFunction(cut, stage, rows)
     tensors = [small_numbers(spec.dtype.name, spec.shape.as_list()) for spec in function.specs]
@@ -102,27 +80,17 @@ def measure_stage(cut: Cut, stage: StageGraph, rows: int) -> StageSeconds:
 
 
 def count_operations(cut: Cut, stage: StageGraph, rows: int) -> StageOperations:
-    """Counts the operations of a stage without computing anything.
+    """Counts the operations of a stage for a micro-batch of `rows` rows, without computing anything.
 
-    A product in a matrix product or convolution counts as two, an element of another result as one.
-
-    Args:
-      cut: the cut model.
-      stage: one of its stages.
-      rows: rows of a micro-batch.
-
-    Raises:
-      InputError: a size is unknown.
+    A product in a matrix product or convolution counts as two, an element of another result as one. Raises `InputError` if a
+    size is unknown.
     """
     function = _StageFunction(cut, stage, rows)
     graph = keras_internals.new_trace()
     with graph.as_default():
         function.forward(*(tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in function.specs))
     operations = graph.get_operations()
-    return StageOperations(
-        sum(_operations(operation) for operation in operations),
-        any(operation.type in _LOOP_TYPES for operation in operations),
-    )
+    return StageOperations(sum(map(_operations, operations)), any(x.type in _LOOP_TYPES for x in operations))
 
 
 class _StageFunction:
@@ -170,13 +138,10 @@ def _operations(operation: tf.Operation) -> int:
     if operation.type in _FREE_TYPES:
         return 0
     elements = sum(x.shape.num_elements() or 0 for x in operation.outputs if x.shape.rank is not None)
-    return elements * 2 * _products(operation) if operation.type in _PRODUCTS else elements
-
-
-def _products(operation: tf.Operation) -> int:
-    """Returns the number of products that are summed in each element of a result."""
+    if operation.type not in _PRODUCTS:
+        return elements
     first, second = (x.shape for x in operation.inputs[:2])
-    return _PRODUCTS[operation.type](operation, first, second)
+    return elements * 2 * _PRODUCTS[operation.type](operation, first, second)
 
 
 def _einsum_products(operation: tf.Operation, first: tf.TensorShape, second: tf.TensorShape) -> int:
@@ -192,6 +157,7 @@ def _einsum_products(operation: tf.Operation, first: tf.TensorShape, second: tf.
     return count
 
 
+# The number of products that are summed in each element of a result.
 _PRODUCTS: dict[str, Any] = {
     "MatMul": lambda x, a, b: a[0 if x.get_attr("transpose_a") else 1] or 1,
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2"), lambda x, a, b: a[-2 if x.get_attr("adj_x") else -1] or 1),

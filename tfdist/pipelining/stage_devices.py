@@ -44,22 +44,15 @@ class LocalDevices(Devices):
 
 
 def devices_of_process(size: int, cluster: Cluster, has_servers: bool) -> LocalDevices:
-    """Creates the mesh of this process.
+    """Creates the mesh of `size` devices of this process.
 
     With TensorFlow's servers, the mesh is a row of one mesh over all processes, because the first process assigns the group
     keys of all devices.
-
-    Args:
-      size: number of devices of this process.
-      cluster: this process in the job.
-      has_servers: whether TensorFlow's servers connect the processes.
     """
     task = cluster.rank if has_servers else 0
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     job = "worker" if has_servers else "localhost"
-    devices = [
-        tf.DeviceSpec(job=job, replica=0, task=task, device_type=kind, device_index=index) for index in range(size)
-    ]
+    devices = [tf.DeviceSpec(job=job, replica=0, task=task, device_type=kind, device_index=i) for i in range(size)]
     rows = cluster.size if has_servers else 1
     device_ids = [task * size + index for index in range(size)]
     engine = dtensor.Mesh(["process", AXIS], np.arange(rows * size).reshape(rows, size), device_ids, devices)
@@ -78,27 +71,15 @@ class StageDevices:
     """Variables and compiled functions on the devices of a process.
 
     One function cannot contain operations of both the host and the devices, so a Python operation on the host calls a device
-    function.
-
-    Attributes:
-      devices: the devices.
-      layouts: layouts of tensors in device functions.
-      is_tracing: whether a device function is being traced.
-      order: a variable on the host. Every operation that calls a device function reads or assigns it, so TensorFlow
-        runs them in program order.
+    function. `rules` are mesh axes by name of dim, and `layouts` those of tensors in device functions, by these rules.
     """
 
     def __init__(self, devices: LocalDevices, rules: dict[str, str], layouts: MeshLayouts):
-        """Initializes the devices.
-
-        Args:
-          devices: the devices.
-          rules: mesh axes by name of dim.
-          layouts: layouts by these rules.
-        """
         self.devices, self.layouts = devices, layouts
         self._rules = rules
-        self.is_tracing = False
+        self.is_tracing = False  # whether a device function is being traced
+        # Every operation that calls a device function reads or assigns this variable on the host, so TensorFlow runs them in
+        # program order.
         with keras_internals.outside_scopes():
             self.order = tf.Variable(0.0, name="order")
 
@@ -134,8 +115,9 @@ class StageDevices:
     def tracing(self) -> Iterator[None]:
         """Context in which a device function is traced."""
         was_tracing, self.is_tracing = self.is_tracing, True
+        messages = using(_NoMessages(current())) if current().size > 1 else contextlib.nullcontext()
         try:
-            with self.layouts.tracing(), keras_internals.replace_captures(self.devices.copier()), _forbid_messages():
+            with self.layouts.tracing(), keras_internals.replace_captures(self.devices.copier()), messages:
                 yield
             reject_unsafe_operations(tf.compat.v1.get_default_graph())
         finally:
@@ -165,9 +147,9 @@ class StageDevices:
 
     def to_devices(self, value: Any) -> tf.Tensor:
         """Replicates an array of the host on the devices."""
-        carrier = _CARRIER_DTYPES.get(tf.as_dtype(value.dtype))
-        value = np.asarray(value) if carrier is None else np.asarray(value).astype(carrier.as_numpy_dtype)
-        return self.devices.place(value, Layout.replicated(value.ndim))
+        dtype = tf.as_dtype(value.dtype)
+        array = np.asarray(value, _CARRIER_DTYPES.get(dtype, dtype).as_numpy_dtype)
+        return self.devices.place(array, Layout.replicated(array.ndim))
 
     def to_host(self, values: Sequence[tf.Tensor]) -> list[np.ndarray]:
         """Returns replicated tensors of the devices as arrays of the host."""
@@ -201,10 +183,6 @@ class _NoMessages(Recording):
             "A layer that is spread over an axis model cannot communicate with other replicas. Received: a call of "
             f"{operation} ({name}). Use --batch_norm=local, or leave out the axis model."
         )
-
-
-def _forbid_messages() -> contextlib.AbstractContextManager[None]:
-    return using(_NoMessages(current())) if current().size > 1 else contextlib.nullcontext()
 
 
 class StageLayouts(TensorLayouts):

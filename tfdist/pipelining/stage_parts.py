@@ -39,14 +39,8 @@ def sum_over_stages(
 ) -> list[tf.Tensor]:
     """Returns the gradients, where those of shared variables are summed over stages and bitwise equal in each stage.
 
-    The first process of a variable adds the gradients of the other processes in order, and sends the sum to them.
-
-    Args:
-      gradients: this process's gradients.
-      variables: variables of the gradients.
-      cut: the cut of the model.
-      strategy: the strategy.
-      collectives: collectives of the pipeline's processes.
+    The first process of a variable adds the gradients of the other processes in order, and sends the sum to them, through the
+    collectives of the pipeline's processes.
     """
     results = list(gradients)
     indices = {id(variable): i for i, variable in enumerate(variables)}
@@ -91,14 +85,14 @@ def synchronize_replicas(strategy: HasStages, variables: Sequence[keras.Variable
 def synchronize_shared(strategy: HasStages, cut: Cut) -> None:
     """Copies the values of shared variables from their first stage to their other stages, within each pipeline."""
     for number, (variable, stages) in enumerate(cut.shared):
-        first, *other_processes = strategy.schedule.processes_of(stages)
-        if strategy.pipeline_rank in (first, *other_processes) and other_processes:
-            _copy_variable(strategy, variable, first, other_processes, f"shared/{number}/initial_value")
+        processes = strategy.schedule.processes_of(stages)
+        if strategy.pipeline_rank in processes and len(processes) > 1:
+            _copy_variable(strategy, variable, processes, f"shared/{number}/initial_value")
 
 
-def _copy_variable(
-    strategy: HasStages, variable: keras.Variable, first: int, other_processes: Sequence[int], tag: str
-) -> None:
+def _copy_variable(strategy: HasStages, variable: keras.Variable, processes: Sequence[int], tag: str) -> None:
+    first, *other_processes = processes
+
     def exchange(values: list[tf.Tensor]) -> list[tf.Tensor]:
         if strategy.pipeline_rank != first:
             spec = tf.TensorSpec(variable.shape, variable.dtype)
@@ -123,33 +117,17 @@ def forward(strategy: HasStages, model: StagedModel, inputs: Any) -> Any:
     add losses, which would include the padding, the remaining rows flow in micro-batches of one row instead.
 
     The losses that layers of this process add are added to the model, as means over the rows.
-
-    Args:
-      strategy: the strategy.
-      model: this process's part of the model.
-      inputs: inputs of the model, with any number of rows.
     """
     first = keras.tree.flatten(inputs)[0]
     rows = tf.shape(first)[0]
     size = _TRACED_ROWS if first.shape[0] is None else max(1, -(-first.shape[0] // strategy.micro_batches))
-    if not model.cut.run.adds_losses:
-        count = -(-rows // size)
-        padded_inputs = keras.tree.map_structure(lambda x: _pad_rows(x, count * size), inputs)
-        return _forward(strategy, model, padded_inputs, rows, [_RowRange(tf.constant(0), count, size)])
-    full_count = rows // size
-    parts = [_RowRange(tf.constant(0), full_count, size), _RowRange(full_count * size, rows - full_count * size, 1)]
-    return _forward(strategy, model, inputs, rows, parts)
-
-
-class _RowRange(NamedTuple):
-    """A range of rows in `count` micro-batches of `size` rows; `start`, the first row, and `count` are scalars."""
-
-    start: tf.Tensor
-    count: tf.Tensor
-    size: int
-
-
-def _forward(strategy: HasStages, model: StagedModel, inputs: Any, rows: tf.Tensor, parts: Sequence[_RowRange]) -> Any:
+    count = rows // size if model.cut.run.adds_losses else -(-rows // size)
+    parts = [_RowRange(tf.constant(0), count, size)]
+    if model.cut.run.adds_losses:
+        parts.append(_RowRange(count * size, rows - count * size, 1))
+    else:  # copies of the last row, because layers may reject zeros or empty strings
+        indices = tf.minimum(tf.range(count * size), tf.maximum(rows - 1, 0))
+        inputs = keras.tree.map_structure(lambda x: tf.gather(x, indices), inputs)
     outputs = _Outputs(model, inputs)
     outputs_by_part, losses = [], tf.zeros([], keras.config.floatx())
     for part in parts:
@@ -160,6 +138,14 @@ def _forward(strategy: HasStages, model: StagedModel, inputs: Any, rows: tf.Tens
         model.add_loss(tf.math.divide_no_nan(losses, tf.cast(rows, losses.dtype)))
     full_outputs = [tf.concat(pieces, axis=0)[:rows] for pieces in zip(*outputs_by_part, strict=True)]
     return outputs.pack(full_outputs or outputs.zeros(rows))
+
+
+class _RowRange(NamedTuple):
+    """A range of rows in `count` micro-batches of `size` rows; `start`, the first row, and `count` are scalars."""
+
+    start: tf.Tensor
+    count: tf.Tensor
+    size: int
 
 
 def _micro_batches(
@@ -185,11 +171,6 @@ def _micro_batches(
     return arrays, losses
 
 
-def _pad_rows(x: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Pads with copies of the last row: layers may reject zeros or empty strings."""
-    return tf.gather(x, tf.minimum(tf.range(rows), tf.maximum(tf.shape(x)[0] - 1, 0)))
-
-
 def _slice_rows(x: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
     return tf.ensure_shape(x[start : start + size], [size, *x.shape[1:]])
 
@@ -200,15 +181,13 @@ def _micro_batch(strategy: HasStages, model: StagedModel, inputs: Any, rows: int
     outputs, losses = None, []
     for number, stage in model.stages.items():
         previous_process, next_process = (strategy.schedule.process_of(number + step) for step in (-1, 1))
-        inputs_of_stage = tensors
-        if previous_process != strategy.pipeline_rank and stage.received:
+        if previous_process != strategy.pipeline_rank:
             specs = [crossing.spec for crossing in crossing_specs(stage.received, rows)]
-            inputs_of_stage = Link(strategy.pipeline_collectives, previous_process).receive(
-                specs, f"forward/{rows}/{number}"
-            )
-        outputs, tensors = stage.call(model.cut.named_inputs(inputs), inputs_of_stage, training=False)
+            link = Link(strategy.pipeline_collectives, previous_process)
+            tensors = link.receive(specs, f"forward/{rows}/{number}")
+        outputs, tensors = stage.call(model.cut.named_inputs(inputs), tensors, training=False)
         losses += [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in stage.take_data_losses()]
-        if next_process != strategy.pipeline_rank and stage.sent:
+        if next_process != strategy.pipeline_rank:
             tensors = with_static_shapes(tensors, crossing_specs(stage.sent, rows))
             Link(strategy.pipeline_collectives, next_process).send(tensors, f"forward/{rows}/{number + 1}")
     return outputs, losses
@@ -244,10 +223,6 @@ def read_full_model(strategy: HasStages, model: StagedModel) -> Iterator[keras.M
 
     The chief does not keep the values, because the full model may not fit in its memory. Every process must enter the context.
     In the first replica, the other stages yield after the chief has left it.
-
-    Args:
-      strategy: the strategy.
-      model: this process's part of the model.
     """
     if strategy.local_replicas.start != 0:
         yield model.full_model
@@ -278,16 +253,8 @@ class _RemoteReads:
                     owners.setdefault(id(variable), (variable, process))
         self._owners = [(variable, process) for variable, process in owners.values() if process]
         # States of random layers have values in every process: each step sets them.
-        self._numbers = {
-            id(variable): number
-            for number, (variable, _) in enumerate(self._owners)
-            if keras_internals.value_of(variable) is None
-        }
-
-    @property
-    def missing_variables(self) -> list[keras.Variable]:
-        """The variables that the chief does not have."""
-        return [variable for variable, _ in self._owners if id(variable) in self._numbers]
+        self.missing_variables = [v for v, _ in self._owners if keras_internals.value_of(v) is None]  # on the chief
+        self._numbers = {id(variable): number for number, (variable, _) in enumerate(self._owners)}
 
     def read(self, variable: keras.Variable) -> tf.Tensor:
         """Returns the value of a variable of another stage; only the chief calls it."""
@@ -418,12 +385,10 @@ class StageParts(ModelParts):
     def _measure_seconds(self, graph: Graph) -> list[float]:
         """Returns the seconds of each call, measured on rank 0, because all processes must cut equally."""
         local_seconds = measure_seconds(graph, rows=_MEASURED_ROWS) if self._strategy.cluster.rank == 0 else None
-        seconds: list[float] = self._strategy.group.broadcast("stages/seconds", local_seconds, LONG_SECONDS)
-        return seconds
+        return self._strategy.group.broadcast("stages/seconds", local_seconds, LONG_SECONDS)
 
-    def description(self, part: keras.Model) -> str:
+    def description(self, part: Any) -> str:
         """Returns, for example, `2, of 416 + 21,258 parameters; 1f1b with 4 micro-batches, 20% of the time idle if ...`."""
-        assert isinstance(part, StagedModel)
         counts = [sum(math.prod(variable.shape) for variable in stage.variables.all) for stage in part.cut.stages]
         schedule = self._strategy.schedule
         if schedule.has_flush:
@@ -435,16 +400,14 @@ class StageParts(ModelParts):
         return f"{len(counts)}, of {' + '.join(f'{count:,}' for count in counts)} parameters; {schedule_text}, {cost}"
 
     @contextlib.contextmanager
-    def full_model(self, part: keras.Model) -> Iterator[keras.Model]:
-        assert isinstance(part, StagedModel)
+    def full_model(self, part: Any) -> Iterator[keras.Model]:
         devices = self._strategy.stage_devices
         on_host = contextlib.nullcontext() if devices is None else devices.values_on_host(part.variables)
         with on_host, read_full_model(self._strategy, part) as model:
             yield model
 
-    def regularization(self, part: keras.Model) -> float:
+    def regularization(self, part: Any) -> float:
         """See base class. A shared variable is counted once."""
-        assert isinstance(part, StagedModel)
         local_loss = sum(float(tf.reduce_sum(loss)) for stage in part.stages.values() for loss in stage.weight_losses())
         losses = self._strategy.group.gather("stages/regularization", local_loss, LONG_SECONDS)
         return math.fsum(losses[:: self._strategy.grid.replicas])

@@ -1,6 +1,5 @@
 """`StagedModel`, the part of a model that one process of a pipeline trains, and the staleness of its weights."""
 
-import dataclasses
 import functools
 import operator
 import os
@@ -23,13 +22,6 @@ _REMEDY = "Use the trainer's fit, predict, evaluate and save, which all processe
 _NEEDS_ALL_WEIGHTS = "fit evaluate predict train_on_batch test_on_batch predict_on_batch".split()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Untracked:
-    """Hides an object from Keras, which would otherwise track its layers as layers of the model."""
-
-    value: Any
-
-
 def _error_message(received: str) -> str:
     return f"{_RULE} Received: {received}. {_REMEDY}"
 
@@ -39,11 +31,7 @@ def _raise_input_error(received: str, *_: Any, **__: Any) -> NoReturn:
 
 
 class StagedModel(keras.Model):
-    """The stages of a process, with only their variables, as the model of the optimizer and of checkpoints.
-
-    Attributes:
-      cut: the stages of the full model.
-    """
+    """The stages of a process, with only their variables, as the model of the optimizer and of checkpoints."""
 
     def __init__(
         self,
@@ -53,21 +41,20 @@ class StagedModel(keras.Model):
         forward: Callable[["StagedModel", Any], Any],
         devices: StageDevices | None = None,
     ):
-        """Initializes the variables of the stages.
+        """Initializes the variables of the stages of this process, whose `numbers` are given.
 
-        Args:
-          model: the full model.
-          cut: its stages.
-          numbers: numbers of the stages of this process.
-          forward: computes the outputs of the full model from its inputs, in a replica function of a pipeline.
-          devices: devices over which the stages are spread; None for a single device.
+        `forward` computes the outputs of the full model from its inputs, in a replica function of a pipeline. `devices` are
+        those over which the stages are spread; None for a single device.
         """
         super().__init__(name=model.name)
-        self._full_model = _Untracked(model)
+        # In functions, because Keras would otherwise track the layers of these objects as layers of this model.
+        self._full_model: Callable[[], keras.Model] = lambda: model
         self.cut, self._forward = cut, forward
-        graphs = [cut.stages[number] for number in numbers]
-        stages = graphs if devices is None else [SpreadStage(graph, devices) for graph in graphs]
-        self._stages = _Untracked(dict(zip(numbers, stages, strict=True)))
+        stages: dict[int, StageGraph | SpreadStage] = {
+            number: cut.stages[number] if devices is None else SpreadStage(cut.stages[number], devices)
+            for number in numbers
+        }
+        self._stages = lambda: stages
         self._stage_layers = list(dict.fromkeys(layer for stage in self.stages.values() for layer in stage.layers))
         for stage in self.stages.values():
             if devices is not None:
@@ -88,13 +75,12 @@ class StagedModel(keras.Model):
     @property
     def full_model(self) -> keras.Model:
         """The full model; weights of other stages have no values."""
-        return self._full_model.value
+        return self._full_model()
 
     @property
     def stages(self) -> Mapping[int, StageGraph | SpreadStage]:
         """The stages of this process, by number."""
-        stages: Mapping[int, StageGraph | SpreadStage] = self._stages.value
-        return stages
+        return self._stages()
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -117,12 +103,7 @@ class StagedModel(keras.Model):
     non_trainable_weights = non_trainable_variables
 
     def load_weights(self, filepath: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Loads the weights of this process's stages from a file of the full model.
-
-        Args:
-          filepath: file with the weights of an equal full model.
-          **kwargs: see base class.
-        """
+        """Loads the weights of this process's stages from a file of an equal full model."""
         self.full_model.load_weights(filepath, **kwargs)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
@@ -134,12 +115,7 @@ class StagedModel(keras.Model):
         return self.with_zeros(inputs, training)[0]  # for shapes and dtypes only
 
     def with_zeros(self, inputs: Any, training: bool | None = None) -> tuple[Any, list[tf.Tensor]]:
-        """Calls the full model with zeros as weights, to get the shapes, dtypes and masks of its outputs.
-
-        Returns:
-          The outputs.
-          The zeros that replace the variables.
-        """
+        """Calls the full model with zeros as weights, to get the shapes, dtypes and masks of its outputs; returns both."""
         placeholders = [tf.zeros(variable.shape, variable.dtype) for variable in self.full_model.variables]
         with keras.StatelessScope(state_mapping=list(zip(self.full_model.variables, placeholders, strict=True))):
             return self.full_model(inputs, training=training), placeholders
@@ -157,13 +133,7 @@ def pipeline_without_flush(strategy: Strategy) -> HasStages | None:
 
 
 def staleness(strategy: Strategy, model: keras.Model, step: int) -> dict[str, float]:
-    """Returns the field `staleness` of a record; empty if all gradients use the newest weights.
-
-    Args:
-      strategy: the strategy.
-      model: the model of this process.
-      step: number of completed updates.
-    """
+    """Returns the field `staleness` of a record after `step` updates; empty if all gradients use the newest weights."""
     pipeline = pipeline_without_flush(strategy)
     if not pipeline:
         return {}

@@ -22,13 +22,9 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """The actions of all processes over time.
+    """The actions of all processes over time."""
 
-    Attributes:
-      spans: the actions of each process with their times, in order, on one clock.
-    """
-
-    spans: tuple[tuple[Span, ...], ...]
+    spans: tuple[tuple[Span, ...], ...]  # of each process, in order, on one clock
 
     @property
     def makespan(self) -> float:
@@ -85,10 +81,8 @@ def draw(timelines: Mapping[str, Timeline]) -> "Figure":
     """Returns a figure with one panel per timeline, stacked on a common time axis.
 
     A panel has a row for each process with a box for each action, labelled with the micro-batch; idle time is gray, and later
-    chunks have lighter colors. The figure has no window and does not use matplotlib's global state.
-
-    Args:
-      timelines: by title, such as `{"1f1b, predicted": ..., "1f1b, measured": ...}`; at least one.
+    chunks have lighter colors. The figure has no window and does not use matplotlib's global state. Titles are such as
+    "1f1b, measured".
     """
     # Imported late, because it takes 0.4 s.
     from matplotlib.figure import Figure
@@ -123,20 +117,13 @@ def _panel(axes: "Axes", timeline: Timeline, end: float, factor: float) -> None:
         axes.barh(process, timeline.makespan * factor, height=0.84, color=_IDLE, linewidth=0)
         for span in row:
             start, duration = (span.start - first) * factor, (span.end - span.start) * factor
-            color = _color(span, processes, chunks)
-            axes.barh(process, duration, left=start, height=0.84, color=color, edgecolor="white", linewidth=0.6)
+            fill = _color(span, processes, chunks)
+            axes.barh(process, duration, left=start, height=0.84, color=fill, edgecolor="white", linewidth=0.6)
             text = str(span.action.micro_batch)
             if (span.end - span.start) * inches > _DIGIT * (len(text) + 0.5):
                 has_dark_text = span.action.stage // processes > (chunks - 1) / 2
-                axes.text(
-                    start + duration / 2,
-                    process,
-                    text,
-                    ha="center",
-                    va="center",
-                    fontsize=8,
-                    color="#222222" if has_dark_text else "white",
-                )
+                color = "#222222" if has_dark_text else "white"
+                axes.text(start + duration / 2, process, text, ha="center", va="center", fontsize=8, color=color)
     axes.set_yticks(range(processes), labels=[f"process {process}" for process in range(processes)])
     axes.set_ylim(processes - 0.5, -0.5)
     axes.set_xlim(0, end * factor)
@@ -146,9 +133,8 @@ def _panel(axes: "Axes", timeline: Timeline, end: float, factor: float) -> None:
 
 def _chunks(timeline: Timeline) -> int:
     """Returns the number of stages in each process."""
-    return 1 + max((span.action.stage for row in timeline.spans for span in row), default=0) // max(
-        len(timeline.spans), 1
-    )
+    last_stage = max((span.action.stage for row in timeline.spans for span in row), default=0)
+    return 1 + last_stage // max(len(timeline.spans), 1)
 
 
 def _color(span: Span, processes: int, chunks: int) -> tuple[float, ...]:

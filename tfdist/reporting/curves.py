@@ -112,15 +112,9 @@ class CurvesReporter(Reporter):
     """Plots the loss and the first four metrics, each for training and evaluation, and the learning rate.
 
     Runs whose replicas train locally, as with local SGD, also have a panel for their divergence; runs on parameter servers, a
-    row of panels for their workers. The best evaluation of each
-    metric is marked. The plot is updated at evaluations and at the end. The file is replaced atomically. Without records, no
-    file is written.
-
-    Args:
-      path: path of the PNG file.
-      title: title of the plot, such as the name of the run.
-      seconds_between: minimum seconds between two plots, except the last one.
-      clock: monotonic clock in seconds.
+    row of panels for their workers. The best evaluation of each metric is marked. The plot is updated at evaluations, with
+    a minimum of `seconds_between` plots, and at the end. The file, a PNG, is replaced atomically. Without records, no file is
+    written.
     """
 
     def __init__(
@@ -143,18 +137,16 @@ class CurvesReporter(Reporter):
     def preload(self, records: Iterable[Mapping[str, Json]]) -> None:
         """Adds records of earlier starts, without plotting."""
         for record in records:
-            if "step" in record:
-                self._add(record)
-
-    def _add(self, record: Mapping[str, Json]) -> None:
-        kind = str(record.get("kind", TRAIN))
-        self._worker_panels.add(record)
-        narrow_values = {name: record[name] for name in _NARROW_PANELS if name in record}
-        for name, value in {"loss": record.get("loss"), **main_metrics(record), **narrow_values}.items():
-            point = number(value)
-            if point is not None:
-                self._has_changed = True
-                self._curves.setdefault(name, {}).setdefault(kind, []).append((int(record["step"]), point))
+            if "step" not in record:
+                continue
+            kind = str(record.get("kind", TRAIN))
+            self._worker_panels.add(record)
+            narrow_values = {name: record[name] for name in _NARROW_PANELS if name in record}
+            for name, value in {"loss": record.get("loss"), **main_metrics(record), **narrow_values}.items():
+                point = number(value)
+                if point is not None:
+                    self._has_changed = True
+                    self._curves.setdefault(name, {}).setdefault(kind, []).append((int(record["step"]), point))
 
     def close(self, outcome: str) -> None:
         if self._has_changed:
@@ -173,11 +165,8 @@ def draw(
 ) -> "Figure":
     """Returns the figure of a run, without using a window or matplotlib's global state.
 
-    Args:
-      curves: (step, value) points by name (`loss`, `learning_rate`, `replica_divergence` or a metric) and by kind of record
-        (`train`, `eval`).
-      title: title of the figure.
-      worker_panels: panels of the workers of parameter servers, if there are any.
+    `curves` are (step, value) points by name (`loss`, `learning_rate`, `replica_divergence` or a metric) and by kind of record
+    (`train`, `eval`); `worker_panels` are those of the workers of parameter servers.
     """
     # Imported late, because it takes 0.4 s.
     from matplotlib.figure import Figure
@@ -225,13 +214,10 @@ def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str
             marker = "o" if kind == EVAL or len(points) == 1 else None
             width = 1.8 if kind == EVAL else 1.4
             axes.plot(steps, values, color=color, linewidth=width, marker=marker, markersize=4, label=label)
-    describe_axes(axes, title, "step (optimizer updates)", unit)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
+    describe_axes(axes, title, "step (optimizer updates)", unit, is_empty=not axes.lines)
     if axes.lines:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
         axes.legend(frameon=False)
-    else:
-        axes.set(xticks=[], yticks=[])
-        axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color="#888888")
 
 
 def _spans_decades(kinds: Mapping[str, Points]) -> bool:

@@ -53,19 +53,12 @@ _NOTEBOOK_SECONDS = 0.2  # each draw is a message to the browser
 
 
 class Line(NamedTuple):
-    """A line of a progress bar.
+    """A line of a progress bar."""
 
-    Attributes:
-      left: text before the bar.
-      filled: filled columns of the bar.
-      empty: empty columns of the bar; there is no bar if both are 0.
-      right: text after the bar.
-    """
-
-    left: str
-    filled: int
-    empty: int
-    right: str
+    left: str  # text before the bar
+    filled: int  # columns of the bar
+    empty: int  # columns of the bar; there is no bar if both are 0
+    right: str  # text after the bar
 
     def __str__(self) -> str:
         """Returns the line without colors; only the filled part of the bar is visible."""
@@ -83,7 +76,7 @@ class BarText:
         self._record: Mapping[str, Json] = {}
         # Does not include the first call, which compiles the training step.
         self._points: collections.deque[tuple[float, int]] = collections.deque()
-        self._status = ""
+        self.status = ""  # shown instead of loss and metrics, unless it is empty
         self._width, self._level = 0, 0
 
     def update(self, step: int, record: Mapping[str, Json]) -> None:
@@ -95,10 +88,6 @@ class BarText:
         while len(self._points) > 2 and self._points[1][0] < now - _SPEED_SECONDS:
             self._points.popleft()
 
-    def set_status(self, text: str) -> None:
-        """Sets a text that is shown instead of loss and metrics; "" shows these again."""
-        self._status = printable(text)
-
     def line(self, width: int) -> Line:
         """Returns the line for a terminal of `width` columns.
 
@@ -106,8 +95,8 @@ class BarText:
         """
         if width != self._width:
             self._width, self._level = width, 0
-        if self._status:
-            return self._fit(["epoch", "step", "status"], True, True, width) or Line("", 0, 0, self._status[:width])
+        if self.status:
+            return self._fit(["epoch", "step", "status"], True, True, width) or Line("", 0, 0, self.status[:width])
         while self._level < len(_LEVELS):
             names, is_long, has_bar = _LEVELS[self._level]
             line = self._fit(names.split(), is_long, has_bar, width)
@@ -154,7 +143,7 @@ class BarText:
                 return "  ".join(communication(self._record)) if plan.shows_communication else ""
             case "workers":
                 return " ".join(workers(self._record, is_long))
-        return self._status
+        return self.status
 
     @property
     def _speed(self) -> float:
@@ -181,11 +170,7 @@ class BarReporter(Reporter, abc.ABC):
     """Displays a progress bar: epoch, steps, elapsed and remaining time, loss, first metric, and examples/s.
 
     Narrow terminals show fewer fields; see `BarText`. The description of the run and evaluations are printed as lines above
-    the bar, and the outcome below it. The bar is drawn by the caller's thread.
-
-    Args:
-      seconds: minimum interval between two draws.
-      clock: monotonic clock in seconds.
+    the bar, and the outcome below it. The bar is drawn by the caller's thread, at intervals of at least `seconds`.
     """
 
     def __init__(self, seconds: float = 0.1, clock: Callable[[], float] = monotonic):
@@ -198,7 +183,6 @@ class BarReporter(Reporter, abc.ABC):
     def _print(self, text: str) -> None:
         """Prints a permanent line, above the bar if it is open."""
 
-    @abc.abstractmethod
     def _open_bar(self) -> None:
         """Opens the bar at the start of a run."""
 
@@ -246,7 +230,7 @@ class BarReporter(Reporter, abc.ABC):
 
     def _set_status(self, text: str) -> None:
         if self._text is not None:
-            self._text.set_status(text)
+            self._text.status = printable(text)
             self._draw()
 
     def _draw(self) -> None:
@@ -256,15 +240,10 @@ class BarReporter(Reporter, abc.ABC):
 
 
 class InPlaceReporter(BarReporter):
-    """Displays a progress bar with a carriage return as the only control character.
+    """Displays a progress bar with a carriage return as the only control character, in lines of `width` columns.
 
-    The carriage return follows each state of the bar; log messages replace the bar until the next state.
-
-    Args:
-      stream: output stream, which is flushed after each write but not closed.
-      width: columns of a line.
-      seconds: minimum interval between two states of the bar.
-      clock: monotonic clock in seconds.
+    The carriage return follows each state of the bar; log messages replace the bar until the next state. The stream is
+    flushed after each write, but not closed.
     """
 
     def __init__(self, stream: TextIO, width: int, seconds: float = 0.1, clock: Callable[[], float] = monotonic):
@@ -276,20 +255,14 @@ class InPlaceReporter(BarReporter):
         self._write(text.ljust(self._columns) + "\n")
         self._columns = 0
 
-    def _open_bar(self) -> None:
-        pass
-
     def _draw_bar(self, text: BarText) -> None:
-        self._overwrite(str(text.line(self._width)))
+        state = str(text.line(self._width))
+        self._write(state.ljust(self._columns) + "\r")  # covers the visible state
+        self._columns = len(state)
 
     def _close_bar(self) -> None:
         self._write("\n")
         self._columns = 0
-
-    def _overwrite(self, text: str) -> None:
-        """Replaces the visible state by a text, padded to cover it."""
-        self._write(text.ljust(self._columns) + "\r")
-        self._columns = len(text)
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
@@ -299,10 +272,11 @@ class InPlaceReporter(BarReporter):
 class TerminalReporter(BarReporter):
     """Displays a progress bar on a terminal. Other output to the terminal appears above it."""
 
+    _live: Live
+
     def __init__(self, console: Console, clock: Callable[[], float] = monotonic):
         super().__init__(clock=clock)
         self._console = console
-        self._live: Live | None = None
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -318,13 +292,10 @@ class TerminalReporter(BarReporter):
         self._live.start()
 
     def _draw_bar(self, text: BarText) -> None:
-        if self._live is not None:
-            self._live.update(self._style_line(text), refresh=True)
+        self._live.update(self._style_line(text), refresh=True)
 
     def _close_bar(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._live.stop()
 
     def _style_line(self, text: BarText) -> Text:
         line = text.line(self._console.width)
@@ -366,11 +337,8 @@ def chief_reporter(
 ) -> Reporter:
     """Returns the chief's reporter, which writes to a stream for the user and to the files of the run directory.
 
-    Args:
-      directory: directory for metrics.jsonl, outcome.json, TensorBoard events and curves.png.
-      stream: stream for the user, usually `sys.stderr`.
-      earlier_records: records from before the run was resumed, for curves.png.
-      loggers: further reporters, see `make_loggers`; by default, TensorBoard.
+    `earlier_records` are from before the run was resumed, for curves.png. `loggers` are further reporters, see
+    `make_loggers`; by default, TensorBoard.
     """
     curves = CurvesReporter(directory.curves, directory.path.name)
     curves.preload(earlier_records)

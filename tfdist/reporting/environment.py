@@ -19,12 +19,8 @@ _STATUS = Path("/proc/self/status")
 def describe(hosts: Sequence[str], start_time: float, communication: str = "") -> dict[str, Json]:
     """Returns what is needed to repeat a run: versions, hosts, command and machine.
 
-    Neither imports packages nor reads environment variables, which may contain secrets.
-
-    Args:
-      hosts: host name of each rank, by rank.
-      start_time: start time of the run, in seconds since 1970 (UTC).
-      communication: see `Strategy.communication`.
+    Neither imports packages nor reads environment variables, which may contain secrets. `hosts` has the host name of each
+    rank; `start_time` is in seconds since 1970 (UTC); for `communication`, see `Strategy.communication`.
     """
     return {
         "command": shlex.join(sys.orig_argv),
@@ -51,11 +47,8 @@ def versions() -> dict[str, str]:
 
 def peak_memory() -> dict[str, int]:
     """Returns the memory fields of a training record; `device_peak_memory_bytes` only with a GPU."""
-    fields = {"peak_memory_bytes": host_peak_bytes()}
-    device = device_peak_bytes()
-    if device is not None:
-        fields["device_peak_memory_bytes"] = device
-    return fields
+    fields = {"peak_memory_bytes": host_peak_bytes(), "device_peak_memory_bytes": device_peak_bytes()}
+    return {name: size for name, size in fields.items() if size is not None}
 
 
 def host_peak_bytes() -> int:

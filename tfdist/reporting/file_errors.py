@@ -42,18 +42,16 @@ class GrowingFile:
     """A file to which a run appends; data survives the end of the process and, after `sync`, of the machine."""
 
     def __init__(self, path: AnyPath, *, is_new: bool = False):
-        """Creates the file if it does not exist.
-
-        Args:
-          path: path of the file, in an existing directory.
-          is_new: whether it must not exist.
+        """Creates the file if it does not exist; if `is_new`, it must not, and its directory is created, too.
 
         Raises:
           WriteError: it cannot be created. The other methods raise it as well.
         """
-        self._path = path
+        self._path, storage = path, storage_of(path)
         with reraise_as_write_error(path):
-            self._file = storage_of(path).append(path_of(path), is_new=is_new)
+            if is_new:
+                storage.make_directory(path_of(path).parent)
+            self._file = storage.append(path_of(path), is_new=is_new)
 
     def write(self, data: bytes) -> None:
         """Appends all bytes."""

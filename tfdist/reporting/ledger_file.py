@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import InputError
-from tfdist.reporting.file_errors import GrowingFile, reraise_as_write_error
+from tfdist.reporting.file_errors import GrowingFile
 from tfdist.storage import AnyPath, path_of, storage_of
 
 _NUMBER = np.dtype("<i8")
@@ -23,48 +23,35 @@ class NullLedger:
     """A ledger that records nothing."""
 
     def write(self, first_step: int, steps: int, numbers: np.ndarray) -> None:
-        """See `LedgerFile`."""
+        """Records a call of `steps` steps: [examples] integers, in the order of use, with the same number per step."""
 
     def write_updates(self, updates: Sequence[Mapping[str, Any]]) -> None:
-        """See `UpdatesFile`."""
+        """Records the updates of one call, each with its number, `version`."""
 
     def sync(self) -> None:
-        """See `LedgerFile`."""
+        """Flushes the records to disk."""
 
     def close(self) -> None:
-        """See `LedgerFile`."""
+        """Closes the files."""
 
 
 class LedgerFile(NullLedger):
-    """Appends the examples of each call; they survive the end of the process and, after `sync`, of the machine."""
+    """Appends the examples of each call; they survive the end of the process and, after `sync`, of the machine.
+
+    It must not exist. Its methods raise `WriteError` if it cannot be written.
+    """
 
     def __init__(self, path: AnyPath):
-        """Creates the file, with its directory if necessary; it must not exist.
-
-        Raises:
-          WriteError: it cannot be created. Other methods also raise it, such as on a full disk.
-        """
-        with reraise_as_write_error(path):
-            storage_of(path).make_directory(path_of(path).parent)
         self._file = GrowingFile(path, is_new=True)
 
     def write(self, first_step: int, steps: int, numbers: np.ndarray) -> None:
-        """Appends one call.
-
-        Args:
-          first_step: first step of the call.
-          steps: number of steps.
-          numbers: [examples] integers, in the order of use, with the same number per step.
-        """
         head = np.asarray([first_step, steps, len(numbers)], _NUMBER)
         self._file.write(head.tobytes() + np.asarray(numbers, _NUMBER).tobytes())
 
     def sync(self) -> None:
-        """Flushes the file to disk."""
         self._file.sync()
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 
@@ -76,20 +63,16 @@ class UpdatesFile(LedgerFile):
         self._ledger = ledger
 
     def write(self, first_step: int, steps: int, numbers: np.ndarray) -> None:
-        """See `LedgerFile`."""
         self._ledger.write(first_step, steps, numbers)
 
     def write_updates(self, updates: Sequence[Mapping[str, Any]]) -> None:
-        """Appends the updates of one call, each with its number, `version`."""
         self._file.write("".join(f"{json.dumps(update)}\n" for update in updates).encode())
 
     def sync(self) -> None:
-        """See `LedgerFile`."""
         super().sync()
         self._ledger.sync()
 
     def close(self) -> None:
-        """See `LedgerFile`."""
         super().close()
         self._ledger.close()
 

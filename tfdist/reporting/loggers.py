@@ -9,13 +9,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tfdist.config.spec import Spec, call, load_object
 from tfdist.coordination import Json
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
 from tfdist.errors.formatting import nearest
-from tfdist.reporting.reporter import Reporter, RunPlan
+from tfdist.reporting.reporter import ForwardingReporter, Reporter, RunPlan
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.schema import TRAIN, scalars
 from tfdist.storage import storage_of
@@ -25,15 +26,10 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class LoggedRun:
-    """The run that a logger records.
-
-    Attributes:
-      directory: its directory.
-      flags: its flags, by name.
-    """
+    """The run that a logger records."""
 
     directory: RunDirectory
-    flags: Mapping[str, Json]
+    flags: Mapping[str, Json]  # by name
 
     @property
     def name(self) -> str:
@@ -84,13 +80,8 @@ class Logger(Reporter, abc.ABC):
             self.log(values, int(record["step"]))
 
 
-class OptionalReporter(Reporter):
-    """Forwards to a reporter until it fails, which is only a warning.
-
-    Args:
-      name: name of the reporter, for the warning.
-      make: creates the reporter; only `InputError` is raised again.
-    """
+class OptionalReporter(ForwardingReporter):
+    """Forwards to the reporter that `make` returns until it fails, which is only a warning, unless it is an `InputError`."""
 
     def __init__(self, name: str, make: Callable[[], Reporter]):
         self._name = name
@@ -102,35 +93,16 @@ class OptionalReporter(Reporter):
         except Exception as error:
             self._fail(error)
 
-    def start(self, plan: RunPlan) -> None:
-        self._try(lambda: self._reporter.start(plan))
-
-    def progress(self, step: int, record: Mapping[str, float]) -> None:
-        self._try(lambda: self._reporter.progress(step, record))
-
-    def record(self, record: Mapping[str, Json]) -> None:
-        self._try(lambda: self._reporter.record(record))
-
-    def sync(self) -> None:
-        self._try(lambda: self._reporter.sync())
-
-    def close(self, outcome: str) -> None:
-        self._try(lambda: self._reporter.close(outcome))
-
-    def _try(self, call: Callable[[], object]) -> None:
+    def _forward(self, method: str, *args: Any) -> None:
         try:
-            call()
+            getattr(self._reporter, method)(*args)
         except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._reporter = Reporter()
-        _log.warning(
-            "The logger %s failed and is disabled; training continues. %s: %s",
-            self._name,
-            type(error).__name__,
-            one_line(str(error)),
-        )
+        text = f"{type(error).__name__}: {one_line(str(error))}"
+        _log.warning("The logger %s failed and is disabled; training continues. %s", self._name, text)
         _log.debug("Traceback of the error:", exc_info=error)
 
 
@@ -160,11 +132,8 @@ class MLflowLogger(Logger):
         self._set_tags(run.tags)
         existing_params = self._client.get_run(self._id).data.params
         # MLflow refuses to change existing params, which may differ in a resumed run.
-        params = [
-            Param(k, str(v)[:_MAX_PARAM_LENGTH])
-            for k, v in run.flags.items()
-            if k not in existing_params and v not in ("", None)
-        ]
+        flags = {k: v for k, v in run.flags.items() if k not in existing_params and v not in ("", None)}
+        params = [Param(name, str(value)[:_MAX_PARAM_LENGTH]) for name, value in flags.items()]
         for first in range(0, len(params), _MAX_PARAMS):
             self._client.log_batch(self._id, params=params[first : first + _MAX_PARAMS])
 
@@ -195,9 +164,8 @@ class MLflowLogger(Logger):
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        self._client.log_batch(
-            self._id, metrics=[self._metric(name, value, now, step) for name, value in values.items()]
-        )
+        metrics = [self._metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics=metrics)
 
     def close(self, outcome: str) -> None:
         self._set_tags({"outcome": outcome})
@@ -256,13 +224,8 @@ def _tensorboard(run: LoggedRun) -> Reporter:
     return TensorBoardReporter(run.directory.tensorboard)
 
 
-# The required module of a logger, and the command that installs it.
-_REQUIREMENTS = {"mlflow": ("mlflow", "pip install mlflow-skinny"), "wandb": ("wandb", "pip install wandb")}
-CATALOG: dict[str, Callable[..., Reporter]] = {
-    TENSORBOARD: _tensorboard,
-    "mlflow": MLflowLogger,
-    "wandb": WandbLogger,
-}
+_INSTALL_COMMANDS = {"mlflow": "pip install mlflow-skinny", "wandb": "pip install wandb"}  # by required module
+CATALOG: dict[str, Callable[..., Reporter]] = {TENSORBOARD: _tensorboard, "mlflow": MLflowLogger, "wandb": WandbLogger}
 
 
 def check_installed(loggers: Sequence[Spec]) -> None:
@@ -278,10 +241,10 @@ def check_installed(loggers: Sequence[Spec]) -> None:
                 raise InputError(
                     f'--loggers={spec}: {spec.name} has no parameter "{invalid}". Received: {spec}.{nearest(invalid, names)}'
                 )
-        module, install = _REQUIREMENTS.get(spec.name, ("", ""))
-        if module and importlib.util.find_spec(module) is None:
+        install = _INSTALL_COMMANDS.get(spec.name)
+        if install and importlib.util.find_spec(spec.name) is None:
             raise InputError(
-                f"--loggers={spec.name} needs the package {module}. Received: an environment without it. Run: {install}."
+                f"--loggers={spec.name} needs the package {spec.name}. Received: an environment without it. Run: {install}."
             )
 
 
@@ -295,10 +258,8 @@ def check_user_defined(loggers: Sequence[Spec]) -> None:
 def make_loggers(loggers: Sequence[Spec], run: LoggedRun) -> list[Reporter]:
     """Creates the loggers of a run, on the chief.
 
-    TensorBoard's events are files of the run, so an error in writing them ends the run; errors of other loggers are warnings.
-
-    Raises:
-      InputError: a logger does not take its arguments.
+    TensorBoard's events are files of the run, so an error in writing them ends the run; errors of other loggers are warnings,
+    unless a logger does not take its arguments.
     """
     return [_make_logger(spec, run) for spec in loggers]
 

@@ -17,11 +17,7 @@ _WIDTH = 76  # of 80, because a launcher adds the rank
 
 
 def banner(description: Mapping[str, str]) -> list[str]:
-    """Returns a description as lines of at most 76 columns, unless a word is longer.
-
-    Args:
-      description: texts by name; empty texts are omitted.
-    """
+    """Returns texts by name as lines of at most 76 columns, unless a word is longer; empty texts are omitted."""
     rows = {name: text for name, text in description.items() if text}
     indent = max(map(len, rows), default=0) + 2
     lines = []
@@ -40,9 +36,7 @@ def banner(description: Mapping[str, str]) -> list[str]:
 class PlainReporter(Reporter):
     """Writes the description of the run and a line for each record and for the outcome, without control characters.
 
-    Args:
-      stream: output stream, which is flushed after each line but not closed.
-      clock: monotonic clock in seconds.
+    The stream is flushed after each line, but not closed.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = monotonic):
@@ -75,9 +69,7 @@ class PlainReporter(Reporter):
 def line(record: Mapping[str, Json], plan: RunPlan | None = None) -> str:
     """Formats a record as one line, such as `step 20/500  epoch 1/20  train  loss 0.3100  accuracy 0.9100`.
 
-    Args:
-      record: a record, in which fields may be missing.
-      plan: adds the epoch and the total number of steps, and communication if it is shown.
+    Its fields may be missing. `plan` adds the epoch and the total number of steps, and communication if it is shown.
     """
     return printable("  ".join(_parts(record, plan)))
 
@@ -104,12 +96,9 @@ def communication(record: Mapping[str, Json]) -> Iterator[str]:
     if payload is not None:
         ratio_text = f" ({ratio:.3g}x less)" if ratio is not None and ratio > 1.005 else ""
         yield f"sent {byte_size(payload)}{ratio_text}"
-    exposed_seconds, step_seconds = (
-        number(record.get("exposed_communication_seconds")),
-        number(record.get("step_seconds")),
-    )
-    if exposed_seconds is not None and step_seconds:
-        yield f"comm {100 * min(1.0, exposed_seconds / step_seconds):.0f}%"
+    exposed, step_seconds = (number(record.get(k)) for k in ("exposed_communication_seconds", "step_seconds"))
+    if exposed is not None and step_seconds:
+        yield f"comm {100 * min(1.0, exposed / step_seconds):.0f}%"
 
 
 def workers(record: Mapping[str, Json], is_long: bool = True) -> Iterator[str]:
@@ -135,9 +124,8 @@ def workers(record: Mapping[str, Json], is_long: bool = True) -> Iterator[str]:
 
 def loss_and_metrics(record: Mapping[str, Json], max_metrics: int | None = None) -> Iterator[str]:
     """Yields `name value` for the loss and up to `max_metrics` metrics (all if None), in the order of the record."""
-    loss = {"loss": record["loss"]} if "loss" in record else {}
-    metrics = list(main_metrics(record).items())[:max_metrics]
-    for name, value in (*loss.items(), *metrics):
+    loss = [("loss", record["loss"])] if "loss" in record else []
+    for name, value in (*loss, *list(main_metrics(record).items())[:max_metrics]):
         parsed_value = number(value)
         yield f"{name} {value if parsed_value is None else format_number(parsed_value)}"
 

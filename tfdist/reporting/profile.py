@@ -11,18 +11,11 @@ _log = logging.getLogger(__name__)
 class NullProfile:
     """Does not profile; used without `--profile_steps`, and on ranks other than the chief.
 
-    Attributes:
-      boundaries: steps at which a compiled call must end, the same on all ranks.
+    The `boundaries` are steps at which a compiled call must end, the same on all ranks: those that the chief profiles.
     """
 
-    boundaries: tuple[int, ...] = ()
-
-    @classmethod
-    def with_boundaries(cls, steps: str) -> "NullProfile":
-        """Creates an instance for other ranks if the chief profiles these steps: calls must end at the same steps."""
-        profile = cls()
-        profile.boundaries = parse_step_range(steps)
-        return profile
+    def __init__(self, steps: str = ""):
+        self.boundaries: tuple[int, ...] = parse_step_range(steps) if steps else ()
 
     def on_step(self, step: int) -> None:
         """Called with the current step, before the first compiled call and after each call."""
@@ -35,14 +28,8 @@ class ProfileWindow(NullProfile):
     """Profiles B - A steps: starts after A updates and stops after B.
 
     A should be a few steps into the run, because the first steps are traced. A run that starts between A and B profiles the
-    remaining steps. The profile is written where TensorBoard's profile plugin expects it.
-
-    Args:
-      steps: `A:B`, with 0 <= A < B.
-      directory: a TensorBoard log directory that TensorFlow can write to.
-
-    Raises:
-      InputError: `steps` is invalid.
+    remaining steps. The profile is written to `directory` where TensorBoard's profile plugin expects it. `steps` is `A:B`,
+    with 0 <= A < B.
     """
 
     def __init__(self, steps: str, directory: AnyPath):
@@ -51,7 +38,8 @@ class ProfileWindow(NullProfile):
 
         self._profiler = tf.profiler.experimental
         self._directory = str(directory)
-        self._start, self._stop = self.boundaries = parse_step_range(steps)
+        super().__init__(steps)
+        self._start, self._stop = self.boundaries
         self._is_running = False
 
     def on_step(self, step: int) -> None:

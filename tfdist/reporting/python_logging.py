@@ -26,20 +26,16 @@ def setup(rank: int, path: AnyPath, name: str = "") -> contextlib.ExitStack:
     lines. An exception that ends the context is written to the file only, because its handler prints it on the terminal:
     as one line for a `TfdistError` or an interrupt, with a traceback for others.
 
-    Args:
-      rank: rank of this process; 0 is the chief.
-      path: path of the log file, which is created with its directory, or appended to.
-      name: name of this process in the messages; by default, its rank.
-
-    Returns:
-      A context manager with `close()`, which restores the previous handlers.
+    The log file is created with its directory, or appended to. `name` is the name of this process in the messages, by default
+    its rank; 0 is the chief. `close()` of the result restores the previous handlers.
     """
     formatter = logging.Formatter(_FORMAT.format(name=name or f"rank {rank}"))
     with reraise_as_write_error(path):
         file_path = path_of(path)
         storage_of(file_path).make_directory(file_path.parent)
         file = _File(file_path)
-    terminal = _StandardError(logging.INFO if rank == 0 else logging.WARNING)
+    terminal = _StandardError()
+    terminal.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     root, tfdist = logging.getLogger(), logging.getLogger("tfdist")
     with contextlib.ExitStack() as stack:
         stack.callback(tfdist.setLevel, tfdist.level)
@@ -101,17 +97,13 @@ class _File(logging.Handler):
             self._file.close()
 
 
-class _StandardError(logging.Handler):
+class _StandardError(logging.StreamHandler):
     """Writes to the current `sys.stderr`, which a progress bar may replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "only_in_file", False):
-            return
-        try:
-            sys.stderr.write(self.format(record) + "\n")
-            sys.stderr.flush()
-        except Exception:
-            self.handleError(record)
+        self.stream = sys.stderr
+        if not getattr(record, "only_in_file", False):
+            super().emit(record)
 
 
 def _terminal_handlers(logger: logging.Logger) -> Iterator[logging.Handler]:

@@ -1,11 +1,12 @@
 """The interface of reporters, which receive the progress of a run from the trainer."""
 
+import abc
 import contextlib
 import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfdist.coordination import Json
 from tfdist.reporting.file_errors import GrowingFile, reraise_as_write_error
@@ -18,27 +19,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """The plan of a training run.
+    """The plan of a training run."""
 
-    Attributes:
-      total_steps: the step (number of updates) at which training ends.
-      batch_size: number of examples in a global batch.
-      examples_per_epoch: number of examples in the training set; None if unknown.
-      first_step: number of updates before this run; positive if it is resumed.
-      examples_before: number of examples used in these updates; None if all had `batch_size` examples.
-      first_epoch: index of the epoch in the data's stream that is displayed as epoch 1; negative if the first displayed
-        epoch has a higher number.
-      shows_communication: whether to display the size and the time of a step's communication.
-      description: model, data and devices, as texts by name, to display before the first step; may be empty.
-    """
-
-    total_steps: int
-    batch_size: int
-    examples_per_epoch: int | None = None
-    first_step: int = 0
-    examples_before: int | None = None
+    total_steps: int  # the step (number of updates) at which training ends
+    batch_size: int  # number of examples in a global batch
+    examples_per_epoch: int | None = None  # number of examples in the training set; None if unknown
+    first_step: int = 0  # number of updates before this run; positive if it is resumed
+    examples_before: int | None = None  # used in these updates; None if all had `batch_size` examples
+    # Index of the epoch in the data's stream that is displayed as epoch 1; negative if the first displayed epoch has a higher
+    # number.
     first_epoch: int = 0
-    shows_communication: bool = False
+    shows_communication: bool = False  # whether to display the size and the time of a step's communication
+    # Model, data and devices, as texts by name, to display before the first step; may be empty.
     description: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def epoch(self, step: int) -> float | None:
@@ -79,12 +71,7 @@ class Reporter:
         """Called before the first step."""
 
     def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """Called after every compiled call; must be cheap.
-
-        Args:
-          step: number of updates so far.
-          record: latest loss, metrics and rates by field name.
-        """
+        """Called after every compiled call, with the number of updates and the latest fields; must be cheap."""
 
     @contextlib.contextmanager
     def busy(self, task: str) -> Iterator[None]:
@@ -103,24 +90,42 @@ class Reporter:
     def close(self, outcome: str) -> None:
         """Ends the report and releases resources.
 
-        Args:
-          outcome: a short text, such as `done`, `loss not finite` or `failed`; empty if it is not reported.
+        The outcome is a short text, such as `done`, `loss not finite` or `failed`; empty if it is not reported.
         """
 
 
-class MultiReporter(Reporter):
-    """Forwards to several reporters, in order."""
+class ForwardingReporter(Reporter, abc.ABC):
+    """Forwards calls to other reporters."""
+
+    @abc.abstractmethod
+    def _forward(self, method: str, *args: Any) -> None:
+        """Forwards the call of a method."""
+
+    def start(self, plan: RunPlan) -> None:
+        self._forward("start", plan)
+
+    def progress(self, step: int, record: Mapping[str, float]) -> None:
+        self._forward("progress", step, record)
+
+    def record(self, record: Mapping[str, Json]) -> None:
+        self._forward("record", record)
+
+    def sync(self) -> None:
+        self._forward("sync")
+
+    def close(self, outcome: str) -> None:
+        self._forward("close", outcome)
+
+
+class MultiReporter(ForwardingReporter):
+    """Forwards to several reporters, in order. `close` closes all even if one of them raises an error."""
 
     def __init__(self, reporters: Sequence[Reporter]):
         self._reporters = tuple(reporters)
 
-    def start(self, plan: RunPlan) -> None:
+    def _forward(self, method: str, *args: Any) -> None:
         for reporter in self._reporters:
-            reporter.start(plan)
-
-    def progress(self, step: int, record: Mapping[str, float]) -> None:
-        for reporter in self._reporters:
-            reporter.progress(step, record)
+            getattr(reporter, method)(*args)
 
     @contextlib.contextmanager
     def busy(self, task: str) -> Iterator[None]:
@@ -129,16 +134,7 @@ class MultiReporter(Reporter):
                 stack.enter_context(reporter.busy(task))
             yield
 
-    def record(self, record: Mapping[str, Json]) -> None:
-        for reporter in self._reporters:
-            reporter.record(record)
-
-    def sync(self) -> None:
-        for reporter in self._reporters:
-            reporter.sync()
-
     def close(self, outcome: str) -> None:
-        """See base class. Closes all reporters even if one of them raises an error."""
         with contextlib.ExitStack() as stack:
             for reporter in reversed(self._reporters):
                 stack.callback(reporter.close, outcome)
@@ -158,19 +154,14 @@ def synchronizer(ledger: "NullLedger", reporter: Reporter | None) -> Callable[[]
 class MetricsFile(Reporter):
     """Appends each record to a file, as one line of JSON.
 
-    Records survive a crash of the process and, up to the last `sync`, of the machine. The file is created immediately.
+    Records survive a crash of the process and, up to the last `sync`, of the machine. The file is created immediately. A
+    value without a JSON equivalent is a `TypeError`.
     """
 
     def __init__(self, path: AnyPath):
         self._file = GrowingFile(path)
 
     def record(self, record: Mapping[str, Json]) -> None:
-        """See base class.
-
-        Raises:
-          TypeError: a value has a type without a JSON equivalent.
-          WriteError: the file cannot be written.
-        """
         line = {"schema": SCHEMA, **record}
         self._file.write(json.dumps(to_json(line), allow_nan=False).encode() + b"\n")
 
@@ -182,12 +173,7 @@ class MetricsFile(Reporter):
 
 
 class OutcomeFile(Reporter):
-    """Writes the outcome of a run; the file does not exist while the run is running, or after it was killed.
-
-    Args:
-      path: path of the file, in an existing directory.
-      clock: returns the time in seconds since 1970 (UTC).
-    """
+    """Writes the outcome of a run; the file does not exist while the run is running, or after it was killed."""
 
     def __init__(self, path: AnyPath, clock: Callable[[], float] = time.time):
         self._path, self._clock = path_of(path), clock

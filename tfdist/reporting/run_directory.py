@@ -43,13 +43,9 @@ class _Entry:
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """The files of a run, by name.
+    """The files of a run, by name."""
 
-    Attributes:
-      path: path of the directory.
-    """
-
-    path: StoragePath
+    path: StoragePath  # of the directory
     flags = _Entry("flags.txt")  # flags that repeat the run, for `--flagfile`
     environment = _Entry("environment.json")  # versions, hosts, command and machine; see `tfdist.reporting.environment`
     starts = _Entry(_STARTS)  # one line per start of the run, with its first step, flags and hosts
@@ -71,32 +67,6 @@ class RunDirectory:
     def _storage(self) -> Storage:
         return storage_of(self.path)
 
-    @classmethod
-    def create(
-        cls,
-        path: AnyPath,
-        flags: str,
-        hosts: Sequence[str],
-        communication: str = "",
-        clock: Callable[[], float] = time.time,
-    ) -> "RunDirectory":
-        """Creates the directory and writes flags.txt and environment.json; called once per run, on the chief.
-
-        Args:
-          path: path or URL of an empty or missing directory; it may contain `logs` of a launcher.
-          flags: contents of flags.txt, to repeat the run.
-          hosts: host name of each rank, by rank.
-          communication: see `Strategy.communication`.
-          clock: returns the time in seconds since 1970 (UTC).
-
-        Raises:
-          InputError: the directory is not empty, or cannot be written.
-        """
-        cls.check(path)
-        directory = cls(path_of(path))
-        directory.begin(flags, hosts, communication=communication, clock=clock)
-        return directory
-
     def begin(
         self,
         flags: str,
@@ -111,30 +81,23 @@ class RunDirectory:
     ) -> int:
         """Prepares the directory for a run that starts at `step`; drops later records, which will be repeated.
 
+        Called on the chief. Creates the directory if necessary, and returns the number of earlier starts.
+
         Args:
-          flags: as in `create`.
-          hosts: as in `create`.
-          communication: as in `create`.
+          flags: contents of flags.txt, to repeat the run.
+          hosts: host name of each rank, by rank.
+          communication: see `Strategy.communication`.
           step: number of updates so far.
           checkpoint: checkpoint of this step; empty for none.
           is_evaluated: whether the evaluation at this step was completed; otherwise it will be repeated.
           facts: further fields of this start in starts.jsonl.
-          clock: as in `create`.
-
-        Returns:
-          The number of earlier starts.
+          clock: returns the time in seconds since 1970 (UTC).
 
         Raises:
           InputError: the directory cannot be written.
         """
-        environment_fields = environment.describe(hosts, clock(), communication)
-        start = {
-            "step": step,
-            "checkpoint": checkpoint,
-            **(facts or {}),
-            "flags": flags.splitlines(),
-            **environment_fields,
-        }
+        fields = environment.describe(hosts, clock(), communication)
+        start = {"step": step, "checkpoint": checkpoint, **(facts or {}), "flags": flags.splitlines(), **fields}
         with _reraise_as_input_error(self.path):
             starts = self._contents(self.starts)
             self._storage.make_directory(self.logs)
@@ -147,17 +110,13 @@ class RunDirectory:
             # First and atomically: this file has everything that the next start needs if this process is killed.
             self._storage.replace(self.starts, starts + f"{json.dumps(start)}\n".encode())
             self._storage.replace(self.flags, flags.encode())
-            self._storage.replace(self.environment, (json.dumps(environment_fields, indent=2) + "\n").encode())
+            self._storage.replace(self.environment, (json.dumps(fields, indent=2) + "\n").encode())
         return len(starts.splitlines())
 
     def finish(self, facts: Mapping[str, Json]) -> None:
         """Records that the run has finished and all its files are complete.
 
-        Args:
-          facts: the last step, the flags that determine the end, and the reason for the end.
-
-        Raises:
-          OSError: it cannot be written.
+        The facts are the last step, the flags that determine the end, and the reason for the end.
         """
         self._storage.replace(self.end, (json.dumps(facts) + "\n").encode())
 
@@ -172,11 +131,7 @@ class RunDirectory:
         return _json(self._contents(self.outcome)) or {}
 
     def write(self, path: StoragePath, contents: bytes) -> None:
-        """Writes a file of the run, such as `timeline`.
-
-        Raises:
-          InputError: it cannot be written.
-        """
+        """Writes a file of the run, such as `timeline`; raises `InputError` if it cannot."""
         with _reraise_as_input_error(path):
             self._storage.replace(path, contents)
 
@@ -190,16 +145,9 @@ class RunDirectory:
         """
         storage = self._storage
         with _reraise_as_input_error(self.path):
-            records = (
-                self.metrics,
-                self.evaluations,
-                self.dropped,
-                self.curves,
-                self.outcome,
-                self.loggers,
-                self.timeline,
-            )
-            for path in (self.end, self.model, self.flags, self.environment, self.all_reduce_table, *records):
+            first = (self.end, self.model, self.flags, self.environment, self.all_reduce_table, self.metrics)
+            others = (self.evaluations, self.dropped, self.curves, self.outcome, self.loggers, self.timeline)
+            for path in (*first, *others):
                 if storage.exists(path):
                     storage.remove(path)
             for name, pattern in _FILE_NAMES.items():
@@ -274,11 +222,7 @@ class RunDirectory:
         return flag_values((self.read_starts() or [{}])[-1].get("flags", []))
 
     def make(self) -> None:
-        """Creates the directory if it does not exist.
-
-        Raises:
-          InputError: it cannot be created.
-        """
+        """Creates the directory if it does not exist; raises `InputError` if it cannot."""
         with _reraise_as_input_error(self.path):
             self._storage.make_directory(self.path)
 
@@ -336,22 +280,22 @@ class RunDirectory:
         files = [storage.info(ledgers / name) for name, _ in names if name.startswith("start-")]
         return any(info.size for info in files if info)
 
-    @staticmethod
-    def check(path: AnyPath) -> None:
-        """Checks that a run can start in a directory, without creating it.
+    @classmethod
+    def check(cls, path: AnyPath) -> "RunDirectory":
+        """Returns the directory for a run, without creating it.
 
         Raises:
           InputError: it is not empty, or cannot be written.
         """
-        directory = path_of(path)
-        storage = storage_of(directory)
+        run = cls(path_of(path))
         with _reraise_as_input_error(path):
-            if storage.is_directory(directory) and not RunDirectory(directory).is_unused:
+            if run._storage.is_directory(run.path) and not run.is_unused:
                 raise InputError(
                     f"The output directory must be empty or new. Received: {path}, which has files in it. Give another "
                     "--output_dir."
                 )
-            storage.check_writable(directory)
+            run._storage.check_writable(run.path)
+        return run
 
     def ledger(self, start: int, rank: int) -> StoragePath:
         """Returns the file with the examples that a process has used since a start of the run, numbered from 0."""

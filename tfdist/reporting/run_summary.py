@@ -37,45 +37,32 @@ _MIN_LENGTH = 12
 # matplotlib's "tab10" without its gray, which is used in the legend.
 _COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
 _STYLES = ("-", "--", ":", "-.")
+_LINE_STYLES: dict[str, dict[str, Any]] = {
+    TRAIN: {"linewidth": 1.2, "alpha": 0.45},
+    EVAL: {"linewidth": 1.6, "marker": "o", "markersize": 3.5},
+}
 _LOG_SCALE_RATIO = 100.0
 AXES = {"step": "step (optimizer updates)", "epoch": "epoch", "time": "time since the first record (minutes)"}
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """A summary of the files of a run.
+    """A summary of the files of a run."""
 
-    Attributes:
-      name: path of the run's directory, relative to the directory that the user gave.
-      directory: directory of the run.
-      flags: flags of the last start, as text by name.
-      versions: versions of packages, by name.
-      strategy: name of the strategy; empty if unknown.
-      replicas: number of replicas; None if unknown.
-      servers: number of parameter servers.
-      start_time: time of the first start, in seconds since 1970 (UTC).
-      starts: number of starts.
-      seconds: wall time of all starts; None if unknown.
-      steps: number of updates, according to the records.
-      total_steps: step at which the run ends, according to its flags; None if unknown.
-      status: finished, running, killed, or another outcome: interrupted, preempted, failed, loss not finite, ...
-      records: all records, including the evaluator's, in the schema of metrics.jsonl.
-    """
-
-    name: str
+    name: str  # path of the run's directory, relative to the directory that the user gave
     directory: RunDirectory
-    flags: Mapping[str, str]
-    versions: Mapping[str, str]
-    strategy: str
-    replicas: int | None
-    servers: int
-    start_time: float
-    starts: int
-    seconds: float | None
-    steps: int
-    total_steps: int | None
-    status: str
-    records: Sequence[Mapping[str, Any]]
+    flags: Mapping[str, str]  # flags of the last start, as text by name
+    versions: Mapping[str, str]  # of packages, by name
+    strategy: str  # empty if unknown
+    replicas: int | None  # None if unknown
+    servers: int  # number of parameter servers
+    start_time: float  # of the first start, in seconds since 1970 (UTC)
+    starts: int  # number of starts
+    seconds: float | None  # wall time of all starts; None if unknown
+    steps: int  # number of updates, according to the records
+    total_steps: int | None  # step at which the run ends, according to its flags; None if unknown
+    status: str  # finished, running, killed, or another outcome: interrupted, preempted, failed, loss not finite, ...
+    records: Sequence[Mapping[str, Any]]  # including the evaluator's, in the schema of metrics.jsonl
 
     @property
     def metrics(self) -> list[str]:
@@ -90,21 +77,17 @@ class RunSummary:
 
     def last(self, metric: str) -> float | None:
         """Returns the last evaluated value of a metric; None if there is none."""
-        values = self.points(metric, EVAL)
-        return values[-1][1] if values else None
+        points = _points(self.evaluations, metric)
+        return points[-1][1] if points else None
 
     def best(self, metric: str) -> tuple[int, float] | None:
         """Returns the step and the value of the best evaluation; None if there is none."""
-        return best_evaluation(self.records, metric)
-
-    def points(self, metric: str, kind: str) -> list[tuple[int, float]]:
-        """Returns the steps and values of a metric in the records of a kind."""
-        return _points(self.records, metric, kind)
+        return best_evaluation(self.evaluations, metric)
 
 
-def best_evaluation(records: Sequence[Mapping[str, Any]], metric: str) -> tuple[int, float] | None:
-    """Returns the step and the value of the best evaluation in records; None if there is none."""
-    return best_point(_points(records, metric, EVAL), metric)
+def best_evaluation(evaluations: Sequence[Mapping[str, Any]], metric: str) -> tuple[int, float] | None:
+    """Returns the step and the value of the best of the records of evaluations; None if there is none."""
+    return best_point(_points(evaluations, metric), metric)
 
 
 def best_point(points: Iterable[tuple[int, float]], metric: str) -> tuple[int, float] | None:
@@ -114,9 +97,8 @@ def best_point(points: Iterable[tuple[int, float]], metric: str) -> tuple[int, f
     return best(finite_points, key=lambda point: point[1], default=None)
 
 
-def _points(records: Sequence[Mapping[str, Any]], metric: str, kind: str) -> list[tuple[int, float]]:
-    points = [(record["step"], number(record.get(metric))) for record in records if record["kind"] == kind]
-    return [(step, value) for step, value in points if value is not None]
+def _points(records: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[int, float]]:
+    return [(record["step"], value) for record in records if (value := number(record.get(metric))) is not None]
 
 
 def is_higher_better(metric: str) -> bool:
@@ -184,9 +166,7 @@ def _is_locked(directory: RunDirectory) -> bool:
             return False
         with storage.lock(path):
             return False
-    except BlockingIOError:
-        return True
-    except OSError:  # this user may not lock the file, but it is not empty
+    except OSError:  # another process has the lock, or this user may not lock the file, which is not empty
         return True
 
 
@@ -247,10 +227,7 @@ def _best(metric: str) -> Callable[[RunSummary], str]:
 def table(runs: Sequence[RunSummary], metric: str, width: int | None = None) -> list[str]:
     """Returns the lines of a table of runs, and a note about omitted columns.
 
-    Args:
-      runs: the runs to list.
-      metric: metric to show next to the loss.
-      width: number of columns of the terminal; None for no limit.
+    `metric` is shown next to the loss. `width` is the number of columns of the terminal, None for no limit.
     """
     cells = {title: [cell(run) for run in runs] for title, cell in columns(metric).items()}
     if width is None or _width(cells) <= width:
@@ -330,7 +307,7 @@ def format_time(seconds: float) -> str:
 
 def as_json(run: RunSummary) -> Mapping[str, Any]:
     """Returns a summary as JSON values."""
-    best = {name: run.best(name) for name in run.metrics}
+    best = {name: evaluation for name in run.metrics if (evaluation := run.best(name))}
     return {
         "run": run.name,
         "path": str(run.directory.path),
@@ -344,9 +321,7 @@ def as_json(run: RunSummary) -> Mapping[str, Any]:
         "total_steps": run.total_steps,
         "status": run.status,
         "last": {name: run.last(name) for name in run.metrics},
-        "best": {
-            name: {"step": evaluation[0], "value": evaluation[1]} for name, evaluation in best.items() if evaluation
-        },
+        "best": {name: {"step": step, "value": value} for name, (step, value) in best.items()},
         "flags": dict(run.flags),
         "versions": dict(run.versions),
     }
@@ -356,20 +331,14 @@ def draw(runs: Sequence[RunSummary], metrics: Sequence[str], axis: str = "step")
     """Returns the figure, without using a window or matplotlib's global state.
 
     Each metric has a panel and each run has a color: a pale line for training, a line with markers for evaluation, and a
-    star for the best evaluation.
-
-    Args:
-      runs: runs with different names.
-      metrics: names of metrics.
-      axis: quantity on the horizontal axis, a key of `AXES`.
+    star for the best evaluation. The names of the runs differ. `axis`, a key of `AXES`, is the horizontal axis.
     """
     # Imported late, because it takes 0.4 s.
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    figure = Figure(
-        figsize=(max(5.5 * len(metrics), 7.5), 4.4 + 0.22 * min(len(runs), 12)), dpi=120, layout="constrained"
-    )
+    size = max(5.5 * len(metrics), 7.5), 4.4 + 0.22 * min(len(runs), 12)
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):
         _panel(panel, runs, metric, axis)
@@ -380,14 +349,15 @@ def draw(runs: Sequence[RunSummary], metrics: Sequence[str], axis: str = "step")
         Line2D([], [], color="#888888", linewidth=1.6, marker="o", markersize=4, label="evaluation"),
         Line2D([], [], color="#888888", linewidth=0, marker="*", markersize=11, label="best evaluation"),
     ]
-    figure.legend(
-        handles=handles, loc="outside lower left", ncols=min(3, len(handles)), frameon=False, fontsize="small"
-    )
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize="small")
     return figure
 
 
-def describe_axes(axes: "Axes", title: str, horizontal: str, vertical: str) -> None:
+def describe_axes(axes: "Axes", title: str, horizontal: str, vertical: str, *, is_empty: bool = False) -> None:
     """Sets the title and the labels of a panel, and the style that all figures share."""
+    if is_empty:
+        axes.set(xticks=[], yticks=[])
+        axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color="#888888")
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set(xlabel=horizontal, ylabel=vertical)
     axes.grid(color="#e6e6e6", linewidth=0.8)
@@ -401,10 +371,7 @@ def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> 
     values: list[float] = []
     for index, run in enumerate(runs):
         style = _style(index)
-        for kind, line_style in (
-            (TRAIN, {"linewidth": 1.2, "alpha": 0.45}),
-            (EVAL, {"linewidth": 1.6, "marker": "o", "markersize": 3.5}),
-        ):
+        for kind, line_style in _LINE_STYLES.items():
             points = _curve_points(run, metric, kind, axis)
             if points:
                 axes.plot(*zip(*points, strict=True), **style, **line_style)
@@ -412,15 +379,12 @@ def _panel(axes: "Axes", runs: Sequence[RunSummary], metric: str, axis: str) -> 
         if best := run.best(metric):
             best_x = next(x for x, value in _curve_points(run, metric, EVAL, axis) if value == best[1])
             axes.plot([best_x], [best[1]], color=style["color"], linewidth=0, marker="*", markersize=11, zorder=4)
-    describe_axes(axes, _text(metric), AXES[axis], _text(metric))
-    if axis == "step":
+    describe_axes(axes, _text(metric), AXES[axis], _text(metric), is_empty=not values)
+    if axis == "step" and values:
         axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
     if values and min(values) > 0 and max(values) / min(values) > _LOG_SCALE_RATIO:
         axes.set_yscale("log")
         axes.set_ylabel(f"{_text(metric)} (logarithmic)")
-    if not values:
-        axes.set(xticks=[], yticks=[])
-        axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color="#888888")
 
 
 def _style(index: int) -> dict[str, Any]:

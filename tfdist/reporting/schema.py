@@ -1,21 +1,7 @@
 """The schema of metrics.jsonl: each line is a JSON object, the record of a training window or an evaluation.
 
-A training window consists of the steps since the previous training record. Its record, and that of an evaluation:
+A training window consists of the steps since the previous training record. The record of an evaluation:
 
-    {"schema": 1, "kind": "train", "step": 100, "epoch": 4.45, "time": 1770000000.0, "loss": 0.31, "accuracy": 0.91,
-     "learning_rate": 0.1, "examples_per_second": 5100.0, "step_seconds": 0.0125, "step_seconds_min": 0.0094,
-     "step_seconds_max": 0.0098, "slowest_rank": 1, "slowest_rank_cost": 0.03,
-     "data_wait_seconds": 0.0002, "gradient_norm": 1.7,
-     "loss_scale": 32768.0, "skipped_steps": 0, "payload_bytes": 410216, "message_bytes": 0, "compression_ratio": 1.0,
-     "replica_divergence": 0.02, "staleness": 0.52, "max_staleness": 2, "staleness_histogram": [{"0": 52, "1": 44, "2": 4}],
-     "workers": [{"updates": 100, "updates_per_second": 79.7, "examples_per_second": 5100.0, "compute_seconds": 1.01,
-                  "wait_seconds": {"data": 0.02, "workers": 0.03, "pull": 0.11, "push": 0.05}}],
-     "servers": [{"pulled_bytes": 20510800, "pushed_bytes": 20510800, "update_seconds": 0.09}],
-     "dropped_rows": 16, "total_dropped_rows": 320,
-     "rejected_gradients": 1, "total_rejected_gradients": 3,
-     "exposed_communication_seconds": 0.0011, "codec_seconds": 0.0, "compression_error": 0.02,
-     "compression_cosine": 0.999, "optimizer_state_bytes": 4194304,
-     "peak_memory_bytes": 734003200, "device_peak_memory_bytes": 52428800}
     {"schema": 1, "kind": "eval", "step": 100, "epoch": 4.45, "time": 1770000001.5, "loss": 0.12, "accuracy": 0.97}
 
 `FIELDS` defines the fields. Every other key is the name of a metric, such as `accuracy`, which is the same in both kinds of
@@ -50,17 +36,11 @@ _EXPERT_METRIC = re.compile(r"_expert_\d+$")  # see `tfdist.layers.MixtureOfExpe
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """Definition of a field.
+    """Definition of a field."""
 
-    Attributes:
-      unit: unit of its value; empty for a number without unit and for text.
-      meaning: description.
-      kinds: kinds of record that have it.
-    """
-
-    unit: str
+    unit: str  # of its value; empty for a number without unit and for text
     meaning: str
-    kinds: tuple[str, ...] = (TRAIN,)
+    kinds: tuple[str, ...] = (TRAIN,)  # kinds of record that have it
 
 
 FIELDS: Mapping[str, Field] = MappingProxyType(

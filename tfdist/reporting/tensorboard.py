@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -31,46 +32,23 @@ class EventFile:
         """Creates the file, which must not exist, in an existing directory."""
         self._file = storage_of(path).append(path, is_new=True)
         self._records = RecordWriter(self._file)
-        self._write(Event(wall_time=time.time(), file_version=_VERSION))
+        self.write(file_version=_VERSION)
 
-    def scalar(self, name: str, value: float, step: int, wall_time: float | None) -> None:
-        """Writes a scalar; `wall_time` is in seconds since 1970 (UTC), by default now."""
-        self._write_summary(scalar_pb(name, value), step, wall_time)
-
-    def histogram(self, name: str, counts: Mapping[str, int], step: int, wall_time: float | None) -> None:
-        """Writes a histogram with a bucket for each integer, from the counts by integer."""
-        values = sorted(map(int, counts))
-        data = np.repeat(values, [counts[str(value)] for value in values])
-        buckets = values[-1] - values[0] + 1 if values else 1
-        self._write_summary(histogram_pb(name, data, buckets), step, wall_time)
-
-    def _write_summary(self, summary: Summary, step: int, wall_time: float | None) -> None:
-        event_time = time.time() if wall_time is None else wall_time
-        self._write(Event(wall_time=event_time, step=step, summary=summary))
-
-    def start(self, step: int) -> None:
-        """Marks that values of this step and later ones replace earlier ones in the directory."""
-        self._write(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
+    def write(self, wall_time: float | None = None, **fields: Any) -> None:
+        """Writes an event; `wall_time` is in seconds since 1970 (UTC), by default now."""
+        event = Event(wall_time=time.time() if wall_time is None else wall_time, **fields)
+        self._records.write(event.SerializeToString())
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
-    def _write(self, event: Event) -> None:
-        self._records.write(event.SerializeToString())
 
-
-def new_name(directory: StoragePath) -> str:
-    """Returns a name for a new file in a directory; TensorBoard reads files in the order of their names."""
-    storage = storage_of(directory)
-    prefix = f"{_PREFIX}.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-    return next(name for n in itertools.count() if not storage.exists(directory / (name := f"{prefix}.{n}")))
-
-
-def last_name(directory: StoragePath) -> str:
-    """Returns the name of the last event file of a directory, or a name that sorts before all others."""
-    names = (entry.name for entry in storage_of(directory).entries(directory))
-    return max([_NO_EVENTS, *(name for name in names if name.startswith(_PREFIX))])
+def _histogram(name: str, counts: Mapping[str, int]) -> Summary:
+    """Returns a histogram with a bucket for each integer, from the counts by integer."""
+    values = sorted(map(int, counts))
+    data = np.repeat(values, [counts[str(value)] for value in values])
+    return histogram_pb(name, data, values[-1] - values[0] + 1 if values else 1)
 
 
 class TensorBoardReporter(Reporter):
@@ -78,10 +56,8 @@ class TensorBoardReporter(Reporter):
 
     Numbers of workers and servers have names such as `workers/0/updates_per_second`; histograms, `servers/0/staleness`.
 
-    Events are written before `record` returns. After a run resumes, TensorBoard ignores earlier values of repeated steps.
-
-    Args:
-      directory: directory for `tensorboard --logdir`; contains a run for each kind of record, `train` and `eval`.
+    Events are written before `record` returns. After a run resumes, TensorBoard ignores earlier values of repeated steps. The
+    directory, for `tensorboard --logdir`, contains a run for each kind of record, `train` and `eval`.
     """
 
     def __init__(self, directory: AnyPath):
@@ -99,11 +75,11 @@ class TensorBoardReporter(Reporter):
         with reraise_as_write_error(self._directory):
             if kind not in self._files:
                 self._files[kind] = _new_file(self._directory / kind, self._first_step)
-            when = int(record["step"]), number(record.get("time"))
-            for name, scalar in scalars(record):
-                self._files[kind].scalar(name, scalar, *when)
-            for server, counts in enumerate(record.get("staleness_histogram", ())):
-                self._files[kind].histogram(f"servers/{server}/staleness", counts, *when)
+            histograms = enumerate(record.get("staleness_histogram", ()))
+            summaries = [scalar_pb(name, scalar) for name, scalar in scalars(record)]
+            summaries += [_histogram(f"servers/{server}/staleness", counts) for server, counts in histograms]
+            for summary in summaries:
+                self._files[kind].write(number(record.get("time")), step=int(record["step"]), summary=summary)
 
     def close(self, outcome: str) -> None:
         with reraise_as_write_error(self._directory):
@@ -116,13 +92,14 @@ def _new_file(directory: StoragePath, first_step: int | None) -> "EventFile":
     """Creates an event file; if `first_step` is given, this step and later ones replace earlier values.
 
     The mark for this is in a separate file between earlier and later events, because TensorBoard ignores the first mark of a
-    directory.
+    directory. It reads files in the order of their names.
     """
-    # Imported late, because TensorBoard imports TensorFlow.
-
-    storage_of(directory).make_directory(directory)
+    storage = storage_of(directory)
+    storage.make_directory(directory)
     if first_step is not None:
-        mark = EventFile(directory / f"{last_name(directory)}.start")
-        mark.start(first_step)
+        last_name = max([_NO_EVENTS, *(name for name, _ in storage.entries(directory) if name.startswith(_PREFIX))])
+        mark = EventFile(directory / f"{last_name}.start")
+        mark.write(step=first_step, session_log=SessionLog(status=SessionLog.START))
         mark.close()
-    return EventFile(directory / new_name(directory))
+    prefix = f"{_PREFIX}.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+    return EventFile(next(p for n in itertools.count() if not storage.exists(p := directory / f"{prefix}.{n}")))

@@ -31,12 +31,7 @@ class StepTimer:
         self._steps += steps
 
     def add_inner_times(self, wait_seconds: float, busy_seconds: float) -> None:
-        """Adds times that were measured inside a call.
-
-        Args:
-          wait_seconds: time spent waiting for input.
-          busy_seconds: time of computing this process's own gradients.
-        """
+        """Adds times inside a call: waiting for input, and computing this process's own gradients."""
         self._wait_seconds += wait_seconds
         self._busy_seconds += busy_seconds
 
@@ -80,14 +75,8 @@ def cost_of_slowest(own_seconds: Sequence[float | None], step_seconds: float) ->
 def compare_ranks(own_seconds: Sequence[float | None]) -> dict[str, float | int]:
     """Returns the fields of a training record that compare ranks.
 
-    Ranks are compared by their times without collectives: synchronous ranks wait for one another inside a step, so a slow
-    rank affects the `step_seconds` of all.
-
-    Args:
-      own_seconds: `StepTimer.own_seconds` of each rank, by rank.
-
-    Returns:
-      `step_seconds_min`, `step_seconds_max` and `slowest_rank`; empty if no rank has a time.
+    Ranks are compared by their times without collectives, `StepTimer.own_seconds`: synchronous ranks wait for one another
+    inside a step, so a slow rank affects the `step_seconds` of all. Empty if no rank has a time.
     """
     times = {rank: seconds for rank, seconds in enumerate(own_seconds) if seconds is not None}
     if not times:

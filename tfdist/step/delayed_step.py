@@ -341,7 +341,7 @@ class _TracedPasses:
                 gradients = Link(self._link, step.number + 1).receive(specs, f"{step.number + 1}B{index}")
         assert step._passes
         with tf.control_dependencies(self._clock.begin(self.results[-1], gradients)):
-            input_gradients = step._passes.backward(micro_batch.residuals, gradients).input_gradients
+            _, input_gradients = step._passes.backward(micro_batch.residuals, gradients)
         weight_gradients, sent_gradients = split_at(input_gradients, len(self.sums))
         self.sums = [total + gradient for total, gradient in zip(self.sums, weight_gradients, strict=True)]
         self.share += micro_batch.share

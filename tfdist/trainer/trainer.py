@@ -133,7 +133,7 @@ def save_model(model: keras.Model, path: AnyPath) -> None:
         if synchronized_layers(model):
             model = with_batch_norm(model, "local")  # compiled with an equal optimizer
         if "tfdist" in str(keras.saving.serialize_keras_object(getattr(model, "optimizer", None))):
-            with keras_internals.without_compilation(model):
+            with keras_internals.patched((model, "compiled", False)):  # to be loaded without its optimizer
                 model.save(str(local_path))
         else:
             model.save(str(local_path))
