@@ -8,9 +8,10 @@ import keras
 from tfdist.checkpoint.best import BestTracker
 from tfdist.checkpoint.manager import open_saver
 from tfdist.checkpoint.replication import RunSnapshot
-from tfdist.config.balance import Balance
+from tfdist.config.balance import MEASURED, Balance
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.reporting.reporter import synchronizer
+from tfdist.step.row_dependence import log_no_effect
 from tfdist.synchronization.federated import divide_among_clients
 from tfdist.trainer.balancing import make_balancing
 from tfdist.trainer.callbacks import check_callback_weights, check_no_swap
@@ -64,6 +65,9 @@ def fit(
     train = divide_among_clients(settings.sync, arguments.data.train, arguments.batch_size, settings.seed)
     data = dataclasses.replace(arguments.data, train=train)
     copied = checkpoints is None or checkpoints.in_background
+    if balance.kind == MEASURED and program.metrics.division == "whole":
+        log_no_effect(f"--balance={balance}", program.model, program.dependence.reasons[0], strategy)
+        balance = Balance()
     best_metric = check_monitored_metrics(
         callbacks, checkpoints.best if checkpoints else "", program, data.test is not None
     )
