@@ -13,6 +13,7 @@ import tfdist
 from tests.keras_fit.comparing import both, differences, plain_run
 from tests.keras_fit.models import PROGRAMS, run
 from tests.selection import quick
+from tests.step.user_metrics import Moving, OfBatches, Peak, where_positive
 from tests.workers import running
 from tfdist.errors import InputError
 
@@ -88,6 +89,21 @@ def test_accumulation(mesh2x2: tfdist.Strategy, float64: None) -> None:
         return model.fit(X[:16], Y[:16], sample_weight=WEIGHTS[:16], batch_size=8, verbose=0).history
 
     assert not differences(*both(mesh2x2, network, accumulated, accumulate_steps=2))
+
+
+def test_values_of_all_rows(mesh2x2: tfdist.Strategy, float64: None) -> None:
+    """A loss that divides by a sum, and metrics that do not add up over batches."""
+
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
+        model.compile(keras.optimizers.SGD(0.1), where_positive, metrics=[Peak(), Moving(), OfBatches()])
+        return model
+
+    def use(model: keras.Model) -> Any:
+        history = model.fit(X, X[:, :4], batch_size=8, epochs=2, shuffle=False, verbose=0).history
+        return history, model.evaluate(X, X[:, :4], batch_size=8, verbose=0, return_dict=True)
+
+    assert not differences(*both(mesh2x2, make, use))
 
 
 def test_a_model_without_variables_yet(mesh2x2: tfdist.Strategy, float64: None) -> None:

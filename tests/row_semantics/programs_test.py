@@ -48,7 +48,14 @@ def test_a_number_of_rows_that_is_traced_is_no_number_of_rows():
 
 @pytest.mark.parametrize(
     ("code", "count"),
-    [("x * (x.shape[0] or 2)", 1), ("n, *_ = x.shape; x * (n or 2)", 1), ("n, columns = x.shape; x * columns", 0)],
+    [
+        ("x * (x.shape[0] or 2)", 1),
+        ("n, *_ = x.shape; x * (n or 2)", 1),
+        ("n, columns = x.shape; x * columns", 0),
+        ("x * (x.get_shape().as_list()[0] or 2)", 1),
+        ("x * x.shape.as_list()[-1]", 0),
+        ("[dim or -1 for dim in x.shape.as_list()]", 0),
+    ],
 )
 def test_reads_of_a_static_number_of_rows_are_noted(code: str, count: int):
     with record_static_row_reads() as notes, tf.Graph().as_default():

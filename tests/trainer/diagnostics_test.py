@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.collectives import NoCommunication, OneReplica, RecordedCall
+from tfdist.collectives.rows import hide_row_count
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, ErrorFeedback, Sum
 from tfdist.gradients.compression import Choice, parse_choice
@@ -62,6 +63,38 @@ def test_looking_leaves_the_training_as_it_was(mirrored2):
     assert 0 < looked["compression_error"] < 1
     assert 0 < looked["compression_cosine"] < 1
     assert looked["compression_ratio"] > 1
+
+
+def by_numpy(y, x):
+    """A loss whose weights depend on all rows."""
+    weights = tf.numpy_function(lambda x: np.abs(x[:, 0] - np.median(x)), [x], x.dtype)
+    return tf.reduce_mean(tf.ensure_shape(weights, [None])[:, None] * x**2)
+
+
+class OneNumber(keras.layers.Layer):
+    """Draws a number for all rows, so that each replica computes the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, x, training=False):
+        return x * keras.random.uniform((), seed=self.seeds) if training else x
+
+
+@pytest.mark.parametrize("layers", [[], [OneNumber]], ids=["partitioned", "whole"])
+@pytest.mark.parametrize("batch_size, balance", [(5, "equal"), (8, "weights(3,1)"), (8, "measured")])
+def test_looking_at_rows_of_other_replicas(layers, batch_size, balance, mirrored2, caplog):
+    """Steps are timed without communication, but with all rows of replicas that have different numbers of them."""
+    keras.utils.clear_session(free_memory=False)
+    with mirrored2.scope():
+        model = keras.Sequential([keras.Input((20,)), *[layer() for layer in layers], keras.layers.Dense(3)])
+        trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(1e-3), loss=by_numpy, balance=balance)
+    checks = tfdist.Checks(measure_every=4)
+    history = trainer.fit(DATA, batch_size=batch_size, steps=5, schedule=tfdist.Schedule(log_every=1), checks=checks)
+    assert history.records[-1]["exposed_communication_seconds"] >= 0
+    has_no_effect = "balance=measured has no effect: a step of sequential takes all rows" in caplog.text
+    assert has_no_effect == (balance == "measured" and bool(layers))
 
 
 def test_the_error_of_watched_tensors_is_that_of_their_sum_with_the_kept_part():
@@ -231,6 +264,7 @@ def test_unsent_collectives_give_the_shapes_of_real_ones(mirrored4):
         results = [
             *collectives.all_reduce(tensors, name="a"),
             *collectives.all_gather(tensors, name="b"),
+            *collectives.all_gather([hide_row_count(tf.ones([collectives.rank, 3])), tensors[1]], name="rows"),
             *collectives.all_to_all(tensors, name="c"),
             *collectives.reduce_scatter(tensors, name="d"),
             *collectives.broadcast(tensors, name="e"),

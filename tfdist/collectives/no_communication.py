@@ -12,7 +12,7 @@ class NoCommunication(Collectives):
     """Returns results of the right shapes and dtypes, computed from this replica's tensors only.
 
     The values are as if all replicas had the same tensors, except that sums are not multiplied by the number of replicas.
-    For timing only, never for training.
+    Only numbers of rows are communicated, as results have the rows of all replicas. For timing only, never for training.
     """
 
     def __init__(self, collectives: Collectives):
@@ -29,7 +29,18 @@ class NoCommunication(Collectives):
         return [tf.identity(tensor) for tensor in tensors]
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        return [tf.concat([tensor] * self.size, axis=0) for tensor in tensors]
+        counts = [tf.shape(tensor)[0] for tensor in tensors if tensor.shape[0] is None]
+        totals = iter([tf.reduce_sum(x) for x in self.stack(counts, name=f"{name}/number")] if counts else [])
+        return [
+            _repeat(tensor, next(totals)) if tensor.shape[0] is None else tf.concat([tensor] * self.size, axis=0)
+            for tensor in tensors
+        ]
+
+    def stack(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """Communicates scalars, such as the number of rows."""
+        if all(tensor.shape.rank == 0 for tensor in tensors):
+            return self._collectives.stack(tensors, name=name)
+        return super().stack(tensors, name=name)
 
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
@@ -52,3 +63,9 @@ class NoCommunication(Collectives):
         """See base class. Returns zeros that graph optimization cannot fold."""
         self.check_message(specs, source, tag)
         return [tf.fill(spec.shape, tf.cast(runtime_zero(), spec.dtype)) for spec in specs]
+
+
+def _repeat(rows: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    """Repeats rows up to a total number; zeros if there are none."""
+    padded_rows = tf.concat([rows, tf.zeros([1, *rows.shape[1:]], rows.dtype)], 0)
+    return tf.gather(padded_rows, tf.range(total) % tf.maximum(tf.shape(rows)[0], 1))

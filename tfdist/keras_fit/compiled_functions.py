@@ -162,9 +162,7 @@ class Functions:
         has_all_rows = shares * self._options.accumulate_steps == 1
         if has_all_rows and not listener():  # Keras's own code is correct for all rows
             # A metric may not add up over batches, or its sum since its reset may be read.
-            is_one_device = (
-                self._strategy.replicas == 1 and self._strategy.can_train_locally and not self._strategy.remote
-            )
+            is_one_device = self._strategy.replicas == 1 and not self._strategy.remote
             has_custom_metrics = is_one_device and bool(keras_internals.custom_metrics(self.model))
             is_read = outputs is not None and bool(outputs.computed_from_metrics)
             return ReduceOps(needs_all_rows="metrics" if has_custom_metrics or is_read else "")

@@ -44,7 +44,7 @@ def batch_for_replica(
     own_rows: ReplicaRows, collectives: Collectives, needs_all_rows: bool, static_rows: int | None
 ) -> ReplicaBatch:
     """Returns the batch that a replica computes: its own rows, or all rows; inside a replica function."""
-    if needs_all_rows:
+    if needs_all_rows and collectives.size > 1:
         batch = partitioned_step.gather_batch(own_rows, collectives, static_rows)
         rows = count_rows(batch)
         # Gradients are averaged, so replicas remain equal even if the order of summation on a device varies.

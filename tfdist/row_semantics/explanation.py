@@ -193,7 +193,7 @@ def describe_label(label: Label) -> str:
 @contextlib.contextmanager
 def record_static_row_reads() -> Iterator[list[str]]:
     """Context that records where user code reads the first, unknown dim of a tensor's static shape."""
-    getitem, iterate = tf.TensorShape.__getitem__, tf.TensorShape.__iter__
+    getitem, iterate, as_list = tf.TensorShape.__getitem__, tf.TensorShape.__iter__, tf.TensorShape.as_list
     notes: list[str] = []
 
     def record(caller: types.FrameType) -> None:
@@ -213,8 +213,19 @@ def record_static_row_reads() -> Iterator[list[str]]:
             record(caller)
         return iterate(shape)
 
-    patches = ((tf.TensorShape, "__getitem__", recording_getitem), (tf.TensorShape, "__iter__", recording_iter))
-    with keras_internals.patched(*patches):
+    class RecordingList(list):
+        def __getitem__(self, key: Any) -> Any:
+            dim = super().__getitem__(key)
+            if dim is None and isinstance(key, int) and key in (0, -len(self)):
+                record(sys._getframe(1))
+            return dim
+
+    methods = {
+        "__getitem__": recording_getitem,
+        "__iter__": recording_iter,
+        "as_list": lambda shape: RecordingList(as_list(shape)),
+    }
+    with keras_internals.patched(*((tf.TensorShape, name, method) for name, method in methods.items())):
         yield notes
 
 

@@ -16,6 +16,7 @@ from tfdist.checkpoint.format import Checkpoint
 from tfdist.checkpoint.manager import Checkpoints, open_saver
 from tfdist.checkpoint.replication import RunSnapshot
 from tfdist.checkpoint.restore import restore, restore_weights, resume_candidates
+from tfdist.config.balance import MEASURED, Balance
 from tfdist.config.pipeline import check_without_flush
 from tfdist.config.sync import DEFAULT, Sync, parse_sync
 from tfdist.config.train_config import check_arguments
@@ -40,6 +41,7 @@ from tfdist.row_semantics.explanation import listener
 from tfdist.step.compression import Compression
 from tfdist.step.data_check import explain_mismatch
 from tfdist.step.inference import Predictor, concatenate_rows
+from tfdist.step.row_dependence import log_no_effect
 from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.validation import (
@@ -435,6 +437,10 @@ class Trainer:
         )
         data = dataclasses.replace(arguments.data, train=train)
         copied = checkpoints is None or checkpoints.in_background
+        balance = self._balance
+        if balance.kind == MEASURED and program.metrics.division == "whole":
+            log_no_effect(f"--balance={balance}", program.model, program.dependence.reasons[0], strategy)
+            balance = Balance()
         best = checkpoints.best if checkpoints else ""
         best_metric = check_monitored_metrics(callbacks, best, program, data.test is not None)
         state.best_tracker = None
@@ -459,7 +465,7 @@ class Trainer:
                 callbacks=callbacks,
                 options=options,
                 saver=saver,
-                balancing=make_balancing(self._balance, strategy, state, batches.position.batch_size),
+                balancing=make_balancing(balance, strategy, state, batches.position.batch_size),
                 watchdog=watchdog,
             )
             try:
