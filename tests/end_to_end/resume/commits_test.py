@@ -294,12 +294,6 @@ def test_what_cannot_be_taken_along_stays_where_it_is(died, monkeypatch, whole):
     assert len(list(memory.iterdir())) == 1
 
 
-def test_commits_in_a_file_are_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="a writable directory. Received, on rank 0: .*file"):
-        run(tmp_path / "run", steps=5, commit_every=5, commit_dir=str(tmp_path / "file"))
-
-
 def test_a_directory_that_is_given_comes_before_the_launcher_s():
     assert in_memory.required_parent(5, "mine", {in_memory.VARIABLE: "launcher's"}) == "mine"
     assert in_memory.required_parent(5, "", {in_memory.VARIABLE: "launcher's"}) == "launcher's"

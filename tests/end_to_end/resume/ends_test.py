@@ -95,17 +95,6 @@ def test_a_run_that_has_finished_says_so_and_trains_no_more(tmp_path, capsys):
             run(path, **flags)
 
 
-def test_a_run_that_was_stopped_early_stays_so(tmp_path, capsys, caplog):
-    path, stop = tmp_path / "run", {"early_stopping": "val_loss(patience=2, min_delta=100)", "eval_every": 3}
-    said = "early stopping at step 9: val_loss has not improved for 2 evaluations since step 3"
-    caplog.set_level("INFO")
-    assert run(path, **stop) == 0
-    assert f"E{said[1:]}." in caplog.text
-    for steps in (20, 99):
-        assert run(path, **stop, steps=steps) == 0
-        assert f"This run has finished by {said}. Its model is " in capsys.readouterr().out
-
-
 @pytest.mark.full
 def test_another_patience_continues_it(tmp_path):
     path, flags = tmp_path / "run", {"eval_every": 3, "checkpoint_every": "3"}
@@ -155,24 +144,22 @@ def test_callbacks_of_ones_own(own_code, tmp_path):
     assert (tmp_path / "other" / "one.txt").exists()
 
 
+NOT_MEASURED = 'Received: val_acc. Did you mean "val_accuracy"?'
+
+
 @pytest.mark.parametrize(
-    ("callbacks", "message"),
+    ("flags", "message"),
     [
-        ("callbacks_of_test:failing", "must not fail. Received: RuntimeError: not today"),
-        ("callbacks_of_test:one(path=3)", 'no parameter "path"'),
+        ({"callbacks": "callbacks_of_test:failing"}, "must not fail. Received: RuntimeError: not today"),
+        ({"callbacks": "callbacks_of_test:one(path=3)"}, 'no parameter "path"'),
+        ({"best": "val_acc"}, NOT_MEASURED),
+        ({"early_stopping": "val_acc"}, NOT_MEASURED),
     ],
 )
-def test_callbacks_that_cannot_be_used(callbacks, message, own_code, tmp_path):
+def test_what_cannot_be_used_leaves_nothing(flags, message, own_code, tmp_path):
     with pytest.raises(InputError) as caught:
-        run(tmp_path / "run", callbacks=callbacks)
-    assert message in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("flags", [{"best": "val_acc"}, {"early_stopping": "val_acc"}])
-def test_a_metric_that_is_not_measured_leaves_nothing(flags, tmp_path):
-    with pytest.raises(InputError, match='Received: val_acc. Did you mean "val_accuracy"?'):
         run(tmp_path / "run", **flags)
+    assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

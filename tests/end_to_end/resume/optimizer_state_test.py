@@ -103,12 +103,3 @@ def test_stages_with_a_sharded_optimizer_are_those_with_a_whole_one(launcher: st
     train(again, 4, launcher, 15, *PIPELINE, SHARDED)
     train(again, 4, launcher, 30, *PIPELINE, SHARDED)
     assert weights(again) == weights(paths[SHARDED])
-
-
-@pytest.mark.parametrize("launcher", ["tensorflow", pytest.param("horovod", marks=pytest.mark.full)])
-def test_verify(launcher: str, tmp_path: pathlib.Path) -> None:
-    verify = ["tfdist.verify", SHARDED, "--model=mlp", "--optimizer=adamw", "--steps=3", "--float64"]
-    launch = ["--processes=2", f"--launcher={launcher}", f"--log_dir={tmp_path}"]
-    output = run("tfdist.launch", *launch, "--", sys.executable, "-m", *verify)
-    assert "Equal: the largest difference is " in output
-    assert "Replicas are equal bit for bit." in output

@@ -23,7 +23,6 @@ class Sampling(layers.Layer):
         return z_mean + ops.exp(0.5 * z_log_var) * epsilon
 
 
-# Build the encoder
 latent_dim = 2
 
 encoder_inputs = keras.Input(shape=(12, 12, 1))
@@ -37,7 +36,6 @@ z = Sampling()([z_mean, z_log_var])
 encoder = keras.Model(encoder_inputs, [z_mean, z_log_var, z], name="encoder")
 encoder.summary()
 
-# Build the decoder
 latent_inputs = keras.Input(shape=(latent_dim,))
 x = layers.Dense(3 * 3 * 16, activation="relu")(latent_inputs)
 x = layers.Reshape((3, 3, 16))(x)
@@ -48,7 +46,6 @@ decoder = keras.Model(latent_inputs, decoder_outputs, name="decoder")
 decoder.summary()
 
 
-# Define the VAE as a `Model` with a custom `train_step`
 class VAE(keras.Model):
     def __init__(self, encoder, decoder, **kwargs):
         super().__init__(**kwargs)
@@ -91,7 +88,6 @@ class VAE(keras.Model):
         }
 
 
-# Train the VAE
 rows, cols = np.mgrid[0:12, 0:12]
 centers = np.random.uniform(3, 9, size=(220, 2, 1, 1))
 digits = 255 * np.exp(-((rows - centers[:, 0]) ** 2 + (cols - centers[:, 1]) ** 2) / 8)
@@ -101,7 +97,6 @@ vae = VAE(encoder, decoder)
 vae.compile(optimizer=keras.optimizers.Adam())
 history = vae.fit(mnist_digits, epochs=3, batch_size=32)
 
-# Display a grid of sampled digits
 n = 5
 figure = np.zeros((12 * n, 12 * n))
 for i, yi in enumerate(np.linspace(-1, 1, n)[::-1]):
@@ -111,5 +106,3 @@ for i, yi in enumerate(np.linspace(-1, 1, n)[::-1]):
 np.save("latent_space.npy", figure)
 
 z_mean, _, _ = vae.encoder.predict(mnist_digits, verbose=0)
-print("Latent mean:", z_mean.mean(axis=0), "mean of the grid:", figure.mean())
-print({name: values[-1] for name, values in history.history.items()})

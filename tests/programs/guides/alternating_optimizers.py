@@ -109,7 +109,4 @@ after = model.evaluate(target_x, target_y, batch_size=64, verbose=0, return_dict
 
 print("Counter:", int(model.counter), "steps of the optimizers:", int(model.main_optimizer.iterations), end=" ")
 print(int(model.domain_optimizer.iterations))
-print("Classification:", history.history["class_loss"])
-print("Domains:", history.history["domain_loss"])
-print("On the target domain, before:", before, "after:", after)
 print("Predicted:", np.bincount(model.predict(target_x, verbose=0).argmax(axis=-1), minlength=3))

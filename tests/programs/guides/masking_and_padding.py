@@ -14,7 +14,6 @@ raw_inputs = [
 ]
 # By default, this will pad using 0s; it is configurable via the "value" parameter.
 padded_inputs = keras.utils.pad_sequences(raw_inputs, padding="post")
-print(padded_inputs)
 
 embedding = layers.Embedding(input_dim=5000, output_dim=16, mask_zero=True)
 masked_output = embedding(padded_inputs)
@@ -109,7 +108,6 @@ model.add(layers.Dense(1, activation="sigmoid"))
 model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["accuracy"])
 labels = (lengths > 6).astype("int32")
 dataset = tf.data.Dataset.from_tensor_slices((tokens, lengths, labels)).map(lambda row, n, label: (row[:n], label))
-print(next(dataset.as_numpy_iterator()))
 dataset = dataset.shuffle(200).padded_batch(16, padded_shapes=((10,), ())).prefetch(2)
 history = model.fit(dataset, epochs=2)
 print("LSTM:", history.history["loss"], model.evaluate(tokens, labels, verbose=0))

@@ -21,11 +21,9 @@ def load_digits(count):
 
 (x_train_val, y_train_val), (x_test, y_test) = load_digits(160), load_digits(50)
 
-# Change the data type to a floating point format
 x_train_val = x_train_val.astype("float32")
 x_test = x_test.astype("float32")
 
-# Keep a part of train_val for validation set
 x_train, x_val = x_train_val[:100], x_train_val[100:]
 y_train, y_val = y_train_val[:100], y_train_val[100:]
 del x_train_val, y_train_val
@@ -39,7 +37,6 @@ def make_pairs(x, y):
     pairs = []
     labels = []
     for idx1 in range(len(x)):
-        # add a matching example
         x1 = x[idx1]
         label1 = y[idx1]
         idx2 = random.choice(digit_indices[label1])
@@ -47,7 +44,6 @@ def make_pairs(x, y):
         pairs += [[x1, x2]]
         labels += [0]
 
-        # add a non-matching example
         label2 = random.randint(0, num_classes - 1)
         while label2 == label1:
             label2 = random.randint(0, num_classes - 1)
@@ -91,7 +87,6 @@ embedding_network = keras.Model(input, x)
 input_1 = keras.layers.Input((12, 12, 1))
 input_2 = keras.layers.Input((12, 12, 1))
 
-# The two inputs share the weights of one embedding network.
 tower_1 = embedding_network(input_1)
 tower_2 = embedding_network(input_2)
 
@@ -122,9 +117,6 @@ history = siamese.fit(
     batch_size=batch_size,
     epochs=epochs,
 )
-print({name: values[-1] for name, values in history.history.items()})
 
 results = siamese.evaluate([x_test_1, x_test_2], labels_test)
-print("test loss, test acc:", results)
 predictions = siamese.predict([x_test_1, x_test_2])
-print("True:", labels_test[:4], "predicted:", predictions[:4, 0])

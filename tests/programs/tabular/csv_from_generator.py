@@ -99,8 +99,6 @@ def main():
         train_ds, validation_data=valid_ds, epochs=3, callbacks=[keras.callbacks.CSVLogger("training_log.csv")]
     )
     loss, mae = model.evaluate(valid_ds)
-    print("Losses:", history.history["loss"])
-    print(f"Validation loss: {loss}, mean absolute error: {mae}")
     print("The same by columns:", model.evaluate(get_test_dataset(os.path.join(data_dir, "valid.csv"))))
     print("Predicted prices:", model.predict(valid_ds)[:3].ravel())
 

@@ -30,7 +30,6 @@ class FocalLoss(keras.losses.Loss):
         return {**super().get_config(), "gamma": self.gamma, "alpha": self.alpha}
 
 
-# ---- data -------------------------------------------------------------------------------------------------------
 N = 405
 rng = np.random.default_rng(SEED)
 features = {
@@ -43,7 +42,6 @@ features = {
 }
 logit = -3.2 + 1.5 * (features["slot"] == "top") + 1.2 * (features["hour"] > 18) + 0.6 * (features["campaign"] == 2)
 clicks = (rng.random(N) < 1 / (1 + np.exp(-logit - rng.normal(0, 0.3, N)))).astype("float32")[:, None]
-print("click rate:", clicks.mean())
 
 
 def split(low, high):
@@ -54,7 +52,6 @@ x_train, y_train = split(0, 320)
 x_test, y_test = split(320, N)
 
 
-# ---- model ------------------------------------------------------------------------------------------------------
 def build_model():
     inputs = {
         "hour": keras.Input((1,), name="hour"),
@@ -108,9 +105,6 @@ dataset = tf.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(400, se
 test_dataset = tf.data.Dataset.from_tensor_slices((x_test, y_test)).batch(50)
 history = model.fit(dataset, epochs=3, validation_data=test_dataset, verbose=2)
 
-# ---- results ----------------------------------------------------------------------------------------------------
-for name in ("loss", "auc", "val_loss", "val_auc", "val_bce"):
-    print(name, history.history[name])
 evaluated = model.evaluate(test_dataset, return_dict=True, verbose=0)
 model.save("ctr.keras")
 restored = keras.models.load_model("ctr.keras")

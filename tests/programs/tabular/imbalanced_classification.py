@@ -11,28 +11,17 @@ all_targets = (rng.random(250) < 1 / 12).astype("uint8").reshape(-1, 1)
 all_features = (rng.normal(size=(250, 12)) + 1.2 * all_targets).astype("float32")
 features = np.array(all_features, dtype="float32")
 targets = np.array(all_targets, dtype="uint8")
-print("features.shape:", features.shape)
-print("targets.shape:", targets.shape)
 
-# Prepare a validation set
 num_val_samples = int(len(features) * 0.2)
 train_features = features[:-num_val_samples]
 train_targets = targets[:-num_val_samples]
 val_features = features[-num_val_samples:]
 val_targets = targets[-num_val_samples:]
-print("Number of training samples:", len(train_features))
-print("Number of validation samples:", len(val_features))
 
-# Analyze class imbalance in the targets
 counts = np.bincount(train_targets[:, 0])
-print(
-    f"Number of positive samples in training data: {counts[1]} "
-    f"({100 * float(counts[1]) / len(train_targets):.2f}% of total)"
-)
 weight_for_0 = 1.0 / counts[0]
 weight_for_1 = 1.0 / counts[1]
 
-# Normalize the data using training set statistics
 mean = np.mean(train_features, axis=0)
 train_features -= mean
 val_features -= mean
@@ -77,5 +66,3 @@ history = model.fit(
     class_weight=class_weight,
 )
 last = {name: values[-1] for name, values in history.history.items()}
-print(f"Found {last['val_tp']:.0f} of the frauds and missed {last['val_fn']:.0f}; false alarms: {last['val_fp']:.0f}")
-print(last)

@@ -130,8 +130,6 @@ history = model.fit(
     verbose=2,
 )
 
-print("Loss:", history.history["loss"])
-print("Validation:", history.history["val_masked_loss"], history.history["val_masked_acc"])
 print("Evaluation:", model.evaluate(val_ds, return_dict=True, verbose=0))
 print("Shape of predictions:", model.predict(val_ds, verbose=0).shape)
 for text, translation in zip(human[190:194], model.translate(human[190:194])):

@@ -150,7 +150,6 @@ class TextGenerator(keras.callbacks.Callback):
             start_tokens.append(sample_token)
             num_tokens_generated = len(tokens_generated)
         txt = " ".join([self.detokenize(t) for t in self.start_tokens + tokens_generated])
-        print(f"generated text:\n{txt}\n")
 
 
 word_to_index = {word: index for index, word in enumerate(vocab)}
@@ -160,4 +159,3 @@ text_gen_callback = TextGenerator(6, start_tokens, vocab)
 
 model = create_model()
 history = model.fit(text_ds, verbose=2, epochs=3, callbacks=[text_gen_callback])
-print("Final loss:", history.history["loss"][-1])

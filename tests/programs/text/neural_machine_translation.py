@@ -69,9 +69,6 @@ def make_dataset(pairs):
 
 train_ds = make_dataset(train_pairs)
 val_ds = make_dataset(val_pairs)
-for inputs, targets in train_ds.take(1):
-    print(f'inputs["encoder_inputs"].shape: {inputs["encoder_inputs"].shape}')
-    print(f"targets.shape: {targets.shape}")
 
 
 class TransformerEncoder(layers.Layer):

@@ -27,7 +27,6 @@ idx = np.random.permutation(len(x_train))
 x_train = x_train[idx]
 y_train = y_train[idx]
 
-# The labels become 0 and 1
 y_train[y_train == -1] = 0
 y_test[y_test == -1] = 0
 
@@ -76,8 +75,5 @@ history = model.fit(
 
 model = keras.models.load_model("best_model.keras")
 test_loss, test_acc = model.evaluate(x_test, y_test)
-print("Test accuracy", test_acc)
-print("Test loss", test_loss)
 
 metric = "sparse_categorical_accuracy"
-print("train:", history.history[metric], "val:", history.history["val_" + metric])

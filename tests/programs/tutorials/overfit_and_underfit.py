@@ -19,7 +19,6 @@ BUFFER_SIZE = 200
 BATCH_SIZE = 50
 STEPS_PER_EPOCH = N_TRAIN // BATCH_SIZE
 
-# Rows of a label and of features, some of which tell something about the label
 rows = np.random.normal(size=(N_VALIDATION + N_TRAIN, FEATURES + 1)).astype("float32")
 rows[:, 0] = (rows[:, 1:5].sum(axis=1) + 0.5 * np.random.normal(size=len(rows))) > 0
 
@@ -109,6 +108,3 @@ combined_model = tf.keras.Sequential(
     ]
 )
 size_histories["Combined"] = compile_and_fit(combined_model, "regularizers/combined")
-
-for name, history in size_histories.items():
-    print(name, history.history)

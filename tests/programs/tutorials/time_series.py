@@ -5,7 +5,6 @@ import tensorflow as tf
 
 tf.keras.utils.set_random_seed(812)
 
-# Hourly weather: temperature, pressure and the time of the day
 columns = ["T (degC)", "p (mbar)", "Day sin", "Day cos"]
 hours = np.arange(240)
 day_sin, day_cos = np.sin(hours * (2 * np.pi / 24)), np.cos(hours * (2 * np.pi / 24))
@@ -23,11 +22,8 @@ train_df, val_df, test_df = ((part - train_mean) / train_std for part in (train_
 
 class WindowGenerator:
     def __init__(self, input_width, label_width, shift, label_columns=None):
-        # Store the raw data.
         self.train_df, self.val_df, self.test_df = train_df, val_df, test_df
-        # Work out the label column indices.
         self.label_columns = label_columns
-        # Work out the window parameters.
         self.input_width = input_width
         self.label_width = label_width
         self.shift = shift
@@ -118,7 +114,6 @@ class FeedBack(tf.keras.Model):
         self.out_steps = out_steps
         self.units = units
         self.lstm_cell = tf.keras.layers.LSTMCell(units)
-        # Also wrap the LSTMCell in an RNN to simplify the `warmup` method.
         self.lstm_rnn = tf.keras.layers.RNN(self.lstm_cell, return_state=True)
         self.dense = tf.keras.layers.Dense(num_features)
 
@@ -132,7 +127,6 @@ class FeedBack(tf.keras.Model):
         prediction, state = self.warmup(inputs)
         predictions.append(prediction)
         for _ in range(1, self.out_steps):
-            # Use the last prediction as input, and execute one lstm step.
             x, state = self.lstm_cell(prediction, states=state, training=training)
             prediction = self.dense(x)
             predictions.append(prediction)
@@ -152,7 +146,3 @@ for name, (model, window) in candidates.items():
     history = compile_and_fit(model, window)
     val_performance[name] = model.evaluate(window.val, return_dict=True)
     performance[name] = model.evaluate(window.test, verbose=0, return_dict=True)
-    print(name, history.history["loss"])
-
-for name, value in performance.items():
-    print(f"{name:12s}: {value['mean_absolute_error']:0.4f}")

@@ -45,7 +45,6 @@ class Distiller(keras.Model):
         return self.student(x)
 
 
-# Create the teacher
 teacher = keras.Sequential(
     [
         keras.Input(shape=(12, 12, 1)),
@@ -59,7 +58,6 @@ teacher = keras.Sequential(
     name="teacher",
 )
 
-# Create the student
 student = keras.Sequential(
     [
         keras.Input(shape=(12, 12, 1)),
@@ -73,10 +71,8 @@ student = keras.Sequential(
     name="student",
 )
 
-# Clone student for later comparison
 student_scratch = keras.models.clone_model(student)
 
-# Prepare the train and test dataset.
 batch_size = 32
 rng = np.random.default_rng(0)
 patterns = rng.integers(0, 200, size=(10, 12, 12, 1))
@@ -86,7 +82,6 @@ x = x.astype("float32") / 255.0
 x_train, y_train = x[:200], y[:200]
 x_test, y_test = x[200:], y[200:]
 
-# Train teacher as usual
 teacher.compile(
     optimizer=keras.optimizers.Adam(),
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -95,7 +90,6 @@ teacher.compile(
 teacher.fit(x_train, y_train, epochs=3, batch_size=batch_size)
 teacher.evaluate(x_test, y_test)
 
-# Distill teacher to student
 distiller = Distiller(student=student, teacher=teacher)
 distiller.compile(
     optimizer=keras.optimizers.Adam(),
@@ -108,7 +102,6 @@ distiller.compile(
 distiller.fit(x_train, y_train, epochs=2, batch_size=batch_size)
 print("Distilled student:", distiller.evaluate(x_test, y_test))
 
-# Train student from scratch for comparison
 student_scratch.compile(
     optimizer=keras.optimizers.Adam(),
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

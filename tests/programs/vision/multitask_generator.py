@@ -114,8 +114,4 @@ evaluated = model.evaluate(
     test_generator.generate(is_training=False, batch_size=20, forever=False), return_dict=True, verbose=0
 )
 predicted = model.predict({"image": test_generator.images, "camera": test_generator.camera}, batch_size=24, verbose=0)
-for name, values in sorted(history.history.items()):
-    print(f"{name:32s}", [round(float(np.mean(v)), 6) for v in values])
 print("test:", {name: round(float(np.mean(value)), 6) for name, value in evaluated.items()})
-print("age:", float(np.abs(predicted["age_output"][:, 0] * train_generator.max_age - test_generator.age).mean()))
-print("moods:", np.bincount(predicted["mood_output"].argmax(1), minlength=N_MOODS))

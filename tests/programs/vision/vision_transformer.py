@@ -15,8 +15,6 @@ y = rng.integers(0, num_classes, size=(240, 1))
 x = prototypes[y[:, 0]] + rng.uniform(0, 55, size=(240,) + input_shape)
 x_train, y_train = x[:200], y[:200]
 x_test, y_test = x[200:], y[200:]
-print(f"x_train shape: {x_train.shape} - y_train shape: {y_train.shape}")
-print(f"x_test shape: {x_test.shape} - y_test shape: {y_test.shape}")
 
 learning_rate = 0.001
 weight_decay = 0.0001
@@ -41,7 +39,6 @@ data_augmentation = keras.Sequential(
     ],
     name="data_augmentation",
 )
-# Compute the mean and the variance of the training data for normalization.
 data_augmentation.layers[0].adapt(x_train)
 
 
@@ -129,8 +126,6 @@ def run_experiment(model):
 
     model.load_weights(checkpoint_filepath)
     _, accuracy, top_5_accuracy = model.evaluate(x_test, y_test)
-    print(f"Test accuracy: {round(accuracy * 100, 2)}%")
-    print(f"Test top 5 accuracy: {round(top_5_accuracy * 100, 2)}%")
     return history
 
 
