@@ -137,7 +137,6 @@ def test_in_this_process(row: str, monkeypatch: pytest.MonkeyPatch, capfd: pytes
 
 
 def start(argv: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str, str]:
-    """Runs the command in a separate process."""
     done = subprocess.run(
         [sys.executable, "-m", "tfdist.train", *QUICK, "--output_dir=run", *argv],
         env={**os.environ, **environment},

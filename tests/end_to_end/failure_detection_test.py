@@ -34,7 +34,6 @@ DIFFERENT_VARIABLES = {
 
 @pytest.fixture(autouse=True)
 def as_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    """Runs commands in an empty directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -44,7 +43,6 @@ def train(*flags: str) -> list[str]:
 
 
 def wait_for_handler(pid: int, signum: signal.Signals) -> None:
-    """Waits until a process has a handler for a signal."""
     deadline = time.monotonic() + START_SECONDS
     status = pathlib.Path(f"/proc/{pid}/status")
     while not int(re.search(r"^SigCgt:\s*(\w+)", status.read_text(), re.M)[1], 16) >> (signum - 1) & 1:

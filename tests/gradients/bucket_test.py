@@ -117,8 +117,6 @@ def test_names_of_states_are_a_buckets_own():
 
 
 class Shaped(Reducer):
-    """Needs shapes; records those that it gets."""
-
     keeps_shapes = True
     biased = True
 

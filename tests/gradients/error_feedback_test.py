@@ -11,8 +11,6 @@ from tfdist.gradients import Bucketed, ErrorFeedback, Reducer, ReductionResult, 
 
 
 class Rounding(Reducer):
-    """Sends values rounded to integers, and counts its calls."""
-
     biased = True
 
     def state(self, specs):

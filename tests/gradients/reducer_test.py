@@ -30,8 +30,6 @@ def test_specs_say_place_shape_and_dtype():
 
 
 class Scaling(Reducer):
-    """Multiplies by a factor, which it has as state for each tensor."""
-
     def __init__(self, factor):
         self._factor = factor
 

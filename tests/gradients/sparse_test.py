@@ -118,8 +118,6 @@ def test_dense_where_rows_would_send_more(rows):
 
 
 class Half(Sum):
-    """Sends half of each tensor."""
-
     biased = True
 
     def reduce(self, tensors, state, collectives, *, name):

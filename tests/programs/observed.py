@@ -50,7 +50,6 @@ class Observer:
 
     @property
     def in_keras(self) -> bool:
-        """Whether one of Keras's methods is running."""
         return self._depth > 0
 
     def watch(self) -> None:

@@ -130,7 +130,6 @@ def verdicts(program: Program, strategies: Sequence[str]) -> dict[str, str]:
 
 
 def is_good(verdict: str) -> bool:
-    """Returns whether a program behaves as expected."""
     return verdict in ("equal", "distribution") or verdict.startswith(("refused:", "distribution:"))
 
 

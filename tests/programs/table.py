@@ -42,7 +42,6 @@ def _read(table: str, strategies: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def rendered(verdicts: Mapping[str, Mapping[str, str]], strategies: Sequence[str], day: datetime.date) -> str:
-    """Returns the table as Markdown."""
     counts = collections.Counter(_short(found) for row in verdicts.values() for found in row.values())
     total = ", ".join(f"{count} {word}" for word, count in counts.most_common())
     lines = [

@@ -108,7 +108,6 @@ def make_trainer(strategy: tfdist.Strategy, case: Case) -> tuple[tfdist.Trainer,
 
 
 def schedule_of(case: Case, processes: int) -> Schedule:
-    """Returns a case's schedule."""
     if case.schedule != "reversed":
         return make_schedule(case.schedule, processes, case.micro_batches)
     schedule, count = make_schedule("gpipe", processes, case.micro_batches), case.micro_batches
@@ -117,7 +116,6 @@ def schedule_of(case: Case, processes: int) -> Schedule:
 
 
 def fit(trainer: tfdist.Trainer, made: Made, case: Case, **options: Any) -> Any:
-    """Trains; returns the history."""
     return trainer.fit(
         made.x,
         made.y,
@@ -131,7 +129,6 @@ def fit(trainer: tfdist.Trainer, made: Made, case: Case, **options: Any) -> Any:
 
 
 def run_case(strategy: tfdist.Strategy, case: Case) -> Outcome:
-    """Trains, evaluates and predicts; see `Outcome`."""
     with FAULTS[case.fault]():
         trainer, made = make_trainer(strategy, case)
         history = fit(trainer, made, case)
@@ -164,7 +161,6 @@ def values(trainer: tfdist.Trainer) -> dict[str, np.ndarray]:
 
 
 def digest_of(variables: Mapping[str, np.ndarray]) -> str:
-    """Returns a hash."""
     return hashlib.sha256(b"".join(np.ascontiguousarray(value).tobytes() for value in variables.values())).hexdigest()
 
 

@@ -34,7 +34,6 @@ MORE: dict[Job, tuple[Case, ...]] = {
 
 
 def stages_of(ranks: list[Outcome], job: Job) -> dict[str, int]:
-    """Returns the stage of each variable that a process has."""
     replicas = sizes(job[1])[1]
     return {path: rank // replicas for rank, each in enumerate(ranks) for path in each.variables}
 

@@ -94,7 +94,6 @@ def outcomes(job: Job, cases: tuple[Case, ...]) -> list[list[Outcome]]:
 
 @functools.cache
 def trained_config(case: Case) -> Outcome:
-    """Returns the outcome of one device, computed once."""
     return run_case(tfdist.load_strategy("single", environment={}), case)
 
 
@@ -117,7 +116,6 @@ def compare(ranks: list[Outcome], wanted: Outcome) -> None:
 
 
 def check_close(found: np.ndarray, wanted: np.ndarray, name: str) -> None:
-    """Asserts that values are equal up to rounding."""
     np.testing.assert_allclose(found, wanted, rtol=0, atol=BOUND * np.max(np.abs(wanted), initial=1.0), err_msg=name)
 
 
@@ -145,7 +143,6 @@ def outcome(job: Job, case: Case) -> list[Outcome]:
 
 
 def cases(found: dict[Job, tuple[Case, ...]]) -> pytest.MarkDecorator:
-    """Parametrizes a test by jobs and their cases."""
     pairs = [(job, case) for job, some in found.items() for case in some]
     return pytest.mark.parametrize(("job", "case"), pairs, ids=[f"{job[1]}-{case}" for job, case in pairs])
 
@@ -245,5 +242,4 @@ def test_dropout_differs_between_layers_stages_replicas_and_micro_batches() -> N
 @pytest.mark.separable
 @pytest.mark.parametrize(("job", "some"), product(), ids=lambda value: "_".join(map(str, value)))
 def test_product(job: Job, some: tuple[Case, ...], float64: None) -> None:
-    """The cases of `product`, job by job."""
     check_job(job, some)

@@ -50,7 +50,6 @@ class Sleeping(keras.layers.Layer):
 
 
 def train(strategy: tfdist.Strategy, folder: pathlib.Path, balance: str) -> Result:
-    """Trains the model on a strategy."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         layers = [keras.Input((8,)), Sleeping(), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]

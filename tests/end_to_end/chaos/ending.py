@@ -31,7 +31,6 @@ class Ending(NamedTuple):
 
 
 def ending(directory: pathlib.Path, steps: int = STEPS) -> Ending:
-    """Reads the final state of a run of `steps` steps."""
     checkpoint = Checkpoint.open(directory / "checkpoints" / f"step-{steps:09d}")
     checkpoint.verify()
     return Ending(dict(checkpoint.tensors), dict(checkpoint.values), _records(directory), _proof(directory, steps))

@@ -82,7 +82,6 @@ def plan(seed: int) -> tuple[str, list[Blow]]:
 
 
 def outcome(seed: int, home: pathlib.Path) -> Outcome:
-    """Runs the job of a seed."""
     staleness, blows = plan(seed)
     flags = [f"--processes={WORKERS}", f"--servers={SERVERS}", f"--log_dir={home / str(seed)}", "--max_restarts=3"]
     launch = [sys.executable, "-m", "tfdist.launch", *flags, "--rejoin_seconds=inf", "--"]

@@ -138,13 +138,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
-@pytest.mark.full
-def test_as_many_processes_end_as_if_nobody_was_killed(killed: Killed, uninterrupted: pathlib.Path) -> None:
-    killed.go_on(2)
-    assert weights(killed.path) == weights(uninterrupted)
-    assert shown(killed.path) == shown(uninterrupted)
-
-
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_host_is_lost_with_its_memory(lost: int, uninterrupted: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Each process has its own directory, as on two hosts; the other host has a copy of the lost one's data."""
@@ -152,14 +145,6 @@ def test_a_host_is_lost_with_its_memory(lost: int, uninterrupted: pathlib.Path, 
     killed.go_on(2, lost)
     assert weights(killed.path) == weights(uninterrupted)
     assert shown(killed.path) == shown(uninterrupted)
-
-
-@pytest.mark.full
-def test_a_host_is_lost_under_multiworker(tmp_path: pathlib.Path) -> None:
-    finish(train(tmp_path / "uninterrupted", STEPS, DURABLE, "--strategy=multiworker"), 2)
-    killed = Killed.run(tmp_path, "memory-{rank}", "--strategy=multiworker")
-    killed.go_on(2, lost=1)
-    assert weights(killed.path) == weights(tmp_path / "uninterrupted")
 
 
 @pytest.mark.full

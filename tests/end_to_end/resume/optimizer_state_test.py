@@ -33,21 +33,18 @@ FLAGS = (
 
 
 def train(path: pathlib.Path, size: int, launcher: str, steps: int, *flags: str) -> str:
-    """Runs the training in `path` up to a step; returns what it says."""
     launch = [f"--processes={size}", f"--launcher={launcher}", f"--log_dir={path}-logs", "--", sys.executable]
     own = [f"--steps={steps}", f"--output_dir={path}", *flags]
     return run("tfdist.launch", *launch, "-m", "tfdist.train", *FLAGS, *own)
 
 
 def run(module: str, *arguments: str) -> str:
-    """Runs a command to its end; returns what it says."""
     [output] = processes.finish([sys.executable, "-m", module, *arguments])
     assert "retracing" not in output, output
     return output
 
 
 def train_alone(path: pathlib.Path, steps: int, *flags: str) -> None:
-    """Runs the training on one device, in this process."""
     values = absl_flags.FlagValues()
     train_flags.define(values)
     values(["train", *FLAGS, *flags, "--strategy=single", f"--steps={steps}", f"--output_dir={path}"])

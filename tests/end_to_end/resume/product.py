@@ -52,7 +52,6 @@ class Calls(keras.callbacks.Callback):
 
 
 def save(strategy: tfdist.Strategy, case: str, directory: pathlib.Path) -> tfdist.Trainer:
-    """Trains the first steps; returns the trainer."""
     trainer = parity.make_trainer(strategy, CASES[case])
     source = parity.source_of(CASES[case])
     checkpoints = tfdist.Checkpoints(directory=str(directory), every=str(SAVED_AT))
@@ -85,7 +84,6 @@ def weights(trainer: tfdist.Trainer, variables: Any) -> dict[str, np.ndarray]:
 
 
 def wait_for(directories: list[pathlib.Path], seconds: float) -> None:
-    """Waits until each directory has a checkpoint."""
     deadline = time.monotonic() + seconds
     while missing := [path for path in directories if not newest(path)]:
         assert time.monotonic() < deadline, f"nobody saved {missing}"

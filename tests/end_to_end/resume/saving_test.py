@@ -34,8 +34,6 @@ def steps_of(directory) -> list[int]:
 
 
 class At(keras.callbacks.Callback):
-    """Performs an action once a step has been reached."""
-
     def __init__(self, step, action):
         super().__init__()
         self._step, self._action = step, action

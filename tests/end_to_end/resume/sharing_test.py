@@ -30,13 +30,10 @@ class Strategy:
 
 
 def own(rank: int, step: int) -> list[Part]:
-    """Returns the parts that only this rank has."""
     return [Part("error", (RANKS * 100, 7), (rank * 100, 0), np.full((100, 7), step + rank, np.float32))]
 
 
 def write(home: pathlib.Path, folder: str, step: int, seed: int = 0) -> None:
-    """Writes a commit on three hosts."""
-
     def one(group) -> None:
         copies = {rank: shard_bytes(own(rank, step)) for rank in range(RANKS) if copy_holder(rank, HOSTS) == group.rank}
         replicated = [Part.full("w", np.full(1234, step, np.float64))]
@@ -144,8 +141,6 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
     lose([hosts(tmp_path, "commits")[1]])
 
     class Carrier:
-        """Replaces the transfer over collectives."""
-
         max_bytes = 1 << 18
 
         def __init__(self, strategy):

@@ -91,8 +91,6 @@ def test_xla_sums_what_all_replicas_sent():
 
 
 class Halves(Codec):
-    """A minimal user-defined codec: sends half of x, and its seed."""
-
     biased = True
     randomized = True
 

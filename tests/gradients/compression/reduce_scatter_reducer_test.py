@@ -16,12 +16,10 @@ SIZE = 1000
 
 
 def vectors(replicas, steps):
-    """Returns one tensor for each step."""
     return list(np.random.default_rng(0).standard_normal((steps, 1, replicas, SIZE)).astype("float32"))
 
 
 def run(reducer, gradients, native_all_to_all=True):
-    """Returns the steps, and the calls of one replica."""
     steps, [recording, *_] = on_threads(reducer, gradients, native_all_to_all=native_all_to_all)
     return steps, recording.calls
 

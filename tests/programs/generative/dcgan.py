@@ -130,4 +130,4 @@ gan.compile(
     loss_fn=keras.losses.BinaryCrossentropy(),
 )
 
-history = gan.fit(dataset, epochs=epochs, callbacks=[GANMonitor(num_img=3, latent_dim=latent_dim)])
+gan.fit(dataset, epochs=epochs, callbacks=[GANMonitor(num_img=3, latent_dim=latent_dim)])

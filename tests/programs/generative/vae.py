@@ -95,14 +95,10 @@ mnist_digits = np.expand_dims(digits, -1).astype("float32") / 255
 
 vae = VAE(encoder, decoder)
 vae.compile(optimizer=keras.optimizers.Adam())
-history = vae.fit(mnist_digits, epochs=3, batch_size=32)
+vae.fit(mnist_digits, epochs=3, batch_size=32)
 
-n = 5
-figure = np.zeros((12 * n, 12 * n))
-for i, yi in enumerate(np.linspace(-1, 1, n)[::-1]):
-    for j, xi in enumerate(np.linspace(-1, 1, n)):
-        x_decoded = vae.decoder.predict(np.array([[xi, yi]]), verbose=0)
-        figure[i * 12 : (i + 1) * 12, j * 12 : (j + 1) * 12] = x_decoded[0].reshape(12, 12)
-np.save("latent_space.npy", figure)
+for yi in np.linspace(-1, 1, 5)[::-1]:
+    for xi in np.linspace(-1, 1, 5):
+        vae.decoder.predict(np.array([[xi, yi]]), verbose=0)
 
 z_mean, _, _ = vae.encoder.predict(mnist_digits, verbose=0)

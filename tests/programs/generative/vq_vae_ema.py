@@ -103,10 +103,9 @@ data_variance = np.var(train_data)
 
 vqvae = VQVAE()
 vqvae.compile(optimizer=keras.optimizers.Adam(3e-3), loss=lambda y, p: ops.mean((y - p) ** 2) / data_variance)
-history = vqvae.fit(train_data, train_data, epochs=4, batch_size=32, verbose=2)
+vqvae.fit(train_data, train_data, epochs=4, batch_size=32, verbose=2)
 
 print("Evaluation:", vqvae.evaluate(test_data, test_data, batch_size=16, return_dict=True, verbose=0))
 
-reconstructed = vqvae.predict(test_data, verbose=0)
-encoded = vqvae.encoder.predict(test_data, verbose=0)
-codes = np.asarray(vqvae.vq_layer.get_code_indices(encoded.reshape(-1, LATENT_DIM)))
+vqvae.predict(test_data, verbose=0)
+vqvae.encoder.predict(test_data, verbose=0)

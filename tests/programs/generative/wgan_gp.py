@@ -157,4 +157,4 @@ wgan.compile(
 )
 
 cbk = GANMonitor(num_img=3, latent_dim=noise_dim)
-history = wgan.fit(train_images, batch_size=BATCH_SIZE, epochs=2, callbacks=[cbk])
+wgan.fit(train_images, batch_size=BATCH_SIZE, epochs=2, callbacks=[cbk])

@@ -45,10 +45,10 @@ model.compile(optimizer="adam", loss="mse", metrics=["mae"], weighted_metrics=["
 x = np.random.random((220, 32))
 y = np.random.random((220, 1))
 sw = np.random.random((220, 1))
-history = model.fit(x, y, sample_weight=sw, epochs=3)
+model.fit(x, y, sample_weight=sw, epochs=3)
 print("Evaluated with them:", model.evaluate(x, y, sample_weight=sw, return_dict=True))
 
-history = model.fit(x, y, epochs=1)
+model.fit(x, y, epochs=1)
 
 labels = (np.random.random(220) < 0.2).astype("int32")
 inputs = keras.Input(shape=(32,))
@@ -60,4 +60,4 @@ classifier.compile(
     loss="sparse_categorical_crossentropy",
     metrics=["sparse_categorical_accuracy"],
 )
-history = classifier.fit(x, labels, class_weight={0: 1.0, 1: 4.0}, epochs=3, batch_size=24)
+classifier.fit(x, labels, class_weight={0: 1.0, 1: 4.0}, epochs=3, batch_size=24)

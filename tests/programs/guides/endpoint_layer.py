@@ -34,7 +34,7 @@ data = {
     "inputs": np.random.random((100, 3)),
     "targets": np.random.random((100, 10)),
 }
-history = model.fit(data, epochs=3, batch_size=16)
+model.fit(data, epochs=3, batch_size=16)
 print("Metrics of the model:", [m.name for m in model.metrics])
 
 results = model.evaluate(data, batch_size=16, return_dict=True, verbose=0)

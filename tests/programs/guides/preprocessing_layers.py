@@ -44,11 +44,6 @@ integer_lookup = layers.IntegerLookup(output_mode="one_hot")
 integer_lookup.adapt(ids)
 print(integer_lookup(tf.constant([[10], [20], [50], [0]])))
 
-# Hashing features with many values, then multi-hot
-hasher = layers.Hashing(num_bins=16, salt=1337)
-encoder = layers.CategoryEncoding(num_tokens=16, output_mode="multi_hot")
-hashed = encoder(hasher(np.random.randint(0, 100000, size=(180, 3))))
-
 # All kinds of features in one pipeline that ends in a model of numbers
 table = {
     "color": np.random.choice(["a", "b", "c", "d"], size=(180, 1)),

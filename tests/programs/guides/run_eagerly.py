@@ -78,7 +78,7 @@ model.compile(
     metrics=["accuracy"],
     run_eagerly=True,
 )
-history = model.fit(x_train, y_train, epochs=1, batch_size=32, validation_split=0.1)
+model.fit(x_train, y_train, epochs=1, batch_size=32, validation_split=0.1)
 
 # Only a few steps, to look closer
 model.fit(x_train, y_train, epochs=1, batch_size=16, steps_per_epoch=2)

@@ -40,7 +40,6 @@ pretraining.compile(
     metrics=["accuracy"],
 )
 pretraining.fit(*make_images(150, 4), batch_size=32, epochs=2)
-print("trainable weights of the base:", len(base_model.trainable_weights))
 base_model.save_weights("base.weights.h5")
 
 images, labels = make_images(140, 2)
@@ -81,7 +80,6 @@ model.compile(
     loss=keras.losses.BinaryCrossentropy(from_logits=True),
     metrics=[keras.metrics.BinaryAccuracy()],
 )
-print("Fitting the top layer of the model")
 history = model.fit(augmented_ds, epochs=2, validation_data=validation_ds)
 
 base_model.trainable = True
@@ -91,7 +89,6 @@ model.compile(
     loss=keras.losses.BinaryCrossentropy(from_logits=True),
     metrics=[keras.metrics.BinaryAccuracy()],
 )
-print("Fitting the end-to-end model")
 history = model.fit(augmented_ds, epochs=1, validation_data=validation_ds)
 print(history.history, "test:", model.evaluate(validation_ds))
 

@@ -17,16 +17,10 @@ def get_model():
     return model
 
 
-x_train = np.random.random((300, 8, 8)).reshape(-1, 64).astype("float32")
-x_test = np.random.random((300, 8, 8)).reshape(-1, 64).astype("float32")
-y_train = x_train[:, :10].sum(axis=1) + 0.1 * np.random.normal(size=300)
-y_test = x_test[:, :10].sum(axis=1) + 0.1 * np.random.normal(size=300)
-
-limit = 200
-x_train = x_train[:limit]
-y_train = y_train[:limit]
-x_test = x_test[:limit]
-y_test = y_test[:limit]
+x_train = np.random.random((200, 8, 8)).reshape(-1, 64).astype("float32")
+x_test = np.random.random((200, 8, 8)).reshape(-1, 64).astype("float32")
+y_train = x_train[:, :10].sum(axis=1) + 0.1 * np.random.normal(size=200)
+y_test = x_test[:, :10].sum(axis=1) + 0.1 * np.random.normal(size=200)
 
 
 class CustomCallback(keras.callbacks.Callback):
@@ -61,7 +55,6 @@ class EarlyStoppingAtMinLoss(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self.wait = 0
-        self.stopped_epoch = 0
         self.best = np.inf
 
     def on_epoch_end(self, epoch, logs=None):
@@ -73,11 +66,9 @@ class EarlyStoppingAtMinLoss(keras.callbacks.Callback):
         else:
             self.wait += 1
             if self.wait >= self.patience:
-                self.stopped_epoch = epoch
                 self.model.stop_training = True
 
     def on_train_end(self, logs=None):
-        print("Restoring model weights from the end of the best epoch.")
         self.model.set_weights(self.best_weights)
 
 

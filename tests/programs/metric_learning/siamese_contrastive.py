@@ -58,13 +58,6 @@ pairs_train, labels_train = make_pairs(x_train, y_train)
 pairs_val, labels_val = make_pairs(x_val, y_val)
 pairs_test, labels_test = make_pairs(x_test, y_test)
 
-x_train_1 = pairs_train[:, 0]
-x_train_2 = pairs_train[:, 1]
-x_val_1 = pairs_val[:, 0]
-x_val_2 = pairs_val[:, 1]
-x_test_1 = pairs_test[:, 0]
-x_test_2 = pairs_test[:, 1]
-
 
 def euclidean_distance(vects):
     x, y = vects
@@ -110,13 +103,13 @@ def loss(margin=1):
 siamese.compile(loss=loss(margin=margin), optimizer="RMSprop", metrics=["accuracy"])
 siamese.summary()
 
-history = siamese.fit(
-    [x_train_1, x_train_2],
+siamese.fit(
+    [pairs_train[:, 0], pairs_train[:, 1]],
     labels_train,
-    validation_data=([x_val_1, x_val_2], labels_val),
+    validation_data=([pairs_val[:, 0], pairs_val[:, 1]], labels_val),
     batch_size=batch_size,
     epochs=epochs,
 )
 
-results = siamese.evaluate([x_test_1, x_test_2], labels_test)
-predictions = siamese.predict([x_test_1, x_test_2])
+results = siamese.evaluate([pairs_test[:, 0], pairs_test[:, 1]], labels_test)
+predictions = siamese.predict([pairs_test[:, 0], pairs_test[:, 1]])

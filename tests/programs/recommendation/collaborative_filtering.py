@@ -12,15 +12,13 @@ ratings = np.clip(np.round(3 + 0.05 * user_ids - 0.01 * movie_ids + np.random.no
 
 unique_user_ids = np.unique(user_ids).tolist()
 user2user_encoded = {x: i for i, x in enumerate(unique_user_ids)}
-userencoded2user = {i: x for i, x in enumerate(unique_user_ids)}
 unique_movie_ids = np.unique(movie_ids).tolist()
 movie2movie_encoded = {x: i for i, x in enumerate(unique_movie_ids)}
-movie_encoded2movie = {i: x for i, x in enumerate(unique_movie_ids)}
 user = np.array([user2user_encoded[x] for x in user_ids])
 movie = np.array([movie2movie_encoded[x] for x in movie_ids])
 
 num_users = len(user2user_encoded)
-num_movies = len(movie_encoded2movie)
+num_movies = len(movie2movie_encoded)
 min_rating = min(ratings)
 max_rating = max(ratings)
 
@@ -74,7 +72,7 @@ model.compile(
     loss=keras.losses.BinaryCrossentropy(),
     optimizer=keras.optimizers.Adam(learning_rate=0.001),
 )
-history = model.fit(
+model.fit(
     x=x_train,
     y=y_train,
     batch_size=64,
@@ -88,6 +86,4 @@ movies_watched = set(movie_ids[user_ids == user_id].tolist())
 movies_not_watched = [[movie2movie_encoded[m]] for m in unique_movie_ids if m not in movies_watched]
 user_encoder = user2user_encoded[int(user_id)]
 user_movie_array = np.hstack(([[user_encoder]] * len(movies_not_watched), movies_not_watched))
-ratings = model.predict(user_movie_array).flatten()
-top_ratings_indices = ratings.argsort()[-5:][::-1]
-recommended_movie_ids = [movie_encoded2movie[movies_not_watched[i][0]] for i in top_ratings_indices]
+model.predict(user_movie_array)

@@ -103,10 +103,5 @@ model.compile(optimizer=keras.optimizers.Adagrad(learning_rate=0.1))
 cached_train = train.shuffle(1_000).batch(64).cache()
 cached_test = test.batch(32).cache()
 
-history = model.fit(cached_train, epochs=3)
+model.fit(cached_train, epochs=3)
 print("Test:", model.evaluate(cached_test, return_dict=True))
-
-titles = np.array([title.decode() for title in movies.as_numpy_iterator()])
-candidates = np.concatenate([movie_model(batch) for batch in movies.batch(16)])
-query = user_model(tf.constant(["13"]))
-scores = np.asarray(query) @ candidates.T

@@ -95,9 +95,7 @@ def main():
 
     model = build_model(train_ds)
     model.summary()
-    history = model.fit(
-        train_ds, validation_data=valid_ds, epochs=3, callbacks=[keras.callbacks.CSVLogger("training_log.csv")]
-    )
+    model.fit(train_ds, validation_data=valid_ds, epochs=3, callbacks=[keras.callbacks.CSVLogger("training_log.csv")])
     loss, mae = model.evaluate(valid_ds)
     print("The same by columns:", model.evaluate(get_test_dataset(os.path.join(data_dir, "valid.csv"))))
     print("Predicted prices:", model.predict(valid_ds)[:3].ravel())

@@ -103,7 +103,7 @@ model.compile(
 )
 dataset = tf.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(400, seed=SEED).batch(50)
 test_dataset = tf.data.Dataset.from_tensor_slices((x_test, y_test)).batch(50)
-history = model.fit(dataset, epochs=3, validation_data=test_dataset, verbose=2)
+model.fit(dataset, epochs=3, validation_data=test_dataset, verbose=2)
 
 evaluated = model.evaluate(test_dataset, return_dict=True, verbose=0)
 model.save("ctr.keras")

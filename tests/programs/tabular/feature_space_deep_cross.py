@@ -100,7 +100,7 @@ training_model = keras.Model(inputs=encoded_features, outputs=predictions)
 inference_model = keras.Model(inputs=dict_inputs, outputs=predictions)
 training_model.compile(optimizer=keras.optimizers.Adam(0.005), loss="binary_crossentropy", metrics=["accuracy"])
 
-history = training_model.fit(preprocessed_train_ds, epochs=3, validation_data=preprocessed_val_ds, verbose=2)
+training_model.fit(preprocessed_train_ds, epochs=3, validation_data=preprocessed_val_ds, verbose=2)
 
 sample = {"age": 60, "income": 25.0, "hours": 0.4, "device": "phone", "city": "Oslo", "weekday": 1}
 input_dict = {name: tf.convert_to_tensor([value]) for name, value in sample.items()}

@@ -7,10 +7,8 @@ keras.utils.set_random_seed(812)
 
 # Transactions: one in twelve is fraudulent, and looks a bit different.
 rng = np.random.default_rng(0)
-all_targets = (rng.random(250) < 1 / 12).astype("uint8").reshape(-1, 1)
-all_features = (rng.normal(size=(250, 12)) + 1.2 * all_targets).astype("float32")
-features = np.array(all_features, dtype="float32")
-targets = np.array(all_targets, dtype="uint8")
+targets = (rng.random(250) < 1 / 12).astype("uint8").reshape(-1, 1)
+features = (rng.normal(size=(250, 12)) + 1.2 * targets).astype("float32")
 
 num_val_samples = int(len(features) * 0.2)
 train_features = features[:-num_val_samples]
@@ -55,7 +53,7 @@ model.compile(optimizer=keras.optimizers.Adam(1e-2), loss="binary_crossentropy",
 callbacks = [keras.callbacks.ModelCheckpoint("fraud_model_at_epoch_{epoch}.keras")]
 class_weight = {0: weight_for_0, 1: weight_for_1}
 
-history = model.fit(
+model.fit(
     train_features,
     train_targets,
     batch_size=64,
@@ -65,4 +63,3 @@ history = model.fit(
     validation_data=(val_features, val_targets),
     class_weight=class_weight,
 )
-last = {name: values[-1] for name, values in history.history.items()}

@@ -36,6 +36,6 @@ x_train = keras.utils.pad_sequences(x_train, maxlen=maxlen)
 x_val = keras.utils.pad_sequences(x_val, maxlen=maxlen)
 
 model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["accuracy"])
-history = model.fit(x_train, y_train, batch_size=32, epochs=2, validation_data=(x_val, y_val))
+model.fit(x_train, y_train, batch_size=32, epochs=2, validation_data=(x_val, y_val))
 
 print("First predictions:", model.predict(x_val[:3]).ravel())

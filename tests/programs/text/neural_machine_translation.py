@@ -172,27 +172,4 @@ transformer.compile(
     loss=keras.losses.SparseCategoricalCrossentropy(ignore_class=0),
     metrics=["accuracy"],
 )
-history = transformer.fit(train_ds, epochs=2, validation_data=val_ds)
-
-spa_vocab = spa_vectorization.get_vocabulary()
-spa_index_lookup = dict(zip(range(len(spa_vocab)), spa_vocab))
-
-
-def decode_sequence(input_sentence):
-    tokenized_input_sentence = eng_vectorization([input_sentence])
-    decoded_sentence = "[start]"
-    for i in range(sequence_length):
-        tokenized_target_sentence = spa_vectorization([decoded_sentence])[:, :-1]
-        predictions = transformer(
-            {"encoder_inputs": tokenized_input_sentence, "decoder_inputs": tokenized_target_sentence}
-        )
-        sampled_token_index = ops.convert_to_numpy(ops.argmax(predictions[0, i, :])).item(0)
-        sampled_token = spa_index_lookup.get(sampled_token_index, "[UNK]")
-        decoded_sentence += " " + sampled_token
-        if sampled_token == "[end]":
-            break
-    return decoded_sentence
-
-
-for eng_text, _ in val_pairs[:2]:
-    print(eng_text, "->", decode_sequence(eng_text))
+transformer.fit(train_ds, epochs=2, validation_data=val_ds)

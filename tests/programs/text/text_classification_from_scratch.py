@@ -90,7 +90,7 @@ model.compile(loss="binary_crossentropy", optimizer="adam", metrics=["accuracy"]
 model.summary()
 
 epochs = 3
-history = model.fit(train_ds, validation_data=val_ds, epochs=epochs)
+model.fit(train_ds, validation_data=val_ds, epochs=epochs)
 print("Test:", model.evaluate(test_ds))
 
 inputs = keras.Input(shape=(1,), dtype="string")

@@ -82,6 +82,5 @@ per_sentence = np.where(rng.random((len(X_train), 1)) < 0.3, 0.0, 1.0)
 masked_history = masked.fit(X_train, Y_train, sample_weight=per_sentence, batch_size=48, epochs=2, verbose=2)
 
 scores = model.evaluate(X_test, Y_test, sample_weight=W_test, batch_size=20, verbose=0, return_dict=True)
-predicted = model.predict(X_test, verbose=0).argmax(-1)
-real = X_test > 0
+model.predict(X_test, verbose=0)
 print("evaluated:", scores, masked.evaluate(X_test, Y_test, batch_size=20, verbose=0))

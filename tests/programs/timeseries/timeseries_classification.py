@@ -63,7 +63,7 @@ callbacks = [
     keras.callbacks.EarlyStopping(monitor="val_loss", patience=3, verbose=1),
 ]
 model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["sparse_categorical_accuracy"])
-history = model.fit(
+model.fit(
     x_train,
     y_train,
     batch_size=batch_size,
@@ -75,5 +75,3 @@ history = model.fit(
 
 model = keras.models.load_model("best_model.keras")
 test_loss, test_acc = model.evaluate(x_test, y_test)
-
-metric = "sparse_categorical_accuracy"

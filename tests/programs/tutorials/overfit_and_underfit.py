@@ -46,28 +46,8 @@ def get_optimizer():
     return tf.keras.optimizers.Adam(lr_schedule)
 
 
-class EpochDots(tf.keras.callbacks.Callback):
-    """Prints a dot for each epoch, and the metrics now and then."""
-
-    def __init__(self, report_every=2, dot_every=1):
-        super().__init__()
-        self.report_every = report_every
-        self.dot_every = dot_every
-
-    def on_epoch_end(self, epoch, logs):
-        if epoch % self.report_every == 0:
-            print()
-            print(f"Epoch: {epoch:d}, ", end="")
-            for name, value in sorted(logs.items()):
-                print(f"{name}:{value:0.4f}", end=",  ")
-            print()
-        if epoch % self.dot_every == 0:
-            print(".", end="", flush=True)
-
-
 def get_callbacks(name):
     return [
-        EpochDots(),
         tf.keras.callbacks.EarlyStopping(monitor="val_binary_crossentropy", patience=3),
         tf.keras.callbacks.TensorBoard(logdir / name),
     ]
@@ -82,7 +62,7 @@ def compile_and_fit(model, name, optimizer=None, max_epochs=4):
         metrics=[tf.keras.metrics.BinaryCrossentropy(from_logits=True, name="binary_crossentropy"), "accuracy"],
     )
     model.summary()
-    history = model.fit(
+    model.fit(
         train_ds,
         steps_per_epoch=STEPS_PER_EPOCH,
         epochs=max_epochs,
@@ -90,13 +70,10 @@ def compile_and_fit(model, name, optimizer=None, max_epochs=4):
         callbacks=get_callbacks(name),
         verbose=0,
     )
-    return history
 
-
-size_histories = {}
 
 tiny_model = tf.keras.Sequential([layers.Dense(8, activation="elu", input_shape=(FEATURES,)), layers.Dense(1)])
-size_histories["Tiny"] = compile_and_fit(tiny_model, "sizes/Tiny")
+compile_and_fit(tiny_model, "sizes/Tiny")
 
 combined_model = tf.keras.Sequential(
     [
@@ -107,4 +84,4 @@ combined_model = tf.keras.Sequential(
         layers.Dense(1),
     ]
 )
-size_histories["Combined"] = compile_and_fit(combined_model, "regularizers/combined")
+compile_and_fit(combined_model, "regularizers/combined")

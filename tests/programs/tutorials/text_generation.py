@@ -70,7 +70,7 @@ checkpoint_prefix = os.path.join("training_checkpoints", "ckpt_{epoch}.weights.h
 checkpoint_callback = tf.keras.callbacks.ModelCheckpoint(filepath=checkpoint_prefix, save_weights_only=True)
 
 EPOCHS = 3
-history = model.fit(dataset, epochs=EPOCHS, callbacks=[checkpoint_callback])
+model.fit(dataset, epochs=EPOCHS, callbacks=[checkpoint_callback])
 
 
 class OneStep(tf.keras.Model):

@@ -92,13 +92,12 @@ def compile_and_fit(model, window, patience=2):
     return model.fit(window.train, epochs=MAX_EPOCHS, validation_data=window.val, callbacks=[early_stopping])
 
 
-val_performance, performance = {}, {}
 wide_window = WindowGenerator(input_width=12, label_width=12, shift=1, label_columns=["T (degC)"])
 conv_window = WindowGenerator(input_width=3, label_width=1, shift=1, label_columns=["T (degC)"])
 
 baseline = Baseline(label_index=column_indices["T (degC)"])
 baseline.compile(loss=tf.keras.losses.MeanSquaredError(), metrics=[tf.keras.metrics.MeanAbsoluteError()])
-performance["Baseline"] = baseline.evaluate(wide_window.test, verbose=0, return_dict=True)
+baseline.evaluate(wide_window.test, verbose=0, return_dict=True)
 
 linear = tf.keras.Sequential([tf.keras.layers.Dense(units=1)])
 dense = tf.keras.Sequential([tf.keras.layers.Dense(units=8, activation="relu"), tf.keras.layers.Dense(units=1)])
@@ -135,14 +134,14 @@ class FeedBack(tf.keras.Model):
 
 
 multi_window = WindowGenerator(input_width=10, label_width=3, shift=3)
-candidates = {
-    "Linear": (linear, wide_window),
-    "Dense": (dense, wide_window),
-    "Conv": (conv_model, conv_window),
-    "LSTM": (lstm_model, wide_window),
-    "AR LSTM": (FeedBack(units=8, out_steps=3), multi_window),
-}
-for name, (model, window) in candidates.items():
-    history = compile_and_fit(model, window)
-    val_performance[name] = model.evaluate(window.val, return_dict=True)
-    performance[name] = model.evaluate(window.test, verbose=0, return_dict=True)
+candidates = [
+    (linear, wide_window),
+    (dense, wide_window),
+    (conv_model, conv_window),
+    (lstm_model, wide_window),
+    (FeedBack(units=8, out_steps=3), multi_window),
+]
+for model, window in candidates:
+    compile_and_fit(model, window)
+    model.evaluate(window.val, return_dict=True)
+    model.evaluate(window.test, verbose=0, return_dict=True)

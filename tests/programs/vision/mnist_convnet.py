@@ -50,6 +50,6 @@ epochs = 3
 
 model.compile(loss="categorical_crossentropy", optimizer="adam", metrics=["accuracy"])
 
-history = model.fit(x_train, y_train, batch_size=batch_size, epochs=epochs, validation_split=0.1)
+model.fit(x_train, y_train, batch_size=batch_size, epochs=epochs, validation_split=0.1)
 
 score = model.evaluate(x_test, y_test, verbose=0)

@@ -100,7 +100,7 @@ model.compile(
 batch_size = 16
 train_generator = FaceDataGenerator(150)
 valid_generator = FaceDataGenerator(44)
-history = model.fit(
+model.fit(
     train_generator.generate(is_training=True, batch_size=batch_size),
     steps_per_epoch=9,
     epochs=3,

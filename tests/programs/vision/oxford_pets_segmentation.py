@@ -92,7 +92,6 @@ model.compile(optimizer=keras.optimizers.Adam(1e-3), loss="sparse_categorical_cr
 callbacks = [keras.callbacks.ModelCheckpoint("oxford_segmentation.keras", save_best_only=True)]
 
 epochs = 2
-history = model.fit(train_gen, epochs=epochs, validation_data=val_gen, callbacks=callbacks, verbose=2)
+model.fit(train_gen, epochs=epochs, validation_data=val_gen, callbacks=callbacks, verbose=2)
 
-val_preds = model.predict(val_gen)
-pixel_classes = np.argmax(val_preds, axis=-1)
+model.predict(val_gen)

@@ -38,7 +38,6 @@ class Paper:
 
 
 def orthogonalize(matrix):
-    """Gram-Schmidt, column by column."""
     matrix = matrix.copy()
     for i in range(matrix.shape[1]):
         matrix[:, i] /= np.linalg.norm(matrix[:, i])
@@ -56,7 +55,6 @@ def given_gradients():
 
 @pytest.fixture(scope="module")
 def steps():
-    """The steps of three ranks."""
     return on_threads(named("powersgd(rank=2)"), given_gradients())[0]
 
 
