@@ -36,17 +36,11 @@ _EXPECTED = re.compile(r"Received|Error|error|Traceback|Refused|refused")
 
 
 class Outcome(NamedTuple):
-    """The result of a program.
+    """The result of a program."""
 
-    Attributes:
-      code: exit code of the command; None if it had to be killed.
-      ranks: recorded results of each process.
-      output: everything that was printed.
-    """
-
-    code: int | None
-    ranks: list[dict[str, Any]]
-    output: str
+    code: int | None  # None if it had to be killed
+    ranks: list[dict[str, Any]]  # recorded results of each process
+    output: str  # everything that was printed
 
 
 def start(

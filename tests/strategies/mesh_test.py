@@ -11,7 +11,6 @@ from tensorflow.dtensor.python.api import _dtensor_device
 from tensorflow.experimental import dtensor
 
 import tfdist
-from tests.selection import quick
 from tfdist import keras_internals
 from tfdist.config.layouts import Layout
 from tfdist.errors import InputError, NotFiniteError
@@ -123,14 +122,6 @@ def test_steps_that_overflow_are_skipped(mesh2x2):
         np.testing.assert_array_equal(value, before[path], err_msg=path)
     trainer.fit((TOKENS, NEXT), batch_size=8, steps=2)
     assert any(np.any(value != before[path]) for path, value in values(trainer).items())
-
-
-@pytest.mark.parametrize("examples", quick([64, 61], 61))
-def test_evaluation_counts_each_example_once(single, mesh2x2, examples):
-    expected, found = (
-        trainer_of(s).evaluate((TOKENS[:examples], NEXT[:examples]), batch_size=8) for s in (single, mesh2x2)
-    )
-    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_other_threads_run_while_a_step_is_waited_for(mesh2x2):

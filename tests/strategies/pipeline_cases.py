@@ -36,21 +36,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A training whose result does not depend on how it is computed.
+    """A training whose result does not depend on how it is computed."""
 
-    Attributes:
-      model: a key of `MODELS`, with arguments.
-      optimizer: a key of `OPTIMIZERS`.
-      schedule: as in `--pipeline_schedule`; "reversed" for forward passes in the reverse order.
-      micro_batches: micro-batches of a step.
-      options: a key of `OPTIONS`.
-      fault: a key of `FAULTS`.
-      steps: number of updates.
-    """
-
-    model: str
+    model: str  # a key of `MODELS`, with arguments
     optimizer: str = "sgd"
-    schedule: str = "1f1b"
+    schedule: str = "1f1b"  # as in `--pipeline_schedule`, or "reversed" for reversed forward passes
     micro_batches: int = 4
     options: str = ""
     fault: str = ""
@@ -75,21 +65,13 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result of a case in one process.
+    """The result of a case in one process."""
 
-    Attributes:
-      variables: this process's weights, and the slots of their optimizer, by path.
-      records: numbers of each report of the training.
-      evaluation: loss and metrics of some examples, the last batch of which is smaller.
-      predictions: for some examples, a list of arrays.
-      digest: hash of the variables.
-    """
-
-    variables: dict[str, np.ndarray]
-    records: list[dict[str, float]]
-    evaluation: dict[str, float]
+    variables: dict[str, np.ndarray]  # this process's weights, and the slots of their optimizer, by path
+    records: list[dict[str, float]]  # numbers of each report of the training
+    evaluation: dict[str, float]  # of some examples, the last batch of which is smaller
     predictions: list[np.ndarray]
-    digest: str
+    digest: str  # of the variables
 
 
 def make_trainer(strategy: tfdist.Strategy, case: Case) -> tuple[tfdist.Trainer, Made]:

@@ -19,17 +19,11 @@ SLOW = 1  # a rank
 
 
 class Result(NamedTuple):
-    """What a rank found.
-
-    Attributes:
-      weights: the weights after training.
-      counts: rows of each replica at the end.
-      used: number of rows that this rank used in each step.
-    """
+    """What a rank found."""
 
     weights: list[np.ndarray]
-    counts: list[int] | None
-    used: list[int]
+    counts: list[int] | None  # rows of each replica at the end
+    used: list[int]  # number of rows that this rank used in each step
 
 
 class Sleeping(keras.layers.Layer):

@@ -29,18 +29,11 @@ _KILLED = 128  # what a launcher adds to the number of the signal that ended a r
 
 
 class Attempt(NamedTuple):
-    """The result of one start.
+    """The result of one start."""
 
-    Attributes:
-      fell: phase of the interruption: START, STEP, WRITE or END; MISSED if the run was over; empty if there was none.
-      codes: exit codes of the processes that were started, by rank; that of the launcher, if there is one.
-      seconds: time from the interruption, or from the start, to the end of the last process.
-      output: output of all processes.
-    """
-
-    fell: str
-    codes: list[int]
-    seconds: float
+    fell: str  # phase of the interruption; MISSED if the run was over; empty if there was none
+    codes: list[int]  # of the processes, by rank; of the launcher, if there is one
+    seconds: float  # from the interruption, or from the start, to the end of the last process
     output: str
 
 
@@ -112,20 +105,12 @@ class Reference(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of one seed.
+    """The result of one seed."""
 
-    Attributes:
-      falls: phase of each interruption.
-      ends: seconds from each interruption to the end of the last process.
-      stopped: number of interruptions that ended the run before its last step.
-      problems: descriptions; empty if the run ended like the reference, and every process with an expected exit code.
-      seconds: duration.
-    """
-
-    falls: list[str]
-    ends: list[float]
-    stopped: int
-    problems: list[str]
+    falls: list[str]  # phase of each interruption
+    ends: list[float]  # seconds from each interruption to the end of the last process
+    stopped: int  # interruptions that ended the run before its last step
+    problems: list[str]  # empty if the run ended like the reference, with expected exit codes
     seconds: float
 
 

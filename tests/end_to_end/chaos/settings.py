@@ -29,24 +29,14 @@ _SHARDED = ("--strategy=mesh", "--mesh_shape=data:4", "--shard=optimizer", "--sh
 
 
 class Setting(NamedTuple):
-    """A strategy and its processes.
-
-    Attributes:
-      name: strategy and number of processes.
-      processes: number of processes, servers included.
-      launcher: `--launcher` of `tfdist launch`.
-      flags: flags of `tfdist train`, in addition to the common ones.
-      memory: suffix of the directory for in-memory checkpoints. By default each rank has its own, as on separate hosts; empty
-        if the engine has no collectives to copy them.
-      servers: how many of the processes are parameter servers, the last ones.
-    """
+    """A strategy and its processes."""
 
     name: str
-    processes: int
-    launcher: str
-    flags: tuple[str, ...]
-    memory: str = "-{rank}"
-    servers: int = 0
+    processes: int  # servers included
+    launcher: str  # of `tfdist launch`
+    flags: tuple[str, ...]  # of `tfdist train`, in addition to the common ones
+    memory: str = "-{rank}"  # of in-memory checkpoints: each rank's own; empty without collectives to copy them
+    servers: int = 0  # how many of the processes are parameter servers, the last ones
 
     def train(self, directory: pathlib.Path, *flags: str) -> list[str]:
         """Returns the command of a rank, which TF_CONFIG identifies."""
@@ -85,33 +75,20 @@ _FIRST = (WRITE, STEP, START, STEP, WRITE)  # by seed, so that a few consecutive
 
 
 class Interruption(NamedTuple):
-    """One interruption.
-
-    Attributes:
-      rank: rank that gets the signal.
-      signal: SIGKILL, or SIGTERM as sent by a scheduler.
-      phase: intended phase, START, STEP or WRITE; the actual one is observed.
-      moment: fraction, in [0, 1), of the time to the first step, or of the remaining steps.
-    """
+    """One interruption."""
 
     rank: int
-    signal: signal.Signals
-    phase: str
-    moment: float
+    signal: signal.Signals  # SIGKILL, or SIGTERM as sent by a scheduler
+    phase: str  # intended, START, STEP or WRITE; the actual one is observed
+    moment: float  # fraction, in [0, 1), of the time to the first step, or of the remaining steps
 
 
 class Plan(NamedTuple):
-    """The plan of one run.
+    """The plan of one run."""
 
-    Attributes:
-      launched: whether `tfdist launch` starts and supervises the ranks; otherwise they are not supervised.
-      interruptions: one for each start of the run except the last.
-      commits: whether the run also makes in-memory checkpoints.
-    """
-
-    launched: bool
-    interruptions: list[Interruption]
-    commits: bool
+    launched: bool  # by `tfdist launch`, which supervises the ranks
+    interruptions: list[Interruption]  # one for each start of the run except the last
+    commits: bool  # whether the run also makes in-memory checkpoints
 
 
 def plan(name: str, seed: int, processes: int) -> Plan:

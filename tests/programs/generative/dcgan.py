@@ -32,7 +32,6 @@ discriminator = keras.Sequential(
 discriminator.summary()
 
 latent_dim = 16
-
 generator = keras.Sequential(
     [
         keras.Input(shape=(latent_dim,)),
@@ -72,38 +71,27 @@ class GAN(keras.Model):
     def train_step(self, real_images):
         batch_size = ops.shape(real_images)[0]
         random_latent_vectors = keras.random.normal(shape=(batch_size, self.latent_dim), seed=self.seed_generator)
-
         generated_images = self.generator(random_latent_vectors)
-
         combined_images = ops.concatenate([generated_images, real_images], axis=0)
-
         labels = ops.concatenate([ops.ones((batch_size, 1)), ops.zeros((batch_size, 1))], axis=0)
         # Add random noise to the labels - important trick!
         labels += 0.05 * tf.random.uniform(tf.shape(labels), dtype=labels.dtype)
-
         with tf.GradientTape() as tape:
             predictions = self.discriminator(combined_images)
             d_loss = self.loss_fn(labels, predictions)
         grads = tape.gradient(d_loss, self.discriminator.trainable_weights)
         self.d_optimizer.apply_gradients(zip(grads, self.discriminator.trainable_weights))
-
         random_latent_vectors = keras.random.normal(shape=(batch_size, self.latent_dim), seed=self.seed_generator)
-
         misleading_labels = ops.zeros((batch_size, 1))
-
         # Train the generator (note that we should *not* update the weights of the discriminator)!
         with tf.GradientTape() as tape:
             predictions = self.discriminator(self.generator(random_latent_vectors))
             g_loss = self.loss_fn(misleading_labels, predictions)
         grads = tape.gradient(g_loss, self.generator.trainable_weights)
         self.g_optimizer.apply_gradients(zip(grads, self.generator.trainable_weights))
-
         self.d_loss_metric.update_state(d_loss)
         self.g_loss_metric.update_state(g_loss)
-        return {
-            "d_loss": self.d_loss_metric.result(),
-            "g_loss": self.g_loss_metric.result(),
-        }
+        return {"d_loss": self.d_loss_metric.result(), "g_loss": self.g_loss_metric.result()}
 
 
 class GANMonitor(keras.callbacks.Callback):
@@ -122,7 +110,6 @@ class GANMonitor(keras.callbacks.Callback):
 
 
 epochs = 2
-
 gan = GAN(discriminator=discriminator, generator=generator, latent_dim=latent_dim)
 gan.compile(
     d_optimizer=keras.optimizers.Adam(learning_rate=0.0001),

@@ -57,22 +57,13 @@ class VAE(keras.Model):
 
     @property
     def metrics(self):
-        return [
-            self.total_loss_tracker,
-            self.reconstruction_loss_tracker,
-            self.kl_loss_tracker,
-        ]
+        return [self.total_loss_tracker, self.reconstruction_loss_tracker, self.kl_loss_tracker]
 
     def train_step(self, data):
         with tf.GradientTape() as tape:
             z_mean, z_log_var, z = self.encoder(data)
             reconstruction = self.decoder(z)
-            reconstruction_loss = ops.mean(
-                ops.sum(
-                    keras.losses.binary_crossentropy(data, reconstruction),
-                    axis=(1, 2),
-                )
-            )
+            reconstruction_loss = ops.mean(ops.sum(keras.losses.binary_crossentropy(data, reconstruction), axis=(1, 2)))
             kl_loss = -0.5 * (1 + z_log_var - ops.square(z_mean) - ops.exp(z_log_var))
             kl_loss = ops.mean(ops.sum(kl_loss, axis=1))
             total_loss = reconstruction_loss + kl_loss
@@ -100,5 +91,4 @@ vae.fit(mnist_digits, epochs=3, batch_size=32)
 for yi in np.linspace(-1, 1, 5)[::-1]:
     for xi in np.linspace(-1, 1, 5):
         vae.decoder.predict(np.array([[xi, yi]]), verbose=0)
-
 z_mean, _, _ = vae.encoder.predict(mnist_digits, verbose=0)

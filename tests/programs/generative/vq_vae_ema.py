@@ -43,7 +43,6 @@ class VectorQuantizerEMA(layers.Layer):
         flat = ops.reshape(x, (-1, self.embedding_dim))
         encodings = ops.one_hot(self.get_code_indices(flat), self.num_embeddings, dtype=x.dtype)
         quantized = ops.reshape(ops.matmul(encodings, self.embeddings), ops.shape(x))
-
         if training:
             cluster_size = self.decay * self.ema_cluster_size + (1 - self.decay) * ops.sum(encodings, axis=0)
             dw = ops.matmul(ops.transpose(encodings), ops.stop_gradient(flat))
@@ -52,11 +51,9 @@ class VectorQuantizerEMA(layers.Layer):
             n = ops.sum(self.ema_cluster_size)
             size = (self.ema_cluster_size + self.epsilon) / (n + self.num_embeddings * self.epsilon) * n
             self.embeddings.assign(self.ema_w / ops.expand_dims(size, -1))
-
         self.add_loss(self.commitment_cost * ops.mean((ops.stop_gradient(quantized) - x) ** 2))
         probabilities = ops.mean(encodings, axis=0)
         self.perplexity.update_state(ops.exp(-ops.sum(probabilities * ops.log(probabilities + 1e-10))))
-
         # Straight-through estimator.
         return x + ops.stop_gradient(quantized - x)
 
@@ -106,6 +103,5 @@ vqvae.compile(optimizer=keras.optimizers.Adam(3e-3), loss=lambda y, p: ops.mean(
 vqvae.fit(train_data, train_data, epochs=4, batch_size=32, verbose=2)
 
 print("Evaluation:", vqvae.evaluate(test_data, test_data, batch_size=16, return_dict=True, verbose=0))
-
 vqvae.predict(test_data, verbose=0)
 vqvae.encoder.predict(test_data, verbose=0)

@@ -77,11 +77,9 @@ class WGAN(keras.Model):
         alpha = tf.random.uniform([batch_size, 1, 1, 1], 0.0, 1.0, dtype=fake_images.dtype)
         diff = fake_images - real_images
         interpolated = real_images + alpha * diff
-
         with tf.GradientTape() as gp_tape:
             gp_tape.watch(interpolated)
             pred = self.discriminator(interpolated, training=True)
-
         grads = gp_tape.gradient(pred, [interpolated])[0]
         norm = tf.sqrt(tf.reduce_sum(tf.square(grads), axis=[1, 2, 3]))
         return tf.reduce_mean((norm - 1.0) ** 2)
@@ -89,29 +87,23 @@ class WGAN(keras.Model):
     def train_step(self, real_images):
         if isinstance(real_images, tuple):
             real_images = real_images[0]
-
         batch_size = tf.shape(real_images)[0]
-
         for _ in range(self.d_steps):
             random_latent_vectors = tf.random.normal(shape=(batch_size, self.latent_dim))
             with tf.GradientTape() as tape:
                 fake_images = self.generator(random_latent_vectors, training=True)
                 fake_logits = self.discriminator(fake_images, training=True)
                 real_logits = self.discriminator(real_images, training=True)
-
                 d_cost = self.d_loss_fn(real_img=real_logits, fake_img=fake_logits)
                 gp = self.gradient_penalty(batch_size, real_images, fake_images)
                 d_loss = d_cost + gp * self.gp_weight
-
             d_gradient = tape.gradient(d_loss, self.discriminator.trainable_variables)
             self.d_optimizer.apply_gradients(zip(d_gradient, self.discriminator.trainable_variables))
-
         random_latent_vectors = tf.random.normal(shape=(batch_size, self.latent_dim))
         with tf.GradientTape() as tape:
             generated_images = self.generator(random_latent_vectors, training=True)
             gen_img_logits = self.discriminator(generated_images, training=True)
             g_loss = self.g_loss_fn(gen_img_logits)
-
         gen_gradient = tape.gradient(g_loss, self.generator.trainable_variables)
         self.g_optimizer.apply_gradients(zip(gen_gradient, self.generator.trainable_variables))
         return {"d_loss": d_loss, "g_loss": g_loss}

@@ -14,26 +14,17 @@ keras.utils.set_random_seed(812)
 class CustomModel(keras.Model):
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)  # Forward pass
-            loss = self.compute_loss(
-                y=y,
-                y_pred=y_pred,
-                sample_weight=sample_weight,
-            )
-
+            loss = self.compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
         trainable_vars = self.trainable_variables
         gradients = tape.gradient(loss, trainable_vars)
-
         self.optimizer.apply(gradients, trainable_vars)
-
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss)
             else:
                 metric.update_state(y, y_pred, sample_weight=sample_weight)
-
         return {m.name: m.result() for m in self.metrics}
 
 

@@ -16,9 +16,7 @@ class LogisticEndpoint(keras.layers.Layer):
     def call(self, targets, logits, sample_weight=None):
         loss = self.loss_fn(targets, logits, sample_weight)
         self.add_loss(loss)
-
         self.accuracy_metric.update_state(targets, ops.sigmoid(logits), sample_weight)
-
         return ops.softmax(logits)
 
 
@@ -30,10 +28,7 @@ predictions = LogisticEndpoint(name="predictions")(targets, logits)
 model = keras.Model([inputs, targets], predictions)
 model.compile(optimizer="adam")  # No loss argument!
 
-data = {
-    "inputs": np.random.random((100, 3)),
-    "targets": np.random.random((100, 10)),
-}
+data = {"inputs": np.random.random((100, 3)), "targets": np.random.random((100, 10))}
 model.fit(data, epochs=3, batch_size=16)
 print("Metrics of the model:", [m.name for m in model.metrics])
 

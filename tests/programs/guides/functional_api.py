@@ -49,15 +49,12 @@ title_features = layers.LSTM(8)(title_features)
 body_features = layers.LSTM(6)(body_features)
 
 x = layers.concatenate([title_features, body_features, tags_input])
-
 priority_pred = layers.Dense(1, name="priority")(x)
 department_pred = layers.Dense(num_departments, name="department")(x)
 
 model = keras.Model(
-    inputs=[title_input, body_input, tags_input],
-    outputs={"priority": priority_pred, "department": department_pred},
+    inputs=[title_input, body_input, tags_input], outputs={"priority": priority_pred, "department": department_pred}
 )
-
 model.compile(
     optimizer=keras.optimizers.RMSprop(1e-3),
     loss={

@@ -16,10 +16,7 @@ class CustomEmbedding(keras.layers.Layer):
         self.mask_zero = mask_zero
 
     def build(self, input_shape):
-        self.embeddings = self.add_weight(
-            shape=(self.input_dim, self.output_dim),
-            initializer="random_normal",
-        )
+        self.embeddings = self.add_weight(shape=(self.input_dim, self.output_dim), initializer="random_normal")
 
     def call(self, inputs):
         inputs = ops.cast(inputs, "int32")

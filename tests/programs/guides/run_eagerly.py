@@ -16,10 +16,7 @@ class MyAntirectifier(layers.Layer):
     def build(self, input_shape):
         output_dim = input_shape[-1]
         self.kernel = self.add_weight(
-            shape=(output_dim * 2, output_dim),
-            initializer="he_normal",
-            name="kernel",
-            trainable=True,
+            shape=(output_dim * 2, output_dim), initializer="he_normal", name="kernel", trainable=True
         )
 
     def call(self, inputs):
@@ -41,15 +38,11 @@ class MyModel(keras.Model):
                 loss = self.compute_loss(y=targets, y_pred=y_pred)
             dl_dw = tape1.gradient(loss, trainable_vars)
         d2l_dw2 = tape2.gradient(dl_dw, trainable_vars)
-
         # Values can be read and printed, because each operation runs as it is called.
         print(f"\nmax of dl_dw[0]: {float(tf.reduce_max(dl_dw[0])):.4f}")
         print(f"\nmin of d2l_dw2[0]: {float(tf.reduce_min(d2l_dw2[0])):.4f}")
-
         grads = [0.2 * w1 + 0.8 * w2 for (w1, w2) in zip(d2l_dw2, dl_dw, strict=True)]
-
         self.optimizer.apply(grads, trainable_vars)
-
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss)

@@ -20,7 +20,6 @@ def load_digits(count):
 
 
 (x_train_val, y_train_val), (x_test, y_test) = load_digits(160), load_digits(50)
-
 x_train_val = x_train_val.astype("float32")
 x_test = x_test.astype("float32")
 
@@ -33,7 +32,6 @@ def make_pairs(x, y):
     """One matching and one non-matching pair for each image; the label is 0 for matching pairs."""
     num_classes = max(y) + 1
     digit_indices = [np.where(y == i)[0] for i in range(num_classes)]
-
     pairs = []
     labels = []
     for idx1 in range(len(x)):
@@ -43,7 +41,6 @@ def make_pairs(x, y):
         x2 = x[idx2]
         pairs += [[x1, x2]]
         labels += [0]
-
         label2 = random.randint(0, num_classes - 1)
         while label2 == label1:
             label2 = random.randint(0, num_classes - 1)
@@ -110,6 +107,5 @@ siamese.fit(
     batch_size=batch_size,
     epochs=epochs,
 )
-
 results = siamese.evaluate([pairs_test[:, 0], pairs_test[:, 1]], labels_test)
 predictions = siamese.predict([pairs_test[:, 0], pairs_test[:, 1]])

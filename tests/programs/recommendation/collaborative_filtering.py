@@ -26,12 +26,7 @@ order = np.random.RandomState(42).permutation(len(ratings))
 x = np.stack([user, movie], axis=1)[order]
 y = ((ratings - min_rating) / (max_rating - min_rating))[order]
 train_indices = int(0.9 * len(x))
-x_train, x_val, y_train, y_val = (
-    x[:train_indices],
-    x[train_indices:],
-    y[:train_indices],
-    y[train_indices:],
-)
+x_train, x_val, y_train, y_val = (x[:train_indices], x[train_indices:], y[:train_indices], y[train_indices:])
 
 EMBEDDING_SIZE = 8
 
@@ -68,18 +63,8 @@ class RecommenderNet(keras.Model):
 
 
 model = RecommenderNet(num_users, num_movies, EMBEDDING_SIZE)
-model.compile(
-    loss=keras.losses.BinaryCrossentropy(),
-    optimizer=keras.optimizers.Adam(learning_rate=0.001),
-)
-model.fit(
-    x=x_train,
-    y=y_train,
-    batch_size=64,
-    epochs=3,
-    verbose=1,
-    validation_data=(x_val, y_val),
-)
+model.compile(loss=keras.losses.BinaryCrossentropy(), optimizer=keras.optimizers.Adam(learning_rate=0.001))
+model.fit(x=x_train, y=y_train, batch_size=64, epochs=3, verbose=1, validation_data=(x_val, y_val))
 
 user_id = user_ids[5]
 movies_watched = set(movie_ids[user_ids == user_id].tolist())

@@ -11,10 +11,7 @@ user_count, movie_count = 25, 40
 user_index = np.random.randint(0, user_count, size=230)
 movie_index = (user_index % 4) * 10 + np.random.randint(0, 10, size=230)
 ratings = tf.data.Dataset.from_tensor_slices(
-    {
-        "movie_title": [f"movie {i}" for i in movie_index],
-        "user_id": [str(i) for i in user_index],
-    }
+    {"movie_title": [f"movie {i}" for i in movie_index], "user_id": [str(i) for i in user_index]}
 )
 movies = tf.data.Dataset.from_tensor_slices([f"movie {i}" for i in range(movie_count)])
 
@@ -26,7 +23,6 @@ unique_movie_titles = np.unique(np.concatenate(list(movies.batch(100))))
 unique_user_ids = np.unique(np.concatenate(list(ratings.batch(1_000).map(lambda x: x["user_id"]))))
 
 embedding_dimension = 8
-
 user_model = keras.Sequential(
     [
         layers.StringLookup(vocabulary=unique_user_ids, mask_token=None),
@@ -76,10 +72,8 @@ class MovielensModel(keras.Model):
             loss = self.compute_loss(features, training=True)
             regularization_loss = sum(self.losses)
             total_loss = loss + regularization_loss
-
         gradients = tape.gradient(total_loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-
         metrics = {metric.name: metric.result() for metric in self.metrics}
         metrics["loss"] = loss
         metrics["regularization_loss"] = regularization_loss
@@ -89,7 +83,6 @@ class MovielensModel(keras.Model):
     def test_step(self, features):
         loss = self.compute_loss(features, training=False)
         regularization_loss = sum(self.losses)
-
         metrics = {metric.name: metric.result() for metric in self.metrics}
         metrics["loss"] = loss
         metrics["regularization_loss"] = regularization_loss

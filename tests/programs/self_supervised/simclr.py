@@ -33,14 +33,12 @@ def prepare_dataset():
     steps_per_epoch = (unlabeled_dataset_size + labeled_dataset_size) // batch_size + 1
     unlabeled_batch_size = unlabeled_dataset_size // steps_per_epoch + 1
     labeled_batch_size = labeled_dataset_size // steps_per_epoch + 1
-
     unlabeled = tf.data.Dataset.from_tensor_slices(make_arrays(unlabeled_dataset_size))
     unlabeled = unlabeled.shuffle(buffer_size=10 * unlabeled_batch_size).batch(unlabeled_batch_size)
     labeled = tf.data.Dataset.from_tensor_slices(make_arrays(labeled_dataset_size))
     labeled = labeled.shuffle(buffer_size=10 * labeled_batch_size).batch(labeled_batch_size)
     test_dataset = tf.data.Dataset.from_tensor_slices(make_arrays(50)).batch(batch_size)
     test_dataset = test_dataset.prefetch(buffer_size=tf.data.AUTOTUNE)
-
     train_dataset = tf.data.Dataset.zip((unlabeled, labeled)).prefetch(buffer_size=tf.data.AUTOTUNE)
     return train_dataset, labeled, test_dataset
 
@@ -111,7 +109,6 @@ class ContrastiveModel(keras.Model):
         super().compile(**kwargs)
         self.contrastive_optimizer = contrastive_optimizer
         self.probe_optimizer = probe_optimizer
-
         self.probe_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.contrastive_loss_tracker = keras.metrics.Mean(name="c_loss")
         self.contrastive_accuracy = keras.metrics.SparseCategoricalAccuracy(name="c_acc")
@@ -120,23 +117,16 @@ class ContrastiveModel(keras.Model):
 
     @property
     def metrics(self):
-        return [
-            self.contrastive_loss_tracker,
-            self.contrastive_accuracy,
-            self.probe_loss_tracker,
-            self.probe_accuracy,
-        ]
+        return [self.contrastive_loss_tracker, self.contrastive_accuracy, self.probe_loss_tracker, self.probe_accuracy]
 
     def contrastive_loss(self, projections_1, projections_2):
         projections_1 = ops.normalize(projections_1, axis=1, order=2)
         projections_2 = ops.normalize(projections_2, axis=1, order=2)
         similarities = ops.matmul(projections_1, ops.transpose(projections_2)) / self.temperature
-
         batch_size = ops.shape(projections_1)[0]
         contrastive_labels = ops.arange(batch_size)
         self.contrastive_accuracy.update_state(contrastive_labels, similarities)
         self.contrastive_accuracy.update_state(contrastive_labels, ops.transpose(similarities))
-
         # The temperature-scaled similarities are used as logits for cross-entropy
         loss_1_2 = keras.losses.sparse_categorical_crossentropy(contrastive_labels, similarities, from_logits=True)
         loss_2_1 = keras.losses.sparse_categorical_crossentropy(
@@ -146,7 +136,6 @@ class ContrastiveModel(keras.Model):
 
     def train_step(self, data):
         (unlabeled_images, _), (labeled_images, labels) = data
-
         images = ops.concatenate((unlabeled_images, labeled_images), axis=0)
         augmented_images_1 = self.contrastive_augmenter(images, training=True)
         augmented_images_2 = self.contrastive_augmenter(images, training=True)
@@ -160,7 +149,6 @@ class ContrastiveModel(keras.Model):
         gradients = tape.gradient(contrastive_loss, weights)
         self.contrastive_optimizer.apply_gradients(zip(gradients, weights))
         self.contrastive_loss_tracker.update_state(contrastive_loss)
-
         preprocessed_images = self.classification_augmenter(labeled_images, training=True)
         with tf.GradientTape() as tape:
             # the encoder is used in inference mode here to avoid regularization
@@ -171,35 +159,25 @@ class ContrastiveModel(keras.Model):
         self.probe_optimizer.apply_gradients(zip(gradients, self.linear_probe.trainable_weights))
         self.probe_loss_tracker.update_state(probe_loss)
         self.probe_accuracy.update_state(labels, class_logits)
-
         return {m.name: m.result() for m in self.metrics}
 
     def test_step(self, data):
         labeled_images, labels = data
-
         preprocessed_images = self.classification_augmenter(labeled_images, training=False)
         features = self.encoder(preprocessed_images, training=False)
         class_logits = self.linear_probe(features, training=False)
         probe_loss = self.probe_loss(labels, class_logits)
         self.probe_loss_tracker.update_state(probe_loss)
         self.probe_accuracy.update_state(labels, class_logits)
-
         return {m.name: m.result() for m in self.metrics[2:]}
 
 
 pretraining_model = ContrastiveModel()
-pretraining_model.compile(
-    contrastive_optimizer=keras.optimizers.Adam(),
-    probe_optimizer=keras.optimizers.Adam(),
-)
+pretraining_model.compile(contrastive_optimizer=keras.optimizers.Adam(), probe_optimizer=keras.optimizers.Adam())
 pretraining_history = pretraining_model.fit(train_dataset, epochs=num_epochs, validation_data=test_dataset)
 
 finetuning_model = keras.Sequential(
-    [
-        get_augmenter(min_area=0.75, brightness=0.3),
-        pretraining_model.encoder,
-        layers.Dense(num_classes),
-    ],
+    [get_augmenter(min_area=0.75, brightness=0.3), pretraining_model.encoder, layers.Dense(num_classes)],
     name="finetuning_model",
 )
 finetuning_model.compile(

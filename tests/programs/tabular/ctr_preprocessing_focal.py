@@ -62,27 +62,22 @@ def build_model():
         "campaign": keras.Input((1,), name="campaign", dtype="int64"),
     }
     encoded = []
-
     hours = layers.Discretization(bin_boundaries=[6.0, 12.0, 18.0, 21.0], name="hour_bins")(inputs["hour"])
     encoded.append(layers.CategoryEncoding(num_tokens=5, output_mode="one_hot")(hours))
-
     prices = layers.Discretization(num_bins=6, output_mode="one_hot", name="price_bins")
     prices.adapt(x_train["price"])
     encoded.append(prices(inputs["price"]))
     normalization = layers.Normalization(axis=None)
     normalization.adapt(x_train["price"])
     encoded.append(normalization(inputs["price"]))
-
     sites = layers.Hashing(num_bins=16, salt=7, name="site_hash")(inputs["site"])
     encoded.append(layers.Flatten()(layers.Embedding(16, 4)(sites)))
     users = layers.Hashing(num_bins=32, name="user_hash")(inputs["user"])
     encoded.append(layers.Flatten()(layers.Embedding(32, 4)(users)))
-
     slots = layers.StringLookup(vocabulary=["top", "side", "bottom"], output_mode="one_hot")(inputs["slot"])
     encoded.append(slots)
     campaigns = layers.CategoryEncoding(num_tokens=6, output_mode="multi_hot")(inputs["campaign"])
     encoded.append(campaigns)
-
     x = layers.Concatenate()(encoded)
     for units in (24, 12):
         x = layers.Dense(units, activation="relu", kernel_initializer="he_uniform")(x)

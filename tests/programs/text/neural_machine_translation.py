@@ -118,13 +118,8 @@ class TransformerDecoder(layers.Layer):
         inputs, encoder_outputs = inputs
         causal_mask = self.get_causal_attention_mask(inputs)
         inputs_padding_mask, encoder_outputs_padding_mask = (None, None) if mask is None else mask
-
         attention_output_1 = self.attention_1(
-            query=inputs,
-            value=inputs,
-            key=inputs,
-            attention_mask=causal_mask,
-            query_mask=inputs_padding_mask,
+            query=inputs, value=inputs, key=inputs, attention_mask=causal_mask, query_mask=inputs_padding_mask
         )
         out_1 = self.layernorm_1(inputs + attention_output_1)
         attention_output_2 = self.attention_2(
@@ -167,9 +162,5 @@ transformer = keras.Model(
     {"encoder_inputs": encoder_inputs, "decoder_inputs": decoder_inputs}, decoder_outputs, name="transformer"
 )
 transformer.summary()
-transformer.compile(
-    "rmsprop",
-    loss=keras.losses.SparseCategoricalCrossentropy(ignore_class=0),
-    metrics=["accuracy"],
-)
+transformer.compile("rmsprop", loss=keras.losses.SparseCategoricalCrossentropy(ignore_class=0), metrics=["accuracy"])
 transformer.fit(train_ds, epochs=2, validation_data=val_ds)

@@ -33,11 +33,7 @@ write_reviews(os.path.join(data_dir, "aclImdb/test"), 25)
 
 batch_size = 32
 raw_train_ds, raw_val_ds = keras.utils.text_dataset_from_directory(
-    os.path.join(data_dir, "aclImdb/train"),
-    batch_size=batch_size,
-    validation_split=0.2,
-    subset="both",
-    seed=1337,
+    os.path.join(data_dir, "aclImdb/train"), batch_size=batch_size, validation_split=0.2, subset="both", seed=1337
 )
 raw_test_ds = keras.utils.text_dataset_from_directory(os.path.join(data_dir, "aclImdb/test"), batch_size=batch_size)
 

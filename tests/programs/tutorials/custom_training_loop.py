@@ -37,7 +37,6 @@ class MyModel(Model):
 
 
 model = MyModel()
-
 loss_object = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 optimizer = tf.keras.optimizers.Adam()
 
@@ -55,7 +54,6 @@ def train_step(images, labels):
         loss = loss_object(labels, predictions)
     gradients = tape.gradient(loss, model.trainable_variables)
     optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=False))
-
     train_loss(loss)
     train_accuracy(labels, predictions)
 
@@ -64,13 +62,11 @@ def train_step(images, labels):
 def test_step(images, labels):
     predictions = model(images, training=False)
     t_loss = loss_object(labels, predictions)
-
     test_loss(t_loss)
     test_accuracy(labels, predictions)
 
 
 EPOCHS = 3
-
 for epoch in range(EPOCHS):
     train_loss.reset_state()
     train_accuracy.reset_state()

@@ -8,7 +8,6 @@ import tensorflow as tf
 from tensorflow.keras import layers, regularizers
 
 tf.keras.utils.set_random_seed(812)
-
 logdir = pathlib.Path("tensorboard_logs")
 shutil.rmtree(logdir, ignore_errors=True)
 
@@ -30,7 +29,6 @@ def pack_row(row):
 
 
 packed_ds = tf.data.Dataset.from_tensor_slices(rows).map(pack_row)
-
 validate_ds = packed_ds.take(N_VALIDATION).cache()
 train_ds = packed_ds.skip(N_VALIDATION).take(N_TRAIN).cache()
 

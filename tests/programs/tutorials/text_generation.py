@@ -52,7 +52,6 @@ class MyModel(tf.keras.Model):
             states = self.gru.get_initial_state(tf.shape(x)[0])
         x, states = self.gru(x, initial_state=states, training=training)
         x = self.dense(x, training=training)
-
         if return_state:
             return x, states
         return x
@@ -80,12 +79,9 @@ class OneStep(tf.keras.Model):
         self.model = model
         self.chars_from_ids = chars_from_ids
         self.ids_from_chars = ids_from_chars
-
         skip_ids = self.ids_from_chars(["[UNK]"])[:, None]
         sparse_mask = tf.SparseTensor(
-            values=[-float("inf")] * len(skip_ids),
-            indices=skip_ids,
-            dense_shape=[len(ids_from_chars.get_vocabulary())],
+            values=[-float("inf")] * len(skip_ids), indices=skip_ids, dense_shape=[len(ids_from_chars.get_vocabulary())]
         )
         self.prediction_mask = tf.sparse.to_dense(sparse_mask)
 
@@ -93,15 +89,12 @@ class OneStep(tf.keras.Model):
     def generate_one_step(self, inputs, states=None):
         input_chars = tf.strings.unicode_split(inputs, "UTF-8")
         input_ids = self.ids_from_chars(input_chars).to_tensor()
-
         predicted_logits, states = self.model(inputs=input_ids, states=states, return_state=True)
         predicted_logits = predicted_logits[:, -1, :]
         predicted_logits = predicted_logits / self.temperature
         predicted_logits = predicted_logits + tf.cast(self.prediction_mask, predicted_logits.dtype)
-
         predicted_ids = tf.random.categorical(predicted_logits, num_samples=1)
         predicted_ids = tf.squeeze(predicted_ids, axis=-1)
-
         return self.chars_from_ids(predicted_ids), states
 
 
@@ -124,7 +117,6 @@ class CustomTraining(MyModel):
             loss = self.loss(labels, predictions)
         grads = tape.gradient(loss, model.trainable_variables)
         self.optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
-
         return {"loss": loss}
 
 

@@ -42,11 +42,9 @@ def main():
     (x_train, y_train), (x_test, y_test) = load_data()
     y_train = keras.utils.to_categorical(y_train, 4)
     y_test = keras.utils.to_categorical(y_test, 4)
-
     model = build_model()
     model.summary()
     print("Metrics:", model.metrics_names)
-
     nb_epoch = 3
     batch_size = 32
     best = np.inf
@@ -56,7 +54,6 @@ def main():
         model.reset_metrics()
         for x_batch, y_batch in batches(x_train, y_train, batch_size):
             model.train_on_batch(x_batch, y_batch)
-
         model.reset_metrics()
         for start in range(0, len(x_test), batch_size):
             test_loss, test_accuracy = model.test_on_batch(
@@ -65,11 +62,9 @@ def main():
         if test_loss < best:
             best = test_loss
             model.save_weights("best.weights.h5")
-
     model = build_model()
     model.load_weights("best.weights.h5")
     model.train_on_batch(x_train[:40], y_train[:40], sample_weight=np.linspace(0.5, 1.5, 40), return_dict=True)
-
     for rows in (x_test[:25], x_test[25:]):
         model.predict_on_batch(rows)
     print("Last evaluation:", model.test_on_batch(x_test, y_test, return_dict=True))

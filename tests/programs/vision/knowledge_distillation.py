@@ -13,15 +13,7 @@ class Distiller(keras.Model):
         self.teacher = teacher
         self.student = student
 
-    def compile(
-        self,
-        optimizer,
-        metrics,
-        student_loss_fn,
-        distillation_loss_fn,
-        alpha=0.1,
-        temperature=3,
-    ):
+    def compile(self, optimizer, metrics, student_loss_fn, distillation_loss_fn, alpha=0.1, temperature=3):
         """Configure the distiller."""
         super().compile(optimizer=optimizer, metrics=metrics)
         self.student_loss_fn = student_loss_fn
@@ -32,12 +24,9 @@ class Distiller(keras.Model):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, allow_empty=False):
         teacher_pred = self.teacher(x, training=False)
         student_loss = self.student_loss_fn(y, y_pred)
-
         distillation_loss = self.distillation_loss_fn(
-            ops.softmax(teacher_pred / self.temperature, axis=1),
-            ops.softmax(y_pred / self.temperature, axis=1),
+            ops.softmax(teacher_pred / self.temperature, axis=1), ops.softmax(y_pred / self.temperature, axis=1)
         ) * (self.temperature**2)
-
         loss = self.alpha * student_loss + (1 - self.alpha) * distillation_loss
         return loss
 
@@ -57,7 +46,6 @@ teacher = keras.Sequential(
     ],
     name="teacher",
 )
-
 student = keras.Sequential(
     [
         keras.Input(shape=(12, 12, 1)),
@@ -70,7 +58,6 @@ student = keras.Sequential(
     ],
     name="student",
 )
-
 student_scratch = keras.models.clone_model(student)
 
 batch_size = 32

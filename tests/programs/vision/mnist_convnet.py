@@ -42,14 +42,10 @@ model = keras.Sequential(
         layers.Dense(num_classes, activation="softmax"),
     ]
 )
-
 model.summary()
-
 batch_size = 32
 epochs = 3
 
 model.compile(loss="categorical_crossentropy", optimizer="adam", metrics=["accuracy"])
-
 model.fit(x_train, y_train, batch_size=batch_size, epochs=epochs, validation_split=0.1)
-
 score = model.evaluate(x_test, y_test, verbose=0)

@@ -8,7 +8,6 @@ import numpy as np
 from tensorflow.keras import Input, Model, layers, losses, metrics, optimizers, utils
 
 utils.set_random_seed(404)
-
 IM = 12
 N_MOODS = 3
 
@@ -83,11 +82,7 @@ model = Model(
 )
 model.compile(
     optimizer=optimizers.Adam(learning_rate=3e-3),
-    loss={
-        "age_output": "mse",
-        "sex_output": losses.BinaryCrossentropy(),
-        "mood_output": "categorical_crossentropy",
-    },
+    loss={"age_output": "mse", "sex_output": losses.BinaryCrossentropy(), "mood_output": "categorical_crossentropy"},
     loss_weights={"age_output": 4.0, "sex_output": 0.5, "mood_output": 1.5},
     metrics={
         "age_output": ["mae", metrics.RootMeanSquaredError(name="rmse"), metrics.R2Score(name="r2")],

@@ -52,12 +52,10 @@ class OxfordPets(keras.utils.PyDataset):
 
 def get_model(img_size, num_classes):
     inputs = keras.Input(shape=img_size + (3,))
-
     x = layers.Conv2D(8, 3, strides=2, padding="same")(inputs)
     x = layers.BatchNormalization()(x)
     x = layers.Activation("relu")(x)
     previous_block_activation = x  # Set aside residual
-
     for filters in [8, 12]:
         x = layers.Activation("relu")(x)
         x = layers.SeparableConv2D(filters, 3, padding="same")(x)
@@ -66,7 +64,6 @@ def get_model(img_size, num_classes):
         residual = layers.Conv2D(filters, 1, strides=2, padding="same")(previous_block_activation)
         x = layers.add([x, residual])
         previous_block_activation = x
-
     for filters in [12, 8, 8]:
         x = layers.Activation("relu")(x)
         x = layers.Conv2DTranspose(filters, 3, padding="same")(x)
@@ -76,7 +73,6 @@ def get_model(img_size, num_classes):
         residual = layers.Conv2D(filters, 1, padding="same")(residual)
         x = layers.add([x, residual])
         previous_block_activation = x
-
     outputs = layers.Conv2D(num_classes, 3, activation="softmax", padding="same")(x)
     return keras.Model(inputs, outputs)
 

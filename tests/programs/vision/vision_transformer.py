@@ -83,7 +83,6 @@ def create_vit_classifier():
     augmented = data_augmentation(inputs)
     patches = Patches(patch_size)(augmented)
     encoded_patches = PatchEncoder(num_patches, projection_dim)(patches)
-
     for _ in range(transformer_layers):
         x1 = layers.LayerNormalization(epsilon=1e-6)(encoded_patches)
         attention_output = layers.MultiHeadAttention(num_heads=num_heads, key_dim=projection_dim, dropout=0.1)(x1, x1)
@@ -91,7 +90,6 @@ def create_vit_classifier():
         x3 = layers.LayerNormalization(epsilon=1e-6)(x2)
         x3 = mlp(x3, hidden_units=transformer_units, dropout_rate=0.1)
         encoded_patches = layers.Add()([x3, x2])
-
     representation = layers.LayerNormalization(epsilon=1e-6)(encoded_patches)
     representation = layers.Flatten()(representation)
     representation = layers.Dropout(0.5)(representation)
@@ -110,7 +108,6 @@ def run_experiment(model):
             keras.metrics.SparseTopKCategoricalAccuracy(5, name="top-5-accuracy"),
         ],
     )
-
     checkpoint_filepath = "checkpoint.weights.h5"
     checkpoint_callback = keras.callbacks.ModelCheckpoint(
         checkpoint_filepath, monitor="val_accuracy", save_best_only=True, save_weights_only=True
@@ -123,7 +120,6 @@ def run_experiment(model):
         validation_split=0.1,
         callbacks=[checkpoint_callback],
     )
-
     model.load_weights(checkpoint_filepath)
     model.evaluate(x_test, y_test)
 
