@@ -55,14 +55,7 @@ def start(
 ) -> Outcome:
     """Runs a program until it ends.
 
-    Args:
-      script: path in this directory.
-      strategy: a key of `STRATEGIES`.
-      precision: Keras's floatx.
-      quiet: options that remove randomness; see `observed`.
-      seed: added to the seeds that the script sets.
-      seconds: time limit, after which it is killed.
-      arguments: arguments of the script.
+    With options of `observed` that remove randomness, and `seed` added to the seeds that the script sets.
     """
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)

@@ -46,18 +46,7 @@ def uninterrupted(setting: Setting, directory: pathlib.Path) -> Pace:
 
 
 def attempt(setting: Setting, directory: pathlib.Path, made: Plan, blow: Interruption | None, pace: Pace) -> Attempt:
-    """Starts or resumes a run, interrupts it if requested, and waits for its end.
-
-    Args:
-      setting: what to run.
-      directory: directory of the run.
-      made: plan for all starts of the run.
-      blow: the interruption of this start; None for none.
-      pace: pace of the run without interruptions.
-
-    Raises:
-      AssertionError: not all processes have ended in time; contains their output.
-    """
+    """Starts or resumes a run, interrupts it if there is a blow, and waits for its end, which must come in time."""
     memory = f"{directory}-memory"
     flags = [f"--commit_every={COMMIT_EVERY}"] if made.commits else []
     if made.commits and made.launched:
@@ -124,14 +113,7 @@ def reference(setting: Setting, home: pathlib.Path) -> Reference:
 
 
 def outcome(setting: Setting, seed: int, home: pathlib.Path, against: Reference) -> Outcome:
-    """Makes the run of a seed: a start for each interruption, and one more, which must complete the run.
-
-    Args:
-      setting: what to run.
-      seed: determines the interruptions.
-      home: parent directory of the run.
-      against: reference of the same setting.
-    """
+    """Makes the run of a seed: a start for each interruption, and one more, which must complete the run."""
     begun, directory = time.monotonic(), home / f"{setting.name}-{seed}"
     befalls = plan(setting.name, seed, setting.processes)
     servers = 0 if befalls.launched else setting.servers

@@ -2,11 +2,13 @@
 
 import json
 import pathlib
+import sys
 
 import keras
 import numpy as np
 import pytest
 
+from tests import processes
 from tfdist import train
 from tfdist.checkpoint.format import Checkpoint, newest
 from tfdist.config.train_config import TrainConfig
@@ -200,3 +202,20 @@ def test_a_longer_run_has_no_trace_of_that_evaluation(tmp_path):
 def test_a_run_that_ends_before_the_first_evaluation_is_not_evaluated(tmp_path):
     run(tmp_path / "run", eval_every=30)
     assert not evaluations(tmp_path / "run")
+
+
+@pytest.mark.processes
+@pytest.mark.smoke
+def test_two_processes_end_early_and_export_the_average_of_the_best_step(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    train_digits = ["-m", "tfdist.train", "--dataset=digits", "--model=mlp(hidden=(8,))", "--output_dir=run"]
+    ends = ["--best=val_loss", "--early_stopping=val_loss(patience=2, min_delta=100)", "--ema=0.5", "--eval_every=3"]
+    diverging = ["--optimizer=sgd(momentum=0.95)", "--learning_rate=3", "--strategy=multiworker"]
+    said = "early stopping at step 9: val_loss has not improved for 2 evaluations since step 3"
+    for steps, told in ((50, f"E{said[1:]}."), (99, f"This run has finished by {said}. Its model is run/model.keras.")):
+        outputs = processes.finish([sys.executable, *train_digits, *ends, *diverging, f"--steps={steps}"], 2)
+        assert [told in output for output in outputs] == [True, False]
+    run = pathlib.Path("run")
+    losses = {r["step"]: r["loss"] for r in RunDirectory(run).records() if r["kind"] == "eval"}
+    assert list(losses) == [3, 6, 9]
+    assert equal(model_of(run), saved(run, min(losses, key=losses.__getitem__), "average"))
