@@ -21,7 +21,6 @@ ALL = ("none", *(ARGUMENTS.get(name, name) for name in METHODS), "topk(ratio=0.1
 
 @functools.cache
 def outcomes(strategy: str, size: int) -> list[dict]:
-    """Returns each rank's results with each method."""
     with tempfile.TemporaryDirectory() as directory:
         return running.outcomes("compression", strategy, size, directory, *ALL, seconds=400)
 

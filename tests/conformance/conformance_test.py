@@ -162,7 +162,6 @@ def on_a_mesh(mesh: tuple[str, str], model: str, stage: str = "none", **options:
 
 
 def of_devices(floatx: str) -> list[tuple[str, parity.Case]]:
-    """Returns the chosen cases on logical devices."""
     return [(place[0], case) for place, case in CHOSEN if place[1:] == (0, floatx)]
 
 
@@ -178,7 +177,6 @@ def of_processes() -> list[tuple[Place, tuple[parity.Case, ...]]]:
 
 
 def named(value: object) -> str:
-    """Returns the name of a parameter."""
     return "_".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -29,7 +29,6 @@ JOBS = (("horovod", 3), pytest.param("multiworker", 3, marks=pytest.mark.full))
 
 @functools.cache
 def outcomes(strategy: str, size: int) -> list[dict]:
-    """Returns each rank's results with each method."""
     with tempfile.TemporaryDirectory() as directory:
         return running.outcomes("local_sgd", strategy, size, directory, EVERY_STEP, *EQUAL, *OTHERS, seconds=400)
 

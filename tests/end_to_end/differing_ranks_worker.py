@@ -22,8 +22,6 @@ Y = np.random.default_rng(1).normal(size=(64, 1)).astype("float32")
 
 
 class Flip(keras.callbacks.Callback):
-    """Flips the lowest bit of one weight."""
-
     def __init__(self, strategy):
         super().__init__()
         self.strategy = strategy

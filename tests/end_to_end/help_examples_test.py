@@ -21,14 +21,12 @@ OF_A_RUN = ("checkpoints", "export", "ledger")  # that the first example of `tra
 
 
 def described(command: str) -> dict:
-    """Returns what a command says of itself as data."""
     asked = [sys.executable, "-m", f"tfdist.{command}", "--helpjson"]
     return json.loads(subprocess.run(asked, capture_output=True, text=True, timeout=300, check=True).stdout)
 
 
 @pytest.fixture(scope="module")
 def examples() -> dict[str, list[str]]:
-    """The examples by command."""
     return {command: described(command)["examples"] for command in commands()}
 
 
@@ -53,7 +51,6 @@ def test_they_end_the_help():
 
 
 def run(line: str, directory: pathlib.Path) -> str:
-    """Runs an example in a shell; returns its output."""
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     done = run_as_user(["bash", "-c", line], directory, PATH=path)
     assert done.returncode == 0, f"{line}\n{done.stdout}"

@@ -73,14 +73,6 @@ def test_a_resumed_run_with_augmentation_is_equal_bit_for_bit():
         run("parts", **(flags | {"augment": "flip"}), steps=20)
 
 
-def test_an_image_that_cannot_be_decoded_ends_the_run_with_its_name(tmp_path):
-    path = tmp_path / "colors" / "red" / "8.png"
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(InputError, match="colors/red/8.png, which cannot be decoded: ") as error:
-        run("run", dataset="images:colors")
-    assert "\n" not in str(error.value)
-
-
 def assert_batches_of_one_device(found: list[list[dict]], expected: list[dict]) -> None:
     """Compares the rows of all replicas of all processes with the batches of one device."""
     for step, [whole] in enumerate(one.values() for one in expected):
@@ -88,12 +80,6 @@ def assert_batches_of_one_device(found: list[list[dict]], expected: list[dict]) 
         for part in (0, 1):
             joined = np.concatenate([rows[replica][part] for replica in sorted(rows)])
             np.testing.assert_array_equal(joined, whole[part])
-
-
-def test_two_mirrored_replicas_have_the_batches_of_one_device(tmp_path, single, mirrored2):
-    expected = batches.work(single, tmp_path, "7")
-    assert_batches_of_one_device([batches.work(mirrored2, tmp_path, "7")], expected)
-    assert_batches_of_one_device([batches.work(mirrored2, tmp_path, "3", "20")], expected[4:])
 
 
 @pytest.mark.processes

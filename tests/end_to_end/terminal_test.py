@@ -22,8 +22,6 @@ TRAIN = [sys.executable, "-m", "tfdist.train", "--dataset=digits", "--output_dir
 
 
 class Terminal:
-    """A command in the foreground of a new terminal."""
-
     def __init__(self, command: list[str], directory: pathlib.Path, name: str, columns: int = 80):
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

@@ -12,7 +12,6 @@ from tfdist.gradients.loss_scale import ScaleState
 
 
 def moved(rule, outcomes):
-    """Returns the scales after each of several steps."""
     state = ScaleState(*(tf.constant(s.initial, s.dtype) for s in rule.state()))
     scales = []
     for finite in outcomes:

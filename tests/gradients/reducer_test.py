@@ -3,11 +3,10 @@
 import numpy as np
 import tensorflow as tf
 
-from tests.gradients.replicas import Runner
 from tfdist.collectives import OneReplica, Recording
 from tfdist.distribution.strategy import State
 from tfdist.gradients import PartitionedReducer, Reducer, ReductionResult, Sum
-from tfdist.gradients.reducer import split_at, tensor_specs
+from tfdist.gradients.reducer import tensor_specs
 
 
 def test_sum_sends_one_message_and_keeps_nothing():
@@ -22,16 +21,6 @@ def test_sum_sends_one_message_and_keeps_nothing():
             np.testing.assert_array_equal(value, tensor)
 
 
-def test_sum_is_a_sum_and_no_mean(mirrored4):
-    mine = np.arange(4.0)[:, None] + [1.0, 2.0]
-    for totals in Runner(mirrored4, Sum(), [mine])([mine], []).totals:
-        np.testing.assert_array_equal(totals, [[10.0, 14.0]])
-
-
-def test_a_reducer_must_only_say_how_it_reduces():
-    assert Reducer.__abstractmethods__ == {"reduce"}
-
-
 def test_specs_say_place_shape_and_dtype():
     specs = tensor_specs([tf.zeros([2, 3]), tf.zeros([], tf.float64)])
     assert [(spec.name, tuple(spec.shape), spec.dtype) for spec in specs] == [
@@ -40,14 +29,7 @@ def test_specs_say_place_shape_and_dtype():
     ]
 
 
-def test_a_state_is_split():
-    assert split_at(("a", "b", "c"), 1) == (["a"], ["b", "c"])
-    assert split_at([], 0) == ([], [])
-
-
 class Scaling(Reducer):
-    """Multiplies by a factor, which it has as state for each tensor."""
-
     def __init__(self, factor):
         self._factor = factor
 

@@ -108,11 +108,9 @@ def check_conservation(gradients: Sequence[Sequence[np.ndarray]], steps: Sequenc
 
 
 def assert_near(found: Any, wanted: Any, dtype: Any) -> None:
-    """Compares up to the rounding of a dtype."""
     rounding = 2e-2 if dtype == "float16" else 1e-5
     np.testing.assert_allclose(found, wanted, rtol=rounding, atol=rounding)
 
 
 def bits(arrays: Any) -> list[bytes]:
-    """Returns the bytes of each of several arrays."""
     return [np.asarray(x).tobytes() for x in tf.nest.flatten(arrays)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tfdist
 from tfdist.collectives import OneReplica, Recording
-from tfdist.gradients import Bucketed, ErrorFeedback, LossScale, PartitionedReducer, Sum
+from tfdist.gradients import Bucketed, ErrorFeedback, LossScale, Sum
 from tfdist.gradients.reducer import SparseRows
 
 ROWS, WIDTH = 40, (3, 2)
@@ -118,8 +118,6 @@ def test_dense_where_rows_would_send_more(rows):
 
 
 class Half(Sum):
-    """Sends half of each tensor."""
-
     biased = True
 
     def reduce(self, tensors, state, collectives, *, name):
@@ -147,37 +145,6 @@ def test_state_belongs_to_a_tensor_and_waits_while_that_goes_as_rows():
                 assert state[i] is before[i]
     for whole, kept in zip(sent, state, strict=True):
         np.testing.assert_allclose(whole + kept, 3 * dense, rtol=1e-6)
-
-
-def test_an_embedding_of_keras_in_a_partition_of_its_own(mirrored2):
-    """A tape's gradient of an embedding has static shapes, so it is sent as rows; other gradients are packed as usual."""
-    with mirrored2.scope():
-        embedding = keras.layers.Embedding(1000, 8)
-        embedding.build()
-        kernel = keras.Variable(np.ones((8, 1), "float32"))
-    recording = Recording(mirrored2.collectives)
-    reducer = PartitionedReducer([([0], SparseRows(Bucketed(Sum()))), ([1], Bucketed(Sum()))])
-    variables = [embedding.embeddings.value, kernel.value]
-    words = tf.constant([[1, 2, 2], [2, 999, 999]])
-
-    @tf.function(autograph=False)
-    def step():
-        def replica_function():
-            with tf.GradientTape() as tape:
-                mine = tf.gather(words, mirrored2.collectives.rank)
-                loss = tf.reduce_sum(embedding(mine) @ tf.convert_to_tensor(kernel))
-            gradients = tape.gradient(loss, variables)
-            assert isinstance(gradients[0], tf.IndexedSlices)
-            return reducer.reduce(gradients, [], recording, name="g").totals
-
-        return [mirrored2.local(total) for total in mirrored2.run(replica_function)]
-
-    totals, _ = step()
-    assert operations(recording) == ["all_gather", "all_reduce"]
-    expected = np.zeros((1000, 8), "float32")
-    expected[[1, 2, 999]] = [[1], [3], [2]]
-    for total in totals:
-        np.testing.assert_array_equal(total, expected)
 
 
 def test_the_way_is_logged_once(caplog):

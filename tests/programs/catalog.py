@@ -7,25 +7,17 @@ HERE = pathlib.Path(__file__).parent
 
 
 class Program(NamedTuple):
-    """A script as written by users.
-
-    Attributes:
-      path: path in this directory.
-      precision: Keras's floatx when results are compared.
-      quiet: options that remove randomness; see `observed`.
-      tolerance: largest relative difference from one device that counts as rounding; 0 for that of the precision.
-      refused: part of the error message if it is rejected; empty if it trains.
-      distribution: why it has the same distribution as on one device, but not the same numbers; empty if they are equal.
-      own_strategy: the only strategy, if the script creates it itself; empty if `tfdist run` chooses.
-    """
+    """A script as written by users."""
 
     path: str
-    precision: str = "float64"
-    quiet: tuple[str, ...] = ("--quiet",)
-    tolerance: float = 0.0
-    refused: str = ""
-    distribution: str = ""
-    own_strategy: str = ""
+    precision: str = "float64"  # Keras's floatx when results are compared
+    quiet: tuple[str, ...] = ("--quiet",)  # options of `observed` that remove randomness
+    tolerance: float = 0.0  # largest relative difference that counts as rounding; 0 for that of the precision
+    refused: str = ""  # part of the error message if it is rejected; empty if it trains
+    distribution: str = (
+        ""  # why it has the distribution of one device, but not the same numbers; empty if they are equal
+    )
+    own_strategy: str = ""  # the only strategy, if the script creates it itself; empty if `tfdist run` chooses
 
 
 _IN_A_CONDITION = "must not be inside tf.cond or tf.while_loop"

@@ -26,18 +26,9 @@ PLAIN = "--plain" in sys.argv
 ROWS_DIFFER = "--rows-differ" in sys.argv
 METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 RANDOM_LAYERS = (
-    "Dropout",
-    "SpatialDropout1D",
-    "SpatialDropout2D",
-    "GaussianDropout",
-    "GaussianNoise",
-    "RandomBrightness",
-    "RandomContrast",
-    "RandomFlip",
-    "RandomRotation",
-    "RandomTranslation",
-    "RandomZoom",
-)
+    "Dropout SpatialDropout1D SpatialDropout2D GaussianDropout GaussianNoise RandomBrightness RandomContrast RandomFlip"
+    " RandomRotation RandomTranslation RandomZoom"
+).split()
 
 
 class Observer:
@@ -50,7 +41,6 @@ class Observer:
 
     @property
     def in_keras(self) -> bool:
-        """Whether one of Keras's methods is running."""
         return self._depth > 0
 
     def watch(self) -> None:

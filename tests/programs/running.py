@@ -36,17 +36,11 @@ _EXPECTED = re.compile(r"Received|Error|error|Traceback|Refused|refused")
 
 
 class Outcome(NamedTuple):
-    """The result of a program.
+    """The result of a program."""
 
-    Attributes:
-      code: exit code of the command; None if it had to be killed.
-      ranks: recorded results of each process.
-      output: everything that was printed.
-    """
-
-    code: int | None
-    ranks: list[dict[str, Any]]
-    output: str
+    code: int | None  # None if it had to be killed
+    ranks: list[dict[str, Any]]  # recorded results of each process
+    output: str  # everything that was printed
 
 
 def start(
@@ -61,14 +55,7 @@ def start(
 ) -> Outcome:
     """Runs a program until it ends.
 
-    Args:
-      script: path in this directory.
-      strategy: a key of `STRATEGIES`.
-      precision: Keras's floatx.
-      quiet: options that remove randomness; see `observed`.
-      seed: added to the seeds that the script sets.
-      seconds: time limit, after which it is killed.
-      arguments: arguments of the script.
+    With options of `observed` that remove randomness, and `seed` added to the seeds that the script sets.
     """
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
@@ -130,7 +117,6 @@ def verdicts(program: Program, strategies: Sequence[str]) -> dict[str, str]:
 
 
 def is_good(verdict: str) -> bool:
-    """Returns whether a program behaves as expected."""
     return verdict in ("equal", "distribution") or verdict.startswith(("refused:", "distribution:"))
 
 

@@ -13,13 +13,7 @@ _BEGIN, _END = "<!-- table -->\n", "<!-- end of table -->\n"
 
 
 def write(verdicts: Mapping[str, Mapping[str, str]], strategies: Sequence[str], day: datetime.date) -> None:
-    """Writes these verdicts into the document's table; those of other programs and strategies are kept.
-
-    Args:
-      verdicts: verdicts by path and strategy.
-      strategies: the columns.
-      day: date of the verdicts.
-    """
+    """Writes these verdicts into the document's table; those of other programs and strategies are kept."""
     before, _, rest = DOCUMENT.read_text().partition(_BEGIN)
     table, _, after = rest.partition(_END)
     known = _read(table, strategies)
@@ -42,7 +36,6 @@ def _read(table: str, strategies: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def rendered(verdicts: Mapping[str, Mapping[str, str]], strategies: Sequence[str], day: datetime.date) -> str:
-    """Returns the table as Markdown."""
     counts = collections.Counter(_short(found) for row in verdicts.values() for found in row.values())
     total = ", ".join(f"{count} {word}" for word, count in counts.most_common())
     lines = [

@@ -11,7 +11,6 @@ from tensorflow.dtensor.python.api import _dtensor_device
 from tensorflow.experimental import dtensor
 
 import tfdist
-from tests.selection import quick
 from tfdist import keras_internals
 from tfdist.config.layouts import Layout
 from tfdist.errors import InputError, NotFiniteError
@@ -74,8 +73,6 @@ def test_weights_that_are_assigned_in_the_scope_are_the_first(mesh2x2):
 
 
 class Lazy(keras.Model):
-    """Creates its layers' variables when it is first called."""
-
     def __init__(self):
         super().__init__()
         self.first, self.last = keras.layers.Dense(6), keras.layers.Dense(12)
@@ -127,14 +124,6 @@ def test_steps_that_overflow_are_skipped(mesh2x2):
     assert any(np.any(value != before[path]) for path, value in values(trainer).items())
 
 
-@pytest.mark.parametrize("examples", quick([64, 61], 61))
-def test_evaluation_counts_each_example_once(single, mesh2x2, examples):
-    expected, found = (
-        trainer_of(s).evaluate((TOKENS[:examples], NEXT[:examples]), batch_size=8) for s in (single, mesh2x2)
-    )
-    assert found == pytest.approx(expected, rel=1e-6)
-
-
 def test_other_threads_run_while_a_step_is_waited_for(mesh2x2):
     """Otherwise, a process would not send heartbeats during a long step."""
 
@@ -147,25 +136,26 @@ def test_other_threads_run_while_a_step_is_waited_for(mesh2x2):
     rows = mesh2x2.devices.place(np.ones([1500, 1500], "float32"), Layout((None, None)))
     mesh2x2.local(slow(rows))
 
-    def longest_pause():
-        """Returns the longest time without a turn of another thread, as a part of the time that is waited."""
-        ticks, done = [time.perf_counter()], threading.Event()
-
-        def tick():
-            while not done.wait(0.01):
-                ticks.append(time.perf_counter())
-
-        thread = threading.Thread(target=tick)
-        thread.start()
-        started = time.perf_counter()
-        mesh2x2.local(slow(rows))
-        waited = time.perf_counter() - started
-        done.set()
-        thread.join()
-        return max(np.diff(ticks), default=waited) / waited
-
     # Other programs of a loaded machine may delay that thread, too.
-    assert any(longest_pause() < 0.5 for _ in range(10))
+    assert any(longest_pause(lambda: mesh2x2.local(slow(rows))) < 0.5 for _ in range(10))
+
+
+def longest_pause(work):
+    """Returns the longest time without a turn of another thread, as a part of the time that some work takes."""
+    ended, turns = threading.Event(), []
+
+    def count():
+        while not ended.wait(1e-3):
+            turns.append(time.monotonic())
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    begun = time.monotonic()
+    work()
+    end = time.monotonic()
+    ended.set()
+    thread.join()
+    return np.diff([begun, *turns, end]).max() / (end - begun)
 
 
 def test_a_step_is_compiled_once(mesh2x2):
@@ -177,19 +167,9 @@ def test_a_step_is_compiled_once(mesh2x2):
 
 
 def compiled_programs():
-    """Returns the programs of functions that a strategy has compiled."""
     return {
         name for name in _dtensor_device()._get_stats() if "__inference_record_graph_" in name and "__func_" in name
     }
-
-
-@pytest.mark.full  # tests/conformance/conformance_test.py: sharded gradients are accumulated
-def test_micro_steps_give_the_same(mesh2x2):
-    one, four = (
-        trainer_of(mesh2x2, optimizer="sgd", accumulate_steps=n).fit((TOKENS, NEXT), batch_size=16, steps=3)
-        for n in (1, 4)
-    )
-    assert one.last("train")["loss"] == pytest.approx(four.last("train")["loss"], rel=1e-6)
 
 
 def test_slots_lie_where_their_variables_do_and_a_saved_model_is_loaded_anywhere(mesh2x2, tmp_path):
@@ -305,10 +285,6 @@ SEQUENCES = RANDOM.standard_normal((16, 6, 2)).astype("float32"), NEXT[:16, 0]
 def test_what_is_refused(mistake, message, mesh2x2):
     with pytest.raises(InputError, match=message):
         mistake(mesh2x2)
-
-
-def test_loops_may_be_unrolled(mesh4x1):
-    fit_one(mesh4x1, recurrent(unroll=True), SEQUENCES, optimizer="sgd")
 
 
 def bytes_on_a_device(variables):

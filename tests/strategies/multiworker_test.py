@@ -14,8 +14,6 @@ from tfdist.errors import InputError, PeerLostError
 
 
 class Losing(LocalGroup):
-    """A group that reports a given loss."""
-
     def __init__(self, loss):
         super().__init__()
         self.loss = loss

@@ -36,21 +36,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A training whose result does not depend on how it is computed.
+    """A training whose result does not depend on how it is computed."""
 
-    Attributes:
-      model: a key of `MODELS`, with arguments.
-      optimizer: a key of `OPTIMIZERS`.
-      schedule: as in `--pipeline_schedule`; "reversed" for forward passes in the reverse order.
-      micro_batches: micro-batches of a step.
-      options: a key of `OPTIONS`.
-      fault: a key of `FAULTS`.
-      steps: number of updates.
-    """
-
-    model: str
+    model: str  # a key of `MODELS`, with arguments
     optimizer: str = "sgd"
-    schedule: str = "1f1b"
+    schedule: str = "1f1b"  # as in `--pipeline_schedule`, or "reversed" for reversed forward passes
     micro_batches: int = 4
     options: str = ""
     fault: str = ""
@@ -75,21 +65,13 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result of a case in one process.
+    """The result of a case in one process."""
 
-    Attributes:
-      variables: this process's weights, and the slots of their optimizer, by path.
-      records: numbers of each report of the training.
-      evaluation: loss and metrics of some examples, the last batch of which is smaller.
-      predictions: for some examples, a list of arrays.
-      digest: hash of the variables.
-    """
-
-    variables: dict[str, np.ndarray]
-    records: list[dict[str, float]]
-    evaluation: dict[str, float]
+    variables: dict[str, np.ndarray]  # this process's weights, and the slots of their optimizer, by path
+    records: list[dict[str, float]]  # numbers of each report of the training
+    evaluation: dict[str, float]  # of some examples, the last batch of which is smaller
     predictions: list[np.ndarray]
-    digest: str
+    digest: str  # of the variables
 
 
 def make_trainer(strategy: tfdist.Strategy, case: Case) -> tuple[tfdist.Trainer, Made]:
@@ -108,7 +90,6 @@ def make_trainer(strategy: tfdist.Strategy, case: Case) -> tuple[tfdist.Trainer,
 
 
 def schedule_of(case: Case, processes: int) -> Schedule:
-    """Returns a case's schedule."""
     if case.schedule != "reversed":
         return make_schedule(case.schedule, processes, case.micro_batches)
     schedule, count = make_schedule("gpipe", processes, case.micro_batches), case.micro_batches
@@ -117,7 +98,6 @@ def schedule_of(case: Case, processes: int) -> Schedule:
 
 
 def fit(trainer: tfdist.Trainer, made: Made, case: Case, **options: Any) -> Any:
-    """Trains; returns the history."""
     return trainer.fit(
         made.x,
         made.y,
@@ -131,7 +111,6 @@ def fit(trainer: tfdist.Trainer, made: Made, case: Case, **options: Any) -> Any:
 
 
 def run_case(strategy: tfdist.Strategy, case: Case) -> Outcome:
-    """Trains, evaluates and predicts; see `Outcome`."""
     with FAULTS[case.fault]():
         trainer, made = make_trainer(strategy, case)
         history = fit(trainer, made, case)
@@ -164,7 +143,6 @@ def values(trainer: tfdist.Trainer) -> dict[str, np.ndarray]:
 
 
 def digest_of(variables: Mapping[str, np.ndarray]) -> str:
-    """Returns a hash."""
     return hashlib.sha256(b"".join(np.ascontiguousarray(value).tobytes() for value in variables.values())).hexdigest()
 
 

@@ -1,17 +1,23 @@
 """Pipelines without a flush compute what one device computes with delayed gradients, in float64."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.strategies.delayed_training import train_delayed
-from tests.strategies.pipeline_cases import Case, Outcome
+import tfdist
+from tests.strategies.pipeline_cases import Case, Outcome, make_trainer, outcome_of
 from tests.strategies.pipeline_test import THREE, TWO, TWO_BY_TWO, Job, check_equal_bits, compare, outcomes, sizes
+from tfdist.data import ArraySource, Pipeline
 from tfdist.pipelining.schedule_catalog import make_schedule
 
 pytestmark = pytest.mark.processes
 
+LOGGED_EVERY = 5
 VERTICAL = "pipedream(vertical_sync=True)"
 CASES: dict[Job, tuple[Case, ...]] = {
     TWO: (Case("regularized", "sgd", "2bw", 2, "ema"), Case("unused", "adamw", "pipedream", 1)),
@@ -33,8 +39,37 @@ MORE: dict[Job, tuple[Case, ...]] = {
 }
 
 
+def train_delayed(case: Case, delays: Mapping[str, int]) -> Outcome:
+    """Trains on one device: w(t + 1) = update(w(t), gradient(..., w_i(t - D_i), ...)); delays: D_i by paths of variables."""
+    strategy = tfdist.load_strategy("single", environment={})
+    trainer, made = make_trainer(strategy, case)
+    model, optimizer = trainer.model, trainer.model.optimizer
+    weights = model.trainable_variables
+    optimizer.build(weights)
+    assert made.weight is None
+    batches = iter(Pipeline(ArraySource((made.x, made.y)), case.batch_size, seed=3).dataset(range(1), 1))
+    versions = [[variable.numpy() for variable in weights]]
+    losses = []
+    for step in range(case.steps):
+        x, y = next(batches)
+        for place, variable in enumerate(weights):
+            variable.assign(versions[max(step - delays[variable.path], 0)][place])
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x, y, model(x, training=True), training=True)
+        found = tape.gradient(loss, [variable.value for variable in weights])
+        # Also of embeddings, as tfdist sends them. The optimizer does not get variables without a gradient.
+        pairs = [(tf.convert_to_tensor(g), v) for g, v in zip(found, weights, strict=True) if g is not None]
+        for place, variable in enumerate(weights):
+            variable.assign(versions[step][place])
+        optimizer.apply(*map(list, zip(*pairs, strict=True)))
+        versions.append([variable.numpy() for variable in weights])
+        losses.append(float(loss))
+    means = np.reshape(losses, (-1, LOGGED_EVERY)).mean(axis=1)
+    keras.utils.clear_session(free_memory=False)
+    return outcome_of(trainer, made, [{"loss": float(loss)} for loss in means])
+
+
 def stages_of(ranks: list[Outcome], job: Job) -> dict[str, int]:
-    """Returns the stage of each variable that a process has."""
     replicas = sizes(job[1])[1]
     return {path: rank // replicas for rank, each in enumerate(ranks) for path in each.variables}
 

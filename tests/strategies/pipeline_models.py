@@ -21,20 +21,12 @@ CUTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A model, its data and the arguments of its trainer.
-
-    Attributes:
-      model: the model.
-      x: inputs.
-      y: targets.
-      weight: weights of rows, or of the steps of sequences.
-      options: for `Trainer`.
-    """
+    """A model, its data and the arguments of its trainer."""
 
     model: keras.Model
     x: Any
     y: Any
-    weight: np.ndarray | None = None
+    weight: np.ndarray | None = None  # of rows, or of the steps of sequences
     options: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"loss": _loss(), "metrics": ["accuracy"]})
 
 

@@ -94,7 +94,6 @@ def outcomes(job: Job, cases: tuple[Case, ...]) -> list[list[Outcome]]:
 
 @functools.cache
 def trained_config(case: Case) -> Outcome:
-    """Returns the outcome of one device, computed once."""
     return run_case(tfdist.load_strategy("single", environment={}), case)
 
 
@@ -117,7 +116,6 @@ def compare(ranks: list[Outcome], wanted: Outcome) -> None:
 
 
 def check_close(found: np.ndarray, wanted: np.ndarray, name: str) -> None:
-    """Asserts that values are equal up to rounding."""
     np.testing.assert_allclose(found, wanted, rtol=0, atol=BOUND * np.max(np.abs(wanted), initial=1.0), err_msg=name)
 
 
@@ -133,10 +131,15 @@ def check_equal_bits(ranks: list[Outcome]) -> None:
 
 def check_job(job: Job, cases: tuple[Case, ...]) -> None:
     """Asserts that each case of a job gives the same bits in all processes that have them, and what one device has."""
-    for number, case in enumerate(cases):
-        ranks = [rank[number] for rank in outcomes(job, cases)]
-        check_equal_bits(ranks)
-        check(ranks, case)
+    for case in cases:
+        check_case(job, cases, case)
+
+
+def check_case(job: Job, cases: tuple[Case, ...], case: Case) -> None:
+    """Asserts this of one case."""
+    ranks = [rank[cases.index(case)] for rank in outcomes(job, cases)]
+    check_equal_bits(ranks)
+    check(ranks, case)
 
 
 def outcome(job: Job, case: Case) -> list[Outcome]:
@@ -145,7 +148,6 @@ def outcome(job: Job, case: Case) -> list[Outcome]:
 
 
 def cases(found: dict[Job, tuple[Case, ...]]) -> pytest.MarkDecorator:
-    """Parametrizes a test by jobs and their cases."""
     pairs = [(job, case) for job, some in found.items() for case in some]
     return pytest.mark.parametrize(("job", "case"), pairs, ids=[f"{job[1]}-{case}" for job, case in pairs])
 
@@ -209,17 +211,13 @@ def test_the_product_is_covered() -> None:
 
 @cases({job: (*COVER[job], *BESIDE[job]) for job in COVER})
 def test_a_pipeline_equals_one_device(job: Job, case: Case, float64: None) -> None:
-    ranks = outcome(job, case)
-    check_equal_bits(ranks)
-    check(ranks, case)
+    check_case(job, CASES[job], case)
 
 
 @pytest.mark.full
 @cases(MORE)
 def test_so_do_other_combinations(job: Job, case: Case, float64: None) -> None:
-    ranks = [rank[MORE[job].index(case)] for rank in outcomes(job, MORE[job])]
-    check_equal_bits(ranks)
-    check(ranks, case)
+    check_case(job, MORE[job], case)
 
 
 @cases({TWO: FAULTY})
@@ -245,5 +243,4 @@ def test_dropout_differs_between_layers_stages_replicas_and_micro_batches() -> N
 @pytest.mark.separable
 @pytest.mark.parametrize(("job", "some"), product(), ids=lambda value: "_".join(map(str, value)))
 def test_product(job: Job, some: tuple[Case, ...], float64: None) -> None:
-    """The cases of `product`, job by job."""
     check_job(job, some)

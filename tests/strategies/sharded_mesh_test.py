@@ -146,8 +146,6 @@ def test_losses_of_probabilities_are_those_of_their_logits(activation, where, wh
 
 
 class Positions(keras.layers.Layer):
-    """Adds a table that it has created as an ordinary tensor."""
-
     def __init__(self):
         super().__init__()
         self.table = tf.constant(np.random.default_rng(0).normal(size=(6, 32)).astype("float32"))

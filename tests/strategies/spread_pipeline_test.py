@@ -8,7 +8,7 @@ import pytest
 
 from tests import processes
 from tests.strategies.pipeline_cases import Case
-from tests.strategies.pipeline_test import INTERLEAVED, check, check_equal_bits, check_job, outcomes
+from tests.strategies.pipeline_test import INTERLEAVED, check_case, check_job
 from tests.workers import running
 
 pytestmark = pytest.mark.processes
@@ -35,9 +35,7 @@ def test_two_stages(job: tuple[str, str], float64: None) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("case", OTHERS, ids=map(str, OTHERS))
 def test_other_models(case: Case, float64: None) -> None:
-    ranks = [rank[OTHERS.index(case)] for rank in outcomes(BESIDE_HOROVOD, OTHERS)]
-    check(ranks, case)
-    check_equal_bits(ranks)
+    check_case(BESIDE_HOROVOD, OTHERS, case)
 
 
 @pytest.mark.full

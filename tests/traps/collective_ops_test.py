@@ -14,12 +14,10 @@ from tfdist.collectives.process_groups import FIRST_KEY
 
 
 def traced(function):
-    """Returns the graph of a function."""
     return tf.function(function, autograph=False).get_concrete_function().graph
 
 
 def of_type(graph, kind):
-    """Returns the operations of a type."""
     return [operation for operation in graph.get_operations() if operation.type == kind]
 
 

@@ -3,8 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
-import time
 
 import keras
 import numpy as np
@@ -13,10 +11,12 @@ import tensorflow as tf
 from tensorflow.dtensor.python.api import _dtensor_device
 from tensorflow.experimental import dtensor
 
+from tests.strategies.mesh_test import longest_pause
 from tfdist import keras_internals
 from tfdist.config.layouts import Layout
 from tfdist.distribution.variable_layouts import name_dims
 from tfdist.keras_internals import tf_internals
+from tfdist.testing import processes
 
 
 @pytest.fixture
@@ -35,17 +35,8 @@ def is_alone(request: pytest.FixtureRequest) -> bool:
     """
     if os.environ.get("ALONE"):
         return True
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "",
-        "-p",
-        "no:cacheprovider",
-        request.node.nodeid.partition("@")[0],
-    ]
+    own = request.node.nodeid.partition("@")[0]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", own]
     done = subprocess.run(
         command,
         cwd=request.config.rootpath,
@@ -268,28 +259,14 @@ def test_unpacking_holds_the_gil_until_the_values_are_computed(devices, waits):
     x = lay(devices, np.full([1500, 1500], 1e-4, "float32"), None, None)
     dtensor.unpack(products(x))[0].numpy()
 
-    def longest_pause():
-        """Returns the longest time without a turn of another thread, as a part of the time until the values are there."""
-        ended, turns = threading.Event(), []
-
-        def count():
-            while not ended.wait(1e-3):
-                turns.append(time.monotonic())
-
-        thread = threading.Thread(target=count)
-        thread.start()
-        begun = time.monotonic()
+    def compute():
         product = products(x)
         if waits:
             keras_internals.wait_for_devices()
         dtensor.unpack(product)[0].numpy()
-        end = time.monotonic()
-        ended.set()
-        thread.join()
-        return np.diff([begun, *turns, end]).max() / (end - begun)
 
     # Other programs of a loaded machine may delay that thread, too.
-    assert any(longest_pause() < 0.5 for _ in range(10 if waits else 1)) == waits
+    assert any(longest_pause(compute) < 0.5 for _ in range(10 if waits else 1)) == waits
 
 
 def test_a_tape_outside_of_a_program_lays_out_gradients_by_itself(devices):
@@ -302,36 +279,6 @@ def test_a_tape_outside_of_a_program_lays_out_gradients_by_itself(devices):
     gradient = tape.gradient(y, kernel, output_gradients=lay(devices, np.ones([2, 6], "float32"), None, None))
     assert np.array_equal(devices.full_tensor(gradient), np.full([8, 6], 2.0))
     assert dtensor.fetch_layout(gradient).sharding_specs != dtensor.fetch_layout(kernel.read_value()).sharding_specs
-
-
-def test_a_backward_program_traced_inside_of_the_forward_program(devices):
-    """What both share are outputs of the one and captured inputs of the other: no tape is open between the two."""
-    kernel = devices.variable(np.full([8, 6], 0.1, "float32"), Layout(("model", None)), "kernel")
-    x = lay(devices, np.full([2, 8], 0.1, "float32"), None, None)
-    backward, captured = [], []
-
-    @tf.function(autograph=False)
-    def forward(x):
-        with tf.GradientTape() as tape:
-            y = devices.relayout(tf.tanh(x @ kernel), Layout((None, None)))
-
-        @tf.function(autograph=False)
-        def program(upstream):
-            return devices.relayout(tape.gradient(y, kernel.handle, output_gradients=upstream), Layout(("model", None)))
-
-        tape_program = program.get_concrete_function(tf.TensorSpec([2, 6], tf.float32))
-        outside = {id(inner): outer for outer, inner in tf.compat.v1.get_default_graph().captures}
-        backward.append(tape_program)
-        captured.append([outside.get(id(tensor)) for tensor in tape_program.captured_inputs])
-        return y, [tensor for tensor in tape_program.captured_inputs if id(tensor) not in outside]
-
-    y, residuals = forward(x)
-    values = iter(residuals)
-    inputs = [next(values) if outer is None else outer for outer in captured[0]]
-    gradient = backward[0]._call_flat([lay(devices, np.ones([2, 6], "float32"), None, None)], inputs)
-    assert dtensor.fetch_layout(gradient).sharding_specs == ["model", dtensor.UNSHARDED]
-    expected = np.full([8, 6], 2 * 0.1 * (1 - np.tanh(0.08) ** 2))
-    assert np.allclose(devices.full_tensor(gradient), expected, rtol=1e-5)
 
 
 def split(devices, function, target):
@@ -384,3 +331,31 @@ def test_shapes_must_be_constants_of_the_backward_program(devices, constant, mon
     else:
         with pytest.raises(tf.errors.OpError, match="does not implement layout propagation"):
             keras_internals.call_with_captures(program, [upstream], captured)
+
+
+OWN_MESHES = """
+import numpy as np, tensorflow as tf, tfdist
+from tensorflow.experimental import dtensor
+from tfdist.cluster.devices import local_device_names
+
+local_device_names(2)
+task = tfdist.load_strategy("multiworker", start_timeout_seconds=60).group.rank
+devices = [tf.DeviceSpec(job="worker", replica=0, task=task, device_type="CPU", device_index=i) for i in range(2)]
+mesh = dtensor.Mesh(["model"], np.arange(2), [0, 1], devices)
+layouts = [dtensor.Layout(axes, mesh) for axes in (["unsharded", "model"], ["model", "unsharded"])]
+parts = [dtensor.pack([np.ones([4, 4])] * 2, layout) for layout in layouts]
+tf.function(lambda x, y: dtensor.relayout(x @ y, dtensor.Layout.replicated(mesh, 2)), autograph=False)(*parts)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_own_meshes_of_two_processes_have_the_same_keys():
+    """With TensorFlow's servers, the first process decides for all which devices have a group key.
+
+    Both would use key 0 for their own devices. So the stages of a pipeline share a mesh, whose groups have the numbers of its
+    rows as keys; `_collective_key_base` keeps them apart from those of tf.distribute, which count from 1 upwards.
+    """
+    with processes.job([sys.executable, "-c", OWN_MESHES], 2) as job:
+        outputs = [end.output for end in job.wait(300)]
+    assert any("is joining a group that is already full" in output for output in outputs), outputs

@@ -19,7 +19,6 @@ HOROVOD_DEFAULTS = {"HOROVOD_FUSION_THRESHOLD": str(128 * 2**20), "HOROVOD_CYCLE
 
 
 def outcomes(environment: dict[str, str]) -> list[dict[str, Any]]:
-    """Returns the results of each rank."""
     with processes.job([sys.executable, str(WORKER)], SIZE, environment) as job:
         ended = job.wait(300)
     assert [end.code for end in ended] == [0] * SIZE, "\n".join(end.output for end in ended)

@@ -74,8 +74,6 @@ def _fit(trainer: tfdist.Trainer, x: np.ndarray, y: np.ndarray, steps: int, call
 
 
 class Evaluation(keras.callbacks.Callback):
-    """Evaluates after each call of the loop."""
-
     def __init__(self, trainer: tfdist.Trainer, x: np.ndarray, y: np.ndarray):
         super().__init__()
         self._trainer, self._x, self._y = trainer, x, y

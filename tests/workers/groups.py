@@ -18,7 +18,6 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32", "int64",
 
 
 def values(rank: int) -> np.ndarray:
-    """Returns the tensor of a rank."""
     return np.random.default_rng(rank).standard_normal((8, 3)).astype("float32")
 
 

@@ -35,7 +35,6 @@ def train(strategy: tfdist.Strategy, sync: str) -> dict:
 
 
 def work(strategy: tfdist.Strategy, directory: pathlib.Path, *syncs: str) -> dict[str, dict]:
-    """Returns the result of each."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     return {sync: train(strategy, sync) for sync in syncs}

@@ -16,7 +16,6 @@ from tfdist.config.spec import parse
 
 
 def main(worker: str, strategy_name: str, directory: str, *arguments: str) -> None:
-    """Runs a worker."""
     sys.path[0] = str(pathlib.Path(__file__).parents[2])  # instead of this directory, whose names are not unique
     module = importlib.import_module(f"tests.workers.{worker}")
     chosen, folder = parse(strategy_name), pathlib.Path(directory)

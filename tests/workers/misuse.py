@@ -15,7 +15,6 @@ X, Y = np.ones((16, 3), "float32"), np.ones((16, 1), "float32")
 
 
 def timed(x: tf.Tensor) -> tf.Tensor:
-    """An activation that DTensor cannot compile."""
     return x + 0 * tf.cast(tf.timestamp(), x.dtype)
 
 
@@ -30,8 +29,6 @@ def train(strategy: tfdist.Strategy, x: Any = X, y: Any = Y, activation: Any = "
 
 
 class Centering(keras.layers.Layer):
-    """Subtracts a moving mean of the rows."""
-
     def __init__(self) -> None:
         super().__init__(name="centering")
         self.center = self.add_weight(name="center", shape=(), trainable=False)

@@ -41,7 +41,6 @@ class Centered(keras.layers.Layer):
 
 
 def work(strategy: tfdist.Strategy, directory: pathlib.Path) -> tuple[list[Any], list[Any]]:
-    """Returns `predictions` and `evaluations`."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     return predictions(strategy, directory), evaluations(strategy)

@@ -35,7 +35,6 @@ def launched(
 
 
 def read(directory: str | os.PathLike[str], size: int) -> list[Any]:
-    """Returns the result of each rank's `work`."""
     return [pickle.loads(pathlib.Path(directory, f"{rank}.pickle").read_bytes()) for rank in range(size)]
 
 

@@ -21,7 +21,6 @@ class Slow(Reducer):
     """Sums every tensor in a message of its own, each after a random time."""
 
     def reduce(self, tensors, state, collectives, *, name):
-        """See base class."""
         slept = tf.numpy_function(lambda: time.sleep(sleeping.random() * SECONDS) or np.int32(0), [], tf.int32)
         with tf.control_dependencies([slept]):
             sent = [tf.identity(tensor) for tensor in tensors]

@@ -19,17 +19,11 @@ SLOW = 1  # a rank
 
 
 class Result(NamedTuple):
-    """What a rank found.
-
-    Attributes:
-      weights: the weights after training.
-      counts: rows of each replica at the end.
-      used: number of rows that this rank used in each step.
-    """
+    """What a rank found."""
 
     weights: list[np.ndarray]
-    counts: list[int] | None
-    used: list[int]
+    counts: list[int] | None  # rows of each replica at the end
+    used: list[int]  # number of rows that this rank used in each step
 
 
 class Sleeping(keras.layers.Layer):
@@ -50,7 +44,6 @@ class Sleeping(keras.layers.Layer):
 
 
 def train(strategy: tfdist.Strategy, folder: pathlib.Path, balance: str) -> Result:
-    """Trains the model on a strategy."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         layers = [keras.Input((8,)), Sleeping(), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]

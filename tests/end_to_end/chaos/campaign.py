@@ -2,42 +2,104 @@
 
 import collections
 import pathlib
+import signal
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tests.end_to_end.chaos.attempt import attempt, unexpected, uninterrupted
+from tests import processes
 from tests.end_to_end.chaos.ending import Ending, differences, ending
-from tests.end_to_end.chaos.plan import END, MISSED, START, STEP, WRITE, plan
-from tests.end_to_end.chaos.settings import Setting
-from tests.end_to_end.chaos.striking import Pace
-from tfdist.errors import TfdistError
+from tests.end_to_end.chaos.settings import (
+    COMMIT_EVERY,
+    END,
+    MISSED,
+    START,
+    STEP,
+    WRITE,
+    Interruption,
+    Plan,
+    Setting,
+    plan,
+)
+from tests.end_to_end.chaos.striking import DEADLINE_SECONDS, Pace, Striker, Watch
+from tfdist.errors import ExitCode, TfdistError
+
+SURVIVORS_SECONDS = 90.0  # for the other processes to end by themselves after the interruption of one
+_KILLED = 128  # what a launcher adds to the number of the signal that ended a rank
+
+
+class Attempt(NamedTuple):
+    """The result of one start."""
+
+    fell: str  # phase of the interruption; MISSED if the run was over; empty if there was none
+    codes: list[int]  # of the processes, by rank; of the launcher, if there is one
+    seconds: float  # from the interruption, or from the start, to the end of the last process
+    output: str
+
+
+def uninterrupted(setting: Setting, directory: pathlib.Path) -> Pace:
+    with processes.job(setting.launch(directory), 1, processes.ONE_THREAD) as job:
+        pace = Striker(job, True, Watch(directory)).pace()
+        [end] = job.wait(DEADLINE_SECONDS)
+    assert end.code == 0, end.output
+    return pace
+
+
+def attempt(setting: Setting, directory: pathlib.Path, made: Plan, blow: Interruption | None, pace: Pace) -> Attempt:
+    """Starts or resumes a run, interrupts it if there is a blow, and waits for its end, which must come in time."""
+    memory = f"{directory}-memory"
+    flags = [f"--commit_every={COMMIT_EVERY}"] if made.commits else []
+    if made.commits and made.launched:
+        flags.append(f"--commit_dir={memory}")  # the launcher would remove its own directory at its end
+    command, size = (
+        (setting.launch(directory, *flags), 1)
+        if made.launched
+        else (setting.train(directory, *flags), setting.processes)
+    )
+    watch = Watch(directory)
+    with processes.job(command, size, processes.ONE_THREAD | {"TFDIST_COMMITS": memory + setting.memory}) as job:
+        fell = Striker(job, made.launched, watch).strike(blow, pace) if blow else ""
+        struck = time.monotonic()
+        ends = job.wait(SURVIVORS_SECONDS if blow and fell != MISSED else DEADLINE_SECONDS)
+        seconds = time.monotonic() - struck
+    output = "\n".join(f"--- process {number}\n{end.output}" for number, end in enumerate(ends))
+    return Attempt(fell, [end.code for end in ends], seconds, output)
+
+
+def unexpected(made: Attempt, blow: Interruption | None, servers: int = 0) -> list[str]:
+    """Describes the processes that ended with an unexpected exit code.
+
+    A SIGTERM in a step or a write is handled: all processes save and end with code 75 or, if it was too late for another step,
+    with 0. Before and after training it ends its process.
+    The last processes, if they are parameter servers, end with 0 when all others have ended.
+    """
+    allowed = {int(ExitCode.DONE)}
+    if blow and blow.signal == signal.SIGTERM and made.fell in (STEP, WRITE):
+        if ExitCode.PREEMPTED in made.codes:
+            allowed = {int(ExitCode.PREEMPTED)}
+    elif blow and made.fell != MISSED:
+        allowed |= {int(ExitCode.PEER_LOST), -blow.signal, _KILLED + blow.signal}
+        allowed |= {int(ExitCode.PREEMPTED)} if blow.signal == signal.SIGTERM else set()
+    served = range(len(made.codes) - servers, len(made.codes))
+    wrong = [(n, code) for n, code in enumerate(made.codes) if code not in allowed and not (n in served and not code)]
+    return [f"process {number} ended with {code}" for number, code in wrong]
+
 
 _PHASES = (START, STEP, WRITE, END)
 
 
 class Reference(NamedTuple):
-    """A run without interruptions."""
-
     pace: Pace
     ending: Ending
 
 
 class Outcome(NamedTuple):
-    """The result of one seed.
+    """The result of one seed."""
 
-    Attributes:
-      falls: phase of each interruption.
-      ends: seconds from each interruption to the end of the last process.
-      stopped: number of interruptions that ended the run before its last step.
-      problems: descriptions; empty if the run ended like the reference, and every process with an expected exit code.
-      seconds: duration.
-    """
-
-    falls: list[str]
-    ends: list[float]
-    stopped: int
-    problems: list[str]
+    falls: list[str]  # phase of each interruption
+    ends: list[float]  # seconds from each interruption to the end of the last process
+    stopped: int  # interruptions that ended the run before its last step
+    problems: list[str]  # empty if the run ended like the reference, with expected exit codes
     seconds: float
 
 
@@ -51,14 +113,7 @@ def reference(setting: Setting, home: pathlib.Path) -> Reference:
 
 
 def outcome(setting: Setting, seed: int, home: pathlib.Path, against: Reference) -> Outcome:
-    """Makes the run of a seed: a start for each interruption, and one more, which must complete the run.
-
-    Args:
-      setting: what to run.
-      seed: determines the interruptions.
-      home: parent directory of the run.
-      against: reference of the same setting.
-    """
+    """Makes the run of a seed: a start for each interruption, and one more, which must complete the run."""
     begun, directory = time.monotonic(), home / f"{setting.name}-{seed}"
     befalls = plan(setting.name, seed, setting.processes)
     servers = 0 if befalls.launched else setting.servers
@@ -84,7 +139,6 @@ def _different(directory: pathlib.Path, against: Reference) -> list[str]:
 
 
 def table(outcomes: Iterable[tuple[str, Outcome]]) -> str:
-    """Returns a Markdown table of the interruptions and the differences, for each strategy and in total."""
     own = collections.defaultdict(list)
     for name, made in outcomes:
         own[name].append(made)

@@ -13,8 +13,7 @@ import pytest
 
 from tests.end_to_end.chaos import stale_updates
 from tests.end_to_end.chaos.campaign import outcome, reference
-from tests.end_to_end.chaos.plan import START, STEP, WRITE, plan
-from tests.end_to_end.chaos.settings import SETTINGS
+from tests.end_to_end.chaos.settings import SETTINGS, START, STEP, WRITE, plan
 from tfdist.checkpoint.format import Checkpoint, newest
 
 pytestmark = pytest.mark.processes

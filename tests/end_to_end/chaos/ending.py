@@ -15,23 +15,15 @@ _COMPARED = ("kind", "step", "epoch", "loss", "accuracy", "learning_rate", "grad
 
 
 class Ending(NamedTuple):
-    """The final state, which must not depend on interruptions.
+    """The final state, which must not depend on interruptions."""
 
-    Attributes:
-      tensors: tensors of the last checkpoint, with the hashes of their bytes, by name.
-      values: other values of the last checkpoint.
-      records: all records of metrics.jsonl, without times.
-      proof: what is wrong with the ledger; empty if each example of each epoch was used once.
-    """
-
-    tensors: dict[str, Any]
-    values: dict[str, Any]
-    records: list[dict[str, Any]]
-    proof: str
+    tensors: dict[str, Any]  # of the last checkpoint, with the hashes of their bytes
+    values: dict[str, Any]  # other values of the last checkpoint
+    records: list[dict[str, Any]]  # of metrics.jsonl, without times
+    proof: str  # what is wrong with the ledger; empty if each example of each epoch was used once
 
 
 def ending(directory: pathlib.Path, steps: int = STEPS) -> Ending:
-    """Reads the final state of a run of `steps` steps."""
     checkpoint = Checkpoint.open(directory / "checkpoints" / f"step-{steps:09d}")
     checkpoint.verify()
     return Ending(dict(checkpoint.tensors), dict(checkpoint.values), _records(directory), _proof(directory, steps))

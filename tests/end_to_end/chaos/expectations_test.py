@@ -1,14 +1,17 @@
-"""What is expected of an interrupted run: its exit codes, and what counts as a difference."""
+"""What is expected of an interrupted run: its exit codes, what counts as a difference, and its phases."""
 
+import pathlib
 import signal
 
 import numpy as np
 import pytest
 
-from tests.end_to_end.chaos.attempt import Attempt, unexpected
-from tests.end_to_end.chaos.campaign import Outcome, table
+from tests.end_to_end.chaos.campaign import Attempt, Outcome, table, unexpected
 from tests.end_to_end.chaos.ending import Ending, differences
-from tests.end_to_end.chaos.plan import END, MISSED, START, STEP, WRITE, Interruption
+from tests.end_to_end.chaos.settings import END, MISSED, START, STEP, STEPS, WRITE, Interruption
+from tests.end_to_end.chaos.striking import Watch
+from tfdist.reporting import RunDirectory
+from tfdist.reporting.ledger_file import LedgerFile
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
@@ -63,3 +66,32 @@ def test_whatever_is_not_the_same_is_named() -> None:
     ]
     assert found[3].startswith("record") and str(loss) in found[3]
     assert differences(one._replace(records=[]), one) == ["0 records, not 1"]
+
+
+def test_a_run_goes_through_its_phases(tmp_path: pathlib.Path) -> None:
+    watch, directory = Watch(tmp_path), RunDirectory(tmp_path)
+    assert watch.phase() == START
+    assert watch.saved == 0
+    ledger = LedgerFile(directory.ledger(0, 1))
+    assert watch.phase() == START
+    ledger.write(0, 1, np.arange(4))
+    ledger.close()
+    assert watch.phase() == STEP
+    partial = directory.checkpoints / f".step-{STEPS:09d}.partial"
+    partial.mkdir(parents=True)
+    assert watch.phase() == WRITE
+    partial.rename(directory.checkpoints / f"step-{STEPS:09d}")
+    assert watch.phase() == END
+    assert watch.saved == STEPS
+    (directory.checkpoints / ".step-000000007.pruned").mkdir()
+    assert watch.phase() == END
+
+
+def test_what_a_former_start_has_left_does_not_count(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path)
+    ledger = LedgerFile(directory.ledger(0, 0))
+    ledger.write(0, 1, np.arange(4))
+    ledger.close()
+    (directory.checkpoints / ".step-000000007.partial").mkdir(parents=True)
+    directory.starts.write_text("{}\n")
+    assert Watch(tmp_path).phase() == START

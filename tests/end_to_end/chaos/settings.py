@@ -1,6 +1,8 @@
-"""The runs to interrupt: strategies on processes of this host, with the same training."""
+"""The runs to interrupt: strategies on processes of this host, with the same training; and the plans of seeds."""
 
 import pathlib
+import random
+import signal
 import sys
 from typing import NamedTuple
 
@@ -27,31 +29,20 @@ _SHARDED = ("--strategy=mesh", "--mesh_shape=data:4", "--shard=optimizer", "--sh
 
 
 class Setting(NamedTuple):
-    """A strategy and its processes.
-
-    Attributes:
-      name: strategy and number of processes.
-      processes: number of processes, servers included.
-      launcher: `--launcher` of `tfdist launch`.
-      flags: flags of `tfdist train`, in addition to the common ones.
-      memory: suffix of the directory for in-memory checkpoints. By default each rank has its own, as on separate hosts; empty
-        if the engine has no collectives to copy them.
-      servers: how many of the processes are parameter servers, the last ones.
-    """
+    """A strategy and its processes."""
 
     name: str
-    processes: int
-    launcher: str
-    flags: tuple[str, ...]
-    memory: str = "-{rank}"
-    servers: int = 0
+    processes: int  # servers included
+    launcher: str  # of `tfdist launch`
+    flags: tuple[str, ...]  # of `tfdist train`, in addition to the common ones
+    memory: str = "-{rank}"  # of in-memory checkpoints: each rank's own; empty without collectives to copy them
+    servers: int = 0  # how many of the processes are parameter servers, the last ones
 
     def train(self, directory: pathlib.Path, *flags: str) -> list[str]:
         """Returns the command of a rank, which TF_CONFIG identifies."""
         return [sys.executable, "-m", "tfdist.train", *_TRAINING, *self.flags, f"--output_dir={directory}", *flags]
 
     def launch(self, directory: pathlib.Path, *flags: str) -> list[str]:
-        """Returns the command that starts all ranks."""
         count = self.processes - self.servers
         own = (f"--processes={count}", f"--launcher={self.launcher}", f"--log_dir={directory}-logs")
         own += (f"--servers={self.servers}",) if self.servers else ()
@@ -77,3 +68,44 @@ SETTINGS = {
         Setting("mesh2x2", 2, "tensorflow", _SHARDED, ""),
     )
 }
+
+
+START, STEP, WRITE, END, MISSED = "start", "step", "write", "end", "missed"
+_FIRST = (WRITE, STEP, START, STEP, WRITE)  # by seed, so that a few consecutive seeds have all of them
+
+
+class Interruption(NamedTuple):
+    """One interruption."""
+
+    rank: int
+    signal: signal.Signals  # SIGKILL, or SIGTERM as sent by a scheduler
+    phase: str  # intended, START, STEP or WRITE; the actual one is observed
+    moment: float  # fraction, in [0, 1), of the time to the first step, or of the remaining steps
+
+
+class Plan(NamedTuple):
+    """The plan of one run."""
+
+    launched: bool  # by `tfdist launch`, which supervises the ranks
+    interruptions: list[Interruption]  # one for each start of the run except the last
+    commits: bool  # whether the run also makes in-memory checkpoints
+
+
+def plan(name: str, seed: int, processes: int) -> Plan:
+    """Returns the plan of a seed for a strategy, the same on every machine."""
+    drawn = random.Random(f"{name} {seed}")
+    count = drawn.choice((1, 2))
+    phases = [_FIRST[seed % len(_FIRST)], drawn.choice(_FIRST)][:count]
+    return Plan(
+        drawn.random() < 0.5,
+        [
+            Interruption(
+                rank=drawn.randrange(processes),
+                signal=drawn.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)),
+                phase=phase,
+                moment=drawn.random(),
+            )
+            for phase in phases
+        ],
+        drawn.random() < 0.5,
+    )

@@ -33,35 +33,21 @@ _VERIFY = (
 
 
 class Blow(NamedTuple):
-    """A signal to a process.
-
-    Attributes:
-      rank: its rank.
-      signal: SIGKILL or SIGSTOP.
-      step: the step after which it is sent.
-      pause: seconds after which a stopped process continues; 0 for never.
-    """
+    """A signal to a process."""
 
     rank: int
-    signal: signal.Signals
-    step: int
-    pause: float = 0.0
+    signal: signal.Signals  # SIGKILL or SIGSTOP
+    step: int  # after which it is sent
+    pause: float = 0.0  # seconds after which a stopped process continues; 0 for never
 
 
 class Outcome(NamedTuple):
-    """The result of one seed.
-
-    Attributes:
-      staleness: value of the flag.
-      blows: what was done.
-      longest_wait: the longest time without a step while no process was restarted, in seconds.
-      problems: descriptions; empty if the run ended as it must.
-    """
+    """The result of one seed."""
 
     staleness: str
     blows: list[Blow]
-    longest_wait: float
-    problems: list[str]
+    longest_wait: float  # seconds without a step while no process was restarted
+    problems: list[str]  # empty if the run ended as it must
 
 
 def plan(seed: int) -> tuple[str, list[Blow]]:
@@ -82,7 +68,6 @@ def plan(seed: int) -> tuple[str, list[Blow]]:
 
 
 def outcome(seed: int, home: pathlib.Path) -> Outcome:
-    """Runs the job of a seed."""
     staleness, blows = plan(seed)
     flags = [f"--processes={WORKERS}", f"--servers={SERVERS}", f"--log_dir={home / str(seed)}", "--max_restarts=3"]
     launch = [sys.executable, "-m", "tfdist.launch", *flags, "--rejoin_seconds=inf", "--"]

@@ -15,8 +15,7 @@ import pytest
 from tests import processes
 from tests.end_to_end.chaos.ending import ending
 from tests.end_to_end.chaos.settings import SETTINGS, Setting
-from tests.end_to_end.chaos.striking import child_of_rank
-from tests.end_to_end.chaos.watching import Watch
+from tests.end_to_end.chaos.striking import Watch, child_of_rank
 
 pytestmark = pytest.mark.processes
 
@@ -36,15 +35,12 @@ MULTIWORKER = Setting("multiworker3", 3, "tensorflow", SETTINGS["multiworker2"].
 
 
 class Run:
-    """A run, its directory and its launcher."""
-
     def __init__(self, setting: Setting, directory: pathlib.Path):
         self.setting, self.directory = setting, directory
         self.hosts = directory.parent / "hosts"
         self.offer(3)
 
     def offer(self, slots: int) -> None:
-        """Writes the host list atomically."""
         new = self.hosts.with_suffix(".new")
         new.write_text(f"localhost:{slots}\n")
         new.replace(self.hosts)
@@ -56,12 +52,10 @@ class Run:
         return processes.job([*own, f"--processes={size}", *flags, *command[there:], *train], 1, processes.ONE_THREAD)
 
     def begun(self) -> list[dict[str, Any]]:
-        """Returns the run's record of each start."""
         path = self.directory / "starts.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def starts(self) -> list[tuple[int, int]]:
-        """Returns the step and the number of replicas of each start."""
         return [(start["step"], start["replicas"]) for start in self.begun()]
 
     def committed(self) -> int:

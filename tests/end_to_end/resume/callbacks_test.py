@@ -17,8 +17,6 @@ DOCUMENT = pathlib.Path(__file__).parents[3] / "docs" / "guides" / "checkpoints.
 
 
 class Average(keras.callbacks.Callback):
-    """Counts epochs and steps, and accumulates weights in place."""
-
     def __init__(self):
         super().__init__()
         self._epochs = 0
@@ -44,7 +42,6 @@ class Average(keras.callbacks.Callback):
 
 
 def documented():
-    """Returns the callback shown in the documentation."""
     [code] = re.findall(r"```python\n(class .*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     names = {"keras": keras}
     exec(code, names)

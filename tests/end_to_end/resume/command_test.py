@@ -228,8 +228,3 @@ def test_where_files_cannot_be_locked_the_run_is_warned_and_goes_on(every, tmp_p
     assert first.endswith("No other run is known.")
     last = ["The last run was process 12 on alpha since noon: make sure" in said for said in second]
     assert last == [True] * (every != "0")
-
-
-def test_a_directory_that_all_share_is_no_warning(tmp_path, caplog):
-    run(tmp_path / "run", steps=1, checkpoint_every="0")
-    assert "preempted" not in caplog.text

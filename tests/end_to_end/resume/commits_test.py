@@ -29,7 +29,6 @@ class Died(Exception):
 
 @pytest.fixture
 def memory(tmp_path, monkeypatch) -> pathlib.Path:
-    """The directory that a launcher has created."""
     path = tmp_path / "memory"
     path.mkdir()
     monkeypatch.setenv(in_memory.VARIABLE, str(path))
@@ -37,8 +36,6 @@ def memory(tmp_path, monkeypatch) -> pathlib.Path:
 
 
 def die(path: pathlib.Path, at: int = DIED_AT, **flags) -> None:
-    """Starts the run, and kills it after a step."""
-
     def note(_, step):
         if step >= at:
             raise Died
@@ -63,7 +60,6 @@ def commits_of(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Returns the warnings of the command's modules."""
     ours = [record for record in caplog.records if record.name.startswith("tfdist.cli.")]
     return [record.getMessage() for record in ours if record.levelname == "WARNING"]
 
@@ -92,7 +88,6 @@ def died(killed, monkeypatch) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> pathlib.Path:
-    """A run that is not interrupted."""
     path = tmp_path_factory.mktemp("runs") / "whole"
     run(path, steps=END, checkpoint_every="20", log_every=1)
     return path
@@ -292,12 +287,6 @@ def test_what_cannot_be_taken_along_stays_where_it_is(died, monkeypatch, whole):
     assert go_on(path) == [0, 35, 35]
     assert weights(path) == weights(whole)
     assert len(list(memory.iterdir())) == 1
-
-
-def test_commits_in_a_file_are_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="a writable directory. Received, on rank 0: .*file"):
-        run(tmp_path / "run", steps=5, commit_every=5, commit_dir=str(tmp_path / "file"))
 
 
 def test_a_directory_that_is_given_comes_before_the_launcher_s():

@@ -8,8 +8,7 @@ import pytest
 
 import tfdist
 from tests import processes
-from tests.end_to_end.resume import product
-from tests.workers import running
+from tests.workers import resume, running
 from tfdist.testing import parity
 
 pytestmark = [pytest.mark.processes, pytest.mark.separable]
@@ -31,8 +30,8 @@ def in_process(fixture: str, case: str, request: pytest.FixtureRequest) -> tfdis
         ("mlp", ["multiworker2", "horovod3"], ["single", "mirrored2", "2x2", "1x4"]),
         ("mlp", ["pipeline2", "pipeline3", "parameter_server2"], ["single", "mirrored2"]),
         *(
-            pytest.param(case, [*product.JOBS], [*product.IN_PROCESS], marks=pytest.mark.full, id=f"{case}-all")
-            for case in product.CASES
+            pytest.param(case, [*resume.JOBS], [*resume.IN_PROCESS], marks=pytest.mark.full, id=f"{case}-all")
+            for case in resume.CASES
         ),
     ],
 )
@@ -44,28 +43,28 @@ def test_every_strategy_goes_on_from_every_other(
     tmp_path: pathlib.Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    """All pairs of strategies for saving and loading; `product.go_on` compares the loaded bits."""
-    strategies = {name: in_process(product.IN_PROCESS[name], case, request) for name in fixtures}
+    """All pairs of strategies for saving and loading; `resume.go_on` compares the loaded bits."""
+    strategies = {name: in_process(resume.IN_PROCESS[name], case, request) for name in fixtures}
     savers = [*strategies, *jobs]
     outcomes = {name: tmp_path / f"outcomes of {name}" for name in jobs}
     with ExitStack() as stack:
         started = {}
         for name in jobs:
             outcomes[name].mkdir()
-            strategy = name.rstrip("0123456789") + product.OPTIONS.get(name, "")
+            strategy = name.rstrip("0123456789") + resume.OPTIONS.get(name, "")
             arguments = ("resume", strategy, outcomes[name], name, case, str(tmp_path), *savers)
-            job = processes.job(running.command(*arguments), product.JOBS[name], processes.ONE_THREAD)
+            job = processes.job(running.command(*arguments), resume.JOBS[name], processes.ONE_THREAD)
             started[name] = stack.enter_context(job)
-        trainers = {name: product.save(strategies[name], case, tmp_path / name) for name in strategies}
+        trainers = {name: resume.save(strategies[name], case, tmp_path / name) for name in strategies}
         for name, job in started.items():
             ends = job.wait(300)
-            assert [end.code for end in ends] == [0] * product.JOBS[name], "\n".join(end.output for end in ends)
+            assert [end.code for end in ends] == [0] * resume.JOBS[name], "\n".join(end.output for end in ends)
     ended = {
-        name: {saver: product.go_on(trainer, case, tmp_path / saver) for saver in savers}
+        name: {saver: resume.go_on(trainer, case, tmp_path / saver) for saver in savers}
         for name, trainer in trainers.items()
     }
     for name in jobs:
-        ranks = running.read(outcomes[name], product.JOBS[name])
+        ranks = running.read(outcomes[name], resume.JOBS[name])
         ended[name] = {saver: {k: v for rank in ranks for k, v in rank[saver].items()} for saver in savers}
         for saver in savers:
             for rank in ranks:
@@ -75,9 +74,9 @@ def test_every_strategy_goes_on_from_every_other(
         if "pipeline" not in name:
             assert all(rank[saver].keys() == ranks[0][saver].keys() for rank in ranks for saver in savers)
     uninterrupted = parity.run_case(
-        strategies["single"], dataclasses.replace(product.CASES[case], steps=product.END)
+        strategies["single"], dataclasses.replace(resume.CASES[case], steps=resume.END)
     ).variables
-    model = product.CASES[case].model
+    model = resume.CASES[case].model
     far = [
         (saver, loader, difference)
         for loader, outcomes in ended.items()

@@ -42,7 +42,6 @@ OPTIMIZERS = {
 
 @pytest.fixture(scope="module")
 def strategies(single, mirrored2) -> dict[int, Strategy]:
-    """Strategies by number of replicas."""
     return {1: single, 2: mirrored2, 3: tfdist.load_strategy("mirrored", devices=3, environment={})}
 
 
@@ -53,7 +52,6 @@ class Used(NullLedger):
         self.numbers: list[int] = []
 
     def write(self, first_step: int, steps: int, numbers: np.ndarray) -> None:
-        """See base class."""
         self.numbers.extend(numbers.tolist())
 
 
@@ -145,18 +143,6 @@ def test_the_same_under_a_mesh(mesh2x2, single, float64, tmp_path):
     back, _ = go_on(mesh2x2, tmp_path, 6, "adamw", "schedule")
     for trained, batches in ((trainer, [12] * 3 + [6] * 2), (back, [12] * 3 + [6] * 2 + [12])):
         assert_as_by_hand(trained, "adamw", "schedule", batches)
-
-
-def test_a_mesh_takes_over_a_rescaled_run(mesh2x2, single, float64, tmp_path):
-    go_on(single, tmp_path, 3, "adamw", "schedule", batch_size=6)
-    trainer, _ = go_on(mesh2x2, tmp_path, 5, "adamw", "schedule", batch_size=6)
-    assert_as_by_hand(trainer, "adamw", "schedule", [6] * 3 + [12] * 2)
-
-
-def test_the_global_batch_stays_by_itself(strategies, float64, tmp_path):
-    for replicas, end in LEGS[:2]:
-        trainer, _ = go_on(strategies[replicas], tmp_path, end, elastic_batch="global")
-    assert_as_by_hand(trainer, "sgd", "constant", [BATCH] * 7)
 
 
 def test_epochs_are_passes_over_the_data(strategies, tmp_path):

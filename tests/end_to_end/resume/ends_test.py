@@ -2,11 +2,13 @@
 
 import json
 import pathlib
+import sys
 
 import keras
 import numpy as np
 import pytest
 
+from tests import processes
 from tfdist import train
 from tfdist.checkpoint.format import Checkpoint, newest
 from tfdist.config.train_config import TrainConfig
@@ -95,17 +97,6 @@ def test_a_run_that_has_finished_says_so_and_trains_no_more(tmp_path, capsys):
             run(path, **flags)
 
 
-def test_a_run_that_was_stopped_early_stays_so(tmp_path, capsys, caplog):
-    path, stop = tmp_path / "run", {"early_stopping": "val_loss(patience=2, min_delta=100)", "eval_every": 3}
-    said = "early stopping at step 9: val_loss has not improved for 2 evaluations since step 3"
-    caplog.set_level("INFO")
-    assert run(path, **stop) == 0
-    assert f"E{said[1:]}." in caplog.text
-    for steps in (20, 99):
-        assert run(path, **stop, steps=steps) == 0
-        assert f"This run has finished by {said}. Its model is " in capsys.readouterr().out
-
-
 @pytest.mark.full
 def test_another_patience_continues_it(tmp_path):
     path, flags = tmp_path / "run", {"eval_every": 3, "checkpoint_every": "3"}
@@ -155,24 +146,22 @@ def test_callbacks_of_ones_own(own_code, tmp_path):
     assert (tmp_path / "other" / "one.txt").exists()
 
 
+NOT_MEASURED = 'Received: val_acc. Did you mean "val_accuracy"?'
+
+
 @pytest.mark.parametrize(
-    ("callbacks", "message"),
+    ("flags", "message"),
     [
-        ("callbacks_of_test:failing", "must not fail. Received: RuntimeError: not today"),
-        ("callbacks_of_test:one(path=3)", 'no parameter "path"'),
+        ({"callbacks": "callbacks_of_test:failing"}, "must not fail. Received: RuntimeError: not today"),
+        ({"callbacks": "callbacks_of_test:one(path=3)"}, 'no parameter "path"'),
+        ({"best": "val_acc"}, NOT_MEASURED),
+        ({"early_stopping": "val_acc"}, NOT_MEASURED),
     ],
 )
-def test_callbacks_that_cannot_be_used(callbacks, message, own_code, tmp_path):
+def test_what_cannot_be_used_leaves_nothing(flags, message, own_code, tmp_path):
     with pytest.raises(InputError) as caught:
-        run(tmp_path / "run", callbacks=callbacks)
-    assert message in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("flags", [{"best": "val_acc"}, {"early_stopping": "val_acc"}])
-def test_a_metric_that_is_not_measured_leaves_nothing(flags, tmp_path):
-    with pytest.raises(InputError, match='Received: val_acc. Did you mean "val_accuracy"?'):
         run(tmp_path / "run", **flags)
+    assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -213,3 +202,20 @@ def test_a_longer_run_has_no_trace_of_that_evaluation(tmp_path):
 def test_a_run_that_ends_before_the_first_evaluation_is_not_evaluated(tmp_path):
     run(tmp_path / "run", eval_every=30)
     assert not evaluations(tmp_path / "run")
+
+
+@pytest.mark.processes
+@pytest.mark.smoke
+def test_two_processes_end_early_and_export_the_average_of_the_best_step(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    train_digits = ["-m", "tfdist.train", "--dataset=digits", "--model=mlp(hidden=(8,))", "--output_dir=run"]
+    ends = ["--best=val_loss", "--early_stopping=val_loss(patience=2, min_delta=100)", "--ema=0.5", "--eval_every=3"]
+    diverging = ["--optimizer=sgd(momentum=0.95)", "--learning_rate=3", "--strategy=multiworker"]
+    said = "early stopping at step 9: val_loss has not improved for 2 evaluations since step 3"
+    for steps, told in ((50, f"E{said[1:]}."), (99, f"This run has finished by {said}. Its model is run/model.keras.")):
+        outputs = processes.finish([sys.executable, *train_digits, *ends, *diverging, f"--steps={steps}"], 2)
+        assert [told in output for output in outputs] == [True, False]
+    run = pathlib.Path("run")
+    losses = {r["step"]: r["loss"] for r in RunDirectory(run).records() if r["kind"] == "eval"}
+    assert list(losses) == [3, 6, 9]
+    assert equal(model_of(run), saved(run, min(losses, key=losses.__getitem__), "average"))

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import tfdist
-from tests.checkpoint.damaging import flip_last
 from tests.selection import quick
 from tfdist import models
 from tfdist.checkpoint.format import Checkpoint, CheckpointError, Part, commit, newest
@@ -185,11 +184,14 @@ def test_another_number_of_replicas(mirrored2, mirrored4, tmp_path, caplog):
         np.testing.assert_allclose(own, was.mean(0), rtol=1e-6)
 
 
-def test_more_replicas_begin_with_nothing_unsent(single, mirrored2, tmp_path):
+def test_more_replicas_begin_with_nothing_unsent_and_say_so(single, mirrored2, tmp_path, caplog):
     fit(make_trainer(single, **FEEDBACK), tmp_path, steps=SAVED_AT)
     trainer = make_trainer(mirrored2, **FEEDBACK)
     trainer.resume(tmp_path)
-    trainer.program.steps.loop(8)
+    with caplog.at_level(logging.INFO, "tfdist"):
+        trainer.program.steps.loop(8)
+    [said] = [message for message in caplog.messages if "compression has not sent" in message]
+    assert re.fullmatch("2 replicas resume a run of 1: .*; replicas from 1 on start with zeros.", said)
     for kept in trainer.state.values():
         if kept.per_replica:
             assert not np.any(kept.values[1])
@@ -213,20 +215,24 @@ def test_layers_that_keras_numbers_otherwise_are_the_same(single, tmp_path):
     np.testing.assert_array_equal(trainer.model.trainable_variables[-1], np.frombuffer(bias, "float32"))
 
 
-def test_another_model_is_refused_and_nothing_is_changed(single, tmp_path):
-    fit(make_trainer(single), tmp_path, steps=SAVED_AT)
-    trainer = make_trainer(single, make=lambda: models.build("mlp(hidden=(8,))", (6, 6, 1), 3))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"make": lambda: models.build("mlp(hidden=(8,))", (6, 6, 1), 3)},
+            r"conv2d/kernel is float32\[3, 3, 1, 4\] in the checkpoint and missing in the model.*and \d+ more",
+        ),
+        ({"optimizer": keras.optimizers.SGD}, "optimizer/"),
+    ],
+    ids=["model", "optimizer"],
+)
+def test_another_model_or_optimizer_is_refused_and_nothing_is_changed(options, message, after_a_step, single):
+    trainer = make_trainer(single, **options)
     before = [np.array(v) for v in trainer.model.variables]
-    with pytest.raises(InputError, match=r"conv2d/kernel is float32\[3, 3, 1, 4\] in the checkpoint and missing in the model.*and \d+ more"):
-        trainer.resume(tmp_path)
+    with pytest.raises(InputError, match=message):
+        trainer.resume(after_a_step[1])
     for value, variable in zip(before, trainer.model.variables, strict=True):
         np.testing.assert_array_equal(value, variable)
-
-
-def test_another_optimizer_is_refused(single, tmp_path):
-    fit(make_trainer(single), tmp_path, steps=SAVED_AT)
-    with pytest.raises(InputError, match="optimizer/"):
-        make_trainer(single, optimizer=keras.optimizers.SGD).resume(tmp_path)
 
 
 def test_where_all_are_damaged_no_run_begins_anew(single, tmp_path):
@@ -277,20 +283,6 @@ def test_values_of_another_kind_are_damage(values, after_a_step, tmp_path):
     assert (tmp_path / "step-000000002.damaged").exists()
 
 
-def test_a_damaged_checkpoint_is_set_aside(single, tmp_path, caplog):
-    fit(make_trainer(single), tmp_path)
-    last, before = newest(tmp_path)
-    flip_last(last / "shard-00000.safetensors")
-    trainer = make_trainer(single)
-    with caplog.at_level(logging.WARNING):
-        assert trainer.resume(tmp_path) == SAVED_AT
-    assert "step-000000012.damaged" in caplog.text
-    assert newest(tmp_path) == [before]
-    wanted = Checkpoint.open(before)
-    for variable in trainer.model.trainable_variables:
-        np.testing.assert_array_equal(variable, wanted.read(f"model/{variable.path}"))
-
-
 def test_compression_of_another_kind_begins_anew(single, tmp_path, caplog):
     fit(make_trainer(single, **OPTIONS["powersgd"]), tmp_path, steps=1, every=1)
     trainer = make_trainer(single, compression="powersgd(rank=1)", compression_min_bytes=0)
@@ -298,10 +290,6 @@ def test_compression_of_another_kind_begins_anew(single, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         fit(trainer, tmp_path, steps=2)
     assert "is reset: it was" in caplog.text
-
-
-def test_a_directory_without_checkpoints_is_the_beginning(single, tmp_path):
-    assert make_trainer(single).resume(tmp_path) == 0
 
 
 def test_steps_count_from_the_beginning_of_the_run(single, tmp_path):

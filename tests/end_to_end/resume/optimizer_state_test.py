@@ -33,21 +33,18 @@ FLAGS = (
 
 
 def train(path: pathlib.Path, size: int, launcher: str, steps: int, *flags: str) -> str:
-    """Runs the training in `path` up to a step; returns what it says."""
     launch = [f"--processes={size}", f"--launcher={launcher}", f"--log_dir={path}-logs", "--", sys.executable]
     own = [f"--steps={steps}", f"--output_dir={path}", *flags]
     return run("tfdist.launch", *launch, "-m", "tfdist.train", *FLAGS, *own)
 
 
 def run(module: str, *arguments: str) -> str:
-    """Runs a command to its end; returns what it says."""
     [output] = processes.finish([sys.executable, "-m", module, *arguments])
     assert "retracing" not in output, output
     return output
 
 
 def train_alone(path: pathlib.Path, steps: int, *flags: str) -> None:
-    """Runs the training on one device, in this process."""
     values = absl_flags.FlagValues()
     train_flags.define(values)
     values(["train", *FLAGS, *flags, "--strategy=single", f"--steps={steps}", f"--output_dir={path}"])
@@ -103,12 +100,3 @@ def test_stages_with_a_sharded_optimizer_are_those_with_a_whole_one(launcher: st
     train(again, 4, launcher, 15, *PIPELINE, SHARDED)
     train(again, 4, launcher, 30, *PIPELINE, SHARDED)
     assert weights(again) == weights(paths[SHARDED])
-
-
-@pytest.mark.parametrize("launcher", ["tensorflow", pytest.param("horovod", marks=pytest.mark.full)])
-def test_verify(launcher: str, tmp_path: pathlib.Path) -> None:
-    verify = ["tfdist.verify", SHARDED, "--model=mlp", "--optimizer=adamw", "--steps=3", "--float64"]
-    launch = ["--processes=2", f"--launcher={launcher}", f"--log_dir={tmp_path}"]
-    output = run("tfdist.launch", *launch, "--", sys.executable, "-m", *verify)
-    assert "Equal: the largest difference is " in output
-    assert "Replicas are equal bit for bit." in output

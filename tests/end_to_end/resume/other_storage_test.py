@@ -1,13 +1,11 @@
 """A run with all durable files in a storage other than the file system, which no code bypasses."""
 
 import keras
-import pytest
 
 from tests.end_to_end.resume.command_test import run
 from tests.storage.mangled import registered
 from tfdist import checkpoints, export, ledger
 from tfdist.checkpoint.format import newest
-from tfdist.errors import InputError
 from tfdist.export import ExportConfig
 from tfdist.reporting import RunDirectory
 from tfdist.storage import path_of
@@ -43,11 +41,3 @@ def test_a_run_is_saved_resumed_proved_and_exported(tmp_path, monkeypatch, capsy
     (tmp_path / "root" / "a.keras").write_bytes(storage.read(directory.path / "export-000000020.keras"))
     assert keras.saving.load_model(tmp_path / "root" / "a.keras").count_params() > 0
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
-
-
-def test_another_runs_directory_is_refused(tmp_path):
-    storage = registered(tmp_path / "root")
-    storage.make_directory(path_of(URL))
-    storage.replace(path_of(URL) / "notes.txt", b"")
-    with pytest.raises(InputError, match=f"Received: {URL}, which has files in it"):
-        run(URL, steps=10)

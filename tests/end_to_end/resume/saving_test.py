@@ -18,6 +18,7 @@ import tfdist
 from tests.coordination.members import members
 from tests.end_to_end.resume import exact_test
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, SAVED_AT, STEPS, fit, small_model, tensors
+from tests.end_to_end.resume.sharing_test import Strategy
 from tests.waiting import DEADLINE
 from tfdist import checkpoints
 from tfdist.checkpoint import manager, replication, restore
@@ -33,8 +34,6 @@ def steps_of(directory) -> list[int]:
 
 
 class At(keras.callbacks.Callback):
-    """Performs an action once a step has been reached."""
-
     def __init__(self, step, action):
         super().__init__()
         self._step, self._action = step, action
@@ -49,12 +48,6 @@ class At(keras.callbacks.Callback):
 def test_every_so_many_steps_and_at_the_end(every, saved, single, tmp_path):
     fit(make_trainer(single), tmp_path, every=every)
     assert steps_of(tmp_path) == saved
-
-
-def test_only_the_newest_stay(single, tmp_path):
-    saved = tfdist.Checkpoints(directory=str(tmp_path), every="2", keep=2, in_background=False)
-    make_trainer(single).fit((IMAGES, LABELS), batch_size=8, steps=9, checkpoints=saved)
-    assert steps_of(tmp_path) == [9, 8]
 
 
 @pytest.mark.parametrize(
@@ -96,25 +89,14 @@ def heard(monkeypatch, ask):
     return act
 
 
-def asked_to_stop(name, trainer, directory, monkeypatch) -> int:
-    """Trains until a signal; returns the step that is saved."""
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    stop = At(4, heard(monkeypatch, lambda: os.kill(os.getpid(), signal.Signals[name])))
-    with pytest.raises(Preempted, match=r"saved at step \d+ in .*Resume"):
-        fit(trainer, directory, every="0", callbacks=[stop])
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-    [stopped] = steps_of(directory)
-    assert 4 <= stopped < STEPS
-    return stopped
-
-
-def test_a_run_that_is_interrupted_is_saved(single, tmp_path, monkeypatch):
-    stopped = asked_to_stop("SIGINT", make_trainer(single), tmp_path, monkeypatch)
-    assert make_trainer(single).resume(tmp_path) == stopped
-
-
 def test_a_run_that_is_asked_to_stop_is_saved_and_goes_on(mirrored2, tmp_path, monkeypatch):
-    stopped = asked_to_stop("SIGTERM", exact_test.make_trainer(mirrored2), tmp_path / "parts", monkeypatch)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    stop = At(4, heard(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    with pytest.raises(Preempted, match=r"saved at step \d+ in .*Resume"):
+        fit(exact_test.make_trainer(mirrored2), tmp_path / "parts", every="0", callbacks=[stop])
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    [stopped] = steps_of(tmp_path / "parts")
+    assert 4 <= stopped < STEPS
     resumed = exact_test.make_trainer(mirrored2)
     assert resumed.resume(tmp_path / "parts") == stopped
     fit(exact_test.make_trainer(mirrored2), tmp_path / "whole", every=str(STEPS))
@@ -171,35 +153,6 @@ def test_training_goes_on_while_a_checkpoint_is_written(single, tmp_path, monkey
     assert steps_of(tmp_path) == [STEPS, SAVED_AT]
 
 
-def test_how_often_must_be_said(tmp_path):
-    with pytest.raises(InputError, match="a number of steps such as 500, or of seconds such as 600s"):
-        tfdist.Checkpoints(directory=str(tmp_path), every="0s")
-
-
-def test_later_checkpoints_of_another_run_are_in_the_way(single, tmp_path):
-    """They would count as the newest, and displace the run's own checkpoints."""
-    fit(make_trainer(single), tmp_path)
-    with pytest.raises(
-        InputError, match=r"saved at step 0 needs a directory without later checkpoints. .*step-000000012"
-    ):
-        fit(make_trainer(single), tmp_path)
-    assert steps_of(tmp_path) == [STEPS, SAVED_AT]
-
-
-def test_a_directory_that_another_run_saves_to_is_refused(single, tmp_path):
-    """Each run would remove what the other is writing."""
-    trainer = make_trainer(single)
-    with (
-        lock(tmp_path),
-        pytest.raises(InputError, match=r"Only one run at a time can write to a directory\.") as caught,
-    ):
-        fit(trainer, tmp_path)
-    for words in (f"Received: {tmp_path}, which process {os.getpid()} on ", "end it, or give another directory."):
-        assert words in str(caught.value)
-    assert (trainer.step, steps_of(tmp_path)) == (0, [])
-    fit(trainer, tmp_path)
-
-
 @pytest.mark.parametrize("error", [None, RuntimeError])
 def test_its_directory_is_the_run_s_own_until_it_has_ended(error, single, tmp_path, capsys):
     refused = []
@@ -225,10 +178,6 @@ def test_its_directory_is_the_run_s_own_until_it_has_ended(error, single, tmp_pa
 def test_all_ranks_hear_that_a_directory_is_refused(reason, single, tmp_path):
     fit(make_trainer(single), tmp_path)
 
-    class Strategy:
-        def __init__(self, group):
-            self.group, self.is_chief = group, group.rank == 0
-
     def refused(group) -> str:
         options = tfdist.Checkpoints(directory=str(tmp_path))
         with (
@@ -241,7 +190,11 @@ def test_all_ranks_hear_that_a_directory_is_refused(reason, single, tmp_path):
     in_use = reason == "is in use"
     with members(2) as joined, ThreadPoolExecutor(2) as pool, lock(tmp_path) if in_use else contextlib.nullcontext():
         [said] = set(pool.map(refused, joined))
-    assert ("one run at a time" if in_use else "without later checkpoints") in said
+    received = (
+        f"{tmp_path}, which process {os.getpid()} on " if in_use else "saved at step 0 needs a directory without later"
+    )
+    assert received in said and ("one run at a time" if in_use else "step-000000012") in said
+    assert steps_of(tmp_path) == [STEPS, SAVED_AT]
 
 
 def test_where_files_cannot_be_locked_a_run_is_warned(single, tmp_path, monkeypatch, caplog):

@@ -24,14 +24,16 @@ RANKS = 3
 HOSTS = [[rank] for rank in range(RANKS)]
 
 
+class Strategy:
+    def __init__(self, group):
+        self.group, self.is_chief = group, group.rank == 0
+
+
 def own(rank: int, step: int) -> list[Part]:
-    """Returns the parts that only this rank has."""
     return [Part("error", (RANKS * 100, 7), (rank * 100, 0), np.full((100, 7), step + rank, np.float32))]
 
 
 def write(home: pathlib.Path, folder: str, step: int, seed: int = 0) -> None:
-    """Writes a commit on three hosts."""
-
     def one(group) -> None:
         copies = {rank: shard_bytes(own(rank, step)) for rank in range(RANKS) if copy_holder(rank, HOSTS) == group.rank}
         replicated = [Part.full("w", np.full(1234, step, np.float64))]
@@ -139,8 +141,6 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
     lose([hosts(tmp_path, "commits")[1]])
 
     class Carrier:
-        """Replaces the transfer over collectives."""
-
         max_bytes = 1 << 18
 
         def __init__(self, strategy):
@@ -148,10 +148,6 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
 
         def all_gather(self, data):
             return {rank: np.array(each, np.uint8) for rank, each in enumerate(self.group.gather("all", data.tolist()))}
-
-    class Strategy:
-        def __init__(self, group):
-            self.group, self.is_chief = group, group.rank == 0
 
     written = replication._write_piece
 
@@ -171,11 +167,6 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
 
 def test_two_good_commits_of_one_step_are_not_one(tmp_path, monkeypatch) -> None:
     """Each of two hosts has all files of a different commit: neither is used."""
-
-    class Strategy:
-        def __init__(self, group):
-            self.group, self.is_chief = group, group.rank == 0
-
     for rank in range(2):
         same = {"flags": {}, "values": 0, "keep": 9}
         commit(LocalGroup(), tmp_path / f"host{rank}", [Part.full("w", np.arange(9))], step=20, seed=0, **same)

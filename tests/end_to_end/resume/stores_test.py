@@ -4,7 +4,6 @@ import errno
 import functools
 import logging
 import os
-import re
 import shutil
 import signal
 
@@ -39,11 +38,6 @@ def test_both_kinds_are_made_and_commits_go_when_the_end_is_saved(single, tmp_pa
     fit(small(single), tmp_path, callbacks=[look])
     assert seen == [[10, 5], [9, 6]]
     assert (steps_of(tmp_path / "disk"), steps_of(tmp_path / "memory")) == ([12, 10, 5], [])
-
-
-def test_without_checkpoints_the_commits_stay(single, tmp_path):
-    fit(small(single), tmp_path, every="0")
-    assert (steps_of(tmp_path / "disk"), steps_of(tmp_path / "memory")) == ([], [12, 9])
 
 
 def test_a_commit_has_the_bits_of_a_checkpoint_and_both_are_copied_once(mirrored2, tmp_path, monkeypatch):
@@ -86,15 +80,6 @@ def test_what_cannot_be_written_is_one_warning_and_harms_none_before(single, tmp
     assert steps_of(tmp_path / "memory") == [10, 9]
 
 
-def test_a_library_s_run_goes_on_from_the_newest_of_both(single, tmp_path):
-    fit(make_trainer(single), tmp_path / "whole", every="100")
-    fit(make_trainer(single), tmp_path, 10, every="0")
-    trainer = make_trainer(single)
-    assert trainer.resume(tmp_path / "disk", tmp_path / "memory") == 9
-    fit(trainer, tmp_path, every="100")
-    assert tensors(newest(tmp_path / "disk")[0]) == tensors(newest(tmp_path / "whole" / "disk")[0])
-
-
 def test_a_run_that_is_preempted_has_a_checkpoint_and_keeps_its_commits(single, tmp_path, monkeypatch):
     stop = At(4, heard(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     with pytest.raises(Preempted, match="saved at step .*disk"):
@@ -120,20 +105,10 @@ def test_commits_of_another_run_are_in_the_way(single, tmp_path):
         ),
         ({"commit_directory": "b"}, "Received: commit_every=0, commit_directory='b'"),
         ({"commit_every": -1, "commit_directory": "b"}, "Received: commit_every=-1"),
+        ({"every": "0s"}, "a number of steps such as 500, or of seconds such as 600s"),
         ({"commit_every": 3, "commit_directory": "a/"}, "each removes its own oldest ones. Received for both: a."),
     ],
 )
 def test_what_is_no_place_for_commits(options, message):
     with pytest.raises(InputError, match=message):
         tfdist.Checkpoints(directory="a", **options)
-
-
-@pytest.mark.full  # tests/end_to_end/resume/exact_test.py: fewer replicas, and equally many
-def test_more_replicas_than_before_start_without_error_feedback_and_say_so(mirrored2, mirrored4, tmp_path, caplog):
-    fit(make_trainer(mirrored2, **FEEDBACK), tmp_path, 3, every="0")
-    trainer = make_trainer(mirrored4, **FEEDBACK)
-    trainer.resume(tmp_path / "disk", tmp_path / "memory")
-    with caplog.at_level(logging.INFO, "tfdist"):
-        fit(trainer, tmp_path, 6, every="0")
-    [said] = [record.getMessage() for record in caplog.records if "compression has not sent" in record.getMessage()]
-    assert re.fullmatch("4 replicas resume a run of 2: .*; replicas from 2 on start with zeros.", said)

@@ -16,7 +16,6 @@ from tfdist.gradients import Bucketed, ErrorFeedback, Sum
 from tfdist.gradients.compression import (
     COMPRESSION_MIN_BYTES,
     METHODS,
-    Codec,
     check,
     choose_methods,
     create,
@@ -116,6 +115,7 @@ def test_errors_belong_to_variables_whatever_the_buckets_are():
         ("topk(ratio=0.1, feedback=False)|fp16", False),
         ("topk(ratio=0.1)|fp16(feedback=False)", False),
         ("onebit", True),
+        ("signsgd", False),
         ("bf16", False),
         ("none", False),
     ],
@@ -139,8 +139,6 @@ def test_what_may_be_coded_twice_is_summed_in_shares():
         ("none(ratio=1)", 'none has no parameter "ratio"'),
         ("onebit(ratio=0.1)", 'onebit has no parameter "ratio". Received: onebit\\(ratio=0.1\\).*block'),
         ("topk", "topk needs a value for ratio"),
-        ("topk(ratio=2)", r"topk needs a ratio in \(0, 1\]. Received: 2"),
-        ("int8(bits=32)", "int8 needs bits to be a whole number from 2 to 8. Received: 32"),
         ("fp16|int8", r"A \| combines a method .* Received: fp16\|int8. Leave out \|int8"),
         ("none|fp16", r"A \| combines a method .* Received: none\|fp16"),
         ("topk(ratio=0.1)|none", r"A \| combines a method"),
@@ -234,7 +232,3 @@ def test_auto():
     ):
         with pytest.raises(InputError, match=message):
             check(text)
-
-
-def test_a_codec_must_only_say_how_it_codes():
-    assert Codec.__abstractmethods__ == {"encode", "decode", "payload_bytes"}

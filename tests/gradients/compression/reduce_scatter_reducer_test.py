@@ -1,14 +1,11 @@
 """Compressed reduce-scatter: equal totals, nothing lost with error feedback, fewer bytes, inf and NaN detected by all ranks."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.gradients.compression.reducers import codec_of, named
-from tests.gradients.replicas import Runner, bits, check_conservation, check_sums, on_threads
-from tfdist.collectives import Recording
+from tests.gradients.replicas import bits, check_conservation, check_sums, on_threads
 from tfdist.gradients import ErrorFeedback
 from tfdist.gradients.compression import Codec
 from tfdist.gradients.compression.methods.casts import BF16
@@ -19,12 +16,10 @@ SIZE = 1000
 
 
 def vectors(replicas, steps):
-    """Returns one tensor for each step."""
     return list(np.random.default_rng(0).standard_normal((steps, 1, replicas, SIZE)).astype("float32"))
 
 
 def run(reducer, gradients, native_all_to_all=True):
-    """Returns the steps, and the calls of one replica."""
     steps, [recording, *_] = on_threads(reducer, gradients, native_all_to_all=native_all_to_all)
     return steps, recording.calls
 
@@ -104,21 +99,3 @@ def test_vectors_shorter_than_the_shares():
     [step], _ = run(named("bf16"), [[np.arange(4, dtype="float32")[:, None]]])
     for totals in step.totals:
         np.testing.assert_array_equal(totals, [[6]])
-
-
-def test_in_a_compiled_step_of_four_replicas(mirrored4):
-    wire = dataclasses.replace(mirrored4.collectives.wire, native_all_to_all=True)
-    gradients = vectors(4, 2)
-
-    class Exchanging:
-        """The strategy, with an engine that supports all-to-all."""
-
-        replicas, local, run = mirrored4.replicas, mirrored4.local, mirrored4.run
-        collectives = Recording(mirrored4.collectives)
-
-    Exchanging.collectives.wire = wire
-    steps = Runner(Exchanging, named("int8(block=64)"), gradients[0]).steps(gradients)
-    for tensors, step in zip(gradients, steps, strict=True):
-        check_sums(tensors, step)
-    check_conservation(gradients, steps)
-    assert {call.operation for call in Exchanging.collectives.calls} == {"all_to_all", "all_gather"}

@@ -37,7 +37,6 @@ def edge_gradients(steps: int, replicas: int) -> list[list[np.ndarray]]:
 
 
 def method(name: str) -> Any:
-    """Returns the class of a method."""
     module, attribute = METHODS[name].split(":")
     return getattr(importlib.import_module(f"tfdist.gradients.compression.methods.{module}"), attribute)
 
@@ -49,7 +48,6 @@ def named(text: str) -> Reducer:
 
 
 def codec_of(text: str) -> Codec:
-    """Returns the codec of one method."""
     reducer = named(text)
     return getattr(reducer, "inner", reducer)._codec
 

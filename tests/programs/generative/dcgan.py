@@ -7,7 +7,6 @@ from keras import layers, ops
 
 keras.utils.set_random_seed(812)
 
-# Small pictures of "faces", with values in the range [0, 255].
 rng = np.random.default_rng(0)
 rows, cols = np.mgrid[0:16, 0:16]
 centers = rng.uniform(6, 10, size=(200, 2, 1, 1))
@@ -17,7 +16,6 @@ faces = 255 * faces[..., None] * rng.uniform(0.5, 1, size=(200, 1, 1, 3))
 dataset = tf.data.Dataset.from_tensor_slices(faces.astype("float32")).shuffle(200).batch(32)
 dataset = dataset.map(lambda x: x / 255.0)
 
-# Create the discriminator
 discriminator = keras.Sequential(
     [
         keras.Input(shape=(16, 16, 3)),
@@ -33,9 +31,7 @@ discriminator = keras.Sequential(
 )
 discriminator.summary()
 
-# Create the generator
 latent_dim = 16
-
 generator = keras.Sequential(
     [
         keras.Input(shape=(latent_dim,)),
@@ -73,51 +69,31 @@ class GAN(keras.Model):
         return [self.d_loss_metric, self.g_loss_metric]
 
     def train_step(self, real_images):
-        # Sample random points in the latent space
         batch_size = ops.shape(real_images)[0]
         random_latent_vectors = keras.random.normal(shape=(batch_size, self.latent_dim), seed=self.seed_generator)
-
-        # Decode them to fake images
         generated_images = self.generator(random_latent_vectors)
-
-        # Combine them with real images
         combined_images = ops.concatenate([generated_images, real_images], axis=0)
-
-        # Assemble labels discriminating real from fake images
         labels = ops.concatenate([ops.ones((batch_size, 1)), ops.zeros((batch_size, 1))], axis=0)
         # Add random noise to the labels - important trick!
         labels += 0.05 * tf.random.uniform(tf.shape(labels), dtype=labels.dtype)
-
-        # Train the discriminator
         with tf.GradientTape() as tape:
             predictions = self.discriminator(combined_images)
             d_loss = self.loss_fn(labels, predictions)
         grads = tape.gradient(d_loss, self.discriminator.trainable_weights)
         self.d_optimizer.apply_gradients(zip(grads, self.discriminator.trainable_weights))
-
-        # Sample random points in the latent space
         random_latent_vectors = keras.random.normal(shape=(batch_size, self.latent_dim), seed=self.seed_generator)
-
-        # Assemble labels that say "all real images"
         misleading_labels = ops.zeros((batch_size, 1))
-
         # Train the generator (note that we should *not* update the weights of the discriminator)!
         with tf.GradientTape() as tape:
             predictions = self.discriminator(self.generator(random_latent_vectors))
             g_loss = self.loss_fn(misleading_labels, predictions)
         grads = tape.gradient(g_loss, self.generator.trainable_weights)
         self.g_optimizer.apply_gradients(zip(grads, self.generator.trainable_weights))
-
-        # Update metrics
         self.d_loss_metric.update_state(d_loss)
         self.g_loss_metric.update_state(g_loss)
-        return {
-            "d_loss": self.d_loss_metric.result(),
-            "g_loss": self.g_loss_metric.result(),
-        }
+        return {"d_loss": self.d_loss_metric.result(), "g_loss": self.g_loss_metric.result()}
 
 
-# Create a callback that periodically saves generated images
 class GANMonitor(keras.callbacks.Callback):
     def __init__(self, num_img=3, latent_dim=128):
         self.num_img = num_img
@@ -133,9 +109,7 @@ class GANMonitor(keras.callbacks.Callback):
             np.save(f"generated_img_{epoch:03d}_{i}.npy", generated_images[i])
 
 
-# Train the end-to-end model
 epochs = 2
-
 gan = GAN(discriminator=discriminator, generator=generator, latent_dim=latent_dim)
 gan.compile(
     d_optimizer=keras.optimizers.Adam(learning_rate=0.0001),
@@ -143,5 +117,4 @@ gan.compile(
     loss_fn=keras.losses.BinaryCrossentropy(),
 )
 
-history = gan.fit(dataset, epochs=epochs, callbacks=[GANMonitor(num_img=3, latent_dim=latent_dim)])
-print("d_loss:", history.history["d_loss"], "g_loss:", history.history["g_loss"])
+gan.fit(dataset, epochs=epochs, callbacks=[GANMonitor(num_img=3, latent_dim=latent_dim)])

@@ -23,7 +23,6 @@ class Sampling(layers.Layer):
         return z_mean + ops.exp(0.5 * z_log_var) * epsilon
 
 
-# Build the encoder
 latent_dim = 2
 
 encoder_inputs = keras.Input(shape=(12, 12, 1))
@@ -37,7 +36,6 @@ z = Sampling()([z_mean, z_log_var])
 encoder = keras.Model(encoder_inputs, [z_mean, z_log_var, z], name="encoder")
 encoder.summary()
 
-# Build the decoder
 latent_inputs = keras.Input(shape=(latent_dim,))
 x = layers.Dense(3 * 3 * 16, activation="relu")(latent_inputs)
 x = layers.Reshape((3, 3, 16))(x)
@@ -48,7 +46,6 @@ decoder = keras.Model(latent_inputs, decoder_outputs, name="decoder")
 decoder.summary()
 
 
-# Define the VAE as a `Model` with a custom `train_step`
 class VAE(keras.Model):
     def __init__(self, encoder, decoder, **kwargs):
         super().__init__(**kwargs)
@@ -60,22 +57,13 @@ class VAE(keras.Model):
 
     @property
     def metrics(self):
-        return [
-            self.total_loss_tracker,
-            self.reconstruction_loss_tracker,
-            self.kl_loss_tracker,
-        ]
+        return [self.total_loss_tracker, self.reconstruction_loss_tracker, self.kl_loss_tracker]
 
     def train_step(self, data):
         with tf.GradientTape() as tape:
             z_mean, z_log_var, z = self.encoder(data)
             reconstruction = self.decoder(z)
-            reconstruction_loss = ops.mean(
-                ops.sum(
-                    keras.losses.binary_crossentropy(data, reconstruction),
-                    axis=(1, 2),
-                )
-            )
+            reconstruction_loss = ops.mean(ops.sum(keras.losses.binary_crossentropy(data, reconstruction), axis=(1, 2)))
             kl_loss = -0.5 * (1 + z_log_var - ops.square(z_mean) - ops.exp(z_log_var))
             kl_loss = ops.mean(ops.sum(kl_loss, axis=1))
             total_loss = reconstruction_loss + kl_loss
@@ -91,7 +79,6 @@ class VAE(keras.Model):
         }
 
 
-# Train the VAE
 rows, cols = np.mgrid[0:12, 0:12]
 centers = np.random.uniform(3, 9, size=(220, 2, 1, 1))
 digits = 255 * np.exp(-((rows - centers[:, 0]) ** 2 + (cols - centers[:, 1]) ** 2) / 8)
@@ -99,17 +86,9 @@ mnist_digits = np.expand_dims(digits, -1).astype("float32") / 255
 
 vae = VAE(encoder, decoder)
 vae.compile(optimizer=keras.optimizers.Adam())
-history = vae.fit(mnist_digits, epochs=3, batch_size=32)
+vae.fit(mnist_digits, epochs=3, batch_size=32)
 
-# Display a grid of sampled digits
-n = 5
-figure = np.zeros((12 * n, 12 * n))
-for i, yi in enumerate(np.linspace(-1, 1, n)[::-1]):
-    for j, xi in enumerate(np.linspace(-1, 1, n)):
-        x_decoded = vae.decoder.predict(np.array([[xi, yi]]), verbose=0)
-        figure[i * 12 : (i + 1) * 12, j * 12 : (j + 1) * 12] = x_decoded[0].reshape(12, 12)
-np.save("latent_space.npy", figure)
-
+for yi in np.linspace(-1, 1, 5)[::-1]:
+    for xi in np.linspace(-1, 1, 5):
+        vae.decoder.predict(np.array([[xi, yi]]), verbose=0)
 z_mean, _, _ = vae.encoder.predict(mnist_digits, verbose=0)
-print("Latent mean:", z_mean.mean(axis=0), "mean of the grid:", figure.mean())
-print({name: values[-1] for name, values in history.history.items()})

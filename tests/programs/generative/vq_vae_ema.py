@@ -43,21 +43,17 @@ class VectorQuantizerEMA(layers.Layer):
         flat = ops.reshape(x, (-1, self.embedding_dim))
         encodings = ops.one_hot(self.get_code_indices(flat), self.num_embeddings, dtype=x.dtype)
         quantized = ops.reshape(ops.matmul(encodings, self.embeddings), ops.shape(x))
-
         if training:
             cluster_size = self.decay * self.ema_cluster_size + (1 - self.decay) * ops.sum(encodings, axis=0)
             dw = ops.matmul(ops.transpose(encodings), ops.stop_gradient(flat))
             self.ema_cluster_size.assign(cluster_size)
             self.ema_w.assign(self.decay * self.ema_w + (1 - self.decay) * dw)
-            # Laplace smoothing of the cluster size
             n = ops.sum(self.ema_cluster_size)
             size = (self.ema_cluster_size + self.epsilon) / (n + self.num_embeddings * self.epsilon) * n
             self.embeddings.assign(self.ema_w / ops.expand_dims(size, -1))
-
         self.add_loss(self.commitment_cost * ops.mean((ops.stop_gradient(quantized) - x) ** 2))
         probabilities = ops.mean(encodings, axis=0)
         self.perplexity.update_state(ops.exp(-ops.sum(probabilities * ops.log(probabilities + 1e-10))))
-
         # Straight-through estimator.
         return x + ops.stop_gradient(quantized - x)
 
@@ -95,7 +91,6 @@ class VQVAE(keras.Model):
         return self.decoder(self.vq_layer(self.encoder(x), training=training))
 
 
-# Stripes, horizontal or vertical
 rng = np.random.default_rng(0)
 phase = rng.uniform(0, 2 * np.pi, size=(230, 1, 1))
 wave = np.sin(np.arange(8)[None, :, None] * rng.choice([0.8, 1.6], size=(230, 1, 1)) + phase) * np.ones((1, 1, 8))
@@ -105,15 +100,8 @@ data_variance = np.var(train_data)
 
 vqvae = VQVAE()
 vqvae.compile(optimizer=keras.optimizers.Adam(3e-3), loss=lambda y, p: ops.mean((y - p) ** 2) / data_variance)
-history = vqvae.fit(train_data, train_data, epochs=4, batch_size=32, verbose=2)
+vqvae.fit(train_data, train_data, epochs=4, batch_size=32, verbose=2)
 
-print("Loss:", history.history["loss"])
-print("Perplexity:", history.history["perplexity"])
 print("Evaluation:", vqvae.evaluate(test_data, test_data, batch_size=16, return_dict=True, verbose=0))
-
-# Reconstructions and codes of the test set
-reconstructed = vqvae.predict(test_data, verbose=0)
-encoded = vqvae.encoder.predict(test_data, verbose=0)
-codes = np.asarray(vqvae.vq_layer.get_code_indices(encoded.reshape(-1, LATENT_DIM)))
-print("Error of the reconstructions:", float(np.mean((reconstructed - test_data) ** 2)))
-print("How often each code is used:", np.bincount(codes, minlength=NUM_EMBEDDINGS))
+vqvae.predict(test_data, verbose=0)
+vqvae.encoder.predict(test_data, verbose=0)

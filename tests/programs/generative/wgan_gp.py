@@ -11,7 +11,6 @@ IMG_SHAPE = (12, 12, 1)
 BATCH_SIZE = 32
 noise_dim = 16
 
-# Small grey pictures of clothes: bright rectangles of several sizes.
 train_images = np.zeros((144, 12, 12))
 for picture in train_images:
     h, w = np.random.randint(4, 11, size=2)
@@ -75,53 +74,36 @@ class WGAN(keras.Model):
 
     def gradient_penalty(self, batch_size, real_images, fake_images):
         """Calculated on an interpolated image, and added to the discriminator loss."""
-        # Get the interpolated image
         alpha = tf.random.uniform([batch_size, 1, 1, 1], 0.0, 1.0, dtype=fake_images.dtype)
         diff = fake_images - real_images
         interpolated = real_images + alpha * diff
-
         with tf.GradientTape() as gp_tape:
             gp_tape.watch(interpolated)
-            # 1. Get the discriminator output for this interpolated image.
             pred = self.discriminator(interpolated, training=True)
-
-        # 2. Calculate the gradients w.r.t to this interpolated image.
         grads = gp_tape.gradient(pred, [interpolated])[0]
-        # 3. Calculate the norm of the gradients.
         norm = tf.sqrt(tf.reduce_sum(tf.square(grads), axis=[1, 2, 3]))
         return tf.reduce_mean((norm - 1.0) ** 2)
 
     def train_step(self, real_images):
         if isinstance(real_images, tuple):
             real_images = real_images[0]
-
         batch_size = tf.shape(real_images)[0]
-
         for _ in range(self.d_steps):
-            # Get the latent vector
             random_latent_vectors = tf.random.normal(shape=(batch_size, self.latent_dim))
             with tf.GradientTape() as tape:
-                # Generate fake images from the latent vector
                 fake_images = self.generator(random_latent_vectors, training=True)
-                # Get the logits for the fake images and the real images
                 fake_logits = self.discriminator(fake_images, training=True)
                 real_logits = self.discriminator(real_images, training=True)
-
-                # Calculate the discriminator loss with the gradient penalty
                 d_cost = self.d_loss_fn(real_img=real_logits, fake_img=fake_logits)
                 gp = self.gradient_penalty(batch_size, real_images, fake_images)
                 d_loss = d_cost + gp * self.gp_weight
-
             d_gradient = tape.gradient(d_loss, self.discriminator.trainable_variables)
             self.d_optimizer.apply_gradients(zip(d_gradient, self.discriminator.trainable_variables))
-
-        # Train the generator
         random_latent_vectors = tf.random.normal(shape=(batch_size, self.latent_dim))
         with tf.GradientTape() as tape:
             generated_images = self.generator(random_latent_vectors, training=True)
             gen_img_logits = self.discriminator(generated_images, training=True)
             g_loss = self.g_loss_fn(gen_img_logits)
-
         gen_gradient = tape.gradient(g_loss, self.generator.trainable_variables)
         self.g_optimizer.apply_gradients(zip(gen_gradient, self.generator.trainable_variables))
         return {"d_loss": d_loss, "g_loss": g_loss}
@@ -167,5 +149,4 @@ wgan.compile(
 )
 
 cbk = GANMonitor(num_img=3, latent_dim=noise_dim)
-history = wgan.fit(train_images, batch_size=BATCH_SIZE, epochs=2, callbacks=[cbk])
-print("d_loss:", history.history["d_loss"], "g_loss:", history.history["g_loss"])
+wgan.fit(train_images, batch_size=BATCH_SIZE, epochs=2, callbacks=[cbk])

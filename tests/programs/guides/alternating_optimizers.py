@@ -104,12 +104,9 @@ model = DomainAdversarial()
 model.compile(main_optimizer=keras.optimizers.Adam(5e-3), domain_optimizer=keras.optimizers.SGD(0.05, momentum=0.5))
 
 before = model.evaluate(target_x, target_y, verbose=0, return_dict=True)
-history = model.fit((source_x, target_x), source_y, batch_size=25, epochs=4, verbose=2)
+model.fit((source_x, target_x), source_y, batch_size=25, epochs=4, verbose=2)
 after = model.evaluate(target_x, target_y, batch_size=64, verbose=0, return_dict=True)
 
 print("Counter:", int(model.counter), "steps of the optimizers:", int(model.main_optimizer.iterations), end=" ")
 print(int(model.domain_optimizer.iterations))
-print("Classification:", history.history["class_loss"])
-print("Domains:", history.history["domain_loss"])
-print("On the target domain, before:", before, "after:", after)
 print("Predicted:", np.bincount(model.predict(target_x, verbose=0).argmax(axis=-1), minlength=3))

@@ -8,7 +8,6 @@ keras.utils.set_random_seed(812)
 
 EPOCHS, BATCH_SIZE = 3, 32
 
-# Three arms of a spiral
 labels = np.random.randint(0, 3, size=260)
 radius = np.random.uniform(0.1, 1, size=260)
 angle = 4 * radius + 2 * np.pi / 3 * labels + np.random.normal(0, 0.2, size=260)

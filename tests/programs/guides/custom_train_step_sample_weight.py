@@ -13,55 +13,34 @@ keras.utils.set_random_seed(812)
 
 class CustomModel(keras.Model):
     def train_step(self, data):
-        # Unpack the data: what is in it depends on what is passed to `fit()`.
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)  # Forward pass
-            # Compute the loss value, with the loss function of `compile()`.
-            loss = self.compute_loss(
-                y=y,
-                y_pred=y_pred,
-                sample_weight=sample_weight,
-            )
-
-        # Compute gradients
+            loss = self.compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
         trainable_vars = self.trainable_variables
         gradients = tape.gradient(loss, trainable_vars)
-
-        # Update weights
         self.optimizer.apply(gradients, trainable_vars)
-
-        # Update the metrics, which are configured in `compile()`.
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss)
             else:
                 metric.update_state(y, y_pred, sample_weight=sample_weight)
-
-        # The loss is among the metrics, because `compile()` tracks it.
         return {m.name: m.result() for m in self.metrics}
 
 
-# Construct and compile an instance of CustomModel
 inputs = keras.Input(shape=(32,))
 outputs = keras.layers.Dense(1)(inputs)
 model = CustomModel(inputs, outputs)
 model.compile(optimizer="adam", loss="mse", metrics=["mae"], weighted_metrics=["mse"])
 
-# You can now use the sample_weight argument
 x = np.random.random((220, 32))
 y = np.random.random((220, 1))
 sw = np.random.random((220, 1))
-history = model.fit(x, y, sample_weight=sw, epochs=3)
-print("With sample weights:", history.history)
+model.fit(x, y, sample_weight=sw, epochs=3)
 print("Evaluated with them:", model.evaluate(x, y, sample_weight=sw, return_dict=True))
 
-# Without weights the same class does what it did before.
-history = model.fit(x, y, epochs=1)
-print("Without:", history.history)
+model.fit(x, y, epochs=1)
 
-# Class weights: the rare class counts for more.
 labels = (np.random.random(220) < 0.2).astype("int32")
 inputs = keras.Input(shape=(32,))
 hidden = keras.layers.Dense(8, activation="relu")(inputs)
@@ -72,5 +51,4 @@ classifier.compile(
     loss="sparse_categorical_crossentropy",
     metrics=["sparse_categorical_accuracy"],
 )
-history = classifier.fit(x, labels, class_weight={0: 1.0, 1: 4.0}, epochs=3, batch_size=24)
-print("With class weights:", history.history)
+classifier.fit(x, labels, class_weight={0: 1.0, 1: 4.0}, epochs=3, batch_size=24)

@@ -6,7 +6,6 @@ from keras import layers
 
 keras.utils.set_random_seed(812)
 
-# All models are callable, just like layers
 encoder_input = keras.Input(shape=(12, 12, 1), name="original_img")
 x = layers.Conv2D(8, 3, activation="relu")(encoder_input)
 x = layers.Conv2D(8, 3, activation="relu")(x)
@@ -34,7 +33,6 @@ images = np.random.random((100, 12, 12, 1)).astype("float32")
 autoencoder_history = autoencoder.fit(images, images, epochs=2, batch_size=32)
 print(autoencoder_history.history["loss"], encoder.predict(images[:2], verbose=0).shape)
 
-# Models with multiple inputs and outputs
 num_tags = 12  # Number of unique issue tags
 num_words = 50  # Size of vocabulary obtained when preprocessing text data
 num_departments = 4  # Number of departments for predictions
@@ -43,27 +41,20 @@ title_input = keras.Input(shape=(None,), name="title")  # Variable-length sequen
 body_input = keras.Input(shape=(None,), name="body")  # Variable-length sequence of ints
 tags_input = keras.Input(shape=(num_tags,), name="tags")  # Binary vectors of size `num_tags`
 
-# Embed each word in the title and in the text into a vector, with the same layer
 shared_embedding = layers.Embedding(num_words, 8)
 title_features = shared_embedding(title_input)
 body_features = shared_embedding(body_input)
 
-# Reduce each sequence of embedded words into a single vector
 title_features = layers.LSTM(8)(title_features)
 body_features = layers.LSTM(6)(body_features)
 
-# Merge all available features into a single large vector via concatenation
 x = layers.concatenate([title_features, body_features, tags_input])
-
 priority_pred = layers.Dense(1, name="priority")(x)
 department_pred = layers.Dense(num_departments, name="department")(x)
 
-# Instantiate an end-to-end model predicting both priority and department
 model = keras.Model(
-    inputs=[title_input, body_input, tags_input],
-    outputs={"priority": priority_pred, "department": department_pred},
+    inputs=[title_input, body_input, tags_input], outputs={"priority": priority_pred, "department": department_pred}
 )
-
 model.compile(
     optimizer=keras.optimizers.RMSprop(1e-3),
     loss={
@@ -73,12 +64,10 @@ model.compile(
     loss_weights={"priority": 1.0, "department": 0.2},
 )
 
-# Dummy input data
 title_data = np.random.randint(num_words, size=(128, 8))
 body_data = np.random.randint(num_words, size=(128, 16))
 tags_data = np.random.randint(2, size=(128, num_tags)).astype("float32")
 
-# Dummy target data
 priority_targets = np.random.random(size=(128, 1))
 dept_targets = np.random.randint(2, size=(128, num_departments))
 
@@ -92,6 +81,4 @@ history = model.fit(
         {"priority": priority_targets[:48], "department": dept_targets[:48]},
     ),
 )
-print(history.history)
 predictions = model.predict({"title": title_data, "body": body_data, "tags": tags_data})
-print({name: value.shape for name, value in predictions.items()}, predictions["priority"][:3].ravel())

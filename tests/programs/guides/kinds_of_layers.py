@@ -19,8 +19,7 @@ words = (rng.integers(0, 12, size=(COUNT, 1)) + np.arange(9) * (1 + labels[:, No
 
 def train(name, model, x, y, callbacks=(), **compiled):
     model.compile(optimizer=keras.optimizers.Adam(0.01), **compiled)
-    history = model.fit(x, y, batch_size=24, epochs=2, validation_split=0.2, callbacks=list(callbacks), verbose=0)
-    print(name, history.history)
+    model.fit(x, y, batch_size=24, epochs=2, validation_split=0.2, callbacks=list(callbacks), verbose=0)
     return model
 
 

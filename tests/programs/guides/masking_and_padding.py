@@ -7,42 +7,6 @@ from keras import layers, ops
 
 keras.utils.set_random_seed(812)
 
-raw_inputs = [
-    [711, 632, 71],
-    [73, 8, 3215, 55, 927],
-    [83, 91, 1, 645, 1253, 927],
-]
-# By default, this will pad using 0s; it is configurable via the "value" parameter.
-padded_inputs = keras.utils.pad_sequences(raw_inputs, padding="post")
-print(padded_inputs)
-
-embedding = layers.Embedding(input_dim=5000, output_dim=16, mask_zero=True)
-masked_output = embedding(padded_inputs)
-print(masked_output._keras_mask)
-
-masking_layer = layers.Masking()
-unmasked_embedding = ops.cast(ops.tile(ops.expand_dims(padded_inputs, axis=-1), [1, 1, 10]), dtype="float32")
-print(masking_layer(unmasked_embedding)._keras_mask)
-
-
-class TemporalSplit(keras.layers.Layer):
-    """Split the input tensor into 2 tensors along the time dimension."""
-
-    def call(self, inputs):
-        # Expect the input to be 3D and mask to be 2D, split the input tensor into 2
-        # subtensors along the time axis (axis 1).
-        return ops.split(inputs, 2, axis=1)
-
-    def compute_mask(self, inputs, mask=None):
-        # Also split the mask into 2 if it presents.
-        if mask is None:
-            return None
-        return ops.split(mask, 2, axis=1)
-
-
-first_half, second_half = TemporalSplit()(masked_output)
-print(first_half._keras_mask, second_half._keras_mask)
-
 
 class CustomEmbedding(keras.layers.Layer):
     def __init__(self, input_dim, output_dim, mask_zero=False, **kwargs):
@@ -52,10 +16,7 @@ class CustomEmbedding(keras.layers.Layer):
         self.mask_zero = mask_zero
 
     def build(self, input_shape):
-        self.embeddings = self.add_weight(
-            shape=(self.input_dim, self.output_dim),
-            initializer="random_normal",
-        )
+        self.embeddings = self.add_weight(shape=(self.input_dim, self.output_dim), initializer="random_normal")
 
     def call(self, inputs):
         inputs = ops.cast(inputs, "int32")
@@ -109,7 +70,6 @@ model.add(layers.Dense(1, activation="sigmoid"))
 model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["accuracy"])
 labels = (lengths > 6).astype("int32")
 dataset = tf.data.Dataset.from_tensor_slices((tokens, lengths, labels)).map(lambda row, n, label: (row[:n], label))
-print(next(dataset.as_numpy_iterator()))
 dataset = dataset.shuffle(200).padded_batch(16, padded_shapes=((10,), ())).prefetch(2)
 history = model.fit(dataset, epochs=2)
 print("LSTM:", history.history["loss"], model.evaluate(tokens, labels, verbose=0))

@@ -19,7 +19,6 @@ outputs = layers.Dense(4, activation="softmax")(x)
 model = keras.Model(inputs, outputs)
 model.compile(optimizer="adam", loss="sparse_categorical_crossentropy")
 history = model.fit(x_train, y_train, epochs=2, batch_size=32)
-print("normalized:", history.history["loss"])
 
 # Augmentation of images, in the data pipeline
 data_augmentation = keras.Sequential(
@@ -44,12 +43,6 @@ ids = tf.constant([[10], [20], [20], [10], [30], [0]])
 integer_lookup = layers.IntegerLookup(output_mode="one_hot")
 integer_lookup.adapt(ids)
 print(integer_lookup(tf.constant([[10], [20], [50], [0]])))
-
-# Hashing features with many values, then multi-hot
-hasher = layers.Hashing(num_bins=16, salt=1337)
-encoder = layers.CategoryEncoding(num_tokens=16, output_mode="multi_hot")
-hashed = encoder(hasher(np.random.randint(0, 100000, size=(180, 3))))
-print(hashed.shape)
 
 # All kinds of features in one pipeline that ends in a model of numbers
 table = {

@@ -16,20 +16,13 @@ class MyAntirectifier(layers.Layer):
     def build(self, input_shape):
         output_dim = input_shape[-1]
         self.kernel = self.add_weight(
-            shape=(output_dim * 2, output_dim),
-            initializer="he_normal",
-            name="kernel",
-            trainable=True,
+            shape=(output_dim * 2, output_dim), initializer="he_normal", name="kernel", trainable=True
         )
 
     def call(self, inputs):
-        # Take the positive part of the input
         pos = ops.relu(inputs)
-        # Take the negative part of the input
         neg = ops.relu(-inputs)
-        # Concatenate the positive and negative parts
         concatenated = ops.concatenate([pos, neg], axis=-1)
-        # Project the concatenation down to the same dimensionality as the input
         mixed = ops.matmul(concatenated, self.kernel)
         print("layer:", tuple(mixed.shape))
         return mixed
@@ -42,31 +35,19 @@ class MyModel(keras.Model):
         with tf.GradientTape() as tape2:
             with tf.GradientTape() as tape1:
                 y_pred = self(inputs, training=True)  # Forward pass
-                # Compute the loss value (the loss function is configured in `compile()`)
                 loss = self.compute_loss(y=targets, y_pred=y_pred)
-            # Compute first-order gradients
             dl_dw = tape1.gradient(loss, trainable_vars)
-        # Compute second-order gradients
         d2l_dw2 = tape2.gradient(dl_dw, trainable_vars)
-
         # Values can be read and printed, because each operation runs as it is called.
-        print(f"\nbatch: {tuple(inputs.shape)}, loss: {float(loss):.4f}")
         print(f"\nmax of dl_dw[0]: {float(tf.reduce_max(dl_dw[0])):.4f}")
         print(f"\nmin of d2l_dw2[0]: {float(tf.reduce_min(d2l_dw2[0])):.4f}")
-
-        # Combine first-order and second-order gradients
         grads = [0.2 * w1 + 0.8 * w2 for (w1, w2) in zip(d2l_dw2, dl_dw, strict=True)]
-
-        # Update weights
         self.optimizer.apply(grads, trainable_vars)
-
-        # Update metrics (includes the metric that tracks the loss)
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss)
             else:
                 metric.update_state(targets, y_pred)
-        # Return a dict mapping metric names to current value
         return {m.name: m.result() for m in self.metrics}
 
 
@@ -90,8 +71,7 @@ model.compile(
     metrics=["accuracy"],
     run_eagerly=True,
 )
-history = model.fit(x_train, y_train, epochs=1, batch_size=32, validation_split=0.1)
-print(history.history)
+model.fit(x_train, y_train, epochs=1, batch_size=32, validation_split=0.1)
 
 # Only a few steps, to look closer
 model.fit(x_train, y_train, epochs=1, batch_size=16, steps_per_epoch=2)

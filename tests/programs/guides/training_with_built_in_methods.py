@@ -33,7 +33,6 @@ def get_compiled_model():
 
 model = get_compiled_model()
 history = model.fit(x_train, y_train, batch_size=64, epochs=2, validation_data=(x_val, y_val))
-print(history.history)
 print("test loss, test acc:", model.evaluate(x_test, y_test, batch_size=128))
 print("predictions shape:", model.predict(x_test[:3]).shape)
 
@@ -93,7 +92,6 @@ model.compile(
 )
 tensorboard = keras.callbacks.TensorBoard(log_dir="logs", histogram_freq=1, update_freq="epoch")
 history = model.fit(x_train, y_train, batch_size=32, epochs=3, validation_split=0.2, callbacks=[tensorboard])
-print(history.history)
 
 
 # A loss that is added in a layer

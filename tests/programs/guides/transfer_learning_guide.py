@@ -7,7 +7,6 @@ from keras import layers
 
 keras.utils.set_random_seed(812)
 
-# The task the base model is trained on: textures of four kinds.
 image_size = (12, 12)
 
 
@@ -41,10 +40,8 @@ pretraining.compile(
     metrics=["accuracy"],
 )
 pretraining.fit(*make_images(150, 4), batch_size=32, epochs=2)
-print("trainable weights of the base:", len(base_model.trainable_weights))
 base_model.save_weights("base.weights.h5")
 
-# The new task, with two classes
 images, labels = make_images(140, 2)
 train_ds = tf.data.Dataset.from_tensor_slices((images[:100], labels[:100]))
 validation_ds = tf.data.Dataset.from_tensor_slices((images[100:], labels[100:]))
@@ -66,7 +63,6 @@ base_model = make_base_model()
 base_model.load_weights("base.weights.h5")
 base_model.trainable = False  # Freeze the base_model
 
-# Create new model on top
 inputs = keras.Input(shape=(*image_size, 3))
 scale_layer = layers.Rescaling(scale=1 / 127.5, offset=-1)
 x = scale_layer(inputs)
@@ -84,11 +80,8 @@ model.compile(
     loss=keras.losses.BinaryCrossentropy(from_logits=True),
     metrics=[keras.metrics.BinaryAccuracy()],
 )
-print("Fitting the top layer of the model")
 history = model.fit(augmented_ds, epochs=2, validation_data=validation_ds)
-print(history.history)
 
-# Unfreeze the base_model, recompile, and train end-to-end with a low learning rate.
 base_model.trainable = True
 model.summary(show_trainable=True)
 model.compile(
@@ -96,11 +89,9 @@ model.compile(
     loss=keras.losses.BinaryCrossentropy(from_logits=True),
     metrics=[keras.metrics.BinaryAccuracy()],
 )
-print("Fitting the end-to-end model")
 history = model.fit(augmented_ds, epochs=1, validation_data=validation_ds)
 print(history.history, "test:", model.evaluate(validation_ds))
 
-# The lighter workflow: run the data once through the base, and train a small model on what comes out.
 features_ds = train_ds.batch(batch_size).map(lambda x, y: (base_model(scale_layer(x), training=False), y)).cache()
 head = keras.Sequential([layers.GlobalAveragePooling2D(), layers.Dense(1, activation="sigmoid")])
 head.compile(optimizer=keras.optimizers.SGD(0.1), loss="binary_crossentropy")

@@ -79,7 +79,6 @@ class SWA(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         self.model.set_weights(self.swa_weights)
-        print(f"\nSWA: average of {self.n_models} models")
 
 
 def build_model():
@@ -101,8 +100,7 @@ y = keras.utils.to_categorical(labels, num_classes=5)
 x_train, y_train, x_test, y_test = images[:270], y[:270], images[270:], y[270:]
 steps_per_epoch = int(np.ceil(len(x_train) / 32))
 
-results = {}
-for name, callback in {"none": None, "ema": ExponentialMovingAverage(), "swa": SWA(start_epoch=1)}.items():
+for callback in (None, ExponentialMovingAverage(), SWA(start_epoch=1)):
     keras.utils.set_random_seed(3)
     model = build_model()
     schedule = CyclicalLearningRate(1e-2, 2e-1, step_size=steps_per_epoch)
@@ -111,7 +109,7 @@ for name, callback in {"none": None, "ema": ExponentialMovingAverage(), "swa": S
         optimizer=keras.optimizers.SGD(schedule, momentum=0.9),
         metrics=["accuracy"],
     )
-    history = model.fit(
+    model.fit(
         x_train,
         y_train,
         batch_size=32,
@@ -120,8 +118,4 @@ for name, callback in {"none": None, "ema": ExponentialMovingAverage(), "swa": S
         callbacks=[callback] if callback else [],
         verbose=0,
     )
-    results[name] = (history.history["val_loss"], model.evaluate(x_test, y_test, batch_size=25, verbose=0))
-
-for name, (val_loss, evaluated) in results.items():
-    print(f"{name:5s} validation: {val_loss} at the end: {evaluated}")
-print("learning rates:", [round(float(schedule(step)), 5) for step in range(0, 4 * steps_per_epoch, 4)])
+    model.evaluate(x_test, y_test, batch_size=25, verbose=0)

@@ -1,4 +1,4 @@
-"""Recurrent networks: encoder states as a decoder's initial state, both directions, statefulness, and a custom cell."""
+"""Recurrent networks: encoder states as a decoder's initial state, both directions, and a custom cell."""
 
 import keras
 import numpy as np
@@ -46,17 +46,6 @@ model = keras.Sequential(
 model.compile(loss="sparse_categorical_crossentropy", optimizer="adam")
 sequences = np.random.normal(size=(120, 12, 6)).astype("float32")
 history = model.fit(sequences, labels, batch_size=16, epochs=2)
-print("bidirectional:", history.history["loss"])
-
-# Cross-batch statefulness, outside of training
-lstm_layer = layers.LSTM(4, stateful=True)
-paragraph1, paragraph2 = sequences[:20, :6], sequences[:20, 6:]
-output = lstm_layer(paragraph1)
-output = lstm_layer(paragraph2)
-existing_state = lstm_layer.states
-new_output = layers.LSTM(4)(paragraph1, initial_state=existing_state)
-lstm_layer.reset_states()
-print("stateful:", ops.shape(output), ops.shape(new_output))
 
 
 # A cell with two states, for the two features of each time step
@@ -96,5 +85,4 @@ model.compile(optimizer="adam", loss={"each_step": "mse", "last": "mae"})
 features = {name: np.random.random((100, 10, 4)) for name in ("feature_1", "feature_2")}
 targets = {"each_step": np.random.random((100, 10, 1)), "last": np.random.random((100, 2))}
 history = model.fit(features, targets, batch_size=24, epochs=3)
-print("nested cell:", history.history)
 print({name: value.shape for name, value in model.predict(features, verbose=0).items()})

@@ -6,7 +6,6 @@ import numpy as np
 keras.utils.set_random_seed(812)
 
 
-# Define the Keras model to add callbacks to
 def get_model():
     model = keras.Sequential()
     model.add(keras.layers.Dense(1))
@@ -18,18 +17,10 @@ def get_model():
     return model
 
 
-# Load example data
-x_train = np.random.random((300, 8, 8)).reshape(-1, 64).astype("float32")
-x_test = np.random.random((300, 8, 8)).reshape(-1, 64).astype("float32")
-y_train = x_train[:, :10].sum(axis=1) + 0.1 * np.random.normal(size=300)
-y_test = x_test[:, :10].sum(axis=1) + 0.1 * np.random.normal(size=300)
-
-# Limit the data to 200 samples
-limit = 200
-x_train = x_train[:limit]
-y_train = y_train[:limit]
-x_test = x_test[:limit]
-y_test = y_test[:limit]
+x_train = np.random.random((200, 8, 8)).reshape(-1, 64).astype("float32")
+x_test = np.random.random((200, 8, 8)).reshape(-1, 64).astype("float32")
+y_train = x_train[:, :10].sum(axis=1) + 0.1 * np.random.normal(size=200)
+y_test = x_test[:, :10].sum(axis=1) + 0.1 * np.random.normal(size=200)
 
 
 class CustomCallback(keras.callbacks.Callback):
@@ -60,12 +51,10 @@ class EarlyStoppingAtMinLoss(keras.callbacks.Callback):
     def __init__(self, patience=0):
         super().__init__()
         self.patience = patience
-        # best_weights to store the weights at which the minimum loss occurs.
         self.best_weights = None
 
     def on_train_begin(self, logs=None):
         self.wait = 0
-        self.stopped_epoch = 0
         self.best = np.inf
 
     def on_epoch_end(self, epoch, logs=None):
@@ -73,19 +62,14 @@ class EarlyStoppingAtMinLoss(keras.callbacks.Callback):
         if np.less(current, self.best):
             self.best = current
             self.wait = 0
-            # Record the best weights if current results is better (less).
             self.best_weights = self.model.get_weights()
         else:
             self.wait += 1
             if self.wait >= self.patience:
-                self.stopped_epoch = epoch
                 self.model.stop_training = True
 
     def on_train_end(self, logs=None):
-        print("Restoring model weights from the end of the best epoch.")
         self.model.set_weights(self.best_weights)
-        if self.stopped_epoch > 0:
-            print(f"Epoch {self.stopped_epoch + 1}: early stopping")
 
 
 class CustomLearningRateScheduler(keras.callbacks.Callback):
@@ -96,13 +80,9 @@ class CustomLearningRateScheduler(keras.callbacks.Callback):
         self.schedule = schedule
 
     def on_epoch_begin(self, epoch, logs=None):
-        # Get the current learning rate from model's optimizer.
         lr = self.model.optimizer.learning_rate
-        # Call schedule function to get the scheduled learning rate.
         scheduled_lr = self.schedule(epoch, lr)
-        # Set the value back to the optimizer before this epoch starts
         self.model.optimizer.learning_rate = scheduled_lr
-        print(f"\nEpoch {epoch}: Learning rate is {float(np.array(scheduled_lr))}.")
 
 
 LR_SCHEDULE = [(1, 0.05), (2, 0.01), (3, 0.005)]

@@ -20,12 +20,9 @@ def load_digits(count):
 
 
 (x_train_val, y_train_val), (x_test, y_test) = load_digits(160), load_digits(50)
-
-# Change the data type to a floating point format
 x_train_val = x_train_val.astype("float32")
 x_test = x_test.astype("float32")
 
-# Keep a part of train_val for validation set
 x_train, x_val = x_train_val[:100], x_train_val[100:]
 y_train, y_val = y_train_val[:100], y_train_val[100:]
 del x_train_val, y_train_val
@@ -35,19 +32,15 @@ def make_pairs(x, y):
     """One matching and one non-matching pair for each image; the label is 0 for matching pairs."""
     num_classes = max(y) + 1
     digit_indices = [np.where(y == i)[0] for i in range(num_classes)]
-
     pairs = []
     labels = []
     for idx1 in range(len(x)):
-        # add a matching example
         x1 = x[idx1]
         label1 = y[idx1]
         idx2 = random.choice(digit_indices[label1])
         x2 = x[idx2]
         pairs += [[x1, x2]]
         labels += [0]
-
-        # add a non-matching example
         label2 = random.randint(0, num_classes - 1)
         while label2 == label1:
             label2 = random.randint(0, num_classes - 1)
@@ -61,13 +54,6 @@ def make_pairs(x, y):
 pairs_train, labels_train = make_pairs(x_train, y_train)
 pairs_val, labels_val = make_pairs(x_val, y_val)
 pairs_test, labels_test = make_pairs(x_test, y_test)
-
-x_train_1 = pairs_train[:, 0]
-x_train_2 = pairs_train[:, 1]
-x_val_1 = pairs_val[:, 0]
-x_val_2 = pairs_val[:, 1]
-x_test_1 = pairs_test[:, 0]
-x_test_2 = pairs_test[:, 1]
 
 
 def euclidean_distance(vects):
@@ -91,7 +77,6 @@ embedding_network = keras.Model(input, x)
 input_1 = keras.layers.Input((12, 12, 1))
 input_2 = keras.layers.Input((12, 12, 1))
 
-# The two inputs share the weights of one embedding network.
 tower_1 = embedding_network(input_1)
 tower_2 = embedding_network(input_2)
 
@@ -115,16 +100,12 @@ def loss(margin=1):
 siamese.compile(loss=loss(margin=margin), optimizer="RMSprop", metrics=["accuracy"])
 siamese.summary()
 
-history = siamese.fit(
-    [x_train_1, x_train_2],
+siamese.fit(
+    [pairs_train[:, 0], pairs_train[:, 1]],
     labels_train,
-    validation_data=([x_val_1, x_val_2], labels_val),
+    validation_data=([pairs_val[:, 0], pairs_val[:, 1]], labels_val),
     batch_size=batch_size,
     epochs=epochs,
 )
-print({name: values[-1] for name, values in history.history.items()})
-
-results = siamese.evaluate([x_test_1, x_test_2], labels_test)
-print("test loss, test acc:", results)
-predictions = siamese.predict([x_test_1, x_test_2])
-print("True:", labels_test[:4], "predicted:", predictions[:4, 0])
+results = siamese.evaluate([pairs_test[:, 0], pairs_test[:, 1]], labels_test)
+predictions = siamese.predict([pairs_test[:, 0], pairs_test[:, 1]])

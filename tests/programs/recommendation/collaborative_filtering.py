@@ -6,39 +6,27 @@ from keras import layers, ops
 
 keras.utils.set_random_seed(812)
 
-# Ratings from 0.5 to 5 of some movies by some users.
 user_ids = np.random.randint(1, 21, size=240) * 3
 movie_ids = np.random.randint(1, 31, size=240) * 7
 ratings = np.clip(np.round(3 + 0.05 * user_ids - 0.01 * movie_ids + np.random.normal(size=240)), 0.5, 5)
 
 unique_user_ids = np.unique(user_ids).tolist()
 user2user_encoded = {x: i for i, x in enumerate(unique_user_ids)}
-userencoded2user = {i: x for i, x in enumerate(unique_user_ids)}
 unique_movie_ids = np.unique(movie_ids).tolist()
 movie2movie_encoded = {x: i for i, x in enumerate(unique_movie_ids)}
-movie_encoded2movie = {i: x for i, x in enumerate(unique_movie_ids)}
 user = np.array([user2user_encoded[x] for x in user_ids])
 movie = np.array([movie2movie_encoded[x] for x in movie_ids])
 
 num_users = len(user2user_encoded)
-num_movies = len(movie_encoded2movie)
-# min and max ratings will be used to normalize the ratings later
+num_movies = len(movie2movie_encoded)
 min_rating = min(ratings)
 max_rating = max(ratings)
-print(f"Number of users: {num_users}, Number of Movies: {num_movies}, Min: {min_rating}, Max: {max_rating}")
 
 order = np.random.RandomState(42).permutation(len(ratings))
 x = np.stack([user, movie], axis=1)[order]
-# Normalize the targets between 0 and 1. Makes it easy to train.
 y = ((ratings - min_rating) / (max_rating - min_rating))[order]
-# Assuming training on 90% of the data and validating on 10%.
 train_indices = int(0.9 * len(x))
-x_train, x_val, y_train, y_val = (
-    x[:train_indices],
-    x[train_indices:],
-    y[:train_indices],
-    y[train_indices:],
-)
+x_train, x_val, y_train, y_val = (x[:train_indices], x[train_indices:], y[:train_indices], y[train_indices:])
 
 EMBEDDING_SIZE = 8
 
@@ -70,34 +58,17 @@ class RecommenderNet(keras.Model):
         movie_vector = self.movie_embedding(inputs[:, 1])
         movie_bias = self.movie_bias(inputs[:, 1])
         dot_user_movie = ops.tensordot(user_vector, movie_vector, 2)
-        # Add all the components (including bias)
         x = dot_user_movie + user_bias + movie_bias
-        # The sigmoid activation forces the rating to between 0 and 1
         return ops.nn.sigmoid(x)
 
 
 model = RecommenderNet(num_users, num_movies, EMBEDDING_SIZE)
-model.compile(
-    loss=keras.losses.BinaryCrossentropy(),
-    optimizer=keras.optimizers.Adam(learning_rate=0.001),
-)
-history = model.fit(
-    x=x_train,
-    y=y_train,
-    batch_size=64,
-    epochs=3,
-    verbose=1,
-    validation_data=(x_val, y_val),
-)
-print("loss:", history.history["loss"], "val_loss:", history.history["val_loss"])
+model.compile(loss=keras.losses.BinaryCrossentropy(), optimizer=keras.optimizers.Adam(learning_rate=0.001))
+model.fit(x=x_train, y=y_train, batch_size=64, epochs=3, verbose=1, validation_data=(x_val, y_val))
 
-# Show the top recommendations to a user.
 user_id = user_ids[5]
 movies_watched = set(movie_ids[user_ids == user_id].tolist())
 movies_not_watched = [[movie2movie_encoded[m]] for m in unique_movie_ids if m not in movies_watched]
 user_encoder = user2user_encoded[int(user_id)]
 user_movie_array = np.hstack(([[user_encoder]] * len(movies_not_watched), movies_not_watched))
-ratings = model.predict(user_movie_array).flatten()
-top_ratings_indices = ratings.argsort()[-5:][::-1]
-recommended_movie_ids = [movie_encoded2movie[movies_not_watched[i][0]] for i in top_ratings_indices]
-print(f"Showing recommendations for user {user_id}: {recommended_movie_ids}")
+model.predict(user_movie_array)

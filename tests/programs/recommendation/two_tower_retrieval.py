@@ -7,15 +7,11 @@ from keras import layers
 
 keras.utils.set_random_seed(812)
 
-# Who watched what: a user mostly watches movies of the own genre.
 user_count, movie_count = 25, 40
 user_index = np.random.randint(0, user_count, size=230)
 movie_index = (user_index % 4) * 10 + np.random.randint(0, 10, size=230)
 ratings = tf.data.Dataset.from_tensor_slices(
-    {
-        "movie_title": [f"movie {i}" for i in movie_index],
-        "user_id": [str(i) for i in user_index],
-    }
+    {"movie_title": [f"movie {i}" for i in movie_index], "user_id": [str(i) for i in user_index]}
 )
 movies = tf.data.Dataset.from_tensor_slices([f"movie {i}" for i in range(movie_count)])
 
@@ -25,15 +21,11 @@ test = shuffled.skip(180).take(50)
 
 unique_movie_titles = np.unique(np.concatenate(list(movies.batch(100))))
 unique_user_ids = np.unique(np.concatenate(list(ratings.batch(1_000).map(lambda x: x["user_id"]))))
-print(unique_movie_titles[:5], unique_user_ids[:5])
 
 embedding_dimension = 8
-
-# The tower of the query and the tower of the candidates
 user_model = keras.Sequential(
     [
         layers.StringLookup(vocabulary=unique_user_ids, mask_token=None),
-        # We add an additional embedding to account for unknown tokens.
         layers.Embedding(len(unique_user_ids) + 1, embedding_dimension),
     ]
 )
@@ -78,13 +70,10 @@ class MovielensModel(keras.Model):
     def train_step(self, features):
         with tf.GradientTape() as tape:
             loss = self.compute_loss(features, training=True)
-            # Handle regularization losses as well.
             regularization_loss = sum(self.losses)
             total_loss = loss + regularization_loss
-
         gradients = tape.gradient(total_loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-
         metrics = {metric.name: metric.result() for metric in self.metrics}
         metrics["loss"] = loss
         metrics["regularization_loss"] = regularization_loss
@@ -94,7 +83,6 @@ class MovielensModel(keras.Model):
     def test_step(self, features):
         loss = self.compute_loss(features, training=False)
         regularization_loss = sum(self.losses)
-
         metrics = {metric.name: metric.result() for metric in self.metrics}
         metrics["loss"] = loss
         metrics["regularization_loss"] = regularization_loss
@@ -108,13 +96,5 @@ model.compile(optimizer=keras.optimizers.Adagrad(learning_rate=0.1))
 cached_train = train.shuffle(1_000).batch(64).cache()
 cached_test = test.batch(32).cache()
 
-history = model.fit(cached_train, epochs=3)
-print("Training:", history.history)
+model.fit(cached_train, epochs=3)
 print("Test:", model.evaluate(cached_test, return_dict=True))
-
-# Make predictions by brute force over all the movies.
-titles = np.array([title.decode() for title in movies.as_numpy_iterator()])
-candidates = np.concatenate([movie_model(batch) for batch in movies.batch(16)])
-query = user_model(tf.constant(["13"]))
-scores = np.asarray(query) @ candidates.T
-print("Recommendations for user 13:", titles[np.argsort(-scores[0])[:3]])

@@ -7,14 +7,12 @@ from keras import layers, ops
 
 keras.utils.set_random_seed(812)
 
-# Dataset hyperparameters
 unlabeled_dataset_size = 160
 labeled_dataset_size = 80
 image_size = 12
 image_channels = 3
 num_classes = 5
 
-# Algorithm hyperparameters
 num_epochs = 2
 batch_size = 36  # Corresponds to 7 steps per epoch
 width = 8
@@ -35,16 +33,12 @@ def prepare_dataset():
     steps_per_epoch = (unlabeled_dataset_size + labeled_dataset_size) // batch_size + 1
     unlabeled_batch_size = unlabeled_dataset_size // steps_per_epoch + 1
     labeled_batch_size = labeled_dataset_size // steps_per_epoch + 1
-    print(f"batch size is {unlabeled_batch_size} (unlabeled) + {labeled_batch_size} (labeled)")
-
     unlabeled = tf.data.Dataset.from_tensor_slices(make_arrays(unlabeled_dataset_size))
     unlabeled = unlabeled.shuffle(buffer_size=10 * unlabeled_batch_size).batch(unlabeled_batch_size)
     labeled = tf.data.Dataset.from_tensor_slices(make_arrays(labeled_dataset_size))
     labeled = labeled.shuffle(buffer_size=10 * labeled_batch_size).batch(labeled_batch_size)
     test_dataset = tf.data.Dataset.from_tensor_slices(make_arrays(50)).batch(batch_size)
     test_dataset = test_dataset.prefetch(buffer_size=tf.data.AUTOTUNE)
-
-    # Labeled and unlabeled datasets are zipped together
     train_dataset = tf.data.Dataset.zip((unlabeled, labeled)).prefetch(buffer_size=tf.data.AUTOTUNE)
     return train_dataset, labeled, test_dataset
 
@@ -52,7 +46,6 @@ def prepare_dataset():
 train_dataset, labeled_train_dataset, test_dataset = prepare_dataset()
 
 
-# Distorts the color distributions of images
 class RandomColorAffine(layers.Layer):
     def __init__(self, brightness=0, **kwargs):
         super().__init__(**kwargs)
@@ -62,7 +55,6 @@ class RandomColorAffine(layers.Layer):
     def call(self, images, training=True):
         if training:
             batch_size = ops.shape(images)[0]
-            # Same for all colors
             scales = 1 + keras.random.uniform(
                 (batch_size, 1, 1, 1), minval=-self.brightness, maxval=self.brightness, seed=self.seed_generator
             )
@@ -70,7 +62,6 @@ class RandomColorAffine(layers.Layer):
         return images
 
 
-# Image augmentation module
 def get_augmenter(min_area, brightness):
     zoom_factor = 1.0 - min_area**0.5
     return keras.Sequential(
@@ -84,7 +75,6 @@ def get_augmenter(min_area, brightness):
     )
 
 
-# Define the encoder architecture
 def get_encoder():
     return keras.Sequential(
         [
@@ -97,7 +87,6 @@ def get_encoder():
     )
 
 
-# Define the contrastive model with model-subclassing
 class ContrastiveModel(keras.Model):
     def __init__(self):
         super().__init__()
@@ -105,12 +94,10 @@ class ContrastiveModel(keras.Model):
         self.contrastive_augmenter = get_augmenter(min_area=0.25, brightness=0.6)
         self.classification_augmenter = get_augmenter(min_area=0.75, brightness=0.3)
         self.encoder = get_encoder()
-        # Non-linear MLP as projection head
         self.projection_head = keras.Sequential(
             [keras.Input(shape=(width,)), layers.Dense(width, activation="relu"), layers.Dense(width)],
             name="projection_head",
         )
-        # Single dense layer for linear probing
         self.linear_probe = keras.Sequential(
             [layers.Input(shape=(width,)), layers.Dense(num_classes)], name="linear_probe"
         )
@@ -122,8 +109,6 @@ class ContrastiveModel(keras.Model):
         super().compile(**kwargs)
         self.contrastive_optimizer = contrastive_optimizer
         self.probe_optimizer = probe_optimizer
-
-        # self.contrastive_loss will be defined as a method
         self.probe_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.contrastive_loss_tracker = keras.metrics.Mean(name="c_loss")
         self.contrastive_accuracy = keras.metrics.SparseCategoricalAccuracy(name="c_acc")
@@ -132,26 +117,16 @@ class ContrastiveModel(keras.Model):
 
     @property
     def metrics(self):
-        return [
-            self.contrastive_loss_tracker,
-            self.contrastive_accuracy,
-            self.probe_loss_tracker,
-            self.probe_accuracy,
-        ]
+        return [self.contrastive_loss_tracker, self.contrastive_accuracy, self.probe_loss_tracker, self.probe_accuracy]
 
     def contrastive_loss(self, projections_1, projections_2):
-        # InfoNCE loss: cosine similarity, the dot product of the l2-normalized feature vectors
         projections_1 = ops.normalize(projections_1, axis=1, order=2)
         projections_2 = ops.normalize(projections_2, axis=1, order=2)
         similarities = ops.matmul(projections_1, ops.transpose(projections_2)) / self.temperature
-
-        # The similarity between the representations of two augmented views of the
-        # same image should be higher than their similarity with other views
         batch_size = ops.shape(projections_1)[0]
         contrastive_labels = ops.arange(batch_size)
         self.contrastive_accuracy.update_state(contrastive_labels, similarities)
         self.contrastive_accuracy.update_state(contrastive_labels, ops.transpose(similarities))
-
         # The temperature-scaled similarities are used as logits for cross-entropy
         loss_1_2 = keras.losses.sparse_categorical_crossentropy(contrastive_labels, similarities, from_logits=True)
         loss_2_1 = keras.losses.sparse_categorical_crossentropy(
@@ -161,16 +136,12 @@ class ContrastiveModel(keras.Model):
 
     def train_step(self, data):
         (unlabeled_images, _), (labeled_images, labels) = data
-
-        # Both labeled and unlabeled images are used, without labels
         images = ops.concatenate((unlabeled_images, labeled_images), axis=0)
-        # Each image is augmented twice, differently
         augmented_images_1 = self.contrastive_augmenter(images, training=True)
         augmented_images_2 = self.contrastive_augmenter(images, training=True)
         with tf.GradientTape() as tape:
             features_1 = self.encoder(augmented_images_1, training=True)
             features_2 = self.encoder(augmented_images_2, training=True)
-            # The representations are passed through a projection mlp
             projections_1 = self.projection_head(features_1, training=True)
             projections_2 = self.projection_head(features_2, training=True)
             contrastive_loss = self.contrastive_loss(projections_1, projections_2)
@@ -178,8 +149,6 @@ class ContrastiveModel(keras.Model):
         gradients = tape.gradient(contrastive_loss, weights)
         self.contrastive_optimizer.apply_gradients(zip(gradients, weights))
         self.contrastive_loss_tracker.update_state(contrastive_loss)
-
-        # Labels are only used in evaluation for an on-the-fly logistic regression
         preprocessed_images = self.classification_augmenter(labeled_images, training=True)
         with tf.GradientTape() as tape:
             # the encoder is used in inference mode here to avoid regularization
@@ -190,40 +159,25 @@ class ContrastiveModel(keras.Model):
         self.probe_optimizer.apply_gradients(zip(gradients, self.linear_probe.trainable_weights))
         self.probe_loss_tracker.update_state(probe_loss)
         self.probe_accuracy.update_state(labels, class_logits)
-
         return {m.name: m.result() for m in self.metrics}
 
     def test_step(self, data):
         labeled_images, labels = data
-
-        # For testing the components are used with a training=False flag
         preprocessed_images = self.classification_augmenter(labeled_images, training=False)
         features = self.encoder(preprocessed_images, training=False)
         class_logits = self.linear_probe(features, training=False)
         probe_loss = self.probe_loss(labels, class_logits)
         self.probe_loss_tracker.update_state(probe_loss)
         self.probe_accuracy.update_state(labels, class_logits)
-
-        # Only the probe metrics are logged at test time
         return {m.name: m.result() for m in self.metrics[2:]}
 
 
-# Contrastive pretraining
 pretraining_model = ContrastiveModel()
-pretraining_model.compile(
-    contrastive_optimizer=keras.optimizers.Adam(),
-    probe_optimizer=keras.optimizers.Adam(),
-)
+pretraining_model.compile(contrastive_optimizer=keras.optimizers.Adam(), probe_optimizer=keras.optimizers.Adam())
 pretraining_history = pretraining_model.fit(train_dataset, epochs=num_epochs, validation_data=test_dataset)
-print(f"Maximal validation accuracy: {max(pretraining_history.history['val_p_acc']) * 100:.2f}%")
 
-# Supervised finetuning of the pretrained encoder
 finetuning_model = keras.Sequential(
-    [
-        get_augmenter(min_area=0.75, brightness=0.3),
-        pretraining_model.encoder,
-        layers.Dense(num_classes),
-    ],
+    [get_augmenter(min_area=0.75, brightness=0.3), pretraining_model.encoder, layers.Dense(num_classes)],
     name="finetuning_model",
 )
 finetuning_model.compile(
@@ -232,4 +186,3 @@ finetuning_model.compile(
     metrics=[keras.metrics.SparseCategoricalAccuracy(name="acc")],
 )
 finetuning_history = finetuning_model.fit(labeled_train_dataset, epochs=num_epochs, validation_data=test_dataset)
-print(f"Maximal validation accuracy: {max(finetuning_history.history['val_acc']) * 100:.2f}%")

@@ -88,19 +88,13 @@ def main():
     data_dir = tempfile.mkdtemp()  # processes that run this at the same time must not write one file
     write_csv(os.path.join(data_dir, "train.csv"), 200, rng)
     write_csv(os.path.join(data_dir, "valid.csv"), 75, rng)
-
     train_ds = get_training_dataset(os.path.join(data_dir, "train.csv"))
     valid_ds = get_validation_dataset(os.path.join(data_dir, "valid.csv"))
     print("Batches an epoch:", train_ds.cardinality().numpy())  # -2: unknown
-
     model = build_model(train_ds)
     model.summary()
-    history = model.fit(
-        train_ds, validation_data=valid_ds, epochs=3, callbacks=[keras.callbacks.CSVLogger("training_log.csv")]
-    )
+    model.fit(train_ds, validation_data=valid_ds, epochs=3, callbacks=[keras.callbacks.CSVLogger("training_log.csv")])
     loss, mae = model.evaluate(valid_ds)
-    print("Losses:", history.history["loss"])
-    print(f"Validation loss: {loss}, mean absolute error: {mae}")
     print("The same by columns:", model.evaluate(get_test_dataset(os.path.join(data_dir, "valid.csv"))))
     print("Predicted prices:", model.predict(valid_ds)[:3].ravel())
 

@@ -30,7 +30,6 @@ class FocalLoss(keras.losses.Loss):
         return {**super().get_config(), "gamma": self.gamma, "alpha": self.alpha}
 
 
-# ---- data -------------------------------------------------------------------------------------------------------
 N = 405
 rng = np.random.default_rng(SEED)
 features = {
@@ -43,7 +42,6 @@ features = {
 }
 logit = -3.2 + 1.5 * (features["slot"] == "top") + 1.2 * (features["hour"] > 18) + 0.6 * (features["campaign"] == 2)
 clicks = (rng.random(N) < 1 / (1 + np.exp(-logit - rng.normal(0, 0.3, N)))).astype("float32")[:, None]
-print("click rate:", clicks.mean())
 
 
 def split(low, high):
@@ -54,7 +52,6 @@ x_train, y_train = split(0, 320)
 x_test, y_test = split(320, N)
 
 
-# ---- model ------------------------------------------------------------------------------------------------------
 def build_model():
     inputs = {
         "hour": keras.Input((1,), name="hour"),
@@ -65,27 +62,22 @@ def build_model():
         "campaign": keras.Input((1,), name="campaign", dtype="int64"),
     }
     encoded = []
-
     hours = layers.Discretization(bin_boundaries=[6.0, 12.0, 18.0, 21.0], name="hour_bins")(inputs["hour"])
     encoded.append(layers.CategoryEncoding(num_tokens=5, output_mode="one_hot")(hours))
-
     prices = layers.Discretization(num_bins=6, output_mode="one_hot", name="price_bins")
     prices.adapt(x_train["price"])
     encoded.append(prices(inputs["price"]))
     normalization = layers.Normalization(axis=None)
     normalization.adapt(x_train["price"])
     encoded.append(normalization(inputs["price"]))
-
     sites = layers.Hashing(num_bins=16, salt=7, name="site_hash")(inputs["site"])
     encoded.append(layers.Flatten()(layers.Embedding(16, 4)(sites)))
     users = layers.Hashing(num_bins=32, name="user_hash")(inputs["user"])
     encoded.append(layers.Flatten()(layers.Embedding(32, 4)(users)))
-
     slots = layers.StringLookup(vocabulary=["top", "side", "bottom"], output_mode="one_hot")(inputs["slot"])
     encoded.append(slots)
     campaigns = layers.CategoryEncoding(num_tokens=6, output_mode="multi_hot")(inputs["campaign"])
     encoded.append(campaigns)
-
     x = layers.Concatenate()(encoded)
     for units in (24, 12):
         x = layers.Dense(units, activation="relu", kernel_initializer="he_uniform")(x)
@@ -106,11 +98,8 @@ model.compile(
 )
 dataset = tf.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(400, seed=SEED).batch(50)
 test_dataset = tf.data.Dataset.from_tensor_slices((x_test, y_test)).batch(50)
-history = model.fit(dataset, epochs=3, validation_data=test_dataset, verbose=2)
+model.fit(dataset, epochs=3, validation_data=test_dataset, verbose=2)
 
-# ---- results ----------------------------------------------------------------------------------------------------
-for name in ("loss", "auc", "val_loss", "val_auc", "val_bce"):
-    print(name, history.history[name])
 evaluated = model.evaluate(test_dataset, return_dict=True, verbose=0)
 model.save("ctr.keras")
 restored = keras.models.load_model("ctr.keras")

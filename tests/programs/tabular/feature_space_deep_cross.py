@@ -9,7 +9,6 @@ from keras.utils import FeatureSpace
 
 keras.utils.set_random_seed(2)
 
-# A table like those on Kaggle
 n_rows = 330
 rng = np.random.default_rng(11)
 df = pd.DataFrame(
@@ -27,7 +26,6 @@ df["target"] = np.where(score + rng.normal(0, 0.3, n_rows) > 0.5, "click", "skip
 
 val_dataframe = df.sample(frac=0.2, random_state=1337)
 train_dataframe = df.drop(val_dataframe.index)
-print(f"Using {len(train_dataframe)} samples for training and {len(val_dataframe)} for validation")
 
 label_lookup = layers.StringLookup(vocabulary=["skip", "click"], num_oov_indices=0)
 
@@ -102,14 +100,11 @@ training_model = keras.Model(inputs=encoded_features, outputs=predictions)
 inference_model = keras.Model(inputs=dict_inputs, outputs=predictions)
 training_model.compile(optimizer=keras.optimizers.Adam(0.005), loss="binary_crossentropy", metrics=["accuracy"])
 
-history = training_model.fit(preprocessed_train_ds, epochs=3, validation_data=preprocessed_val_ds, verbose=2)
+training_model.fit(preprocessed_train_ds, epochs=3, validation_data=preprocessed_val_ds, verbose=2)
 
 sample = {"age": 60, "income": 25.0, "hours": 0.4, "device": "phone", "city": "Oslo", "weekday": 1}
 input_dict = {name: tf.convert_to_tensor([value]) for name, value in sample.items()}
 clicks = inference_model.predict(input_dict, verbose=0)
 
 inference_model.compile(loss="binary_crossentropy", metrics=["accuracy", "auc"])
-print("Training:", history.history["loss"])
-print("Validation:", history.history["val_loss"], history.history["val_accuracy"])
 print("End to end on raw values:", inference_model.evaluate(val_ds, verbose=0, return_dict=True))
-print(f"This person would click with a probability of {100 * clicks[0, 0]:.2f}%.")

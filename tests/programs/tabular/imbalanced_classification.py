@@ -7,32 +7,19 @@ keras.utils.set_random_seed(812)
 
 # Transactions: one in twelve is fraudulent, and looks a bit different.
 rng = np.random.default_rng(0)
-all_targets = (rng.random(250) < 1 / 12).astype("uint8").reshape(-1, 1)
-all_features = (rng.normal(size=(250, 12)) + 1.2 * all_targets).astype("float32")
-features = np.array(all_features, dtype="float32")
-targets = np.array(all_targets, dtype="uint8")
-print("features.shape:", features.shape)
-print("targets.shape:", targets.shape)
+targets = (rng.random(250) < 1 / 12).astype("uint8").reshape(-1, 1)
+features = (rng.normal(size=(250, 12)) + 1.2 * targets).astype("float32")
 
-# Prepare a validation set
 num_val_samples = int(len(features) * 0.2)
 train_features = features[:-num_val_samples]
 train_targets = targets[:-num_val_samples]
 val_features = features[-num_val_samples:]
 val_targets = targets[-num_val_samples:]
-print("Number of training samples:", len(train_features))
-print("Number of validation samples:", len(val_features))
 
-# Analyze class imbalance in the targets
 counts = np.bincount(train_targets[:, 0])
-print(
-    f"Number of positive samples in training data: {counts[1]} "
-    f"({100 * float(counts[1]) / len(train_targets):.2f}% of total)"
-)
 weight_for_0 = 1.0 / counts[0]
 weight_for_1 = 1.0 / counts[1]
 
-# Normalize the data using training set statistics
 mean = np.mean(train_features, axis=0)
 train_features -= mean
 val_features -= mean
@@ -66,7 +53,7 @@ model.compile(optimizer=keras.optimizers.Adam(1e-2), loss="binary_crossentropy",
 callbacks = [keras.callbacks.ModelCheckpoint("fraud_model_at_epoch_{epoch}.keras")]
 class_weight = {0: weight_for_0, 1: weight_for_1}
 
-history = model.fit(
+model.fit(
     train_features,
     train_targets,
     batch_size=64,
@@ -76,6 +63,3 @@ history = model.fit(
     validation_data=(val_features, val_targets),
     class_weight=class_weight,
 )
-last = {name: values[-1] for name, values in history.history.items()}
-print(f"Found {last['val_tp']:.0f} of the frauds and missed {last['val_fn']:.0f}; false alarms: {last['val_fp']:.0f}")
-print(last)

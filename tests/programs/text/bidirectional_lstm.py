@@ -22,26 +22,20 @@ def load_data(num_words, count):
     return sequences, np.array(labels)
 
 
-# Input for variable-length sequences of integers
 inputs = keras.Input(shape=(None,), dtype="int32")
-# Embed each integer in an 8-dimensional vector
 x = layers.Embedding(max_features, 8)(inputs)
 x = layers.Bidirectional(layers.LSTM(8, return_sequences=True))(x)
 x = layers.Bidirectional(layers.LSTM(8))(x)
-# Add a classifier
 outputs = layers.Dense(1, activation="sigmoid")(x)
 model = keras.Model(inputs, outputs)
 model.summary()
 
 x_train, y_train = load_data(max_features, 150)
 x_val, y_val = load_data(max_features, 60)
-print(len(x_train), "Training sequences")
-print(len(x_val), "Validation sequences")
 x_train = keras.utils.pad_sequences(x_train, maxlen=maxlen)
 x_val = keras.utils.pad_sequences(x_val, maxlen=maxlen)
 
 model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["accuracy"])
-history = model.fit(x_train, y_train, batch_size=32, epochs=2, validation_data=(x_val, y_val))
+model.fit(x_train, y_train, batch_size=32, epochs=2, validation_data=(x_val, y_val))
 
-print("Final validation loss:", history.history["val_loss"][-1])
 print("First predictions:", model.predict(x_val[:3]).ravel())

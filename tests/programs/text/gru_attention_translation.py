@@ -94,17 +94,6 @@ class Translator(keras.Model):
         logits, _, _ = self.decoder(tokens, context, mask=context_mask, training=training)
         return logits
 
-    def translate(self, texts, max_length=9):
-        context, context_mask = self.encoder(encode(texts))
-        token = np.full((len(texts), 1), char_index["<"])
-        state, result = None, [""] * len(texts)
-        state = tf.zeros((len(texts), UNITS), dtype=context.dtype)
-        for _ in range(max_length):
-            logits, state, _ = self.decoder(token, context, mask=context_mask, state=state)
-            token = np.argmax(np.asarray(logits)[:, -1:], axis=-1)
-            result = [text + (chars[t - 1] if t else " ") for text, t in zip(result, token[:, 0])]
-        return result
-
 
 def masked_loss(y_true, y_pred):
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
@@ -122,7 +111,7 @@ def masked_acc(y_true, y_pred):
 
 model = Translator(UNITS)
 model.compile(optimizer=keras.optimizers.Adam(0.01), loss=masked_loss, metrics=[masked_acc, masked_loss])
-history = model.fit(
+model.fit(
     train_ds,
     epochs=3,
     validation_data=val_ds,
@@ -130,9 +119,5 @@ history = model.fit(
     verbose=2,
 )
 
-print("Loss:", history.history["loss"])
-print("Validation:", history.history["val_masked_loss"], history.history["val_masked_acc"])
 print("Evaluation:", model.evaluate(val_ds, return_dict=True, verbose=0))
 print("Shape of predictions:", model.predict(val_ds, verbose=0).shape)
-for text, translation in zip(human[190:194], model.translate(human[190:194])):
-    print(f"{text:12s} -> {translation}")

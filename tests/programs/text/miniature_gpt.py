@@ -110,11 +110,9 @@ text_ds = text_ds.prefetch(tf.data.AUTOTUNE)
 class TextGenerator(keras.callbacks.Callback):
     """Feeds a prompt to the model and samples the following words one at a time."""
 
-    def __init__(self, max_tokens, start_tokens, index_to_word, top_k=10, print_every=1):
+    def __init__(self, max_tokens, start_tokens, top_k=10):
         self.max_tokens = max_tokens
         self.start_tokens = start_tokens
-        self.index_to_word = index_to_word
-        self.print_every = print_every
         self.k = top_k
 
     def sample_from(self, logits):
@@ -124,15 +122,9 @@ class TextGenerator(keras.callbacks.Callback):
         preds = np.asarray(preds).astype("float32")
         return np.random.choice(indices, p=preds)
 
-    def detokenize(self, number):
-        return self.index_to_word[number] if number < len(self.index_to_word) else "[none]"
-
     def on_epoch_end(self, epoch, logs=None):
         start_tokens = list(self.start_tokens)
-        if (epoch + 1) % self.print_every != 0:
-            return
         num_tokens_generated = 0
-        tokens_generated = []
         while num_tokens_generated <= self.max_tokens:
             pad_len = maxlen - len(start_tokens)
             sample_index = len(start_tokens) - 1
@@ -146,18 +138,14 @@ class TextGenerator(keras.callbacks.Callback):
             x = np.array([x])
             y, _ = self.model.predict(x, verbose=0)
             sample_token = self.sample_from(y[0][sample_index])
-            tokens_generated.append(sample_token)
             start_tokens.append(sample_token)
-            num_tokens_generated = len(tokens_generated)
-        txt = " ".join([self.detokenize(t) for t in self.start_tokens + tokens_generated])
-        print(f"generated text:\n{txt}\n")
+            num_tokens_generated += 1
 
 
 word_to_index = {word: index for index, word in enumerate(vocab)}
 start_prompt = "this movie is"
 start_tokens = [word_to_index.get(word, 1) for word in start_prompt.split()]
-text_gen_callback = TextGenerator(6, start_tokens, vocab)
+text_gen_callback = TextGenerator(6, start_tokens)
 
 model = create_model()
-history = model.fit(text_ds, verbose=2, epochs=3, callbacks=[text_gen_callback])
-print("Final loss:", history.history["loss"][-1])
+model.fit(text_ds, verbose=2, epochs=3, callbacks=[text_gen_callback])

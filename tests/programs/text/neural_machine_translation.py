@@ -69,9 +69,6 @@ def make_dataset(pairs):
 
 train_ds = make_dataset(train_pairs)
 val_ds = make_dataset(val_pairs)
-for inputs, targets in train_ds.take(1):
-    print(f'inputs["encoder_inputs"].shape: {inputs["encoder_inputs"].shape}')
-    print(f"targets.shape: {targets.shape}")
 
 
 class TransformerEncoder(layers.Layer):
@@ -121,13 +118,8 @@ class TransformerDecoder(layers.Layer):
         inputs, encoder_outputs = inputs
         causal_mask = self.get_causal_attention_mask(inputs)
         inputs_padding_mask, encoder_outputs_padding_mask = (None, None) if mask is None else mask
-
         attention_output_1 = self.attention_1(
-            query=inputs,
-            value=inputs,
-            key=inputs,
-            attention_mask=causal_mask,
-            query_mask=inputs_padding_mask,
+            query=inputs, value=inputs, key=inputs, attention_mask=causal_mask, query_mask=inputs_padding_mask
         )
         out_1 = self.layernorm_1(inputs + attention_output_1)
         attention_output_2 = self.attention_2(
@@ -170,32 +162,5 @@ transformer = keras.Model(
     {"encoder_inputs": encoder_inputs, "decoder_inputs": decoder_inputs}, decoder_outputs, name="transformer"
 )
 transformer.summary()
-transformer.compile(
-    "rmsprop",
-    loss=keras.losses.SparseCategoricalCrossentropy(ignore_class=0),
-    metrics=["accuracy"],
-)
-history = transformer.fit(train_ds, epochs=2, validation_data=val_ds)
-
-spa_vocab = spa_vectorization.get_vocabulary()
-spa_index_lookup = dict(zip(range(len(spa_vocab)), spa_vocab))
-
-
-def decode_sequence(input_sentence):
-    tokenized_input_sentence = eng_vectorization([input_sentence])
-    decoded_sentence = "[start]"
-    for i in range(sequence_length):
-        tokenized_target_sentence = spa_vectorization([decoded_sentence])[:, :-1]
-        predictions = transformer(
-            {"encoder_inputs": tokenized_input_sentence, "decoder_inputs": tokenized_target_sentence}
-        )
-        sampled_token_index = ops.convert_to_numpy(ops.argmax(predictions[0, i, :])).item(0)
-        sampled_token = spa_index_lookup.get(sampled_token_index, "[UNK]")
-        decoded_sentence += " " + sampled_token
-        if sampled_token == "[end]":
-            break
-    return decoded_sentence
-
-
-for eng_text, _ in val_pairs[:2]:
-    print(eng_text, "->", decode_sequence(eng_text))
+transformer.compile("rmsprop", loss=keras.losses.SparseCategoricalCrossentropy(ignore_class=0), metrics=["accuracy"])
+transformer.fit(train_ds, epochs=2, validation_data=val_ds)

@@ -12,7 +12,6 @@ from keras import layers
 
 keras.utils.set_random_seed(812)
 
-# A tiny stand-in for the IMDB archive: one review per file, one folder per class.
 GOOD = ["great", "wonderful", "moving", "brilliant", "funny", "superb"]
 BAD = ["boring", "awful", "dull", "terrible", "weak", "clumsy"]
 COMMON = ["the", "movie", "was", "and", "its", "story", "acting", "a", "plot", "of", "ending", "cast"]
@@ -34,21 +33,9 @@ write_reviews(os.path.join(data_dir, "aclImdb/test"), 25)
 
 batch_size = 32
 raw_train_ds, raw_val_ds = keras.utils.text_dataset_from_directory(
-    os.path.join(data_dir, "aclImdb/train"),
-    batch_size=batch_size,
-    validation_split=0.2,
-    subset="both",
-    seed=1337,
+    os.path.join(data_dir, "aclImdb/train"), batch_size=batch_size, validation_split=0.2, subset="both", seed=1337
 )
 raw_test_ds = keras.utils.text_dataset_from_directory(os.path.join(data_dir, "aclImdb/test"), batch_size=batch_size)
-
-print(f"Number of batches in raw_train_ds: {raw_train_ds.cardinality()}")
-print(f"Number of batches in raw_val_ds: {raw_val_ds.cardinality()}")
-print(f"Number of batches in raw_test_ds: {raw_test_ds.cardinality()}")
-
-for text_batch, label_batch in raw_train_ds.take(1):
-    for i in range(2):
-        print(text_batch.numpy()[i], label_batch.numpy()[i])
 
 
 def custom_standardization(input_data):
@@ -99,10 +86,9 @@ model.compile(loss="binary_crossentropy", optimizer="adam", metrics=["accuracy"]
 model.summary()
 
 epochs = 3
-history = model.fit(train_ds, validation_data=val_ds, epochs=epochs)
+model.fit(train_ds, validation_data=val_ds, epochs=epochs)
 print("Test:", model.evaluate(test_ds))
 
-# A model that goes straight from strings to probabilities.
 inputs = keras.Input(shape=(1,), dtype="string")
 indices = vectorize_layer(inputs)
 outputs = model(indices)

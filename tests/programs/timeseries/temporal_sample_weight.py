@@ -40,7 +40,6 @@ W[rng.random(len(W)) < 0.2] *= 0.5
 X_train, X_test = X[:205], X[205:]
 Y_train, Y_test = Y[:205], Y[205:]
 W_train, W_test = W[:205], W[205:]
-print("words a sentence:", W_train.astype(bool).sum(axis=1)[:10], "of", MAX_LENGTH)
 
 model = Sequential()
 model.add(keras.Input((None,), dtype="int32"))
@@ -83,9 +82,5 @@ per_sentence = np.where(rng.random((len(X_train), 1)) < 0.3, 0.0, 1.0)
 masked_history = masked.fit(X_train, Y_train, sample_weight=per_sentence, batch_size=48, epochs=2, verbose=2)
 
 scores = model.evaluate(X_test, Y_test, sample_weight=W_test, batch_size=20, verbose=0, return_dict=True)
-predicted = model.predict(X_test, verbose=0).argmax(-1)
-real = X_test > 0
-print("history:", history.history)
-print("masked:", masked_history.history)
+model.predict(X_test, verbose=0)
 print("evaluated:", scores, masked.evaluate(X_test, Y_test, batch_size=20, verbose=0))
-print("accuracy on real words:", float((predicted == Y_test.argmax(-1))[real].mean()))

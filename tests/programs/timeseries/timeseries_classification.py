@@ -27,26 +27,21 @@ idx = np.random.permutation(len(x_train))
 x_train = x_train[idx]
 y_train = y_train[idx]
 
-# The labels become 0 and 1
 y_train[y_train == -1] = 0
 y_test[y_test == -1] = 0
 
 
 def make_model(input_shape):
     input_layer = keras.layers.Input(input_shape)
-
     conv1 = keras.layers.Conv1D(filters=8, kernel_size=3, padding="same")(input_layer)
     conv1 = keras.layers.BatchNormalization()(conv1)
     conv1 = keras.layers.ReLU()(conv1)
-
     conv2 = keras.layers.Conv1D(filters=8, kernel_size=3, padding="same")(conv1)
     conv2 = keras.layers.BatchNormalization()(conv2)
     conv2 = keras.layers.ReLU()(conv2)
-
     conv3 = keras.layers.Conv1D(filters=8, kernel_size=3, padding="same")(conv2)
     conv3 = keras.layers.BatchNormalization()(conv3)
     conv3 = keras.layers.ReLU()(conv3)
-
     gap = keras.layers.GlobalAveragePooling1D()(conv3)
     output_layer = keras.layers.Dense(num_classes, activation="softmax")(gap)
     return keras.models.Model(inputs=input_layer, outputs=output_layer)
@@ -64,20 +59,7 @@ callbacks = [
     keras.callbacks.EarlyStopping(monitor="val_loss", patience=3, verbose=1),
 ]
 model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["sparse_categorical_accuracy"])
-history = model.fit(
-    x_train,
-    y_train,
-    batch_size=batch_size,
-    epochs=epochs,
-    callbacks=callbacks,
-    validation_split=0.2,
-    verbose=1,
-)
+model.fit(x_train, y_train, batch_size=batch_size, epochs=epochs, callbacks=callbacks, validation_split=0.2, verbose=1)
 
 model = keras.models.load_model("best_model.keras")
 test_loss, test_acc = model.evaluate(x_test, y_test)
-print("Test accuracy", test_acc)
-print("Test loss", test_loss)
-
-metric = "sparse_categorical_accuracy"
-print("train:", history.history[metric], "val:", history.history["val_" + metric])

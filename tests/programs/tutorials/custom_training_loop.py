@@ -14,7 +14,6 @@ x_test = np.random.randint(0, 256, size=(70, 10, 10))
 y_test = np.random.randint(0, 10, size=(70,))
 x_train, x_test = x_train / 255.0, x_test / 255.0
 
-# Add a channels dimension
 x_train = x_train[..., tf.newaxis].astype("float32")
 x_test = x_test[..., tf.newaxis].astype("float32")
 
@@ -37,9 +36,7 @@ class MyModel(Model):
         return self.d2(x)
 
 
-# Create an instance of the model
 model = MyModel()
-
 loss_object = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 optimizer = tf.keras.optimizers.Adam()
 
@@ -53,32 +50,24 @@ test_accuracy = tf.keras.metrics.SparseCategoricalAccuracy(name="test_accuracy")
 @tf.function
 def train_step(images, labels):
     with tf.GradientTape() as tape:
-        # training=True is only needed if there are layers with different
-        # behavior during training versus inference (e.g. Dropout).
         predictions = model(images, training=True)
         loss = loss_object(labels, predictions)
     gradients = tape.gradient(loss, model.trainable_variables)
     optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=False))
-
     train_loss(loss)
     train_accuracy(labels, predictions)
 
 
 @tf.function
 def test_step(images, labels):
-    # training=False is only needed if there are layers with different
-    # behavior during training versus inference (e.g. Dropout).
     predictions = model(images, training=False)
     t_loss = loss_object(labels, predictions)
-
     test_loss(t_loss)
     test_accuracy(labels, predictions)
 
 
 EPOCHS = 3
-
 for epoch in range(EPOCHS):
-    # Reset the metrics at the start of the next epoch
     train_loss.reset_state()
     train_accuracy.reset_state()
     test_loss.reset_state()

@@ -8,7 +8,6 @@ import tensorflow as tf
 from tensorflow.keras import layers, regularizers
 
 tf.keras.utils.set_random_seed(812)
-
 logdir = pathlib.Path("tensorboard_logs")
 shutil.rmtree(logdir, ignore_errors=True)
 
@@ -19,7 +18,6 @@ BUFFER_SIZE = 200
 BATCH_SIZE = 50
 STEPS_PER_EPOCH = N_TRAIN // BATCH_SIZE
 
-# Rows of a label and of features, some of which tell something about the label
 rows = np.random.normal(size=(N_VALIDATION + N_TRAIN, FEATURES + 1)).astype("float32")
 rows[:, 0] = (rows[:, 1:5].sum(axis=1) + 0.5 * np.random.normal(size=len(rows))) > 0
 
@@ -31,7 +29,6 @@ def pack_row(row):
 
 
 packed_ds = tf.data.Dataset.from_tensor_slices(rows).map(pack_row)
-
 validate_ds = packed_ds.take(N_VALIDATION).cache()
 train_ds = packed_ds.skip(N_VALIDATION).take(N_TRAIN).cache()
 
@@ -47,28 +44,8 @@ def get_optimizer():
     return tf.keras.optimizers.Adam(lr_schedule)
 
 
-class EpochDots(tf.keras.callbacks.Callback):
-    """Prints a dot for each epoch, and the metrics now and then."""
-
-    def __init__(self, report_every=2, dot_every=1):
-        super().__init__()
-        self.report_every = report_every
-        self.dot_every = dot_every
-
-    def on_epoch_end(self, epoch, logs):
-        if epoch % self.report_every == 0:
-            print()
-            print(f"Epoch: {epoch:d}, ", end="")
-            for name, value in sorted(logs.items()):
-                print(f"{name}:{value:0.4f}", end=",  ")
-            print()
-        if epoch % self.dot_every == 0:
-            print(".", end="", flush=True)
-
-
 def get_callbacks(name):
     return [
-        EpochDots(),
         tf.keras.callbacks.EarlyStopping(monitor="val_binary_crossentropy", patience=3),
         tf.keras.callbacks.TensorBoard(logdir / name),
     ]
@@ -83,7 +60,7 @@ def compile_and_fit(model, name, optimizer=None, max_epochs=4):
         metrics=[tf.keras.metrics.BinaryCrossentropy(from_logits=True, name="binary_crossentropy"), "accuracy"],
     )
     model.summary()
-    history = model.fit(
+    model.fit(
         train_ds,
         steps_per_epoch=STEPS_PER_EPOCH,
         epochs=max_epochs,
@@ -91,13 +68,10 @@ def compile_and_fit(model, name, optimizer=None, max_epochs=4):
         callbacks=get_callbacks(name),
         verbose=0,
     )
-    return history
 
-
-size_histories = {}
 
 tiny_model = tf.keras.Sequential([layers.Dense(8, activation="elu", input_shape=(FEATURES,)), layers.Dense(1)])
-size_histories["Tiny"] = compile_and_fit(tiny_model, "sizes/Tiny")
+compile_and_fit(tiny_model, "sizes/Tiny")
 
 combined_model = tf.keras.Sequential(
     [
@@ -108,7 +82,4 @@ combined_model = tf.keras.Sequential(
         layers.Dense(1),
     ]
 )
-size_histories["Combined"] = compile_and_fit(combined_model, "regularizers/combined")
-
-for name, history in size_histories.items():
-    print(name, history.history)
+compile_and_fit(combined_model, "regularizers/combined")

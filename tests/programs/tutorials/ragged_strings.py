@@ -14,7 +14,6 @@ numbers = rng.normal(size=(130, 3)).astype("float32")
 
 # A ragged tensor holds rows of different lengths.
 queries = tf.ragged.constant(queries)
-print(queries.shape, queries[:2])
 
 lookup = tf.keras.layers.StringLookup()
 lookup.adapt(queries.flat_values)
@@ -40,8 +39,7 @@ keras_model = tf.keras.Sequential(
     ]
 )
 keras_model.compile(loss=tf.keras.losses.BinaryCrossentropy(from_logits=True), optimizer="rmsprop")
-history = keras_model.fit(dataset, epochs=2)
-print("padded:", history.history["loss"])
+keras_model.fit(dataset, epochs=2)
 print(keras_model.predict(lookup(queries[:3]).to_tensor()))
 
 
@@ -62,8 +60,7 @@ class TitleClassifier(tf.keras.Model):
 title_ds = tf.data.Dataset.from_tensor_slices(({"title": titles}, labels)).batch(24).prefetch(tf.data.AUTOTUNE)
 title_model = TitleClassifier(vectorizer.vocabulary_size())
 title_model.compile(loss="binary_crossentropy", optimizer="adam", metrics=["accuracy"])
-history = title_model.fit(title_ds, epochs=2)
-print("titles:", history.history)
+title_model.fit(title_ds, epochs=2)
 
 # A functional model whose inputs are a tuple of words and a dict with a tuple in it
 words_input = tf.keras.Input(shape=(None,), dtype="int64", name="words")
@@ -98,6 +95,5 @@ nested_ds = (
     nested_ds.shuffle(200).batch(32).map(to_nested, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 )
 model.compile(loss={"label": "binary_crossentropy"}, optimizer="adam", metrics={"label": ["accuracy"]})
-history = model.fit(nested_ds, epochs=2)
-print("nested:", history.history)
+model.fit(nested_ds, epochs=2)
 print(model.evaluate(nested_ds, return_dict=True), model.predict(nested_ds)["label"].shape)

@@ -1,7 +1,6 @@
 """Text generation with a recurrent network of characters."""
 
 import os
-import time
 
 import numpy as np
 import tensorflow as tf
@@ -10,16 +9,10 @@ tf.keras.utils.set_random_seed(812)
 
 words = "to be or not that is the question whether tis nobler in mind suffer slings and arrows of fortune".split()
 text = "\n".join(" ".join(np.random.choice(words, size=6)) for _ in range(60))
-print(f"Length of text: {len(text)} characters")
 vocab = sorted(set(text))
-print(f"{len(vocab)} unique characters")
 
 ids_from_chars = tf.keras.layers.StringLookup(vocabulary=list(vocab), mask_token=None)
 chars_from_ids = tf.keras.layers.StringLookup(vocabulary=ids_from_chars.get_vocabulary(), invert=True, mask_token=None)
-
-
-def text_from_ids(ids):
-    return tf.strings.reduce_join(chars_from_ids(ids), axis=-1)
 
 
 all_ids = ids_from_chars(tf.strings.unicode_split(text, "UTF-8"))
@@ -38,12 +31,8 @@ def split_input_target(sequence):
 BATCH_SIZE = 16
 BUFFER_SIZE = 1000
 dataset = sequences.map(split_input_target)
-for input_example, target_example in dataset.take(1):
-    print("Input :", text_from_ids(input_example).numpy())
-    print("Target:", text_from_ids(target_example).numpy())
 dataset = dataset.shuffle(BUFFER_SIZE).batch(BATCH_SIZE, drop_remainder=True).prefetch(tf.data.experimental.AUTOTUNE)
 
-# Length of the vocabulary in StringLookup Layer
 vocab_size = len(ids_from_chars.get_vocabulary())
 embedding_dim = 8
 rnn_units = 16
@@ -63,7 +52,6 @@ class MyModel(tf.keras.Model):
             states = self.gru.get_initial_state(tf.shape(x)[0])
         x, states = self.gru(x, initial_state=states, training=training)
         x = self.dense(x, training=training)
-
         if return_state:
             return x, states
         return x
@@ -72,19 +60,16 @@ class MyModel(tf.keras.Model):
 model = MyModel(vocab_size=vocab_size, embedding_dim=embedding_dim, rnn_units=rnn_units)
 for input_example_batch, _ in dataset.take(1):
     example_batch_predictions = model(input_example_batch)
-    print(example_batch_predictions.shape, "# (batch_size, sequence_length, vocab_size)")
 model.summary()
 
 loss = tf.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(optimizer="adam", loss=loss)
 
-# Name of the checkpoint files
 checkpoint_prefix = os.path.join("training_checkpoints", "ckpt_{epoch}.weights.h5")
 checkpoint_callback = tf.keras.callbacks.ModelCheckpoint(filepath=checkpoint_prefix, save_weights_only=True)
 
 EPOCHS = 3
-history = model.fit(dataset, epochs=EPOCHS, callbacks=[checkpoint_callback])
-print(history.history)
+model.fit(dataset, epochs=EPOCHS, callbacks=[checkpoint_callback])
 
 
 class OneStep(tf.keras.Model):
@@ -94,37 +79,22 @@ class OneStep(tf.keras.Model):
         self.model = model
         self.chars_from_ids = chars_from_ids
         self.ids_from_chars = ids_from_chars
-
-        # Create a mask to prevent "[UNK]" from being generated.
         skip_ids = self.ids_from_chars(["[UNK]"])[:, None]
         sparse_mask = tf.SparseTensor(
-            # Put a -inf at each bad index.
-            values=[-float("inf")] * len(skip_ids),
-            indices=skip_ids,
-            # Match the shape to the vocabulary
-            dense_shape=[len(ids_from_chars.get_vocabulary())],
+            values=[-float("inf")] * len(skip_ids), indices=skip_ids, dense_shape=[len(ids_from_chars.get_vocabulary())]
         )
         self.prediction_mask = tf.sparse.to_dense(sparse_mask)
 
     @tf.function
     def generate_one_step(self, inputs, states=None):
-        # Convert strings to token IDs.
         input_chars = tf.strings.unicode_split(inputs, "UTF-8")
         input_ids = self.ids_from_chars(input_chars).to_tensor()
-
-        # Run the model: predicted_logits.shape is [batch, char, next_char_logits]
         predicted_logits, states = self.model(inputs=input_ids, states=states, return_state=True)
-        # Only use the last prediction.
         predicted_logits = predicted_logits[:, -1, :]
         predicted_logits = predicted_logits / self.temperature
-        # Apply the prediction mask: prevent "[UNK]" from being generated.
         predicted_logits = predicted_logits + tf.cast(self.prediction_mask, predicted_logits.dtype)
-
-        # Sample the output logits to generate token IDs.
         predicted_ids = tf.random.categorical(predicted_logits, num_samples=1)
         predicted_ids = tf.squeeze(predicted_ids, axis=-1)
-
-        # Return the characters and model state.
         return self.chars_from_ids(predicted_ids), states
 
 
@@ -138,7 +108,6 @@ for _ in range(20):
 print(tf.strings.join(result))
 
 
-# Advanced: customized training
 class CustomTraining(MyModel):
     @tf.function
     def train_step(self, inputs):
@@ -148,7 +117,6 @@ class CustomTraining(MyModel):
             loss = self.loss(labels, predictions)
         grads = tape.gradient(loss, model.trainable_variables)
         self.optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
-
         return {"loss": loss}
 
 
@@ -160,16 +128,11 @@ model.compile(
 )
 model.fit(dataset, epochs=1)
 
-# Or, if you need more control, write your own complete custom training loop.
 mean = tf.metrics.Mean()
 for epoch in range(2):
-    start = time.time()
     mean.reset_state()
-    for batch_n, (inp, target) in enumerate(dataset):
+    for inp, target in dataset:
         logs = model.train_step([inp, target])
         mean.update_state(logs["loss"])
-        if batch_n % 5 == 0:
-            print(f"Epoch {epoch + 1} Batch {batch_n} Loss {logs['loss']:.4f}")
     print(f"Epoch {epoch + 1} Loss: {mean.result().numpy():.4f}")
-    print(f"Time taken for 1 epoch {time.time() - start:.2f} sec")
 model.save_weights(checkpoint_prefix.format(epoch=epoch))

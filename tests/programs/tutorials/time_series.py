@@ -5,7 +5,6 @@ import tensorflow as tf
 
 tf.keras.utils.set_random_seed(812)
 
-# Hourly weather: temperature, pressure and the time of the day
 columns = ["T (degC)", "p (mbar)", "Day sin", "Day cos"]
 hours = np.arange(240)
 day_sin, day_cos = np.sin(hours * (2 * np.pi / 24)), np.cos(hours * (2 * np.pi / 24))
@@ -23,11 +22,8 @@ train_df, val_df, test_df = ((part - train_mean) / train_std for part in (train_
 
 class WindowGenerator:
     def __init__(self, input_width, label_width, shift, label_columns=None):
-        # Store the raw data.
         self.train_df, self.val_df, self.test_df = train_df, val_df, test_df
-        # Work out the label column indices.
         self.label_columns = label_columns
-        # Work out the window parameters.
         self.input_width = input_width
         self.label_width = label_width
         self.shift = shift
@@ -96,13 +92,12 @@ def compile_and_fit(model, window, patience=2):
     return model.fit(window.train, epochs=MAX_EPOCHS, validation_data=window.val, callbacks=[early_stopping])
 
 
-val_performance, performance = {}, {}
 wide_window = WindowGenerator(input_width=12, label_width=12, shift=1, label_columns=["T (degC)"])
 conv_window = WindowGenerator(input_width=3, label_width=1, shift=1, label_columns=["T (degC)"])
 
 baseline = Baseline(label_index=column_indices["T (degC)"])
 baseline.compile(loss=tf.keras.losses.MeanSquaredError(), metrics=[tf.keras.metrics.MeanAbsoluteError()])
-performance["Baseline"] = baseline.evaluate(wide_window.test, verbose=0, return_dict=True)
+baseline.evaluate(wide_window.test, verbose=0, return_dict=True)
 
 linear = tf.keras.Sequential([tf.keras.layers.Dense(units=1)])
 dense = tf.keras.Sequential([tf.keras.layers.Dense(units=8, activation="relu"), tf.keras.layers.Dense(units=1)])
@@ -118,7 +113,6 @@ class FeedBack(tf.keras.Model):
         self.out_steps = out_steps
         self.units = units
         self.lstm_cell = tf.keras.layers.LSTMCell(units)
-        # Also wrap the LSTMCell in an RNN to simplify the `warmup` method.
         self.lstm_rnn = tf.keras.layers.RNN(self.lstm_cell, return_state=True)
         self.dense = tf.keras.layers.Dense(num_features)
 
@@ -132,7 +126,6 @@ class FeedBack(tf.keras.Model):
         prediction, state = self.warmup(inputs)
         predictions.append(prediction)
         for _ in range(1, self.out_steps):
-            # Use the last prediction as input, and execute one lstm step.
             x, state = self.lstm_cell(prediction, states=state, training=training)
             prediction = self.dense(x)
             predictions.append(prediction)
@@ -141,18 +134,14 @@ class FeedBack(tf.keras.Model):
 
 
 multi_window = WindowGenerator(input_width=10, label_width=3, shift=3)
-candidates = {
-    "Linear": (linear, wide_window),
-    "Dense": (dense, wide_window),
-    "Conv": (conv_model, conv_window),
-    "LSTM": (lstm_model, wide_window),
-    "AR LSTM": (FeedBack(units=8, out_steps=3), multi_window),
-}
-for name, (model, window) in candidates.items():
-    history = compile_and_fit(model, window)
-    val_performance[name] = model.evaluate(window.val, return_dict=True)
-    performance[name] = model.evaluate(window.test, verbose=0, return_dict=True)
-    print(name, history.history["loss"])
-
-for name, value in performance.items():
-    print(f"{name:12s}: {value['mean_absolute_error']:0.4f}")
+candidates = [
+    (linear, wide_window),
+    (dense, wide_window),
+    (conv_model, conv_window),
+    (lstm_model, wide_window),
+    (FeedBack(units=8, out_steps=3), multi_window),
+]
+for model, window in candidates:
+    compile_and_fit(model, window)
+    model.evaluate(window.val, return_dict=True)
+    model.evaluate(window.test, verbose=0, return_dict=True)

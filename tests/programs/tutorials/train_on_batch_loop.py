@@ -42,45 +42,31 @@ def main():
     (x_train, y_train), (x_test, y_test) = load_data()
     y_train = keras.utils.to_categorical(y_train, 4)
     y_test = keras.utils.to_categorical(y_test, 4)
-
     model = build_model()
     model.summary()
     print("Metrics:", model.metrics_names)
-
     nb_epoch = 3
     batch_size = 32
     best = np.inf
     for epoch in range(nb_epoch):
-        print("Epoch", epoch)
-        # Halve the learning rate after the first epoch
         if epoch > 0:
             model.optimizer.learning_rate = 0.05 * 0.5**epoch
         model.reset_metrics()
-        losses = []
-        for step, (x_batch, y_batch) in enumerate(batches(x_train, y_train, batch_size)):
-            loss, accuracy = model.train_on_batch(x_batch, y_batch)
-            losses.append(loss)
-            if step % 3 == 0:
-                print(f"  step {step}: loss {loss:.4f}, accuracy {accuracy:.4f}")
-
+        for x_batch, y_batch in batches(x_train, y_train, batch_size):
+            model.train_on_batch(x_batch, y_batch)
         model.reset_metrics()
         for start in range(0, len(x_test), batch_size):
             test_loss, test_accuracy = model.test_on_batch(
                 x_test[start : start + batch_size], y_test[start : start + batch_size]
             )
-        print(f"  train loss {losses[-1]:.6f}, test loss {test_loss:.6f}, test accuracy {test_accuracy:.4f}")
         if test_loss < best:
             best = test_loss
             model.save_weights("best.weights.h5")
-
-    # The best weights go into a new model, which is trained a little more, with weights of classes and of samples.
     model = build_model()
     model.load_weights("best.weights.h5")
-    logs = model.train_on_batch(x_train[:40], y_train[:40], sample_weight=np.linspace(0.5, 1.5, 40), return_dict=True)
-    print("Weighted:", logs)
-
-    predictions = np.concatenate([model.predict_on_batch(x_test[:25]), model.predict_on_batch(x_test[25:])])
-    print("Predicted:", predictions.shape, np.mean(predictions.argmax(axis=1) == y_test.argmax(axis=1)))
+    model.train_on_batch(x_train[:40], y_train[:40], sample_weight=np.linspace(0.5, 1.5, 40), return_dict=True)
+    for rows in (x_test[:25], x_test[25:]):
+        model.predict_on_batch(rows)
     print("Last evaluation:", model.test_on_batch(x_test, y_test, return_dict=True))
 
 

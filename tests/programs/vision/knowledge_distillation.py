@@ -13,15 +13,7 @@ class Distiller(keras.Model):
         self.teacher = teacher
         self.student = student
 
-    def compile(
-        self,
-        optimizer,
-        metrics,
-        student_loss_fn,
-        distillation_loss_fn,
-        alpha=0.1,
-        temperature=3,
-    ):
+    def compile(self, optimizer, metrics, student_loss_fn, distillation_loss_fn, alpha=0.1, temperature=3):
         """Configure the distiller."""
         super().compile(optimizer=optimizer, metrics=metrics)
         self.student_loss_fn = student_loss_fn
@@ -32,12 +24,9 @@ class Distiller(keras.Model):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, allow_empty=False):
         teacher_pred = self.teacher(x, training=False)
         student_loss = self.student_loss_fn(y, y_pred)
-
         distillation_loss = self.distillation_loss_fn(
-            ops.softmax(teacher_pred / self.temperature, axis=1),
-            ops.softmax(y_pred / self.temperature, axis=1),
+            ops.softmax(teacher_pred / self.temperature, axis=1), ops.softmax(y_pred / self.temperature, axis=1)
         ) * (self.temperature**2)
-
         loss = self.alpha * student_loss + (1 - self.alpha) * distillation_loss
         return loss
 
@@ -45,7 +34,6 @@ class Distiller(keras.Model):
         return self.student(x)
 
 
-# Create the teacher
 teacher = keras.Sequential(
     [
         keras.Input(shape=(12, 12, 1)),
@@ -58,8 +46,6 @@ teacher = keras.Sequential(
     ],
     name="teacher",
 )
-
-# Create the student
 student = keras.Sequential(
     [
         keras.Input(shape=(12, 12, 1)),
@@ -72,11 +58,8 @@ student = keras.Sequential(
     ],
     name="student",
 )
-
-# Clone student for later comparison
 student_scratch = keras.models.clone_model(student)
 
-# Prepare the train and test dataset.
 batch_size = 32
 rng = np.random.default_rng(0)
 patterns = rng.integers(0, 200, size=(10, 12, 12, 1))
@@ -86,7 +69,6 @@ x = x.astype("float32") / 255.0
 x_train, y_train = x[:200], y[:200]
 x_test, y_test = x[200:], y[200:]
 
-# Train teacher as usual
 teacher.compile(
     optimizer=keras.optimizers.Adam(),
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -95,7 +77,6 @@ teacher.compile(
 teacher.fit(x_train, y_train, epochs=3, batch_size=batch_size)
 teacher.evaluate(x_test, y_test)
 
-# Distill teacher to student
 distiller = Distiller(student=student, teacher=teacher)
 distiller.compile(
     optimizer=keras.optimizers.Adam(),
@@ -108,7 +89,6 @@ distiller.compile(
 distiller.fit(x_train, y_train, epochs=2, batch_size=batch_size)
 print("Distilled student:", distiller.evaluate(x_test, y_test))
 
-# Train student from scratch for comparison
 student_scratch.compile(
     optimizer=keras.optimizers.Adam(),
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -6,7 +6,6 @@ from keras import layers
 
 keras.utils.set_random_seed(812)
 
-# Model / data parameters
 num_classes = 10
 input_shape = (14, 14, 1)
 
@@ -21,20 +20,13 @@ def load_data(num_train=230, num_test=70):
     return (images[:num_train], labels[:num_train]), (images[num_train:], labels[num_train:])
 
 
-# Load the data and split it between train and test sets
 (x_train, y_train), (x_test, y_test) = load_data()
 
-# Scale images to the [0, 1] range
 x_train = x_train.astype("float32") / 255
 x_test = x_test.astype("float32") / 255
-# Make sure images have shape (14, 14, 1)
 x_train = np.expand_dims(x_train, -1)
 x_test = np.expand_dims(x_test, -1)
-print("x_train shape:", x_train.shape)
-print(x_train.shape[0], "train samples")
-print(x_test.shape[0], "test samples")
 
-# convert class vectors to binary class matrices
 y_train = keras.utils.to_categorical(y_train, num_classes)
 y_test = keras.utils.to_categorical(y_test, num_classes)
 
@@ -50,16 +42,10 @@ model = keras.Sequential(
         layers.Dense(num_classes, activation="softmax"),
     ]
 )
-
 model.summary()
-
 batch_size = 32
 epochs = 3
 
 model.compile(loss="categorical_crossentropy", optimizer="adam", metrics=["accuracy"])
-
-history = model.fit(x_train, y_train, batch_size=batch_size, epochs=epochs, validation_split=0.1)
-
+model.fit(x_train, y_train, batch_size=batch_size, epochs=epochs, validation_split=0.1)
 score = model.evaluate(x_test, y_test, verbose=0)
-print("Test loss:", score[0])
-print("Test accuracy:", score[1])

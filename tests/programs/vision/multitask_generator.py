@@ -8,7 +8,6 @@ import numpy as np
 from tensorflow.keras import Input, Model, layers, losses, metrics, optimizers, utils
 
 utils.set_random_seed(404)
-
 IM = 12
 N_MOODS = 3
 
@@ -83,11 +82,7 @@ model = Model(
 )
 model.compile(
     optimizer=optimizers.Adam(learning_rate=3e-3),
-    loss={
-        "age_output": "mse",
-        "sex_output": losses.BinaryCrossentropy(),
-        "mood_output": "categorical_crossentropy",
-    },
+    loss={"age_output": "mse", "sex_output": losses.BinaryCrossentropy(), "mood_output": "categorical_crossentropy"},
     loss_weights={"age_output": 4.0, "sex_output": 0.5, "mood_output": 1.5},
     metrics={
         "age_output": ["mae", metrics.RootMeanSquaredError(name="rmse"), metrics.R2Score(name="r2")],
@@ -100,7 +95,7 @@ model.compile(
 batch_size = 16
 train_generator = FaceDataGenerator(150)
 valid_generator = FaceDataGenerator(44)
-history = model.fit(
+model.fit(
     train_generator.generate(is_training=True, batch_size=batch_size),
     steps_per_epoch=9,
     epochs=3,
@@ -114,8 +109,4 @@ evaluated = model.evaluate(
     test_generator.generate(is_training=False, batch_size=20, forever=False), return_dict=True, verbose=0
 )
 predicted = model.predict({"image": test_generator.images, "camera": test_generator.camera}, batch_size=24, verbose=0)
-for name, values in sorted(history.history.items()):
-    print(f"{name:32s}", [round(float(np.mean(v)), 6) for v in values])
 print("test:", {name: round(float(np.mean(value)), 6) for name, value in evaluated.items()})
-print("age:", float(np.abs(predicted["age_output"][:, 0] * train_generator.max_age - test_generator.age).mean()))
-print("moods:", np.bincount(predicted["mood_output"].argmax(1), minlength=N_MOODS))

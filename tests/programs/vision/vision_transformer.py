@@ -15,8 +15,6 @@ y = rng.integers(0, num_classes, size=(240, 1))
 x = prototypes[y[:, 0]] + rng.uniform(0, 55, size=(240,) + input_shape)
 x_train, y_train = x[:200], y[:200]
 x_test, y_test = x[200:], y[200:]
-print(f"x_train shape: {x_train.shape} - y_train shape: {y_train.shape}")
-print(f"x_test shape: {x_test.shape} - y_test shape: {y_test.shape}")
 
 learning_rate = 0.001
 weight_decay = 0.0001
@@ -41,7 +39,6 @@ data_augmentation = keras.Sequential(
     ],
     name="data_augmentation",
 )
-# Compute the mean and the variance of the training data for normalization.
 data_augmentation.layers[0].adapt(x_train)
 
 
@@ -86,7 +83,6 @@ def create_vit_classifier():
     augmented = data_augmentation(inputs)
     patches = Patches(patch_size)(augmented)
     encoded_patches = PatchEncoder(num_patches, projection_dim)(patches)
-
     for _ in range(transformer_layers):
         x1 = layers.LayerNormalization(epsilon=1e-6)(encoded_patches)
         attention_output = layers.MultiHeadAttention(num_heads=num_heads, key_dim=projection_dim, dropout=0.1)(x1, x1)
@@ -94,7 +90,6 @@ def create_vit_classifier():
         x3 = layers.LayerNormalization(epsilon=1e-6)(x2)
         x3 = mlp(x3, hidden_units=transformer_units, dropout_rate=0.1)
         encoded_patches = layers.Add()([x3, x2])
-
     representation = layers.LayerNormalization(epsilon=1e-6)(encoded_patches)
     representation = layers.Flatten()(representation)
     representation = layers.Dropout(0.5)(representation)
@@ -113,12 +108,11 @@ def run_experiment(model):
             keras.metrics.SparseTopKCategoricalAccuracy(5, name="top-5-accuracy"),
         ],
     )
-
     checkpoint_filepath = "checkpoint.weights.h5"
     checkpoint_callback = keras.callbacks.ModelCheckpoint(
         checkpoint_filepath, monitor="val_accuracy", save_best_only=True, save_weights_only=True
     )
-    history = model.fit(
+    model.fit(
         x=x_train,
         y=y_train,
         batch_size=batch_size,
@@ -126,13 +120,9 @@ def run_experiment(model):
         validation_split=0.1,
         callbacks=[checkpoint_callback],
     )
-
     model.load_weights(checkpoint_filepath)
-    _, accuracy, top_5_accuracy = model.evaluate(x_test, y_test)
-    print(f"Test accuracy: {round(accuracy * 100, 2)}%")
-    print(f"Test top 5 accuracy: {round(top_5_accuracy * 100, 2)}%")
-    return history
+    model.evaluate(x_test, y_test)
 
 
 vit_classifier = create_vit_classifier()
-history = run_experiment(vit_classifier)
+run_experiment(vit_classifier)

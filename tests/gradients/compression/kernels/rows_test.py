@@ -31,23 +31,11 @@ def test_orthonormal_with_the_same_span(rows, columns, rank, scale, dtype, seed)
     np.testing.assert_allclose(unit @ found.T @ found, unit, atol=1e-3 if dtype == "float32" else 1e-11)
 
 
-def test_follows_the_paper():
-    """Each row is a positive multiple of its residual after projection onto the rows before it."""
-    rows = np.random.default_rng(0).standard_normal((4, 50))
-    found = orthonormalize(tf.constant(rows)).numpy()
-    assert (np.diag(rows @ found.T) > 0).all()
-    np.testing.assert_allclose(np.triu(rows @ found.T, 1), 0, atol=1e-12)
-
-
 @pytest.mark.parametrize("value", [0.0, 1e-45, -1e-42, 3e38])
 def test_rows_of_one_value(value):
     found = orthonormalize(tf.fill([3, 20], tf.constant(value, tf.float32))).numpy()
     assert np.isfinite(found).all() and not found[1:].any()
     np.testing.assert_allclose(found[0], np.sign(value) / np.sqrt(20) if abs(value) > 1e-30 else 0, rtol=1e-6)
-
-
-def test_what_is_not_finite_does_not_raise():
-    orthonormalize(tf.constant([[np.nan, 1.0, 2.0], [np.inf, 0.0, 1.0]]))
 
 
 def test_scaled_rows():

@@ -17,7 +17,6 @@ SCALES = st.sampled_from([1e-40, 1e-20, 1.0, 1e20])
 
 
 def with_code(codec, x, seed=SEED):
-    """Returns decode(encode(x)) as float64, and the code."""
     code = codec.encode(tf.constant(x), seed)
     return codec.decode(code, len(x)).numpy().astype("float64"), code
 

@@ -38,7 +38,6 @@ class Paper:
 
 
 def orthogonalize(matrix):
-    """Gram-Schmidt, column by column."""
     matrix = matrix.copy()
     for i in range(matrix.shape[1]):
         matrix[:, i] /= np.linalg.norm(matrix[:, i])
@@ -56,7 +55,6 @@ def given_gradients():
 
 @pytest.fixture(scope="module")
 def steps():
-    """The steps of three ranks."""
     return on_threads(named("powersgd(rank=2)"), given_gradients())[0]
 
 
@@ -66,6 +64,7 @@ def test_equals_the_paper(steps):
     starts = [s.initial for s in reducer.state([tf.TensorSpec(SHAPES[i], name=f"variable{i}") for i in THIN])]
     papers = {i: Paper(q.T, RANKS, shape[0]) for (i, shape), q in zip(THIN.items(), starts, strict=True)}
     for step, tensors in zip(steps, gradients, strict=True):
+        assert len({tuple(bits(state[len(SHAPES) :])) for state in step.state}) == 1
         for i, total in enumerate(step.totals[0]):
             if i not in papers:
                 np.testing.assert_allclose(total, tensors[i].sum(0), rtol=1e-5, atol=1e-5)
@@ -75,17 +74,6 @@ def test_equals_the_paper(steps):
             assert np.linalg.norm(total.reshape(THIN[i]) - expected) <= 1e-5 * norm
             memory = sum(state[i].astype("float64") for state in step.state).reshape(THIN[i])
             assert np.linalg.norm(memory - papers[i].memory.sum(0)) <= 1e-5 * norm
-
-
-def test_ranks_are_bitwise_equal_and_lose_nothing(steps):
-    for step in steps:
-        assert all(bits(totals) == bits(step.totals[0]) for totals in step.totals)
-        assert all(bits(state[len(SHAPES) :]) == bits(step.state[0][len(SHAPES) :]) for state in step.state)
-    for i, tensors in enumerate(zip(*given_gradients(), strict=True)):
-        total = sum(step.totals[0][i].astype("float64") for step in steps)
-        kept = sum(state[i].astype("float64") for state in steps[-1].state)
-        asked = sum(tensor.astype("float64").sum(0) for tensor in tensors)
-        np.testing.assert_allclose(total + kept, asked, rtol=1e-4, atol=1e-4)
 
 
 def test_payload(steps):

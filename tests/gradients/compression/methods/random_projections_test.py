@@ -47,7 +47,6 @@ def test_an_orthogonal_projection(size, ratio, draws):
 
 
 def totals_of(reducer, x, count):
-    """Returns what is sent in each of many draws."""
     step = tf.function(lambda draws: reducer.reduce([tf.constant(x)], [draws], OneReplica(), name="g").totals[0])
     return np.stack([step(tf.constant(draws)) for draws in range(count)])
 
