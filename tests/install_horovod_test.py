@@ -37,19 +37,6 @@ def test_a_failed_pip_is_one_line_with_the_cause_and_the_log(tmp_path: pathlib.P
     assert log.path.read_text().startswith(f"$ {sys.executable}")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpu=maybe"], "--gpu must be true or false. Received: maybe."),
-    ],
-)
-def test_bad_arguments_end_with_one_line_and_code_2(arguments, message, capsys):
-    assert run(*arguments) == ExitCode.BAD_INPUT
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 def test_help_lists_the_flags(capsys):
     assert run("--help") == ExitCode.DONE
     out = capsys.readouterr().out
@@ -62,12 +49,6 @@ def test_a_missing_tool_ends_the_command_with_code_2(no_tools, tmp_path, capsys)
     assert capsys.readouterr().err == (
         "tfdist install_horovod: Horovod's build needs g++. Received: none. Install the Debian package g++.\n"
     )
-
-
-def test_an_unwritable_cache_is_bad_input(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    assert run("--force", f"--cache_dir={tmp_path / 'file'}") == ExitCode.BAD_INPUT
-    assert "The cache must be writable." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("variables", [{"XDG_CACHE_HOME": "/xdg"}, {}])

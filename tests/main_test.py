@@ -56,26 +56,6 @@ def test_the_module_is_main_and_imports_from_the_current_directory(tmp_path: pat
         assert run(*program, "--steps=3", directory=tmp_path) == (7, "tfdist.train /train.py ['--steps=3']\n", "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("install-horovod",), 'Did you mean "install_horovod"?'),
-        (("cli",), "tfdist: cli is not a command of tfdist."),
-        (("__main__",), "tfdist: __main__ is not a command of tfdist."),
-        (("../tfdist/train",), "tfdist: ../tfdist/train is not a command of tfdist."),
-        (("",), "is not a command of tfdist."),
-    ],
-)
-def test_unknown_commands_are_one_line_and_code_2(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-):
-    """More of them are in tests/cli/wrong_uses.tsv."""
-    assert main.main(arguments) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
-
-
 def test_versions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     found = {"tensorflow": "2.21.0", "keras": "3.15.1"}
 

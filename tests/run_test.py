@@ -67,15 +67,6 @@ def test_the_exit_code_of_a_script_on_two_replicas(script: str, tmp_path: pathli
     assert printed(done)
 
 
-def test_flags_come_from_the_environment_too(script: str, tmp_path: pathlib.Path) -> None:
-    """Flags of the command line take precedence; errors are one line."""
-    done = run(["-m", "tfdist.run", script, "0"], tmp_path, TFDIST_FLAGS="--clip_norm=much")
-    assert done.returncode == 2 and "--clip_norm" in done.stdout.splitlines()[-1], done.stdout
-    done = run(["-m", "tfdist.run", "--clip_norm=1", script, "0"], tmp_path, TFDIST_FLAGS="--clip_value=1")
-    assert done.returncode == 2
-    assert "tfdist run: Gradients are clipped by their norm or by value" in done.stdout.splitlines()[-1]
-
-
 @pytest.mark.smoke("run")
 def test_a_mistake_in_a_script_is_one_line_with_the_place(tmp_path: pathlib.Path) -> None:
     """It names arguments, which the script can change, and not flags."""
@@ -92,24 +83,6 @@ def test_the_hook_of_a_script_gets_errors_that_are_not_those_of_tfdist(tmp_path:
     (tmp_path / "own.py").write_text(f"{hook}raise ValueError('wrong')\n")
     done = run(["-m", "tfdist.run", "own.py"], tmp_path)
     assert (done.returncode, done.stdout) == (1, "ValueError wrong True\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        ([], ("The script must follow the flags",)),
-        (["nowhere.py"], ("The script must be a file. Received: nowhere.py.",)),
-        (["--strategy=mesh", "script.py"], ("Keras's own fit runs on single", "--strategy=mesh")),
-        (["--compresion=fp16", "script.py"], ("--compresion is not a flag of tfdist run", '"--compression"')),
-    ],
-)
-def test_a_mistake_is_one_line(
-    arguments: list[str], parts: tuple[str, ...], script: str, tmp_path: pathlib.Path
-) -> None:
-    done = run(["-m", "tfdist.run", *arguments], tmp_path)
-    assert done.returncode == 2
-    [line] = done.stdout.splitlines()
-    assert all(part in line for part in parts), line
 
 
 @pytest.fixture

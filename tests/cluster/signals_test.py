@@ -72,14 +72,6 @@ def test_an_error_in_a_callback_is_logged_and_the_next_signal_heard(heard, caplo
     assert caplog.text.count("Handling SIGUSR1 failed") == 2
 
 
-def test_only_the_main_thread_can():
-    said = []
-    thread = threading.Thread(target=lambda: said.append(signals.can_set_handlers()))
-    thread.start()
-    thread.join()
-    assert said == [False] and signals.can_set_handlers()
-
-
 def test_a_forked_process_ends_by_signals_as_usual(heard):
     """As `multiprocessing.Process.terminate` requires; the parent does not hear them."""
     reading, writing = os.pipe()

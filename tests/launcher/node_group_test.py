@@ -119,15 +119,6 @@ def test_a_wrong_token_is_refused(launch):
     assert "Give all processes of a job the same TFDIST_TOKEN" in nodes[1].said[-1]
 
 
-@pytest.mark.parametrize("flags", [("--nodes=2",), ("--processes=1:2", "--hosts=hosts")])
-def test_several_hosts_without_a_token_are_refused(launch, flags, tmp_path):
-    (tmp_path / "hosts").write_text("node1.example.com:1")
-    one = launch("true", flags=(*flags, "--coordinator=10.77.0.1:14000"))
-    assert one.wait() == 2
-    assert "A job over several hosts needs a secret token" in one.err.splitlines()[-1]
-    assert not (tmp_path / "runs").exists()
-
-
 def test_launchers_with_one_token_file(launch, tmp_path):
     """Its token is not the ranks': they get one that is derived from it."""
     (tmp_path / "secret").write_text("the secret of the launchers")
