@@ -1,28 +1,22 @@
 """The launcher as started by users, with real processes and signals."""
 
 import json
-import pathlib
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.launcher.launching import Launches, member, python
+from tests.launcher import conftest
+from tests.launcher.launching import member, python
 from tests.waiting import DEADLINE
 from tfdist.cluster.signals import TOGETHER_SECONDS
 from tfdist.launcher.supervision import FAILURE_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
-
-
-@pytest.fixture
-def launch(tmp_path: pathlib.Path) -> Iterator[Launches]:
-    with Launches(tmp_path) as launches:
-        yield launches
+launch = conftest.launch
 
 
 @pytest.mark.smoke("launch")
@@ -189,12 +183,6 @@ def test_output_that_nobody_reads_ends_the_job(launch):
     one.read_line()
     one.process.stdout.close()
     assert one.process.wait(timeout=DEADLINE) == 141
-
-
-def test_a_rank_that_does_not_join_is_named(launch):
-    one = launch(*member(absent=(1, 2)), flags=("--processes=3", "--start_timeout_seconds=0.5"))
-    assert one.wait() == 5
-    assert one.said[-1].startswith("tfdist launch: ranks 1, 2 did not join the job's group within 0.5 s")
 
 
 HOROVOD = """
