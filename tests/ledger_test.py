@@ -65,30 +65,18 @@ def test_one_start(directory, said):
     )
 
 
-def in_json(directory) -> tuple[int, dict]:
+@pytest.mark.parametrize(("stream", "code"), [(STREAM, 0), (STREAM % 9, 1)])
+def test_json_says_what_the_text_says(stream, code, directory, said, capsys):
+    use(start(directory, 0, 2), range(0, 6), stream)
     output = Output(is_json=True)
-    code = ledger.main(str(directory.path), output)
+    assert ledger.main(str(directory.path), output) == code and not capsys.readouterr().out
     record = {"schema": 1, "command": "ledger", **output.facts}
     documented_json.check("ledger", record)
-    return code, record
-
-
-def test_json_says_what_the_text_says(directory, said, capsys):
-    use(start(directory, 0, 2), range(0, 6))
-    code, record = in_json(directory)
-    assert code == 0 and record["proved"] and not record["problems"] and not record["problem_count"]
-    assert not capsys.readouterr().out
-    text = said(0)
+    *problems, last = said(code).splitlines()
+    assert record["problems"] == problems and record["proved"] == (not code)
     counts = [record[k] for k in ("steps", "starts", "examples_per_epoch", "complete_epochs", "examples_of_next_epoch")]
-    assert counts == [int(number) for number in re.findall(r"\d+", text)]
-
-
-def test_json_of_a_run_that_is_not_proved(directory, said):
-    use(start(directory, 0, 2), range(0, 6), STREAM % 9)
-    code, record = in_json(directory)
-    assert code == 1 and not record["proved"]
-    *problems, last = said(1).splitlines()
-    assert record["problems"] == problems and f"{record['problem_count']} problems" in last
+    shown = [int(number) for number in re.findall(r"\d+", last)]
+    assert shown == ([record["problem_count"], len(problems)] if code else counts)
 
 
 def test_restarts_and_resizes(directory, said):

@@ -30,7 +30,8 @@ def test_lists_the_commands(program: tuple[str, ...], arguments: tuple[str, ...]
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "Usage: tfdist COMMAND [--flag=value ...]"
-    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(commands())
+    assert [tuple(line.split(maxsplit=1)) for line in lines if line.startswith("  ")] == list(commands().items())
+    assert "  install_horovod  Build Horovod for the installed TensorFlow, and install it." in lines
 
 
 @pytest.mark.parametrize(
@@ -78,9 +79,10 @@ def test_versions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("arguments", [(), ("--version",), ("help", "train")])
 def test_imports_no_tensorflow(arguments: tuple[str, ...]):
     code = (
-        "import sys\nfrom tfdist.__main__ import main\ntry:\n  code = main(sys.argv[1:])\n"
+        "import sys\nfrom tfdist.__main__ import main\narguments = sys.argv[1:]\ntry:\n  code = main(arguments)\n"
         "except SystemExit as end:\n  code = end.code\nassert not code\n"
-        "assert not {'tensorflow', 'keras', 'horovod', 'tfdist.install_horovod'} & set(sys.modules)"
+        "assert not {'tensorflow', 'keras', 'horovod', 'tfdist.install_horovod'} & set(sys.modules)\n"
+        "assert 'train' in arguments or 'absl' not in sys.modules"
     )
     assert run(sys.executable, "-c", code, *arguments)[::2] == (0, "")
 
