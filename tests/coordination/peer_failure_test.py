@@ -54,12 +54,16 @@ def kill(three, rank):
     three.members[rank]._client._disconnect()
 
 
-def test_a_main_thread_that_is_stuck_is_ended_after_one_line(watched):
+FAILED = "rank 0 of 3: rank 1 is lost: ended with code 3 (loss not finite): step 7. "
+
+
+@pytest.mark.parametrize("line", [LINE, FAILED])
+def test_a_main_thread_that_is_stuck_is_ended_after_one_line(watched, line):
     began = time.monotonic()
-    kill(watched, 1)
+    kill(watched, 1) if line == LINE else watched.members[1].leave(3, "step 7")
     assert watched.ends.came.wait(DEADLINE)
     assert time.monotonic() - began > 0.2
-    assert watched.stream.getvalue() == LINE + "Ending with code 5.\n"
+    assert watched.stream.getvalue() == line + "Ending with code 5.\n"
     assert watched.ends.codes == [5]
 
 
@@ -117,14 +121,6 @@ def test_what_ends_all_of_its_own_is_nobodys_loss(watched, monkeypatch):
         assert wait_for(watched.members[0].first_loss)
         raise NotFiniteError("step 7")
     assert watched.stream.getvalue() == "" and watched.ends.codes == []
-
-
-def test_one_that_ended_with_a_code_is_told_of(watched):
-    watched.members[1].leave(3, "step 7")
-    assert watched.ends.came.wait(DEADLINE)
-    assert watched.stream.getvalue() == (
-        "rank 0 of 3: rank 1 is lost: ended with code 3 (loss not finite): step 7. Ending with code 5.\n"
-    )
 
 
 def test_a_gather_that_fails_by_a_loss_is_told_of_once(watched):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.coordination.members import members
 from tests.waiting import DEADLINE, wait_for
-from tfdist.coordination import Group, LocalGroup, RemoteGroup
+from tfdist.coordination import Group, LocalGroup
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import PeerLostError
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.usefixtures(
 class Job:
     """Ranks as threads, in a group over TCP, that synchronize at a barrier in each call of the loop and between some calls."""
 
-    def __init__(self, groups: list[RemoteGroup]):
+    def __init__(self, groups: Sequence[Group]):
         self.size, self.groups = len(groups), groups
         self.collective = threading.Barrier(self.size)
 
@@ -124,7 +124,7 @@ def until_answered(sync_points: SyncPoints) -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_wish_is_granted_at_the_end_of_the_call_and_again_later(size: int) -> None:
-    with started(size) as job:
+    with started(size) if size > 1 else contextlib.nullcontext(Job([LocalGroup()])) as job:
 
         def rank(number: int) -> Acts:
             def call(end: int, sync_points: SyncPoints) -> None:
@@ -225,16 +225,3 @@ def test_a_rank_that_has_left_of_its_own_accord_is_no_failure() -> None:
         until_answered(sync_points)
         threading.Timer(0.2, job.groups[1].leave).start()
         assert sync_points.end_call(5) == frozenset()
-
-
-def test_one_process() -> None:
-    group: Group = LocalGroup()
-    sync_points = SyncPoints(group)
-
-    def call(end: int, sync_points: SyncPoints) -> None:
-        if end == 20:
-            sync_points.request("checkpoint")
-            until_answered(sync_points)
-
-    assert run(sync_points, range(10, 60, 10), call, nothing) == [(20, ["checkpoint"])]
-    group.leave()
