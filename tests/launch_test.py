@@ -75,15 +75,6 @@ def test_one_that_fails_ends_all_and_gives_its_code(launch, code):
     assert one.said[-1].endswith("rank-1.log")
 
 
-def test_a_program_whose_input_is_bad_is_not_started_again(launch):
-    """As for commands, although it ends by an exception."""
-    body = "import tfdist.errors\nraise tfdist.errors.InputError('No.')"
-    one = launch(*python(body), flags=("--processes=1", "--max_restarts=9"))
-    assert one.wait() == 2
-    assert [line for line in one.err.splitlines() if line not in one.said] == ["[0] tfdist: <string>, line 4: No."]
-    assert one.said[-1].startswith("tfdist launch: rank 0 ended with code 2 (bad input)")
-
-
 def test_one_that_ignores_the_wish_is_killed(launch):
     body = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\nopen('up', 'w').close()"
     dies = "while not os.path.exists('up'): time.sleep(0.01)\n    os.kill(os.getpid(), 9)"

@@ -10,37 +10,26 @@ Its others concern decisions, which job_controller_test.py and slots_test.py tes
 scaling, all ranks fail, all hosts are blacklisted, the limit of resets, the pause of a blacklisted host.
 """
 
-import contextlib
 import os
 import pathlib
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from tests.launcher.launching import Launches, python
-from tests.launcher.toy import Launched, die, launched
+from tests.launcher.toy import Launched, die, launches
 from tests.waiting import DEADLINE, wait_for
 from tfdist.cluster.signals import TOGETHER_SECONDS
 from tfdist.testing import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
+launch = launches("--rejoin_seconds=inf", size="2:3")
 
 FOREVER = 10**6
-
-
-@pytest.fixture
-def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Launched]]:
-    with contextlib.ExitStack() as stack:
-
-        def start(*flags: str, size: str = "2:3", **options) -> Launched:
-            flags = ("--rejoin_seconds=inf", *flags)
-            return stack.enter_context(launched(tmp_path, *flags, size=size, **options))
-
-        yield start
 
 
 def sizes(one: Launched) -> list[int]:

@@ -1,26 +1,18 @@
 """Jobs that fail or are preempted, and are restarted: real processes of a toy training that resumes where it saved."""
 
-import contextlib
 import os
-import pathlib
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.launcher.toy import Launched, die, launched
+from tests.launcher.toy import die, launches
 from tests.waiting import DEADLINE
 from tfdist.testing import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
-
-
-@pytest.fixture
-def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Launched]]:
-    with contextlib.ExitStack() as stack:
-        yield lambda *flags, **options: stack.enter_context(launched(tmp_path, *flags, **options))
+launch = launches()
 
 
 @pytest.mark.parametrize("size", [1, 2])

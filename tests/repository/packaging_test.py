@@ -196,17 +196,3 @@ def test_strategies_under_another_name_say_how_to_install():
         ImportError, match=r"tfdist\.strategies\. Received: import strategies\. Run `pip install -e \.`"
     ):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
-def _is_installed() -> bool:
-    try:
-        return bool(importlib.metadata.version("tfdist"))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not _is_installed(), reason="tfdist is not installed in this environment")
-def test_the_installation_finds_the_strategies_from_any_folder(tmp_path: pathlib.Path):
-    code = "import tfdist.strategies; print(tfdist.strategies.__file__)"
-    place = output_of(sys.executable, "-P", "-c", code, directory=tmp_path)
-    assert pathlib.Path(place.strip()).parent.name == "strategies"
