@@ -15,6 +15,8 @@ from tfdist.planning.benchmark_results import TRAFFIC
 
 pytestmark = pytest.mark.processes
 
+MIRRORED = ("--strategy=mirrored", "--repeat_seconds=0")
+
 
 def test_help_lists_the_flags(capsys):
     for arguments in (("--help",), ("collectives", "--help")):
@@ -26,16 +28,9 @@ def test_help_lists_the_flags(capsys):
 
 @pytest.mark.smoke("bench")
 def test_algorithms_are_compared_by_size(tmp_path, capsys):
-    flags = (
-        "--strategy=mirrored",
-        "--devices=4",
-        "--topology=2,2",
-        "--sizes=64,1KB",
-        "--repeats=1",
-        "--repeat_seconds=0",
-    )
+    flags = ("--devices=4", "--topology=2,2", "--sizes=64,1KB", "--repeats=1")
     path = tmp_path / "out"
-    assert bench.start(["bench", "collectives", *flags, "--all_reduce=all", f"--output_dir={path}"]) == 0
+    assert bench.start(["bench", "collectives", *MIRRORED, *flags, "--all_reduce=all", f"--output_dir={path}"]) == 0
     _, header, *rows, _ = capsys.readouterr().out.splitlines()
     assert header.split()[0] == "all_reduce"
     algorithms = ["engine", "ring", "tree", "halving_doubling", "hierarchical"]
@@ -48,8 +43,8 @@ def test_algorithms_are_compared_by_size(tmp_path, capsys):
 
 def test_json_says_what_the_files_say(tmp_path, capfd):
     path = tmp_path / "out"
-    flags = ("--strategy=mirrored", "--devices=2", "--sizes=64", "--repeats=2", "--repeat_seconds=0", "--dtype=int32")
-    assert bench.start(["bench", "collectives", *flags, "--json", f"--output_dir={path}"]) == 0
+    flags = ("--devices=2", "--sizes=64", "--repeats=2", "--dtype=int32")
+    assert bench.start(["bench", "collectives", *MIRRORED, *flags, "--json", f"--output_dir={path}"]) == 0
     record = json.loads(capfd.readouterr().out)
     documented_json.check("bench", record)
     assert record["output_dir"] == str(path) and record["replicas"] == 2

@@ -28,6 +28,7 @@ STEP = {
     "SLURM_STEP_TASKS_PER_NODE": "4,3",
     "SLURM_STEP_NODELIST": "gpu[07-08]",
 }
+IN_STEP = Cluster(5, 7, 1, 3, (), "gpu07:12123", "Slurm")
 POD = {"JOB_COMPLETION_INDEX": "2", "TFDIST_PROCESSES": "3"}
 TORCH = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "2000"}
 TORCHRUN = TORCH | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -63,23 +64,11 @@ AT = {"TFDIST_COORDINATOR": "boss:9"}
         ("mpi", STEP | {"PMI_RANK": "5", "PMI_SIZE": "7"}, None),
         ("mpi", STEP | MPICH, Cluster(1, 2, 1, 2, source="MPI")),
         ("slurm", {}, None),
-        ("slurm", STEP, Cluster(5, 7, 1, 3, (), "gpu07:12123", "Slurm")),
+        ("slurm", STEP, IN_STEP),
         ("slurm", STEP | AT, Cluster(5, 7, 1, 3, (), "boss:9", "Slurm")),
-        (
-            "slurm",
-            STEP | {"SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "7"},
-            Cluster(5, 7, 1, 3, (), "gpu07:12123", "Slurm"),
-        ),
-        (
-            "slurm",
-            STEP | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "n1"},
-            Cluster(5, 7, 1, 3, (), "n1:12123", "Slurm"),
-        ),
-        (
-            "slurm",
-            STEP | {"SLURM_STEP_TASKS_PER_NODE": "", "SLURM_NTASKS_PER_NODE": "4"},
-            Cluster(5, 7, 1, 4, (), "gpu07:12123", "Slurm"),
-        ),
+        ("slurm", STEP | {"SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "7"}, IN_STEP),
+        ("slurm", STEP | {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "gpu07"}, IN_STEP),
+        ("slurm", STEP | {"SLURM_STEP_TASKS_PER_NODE": "", "SLURM_NTASKS_PER_NODE": "3"}, IN_STEP),
         ("slurm", STEP | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}, Cluster(source="Slurm")),
         # A batch script: the job has seven tasks, but this process is none of them.
         ("slurm", {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, None),

@@ -207,12 +207,6 @@ def test_the_end_of_the_coordinators_launcher_ends_the_others(number, why, launc
     assert two.second.said[-1].startswith(f"tfdist launch: the coordinator's launcher is lost: {why}")
 
 
-def test_the_job_of_both_ends_with_75_when_the_first_launcher_is_asked_to_end(launch, tmp_path) -> None:
-    two = TwoHosts(launch, tmp_path, last=FOREVER)
-    two.first.job.processes[0].send_signal(signal.SIGTERM)
-    assert (two.first.end(), two.second.end()) == (75, 75)
-
-
 @pytest.mark.parametrize(("size", "expected"), [("1:1", "1"), ("1", "")])
 def test_processes_know_whether_their_job_is_elastic(tmp_path: pathlib.Path, size: str, expected: str) -> None:
     command = (f"--processes={size}", f"--log_dir={tmp_path}", "--", "sh", "-c", "echo elastic: $TFDIST_ELASTIC.")
