@@ -37,12 +37,6 @@ def test_a_failed_pip_is_one_line_with_the_cause_and_the_log(tmp_path: pathlib.P
     assert log.path.read_text().startswith(f"$ {sys.executable}")
 
 
-def test_help_lists_the_flags(capsys):
-    assert run("--help") == ExitCode.DONE
-    out = capsys.readouterr().out
-    assert all(flag in out for flag in ("gpu", "mpi", "force", "cache_dir"))
-
-
 def test_a_missing_tool_ends_the_command_with_code_2(no_tools, tmp_path, capsys):
     code = run("--force", f"--cache_dir={tmp_path / 'cache'}")
     assert code == ExitCode.BAD_INPUT
@@ -56,7 +50,7 @@ def test_the_cache_is_where_the_user_keeps_caches(variables, monkeypatch, capsys
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    run("--help")
+    assert run("--help") == ExitCode.DONE
     assert f"{variables.get('XDG_CACHE_HOME', '~/.cache')}/tfdist/horovod" in capsys.readouterr().out
 
 

@@ -174,18 +174,3 @@ def test_output_that_nobody_reads_ends_the_job(launch):
     one.read_line()
     one.process.stdout.close()
     assert one.process.wait(timeout=DEADLINE) == 141
-
-
-HOROVOD = """
-import horovod.tensorflow as hvd, tensorflow as tf
-hvd.init()
-print("sum", hvd.size(), float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum)))
-"""
-
-
-def test_horovod_finds_itself_without_horovodrun(launch):
-    pytest.importorskip("horovod")
-    one = launch(sys.executable, "-c", HOROVOD, flags=("--launcher=horovod",), TF_CPP_MIN_LOG_LEVEL="2")
-    one.process.wait(timeout=DEADLINE)
-    assert one.wait() == 0
-    assert sorted(one.out.splitlines()) == ["[0] sum 2 3.0", "[1] sum 2 3.0"]

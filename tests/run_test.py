@@ -108,16 +108,12 @@ def test_only_a_failure_is_an_exit(code: str, run_program: Callable[[str], None]
         run_program(f"import sys; sys.exit({code})")
 
 
-def test_a_scripts_neighbors_are_those_of_the_file_that_a_link_is_to(
-    run_program: Callable[[str], None], tmp_path: pathlib.Path
-) -> None:
+def test_a_scripts_neighbors_are_those_of_the_file_that_a_link_is_to(run_program, tmp_path: pathlib.Path) -> None:
     (tmp_path / "neighbor_of_own.py").write_text("")
     run_program("import neighbor_of_own")
 
 
-def test_threads_of_a_script_are_waited_for_but_not_idle_ones(
-    run_program: Callable[[str], None], tmp_path: pathlib.Path
-) -> None:
+def test_threads_of_a_script_are_waited_for_but_not_idle_ones(run_program, tmp_path: pathlib.Path) -> None:
     run_program(
         "import concurrent.futures, pathlib, threading, time\n"
         "pool = concurrent.futures.ThreadPoolExecutor()\n"

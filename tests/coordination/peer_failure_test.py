@@ -1,19 +1,15 @@
 import contextlib
 import io
 import os
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
-from tests.waiting import DEADLINE, read_line, wait_for
+from tests.waiting import DEADLINE, wait_for
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LostMember, PeerFailureHandler
-from tfdist.coordination.job_token import LOOPBACK
 from tfdist.errors import NotFiniteError, PeerLostError
-from tfdist.launcher.placement import free_ports
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -152,42 +148,3 @@ def test_a_closed_handler_ends_nothing(watched):
     assert wait_for(watched.members[0].first_loss)
     time.sleep(0.6)
     assert not watched.codes
-
-
-STUCK = """
-import sys, threading
-from tfdist.cluster.environment import Cluster
-from tfdist.coordination import PeerFailureHandler, join
-cluster = Cluster(int(sys.argv[1]), 3, int(sys.argv[1]), 3, coordinator=sys.argv[2])
-group = join(cluster, environment={})
-with PeerFailureHandler(group, cluster, grace=0.5):
-    print("joined", flush=True)
-    threading.Event().wait()  # a collective that nobody else will join
-"""
-
-
-@pytest.mark.parametrize("victim", [0, 2])
-def test_survivors_of_a_kill_end_by_themselves_and_name_it(victim):
-    coordinator = f"{LOOPBACK}:{free_ports(1, LOOPBACK)[0]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", STUCK, str(rank), coordinator],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    try:
-        for process in processes:
-            assert read_line(process.stdout) == "joined\n"
-        processes[victim].kill()
-        for rank, process in enumerate(processes):
-            _, errors = process.communicate(timeout=DEADLINE)
-            if rank != victim:
-                assert process.returncode == 5
-                assert errors.count("\n") == 1 and errors.startswith(f"rank {rank} of 3: rank {victim} is lost: ")
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
