@@ -37,12 +37,6 @@ def test_returns_the_command_s_code(returned, code):
     assert _run(lambda values: returned) == code
 
 
-def test_the_command_sees_its_flags():
-    seen = []
-    _run(lambda values: seen.append(values.steps), "--steps=3")
-    assert seen == [3]
-
-
 def test_arguments_behind_the_flags():
     seen = []
 

@@ -52,13 +52,6 @@ def test_a_deadline_names_who_did_not_come_and_fails_for_all(job):
     assert four.server.loss is None
 
 
-def test_a_member_never_come_is_named_with_its_place(job):
-    two = job(2, members=False, addresses=("a:1", "b:2"))
-    assert two.server.absent_ranks() == [0, 1]
-    assert "(never connected: rank 1 at b:2)" in outcome(two.join(0).gather, "start", 0, 0.1)
-    assert two.server.absent_ranks() == [1]
-
-
 def test_a_member_that_leaves_with_code_0_is_not_lost(job):
     two = job(2)
     pending = two.start(outcome, two.members[0].gather, "end", 0)

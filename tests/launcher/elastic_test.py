@@ -1,9 +1,9 @@
 """Elastic jobs: real launchers and processes of a toy training that resumes where it saved.
 
-Three tests correspond to Horovod's integration tests of its elastic driver (`test/integration/elastic_common.py`):
+These correspond to Horovod's integration tests of its elastic driver (`test/integration/elastic_common.py`):
 
     hosts added and removed   test_hosts_that_are_added_and_removed_resize_the_job
-    one rank fails            test_the_others_go_on_without_one_that_dies
+    one rank fails            tests/end_to_end/elastic/run_test.py
     too few hosts, timeout    test_a_job_that_never_has_its_least_processes_gives_up
 
 Its others concern decisions, which job_controller_test.py and slots_test.py test with a simulated clock: one rank fails without
@@ -124,16 +124,6 @@ def test_a_resize_waits_for_ranks_that_are_ending_after_another_one_without_a_si
         listed(tmp_path, "localhost:3")
         assert one.wait() == 0
     assert "[1] ends" in one.out and "Attempt 1: 3 processes." in one.err
-
-
-@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(1)"])
-def test_the_others_go_on_without_one_that_dies(how: str, launch) -> None:
-    one = launch(fault=die("rank == 1 and restart == 0 and step == 8", how))
-    assert one.end() == 0
-    assert sizes(one) == [3, 2]
-    assert {(restart, step) for _, step, restart, _, _ in one.begun()} == {(0, 0), (1, 6)}
-    assert re.search(r"rank 1 ended with code \d+ .* At once: restart 1 after step 7\.", one.said[1])
-    assert one.said[2] == "tfdist launch: Attempt 1: 2 processes."
 
 
 def test_the_others_go_on_without_one_that_is_silent(launch) -> None:
