@@ -72,12 +72,6 @@ def test_values_are_taken_as_they_are_written(write):
     )
 
 
-def test_mappings_are_meshes_and_layouts(write):
-    write("strategy: mesh\nmesh_shape:\n  data: 2\n  model: 4\nlayout: {heads: model, ffn: model}\n")
-    found = parsed("--config", "run.yaml")
-    assert (found.mesh_shape, found.layout) == ("data:2;model:4", "heads:model;ffn:model")
-
-
 def test_the_command_line_and_flag_files_win_wherever_they_stand(write):
     write("batch_size: 8\nepochs: 3\nseed: 5\n")
     write("--seed=6\n", "flags.txt")

@@ -165,17 +165,17 @@ def test_everything_is_as_before_afterwards() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_what_was_ignored_stays_so(program) -> None:
-    one = program(WAITS, before="signal.signal(signal.SIGINT, signal.SIG_IGN)")
-    one.process.send_signal(signal.SIGINT)
-    assert one.end() == (0, "done\n", "")
-
-
-def test_other_signals_are_none(program) -> None:
-    handler = "signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'own\\n'))"  # `print` may be at work
-    one = program(WAITS, before=handler)
-    one.process.send_signal(signal.SIGUSR1)
-    assert one.end() == (0, "own\ndone\n", "")
+@pytest.mark.parametrize(
+    "name, handler, out",
+    [
+        ("SIGINT", "signal.SIG_IGN", ""),
+        ("SIGUSR1", "lambda *_: os.write(1, b'own\\n')", "own\n"),  # `print` may be at work
+    ],
+)
+def test_ignored_and_other_signals_are_handled_as_before(name: str, handler: str, out: str, program) -> None:
+    one = program(WAITS, before=f"signal.signal(signal.{name}, {handler})")
+    one.process.send_signal(signal.Signals[name])
+    assert one.end() == (0, f"{out}done\n", "")
 
 
 def test_in_another_thread_it_does_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -206,22 +206,13 @@ def test_a_wish_before_the_run_is_granted_in_it_and_the_next_run_begins_anew() -
         assert acted[1:]
 
 
-def test_a_lost_rank_ends_the_others_wait() -> None:
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_the_end_of_a_rank_ends_the_others_wait_and_is_a_failure_if_it_is_lost(is_lost: bool) -> None:
     with started(2) as job:
         sync_points = SyncPoints(job.groups[0])  # rank 1 has none, and never answers
         sync_points.begin(5)
         sync_points.request("checkpoint")
         until_answered(sync_points)
-        threading.Timer(0.2, job.groups[1]._client._disconnect).start()
-        with pytest.raises(PeerLostError, match="rank 1 is lost"):
-            sync_points.end_call(5)
-
-
-def test_a_rank_that_has_left_of_its_own_accord_is_no_failure() -> None:
-    with started(2) as job:
-        sync_points = SyncPoints(job.groups[0])
-        sync_points.begin(5)
-        sync_points.request("checkpoint")
-        until_answered(sync_points)
-        threading.Timer(0.2, job.groups[1].leave).start()
-        assert sync_points.end_call(5) == frozenset()
+        threading.Timer(0.2, job.groups[1]._client._disconnect if is_lost else job.groups[1].leave).start()
+        with pytest.raises(PeerLostError, match="rank 1 is lost") if is_lost else contextlib.nullcontext():
+            assert sync_points.end_call(5) == frozenset()
