@@ -1,4 +1,4 @@
-"""The command as started by users: one line for each mistake; a table, a file and a plot for two processes."""
+"""The command as started by users: a table, a file and a plot; mistakes are in tests/cli/wrong_uses.tsv."""
 
 import json
 import os
@@ -9,29 +9,13 @@ import pytest
 
 from tests import documented_json
 from tfdist import bench
-from tfdist.__main__ import commands
 from tfdist.cluster import environment
 from tfdist.planning import benchmark_results
 from tfdist.planning.benchmark_results import TRAFFIC
 
 pytestmark = pytest.mark.processes
 
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--sizes=4",), "Received: none."),
-        (("colectives", "--sizes=4"), 'Received: colectives. Did you mean "collectives"?'),
-        (("collectives", "--size=4"), 'Did you mean "--sizes"?'),
-        (("collectives", "4"), 'Only flags are accepted, written --name=value. Received: "4".'),
-    ],
-)
-def test_a_mistake_is_one_line(arguments, message, capsys):
-    assert bench.start(["bench", *arguments]) == 2
-    captured = capsys.readouterr()
-    (line,) = captured.err.splitlines()
-    assert message in line
-    assert not captured.out
+MIRRORED = ("--strategy=mirrored", "--repeat_seconds=0")
 
 
 def test_help_lists_the_flags(capsys):
@@ -42,48 +26,11 @@ def test_help_lists_the_flags(capsys):
         assert "--operations" in text
 
 
-def test_it_is_among_the_commands():
-    assert (
-        commands()["bench"]
-        == "Benchmark collectives: time and bandwidth of each operation between replicas, by message size."
-    )
-
-
-def test_one_replica_has_nothing_to_measure(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert bench.start(["bench", "collectives", "--strategy=single"]) == 2
-    assert capsys.readouterr().err == (
-        "tfdist bench collectives: A benchmark of collectives needs a strategy with collectives and at least two replicas. "
-        "Received: --strategy=single, 1 replicas. Use --strategy=mirrored --devices=2, `tfdist launch` or "
-        "horovodrun.\n"
-    )
-    assert not list(tmp_path.iterdir())
-
-
-def test_logical_devices_of_one_process(tmp_path, capsys):
-    flags = ("--strategy=mirrored", "--devices=2", "--sizes=64", "--repeats=1", "--repeat_seconds=0", "--dtype=int32")
-    path = tmp_path / "out"
-    assert bench.start(["bench", "collectives", *flags, f"--output_dir={path}"]) == 0
-    reason, header, *rows, last = capsys.readouterr().out.splitlines()
-    assert "Using strategy mirrored" in reason
-    assert header == benchmark_results.header()
-    assert [row.split()[0] for row in rows] == list(TRAFFIC)
-    assert last == str(path)
-    assert {"collectives.jsonl", "collectives.png", "environment.json", "flags.txt"} <= {p.name for p in path.iterdir()}
-
-
 @pytest.mark.smoke("bench")
 def test_algorithms_are_compared_by_size(tmp_path, capsys):
-    flags = (
-        "--strategy=mirrored",
-        "--devices=4",
-        "--topology=2,2",
-        "--sizes=64,1KB",
-        "--repeats=1",
-        "--repeat_seconds=0",
-    )
+    flags = ("--devices=4", "--topology=2,2", "--sizes=64,1KB", "--repeats=1")
     path = tmp_path / "out"
-    assert bench.start(["bench", "collectives", *flags, "--all_reduce=all", f"--output_dir={path}"]) == 0
+    assert bench.start(["bench", "collectives", *MIRRORED, *flags, "--all_reduce=all", f"--output_dir={path}"]) == 0
     _, header, *rows, _ = capsys.readouterr().out.splitlines()
     assert header.split()[0] == "all_reduce"
     algorithms = ["engine", "ring", "tree", "halving_doubling", "hierarchical"]
@@ -96,13 +43,15 @@ def test_algorithms_are_compared_by_size(tmp_path, capsys):
 
 def test_json_says_what_the_files_say(tmp_path, capfd):
     path = tmp_path / "out"
-    flags = ("--strategy=mirrored", "--devices=2", "--sizes=64", "--repeats=2", "--repeat_seconds=0", "--dtype=int32")
-    assert bench.start(["bench", "collectives", *flags, "--json", f"--output_dir={path}"]) == 0
+    flags = ("--devices=2", "--sizes=64", "--repeats=2", "--dtype=int32")
+    assert bench.start(["bench", "collectives", *MIRRORED, *flags, "--json", f"--output_dir={path}"]) == 0
     record = json.loads(capfd.readouterr().out)
     documented_json.check("bench", record)
     assert record["output_dir"] == str(path) and record["replicas"] == 2
     lines = [json.loads(line) for line in (path / "collectives.jsonl").read_text().splitlines()]
     assert [{"schema": 2, **one} for one in record["measurements"]] == lines
+    assert [one["operation"] for one in lines] == list(TRAFFIC)
+    assert (path / "environment.json").exists()
     assert "--json" not in (path / "flags.txt").read_text()
 
 

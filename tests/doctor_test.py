@@ -99,20 +99,6 @@ def test_a_loopback_that_is_down():
     assert done.stdout == "127.0.0.1 cannot be used: Network is unreachable\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--only=singel", 'singel is not a strategy. Did you mean "single"? Known: '),
-        ("--deadline_seconds=0", "--deadline_seconds must be positive. Received: 0."),
-    ],
-)
-def test_bad_input(flag: str, message: str):
-    done = run(flag)
-    assert (done.returncode, done.stdout) == (2, "")
-    [line] = done.stderr.splitlines()
-    assert line.startswith(f"tfdist doctor: {message}")
-
-
 class _Fake(contextlib.nullcontext):
     """Starts nothing, and says how the processes of each module ended."""
 

@@ -1,5 +1,6 @@
 """The commands that evaluate the model of a run, and write its predictions."""
 
+import itertools
 import json
 import sys
 import zipfile
@@ -82,15 +83,24 @@ def last_evaluation(run: str) -> dict[str, float]:
     return next(record for record in reversed(records) if record["kind"] == "eval")
 
 
-@pytest.mark.parametrize("options", [{}, {"strategy": "mirrored", "devices": 3, "batch_size": 50}])
-@pytest.mark.parametrize("name", ["run", "without_checkpoints", "averaged"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *itertools.product(
+            ["run", "without_checkpoints", "averaged", "elastic"],
+            [{}, {"strategy": "mirrored", "devices": 3, "batch_size": 50}],
+        ),
+        ("elastic", {"strategy": "mirrored", "devices": 2}),
+        ("elastic", {"strategy": "mesh", "devices": 2}),
+    ],
+)
 def test_the_results_are_those_of_the_run(name, options, request, tmp_path, capsys):
     run, path = request.getfixturevalue(name), tmp_path / "new" / "results.json"
     assert evaluate.main(run, EvaluateConfig(output=str(path), **options)) == 0
     found = json.loads(path.read_text())
     record = last_evaluation(run)
     assert found.pop("results") == pytest.approx({key: record[key] for key in ("loss", "accuracy")}, rel=1e-5)
-    source = "checkpoints/step-000000005" if name == "run" else "model.keras"
+    source = "checkpoints/step-000000005" if name in ("run", "elastic") else "model.keras"
     assert found == {
         "checkpoint": f"{run}/{source}",
         "step": 5,
@@ -100,23 +110,6 @@ def test_the_results_are_those_of_the_run(name, options, request, tmp_path, caps
         "replicas": options.get("devices", 1),
     }
     assert capsys.readouterr().out.startswith(f"eval after 5 steps: loss {record['loss']:.4f}")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"strategy": "single"},
-        {"strategy": "mirrored", "devices": 2},
-        {"strategy": "mirrored", "devices": 3},
-        {"strategy": "mesh", "devices": 2},
-    ],
-)
-def test_the_center_of_elastic_averaging_is_evaluated(options, elastic, tmp_path):
-    path = tmp_path / "results.json"
-    assert evaluate.main(elastic, EvaluateConfig(output=str(path), **options)) == 0
-    record = last_evaluation(elastic)
-    wanted = {key: record[key] for key in ("loss", "accuracy")}
-    assert json.loads(path.read_text())["results"] == pytest.approx(wanted, rel=1e-5)
 
 
 def test_the_best_checkpoint_is_the_one_that_the_newest_names(tmp_path):

@@ -37,25 +37,6 @@ def test_a_failed_pip_is_one_line_with_the_cause_and_the_log(tmp_path: pathlib.P
     assert log.path.read_text().startswith(f"$ {sys.executable}")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpu=maybe"], "--gpu must be true or false. Received: maybe."),
-    ],
-)
-def test_bad_arguments_end_with_one_line_and_code_2(arguments, message, capsys):
-    assert run(*arguments) == ExitCode.BAD_INPUT
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-def test_help_lists_the_flags(capsys):
-    assert run("--help") == ExitCode.DONE
-    out = capsys.readouterr().out
-    assert all(flag in out for flag in ("gpu", "mpi", "force", "cache_dir"))
-
-
 def test_a_missing_tool_ends_the_command_with_code_2(no_tools, tmp_path, capsys):
     code = run("--force", f"--cache_dir={tmp_path / 'cache'}")
     assert code == ExitCode.BAD_INPUT
@@ -64,18 +45,12 @@ def test_a_missing_tool_ends_the_command_with_code_2(no_tools, tmp_path, capsys)
     )
 
 
-def test_an_unwritable_cache_is_bad_input(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    assert run("--force", f"--cache_dir={tmp_path / 'file'}") == ExitCode.BAD_INPUT
-    assert "The cache must be writable." in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("variables", [{"XDG_CACHE_HOME": "/xdg"}, {}])
 def test_the_cache_is_where_the_user_keeps_caches(variables, monkeypatch, capsys):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    run("--help")
+    assert run("--help") == ExitCode.DONE
     assert f"{variables.get('XDG_CACHE_HOME', '~/.cache')}/tfdist/horovod" in capsys.readouterr().out
 
 

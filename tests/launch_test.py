@@ -1,28 +1,22 @@
 """The launcher as started by users, with real processes and signals."""
 
 import json
-import pathlib
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.launcher.launching import Launches, member, python
+from tests.launcher import conftest
+from tests.launcher.launching import member, python
 from tests.waiting import DEADLINE
 from tfdist.cluster.signals import TOGETHER_SECONDS
 from tfdist.launcher.supervision import FAILURE_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
-
-
-@pytest.fixture
-def launch(tmp_path: pathlib.Path) -> Iterator[Launches]:
-    with Launches(tmp_path) as launches:
-        yield launches
+launch = conftest.launch
 
 
 @pytest.mark.smoke("launch")
@@ -79,15 +73,6 @@ def test_one_that_fails_ends_all_and_gives_its_code(launch, code):
     assert one.wait() == code
     assert one.said[-1].startswith(f"tfdist launch: rank 1 ended with code {code}")
     assert one.said[-1].endswith("rank-1.log")
-
-
-def test_a_program_whose_input_is_bad_is_not_started_again(launch):
-    """As for commands, although it ends by an exception."""
-    body = "import tfdist.errors\nraise tfdist.errors.InputError('No.')"
-    one = launch(*python(body), flags=("--processes=1", "--max_restarts=9"))
-    assert one.wait() == 2
-    assert [line for line in one.err.splitlines() if line not in one.said] == ["[0] tfdist: <string>, line 4: No."]
-    assert one.said[-1].startswith("tfdist launch: rank 0 ended with code 2 (bad input)")
 
 
 def test_one_that_ignores_the_wish_is_killed(launch):
@@ -189,24 +174,3 @@ def test_output_that_nobody_reads_ends_the_job(launch):
     one.read_line()
     one.process.stdout.close()
     assert one.process.wait(timeout=DEADLINE) == 141
-
-
-def test_a_rank_that_does_not_join_is_named(launch):
-    one = launch(*member(absent=(1, 2)), flags=("--processes=3", "--start_timeout_seconds=0.5"))
-    assert one.wait() == 5
-    assert one.said[-1].startswith("tfdist launch: ranks 1, 2 did not join the job's group within 0.5 s")
-
-
-HOROVOD = """
-import horovod.tensorflow as hvd, tensorflow as tf
-hvd.init()
-print("sum", hvd.size(), float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum)))
-"""
-
-
-def test_horovod_finds_itself_without_horovodrun(launch):
-    pytest.importorskip("horovod")
-    one = launch(sys.executable, "-c", HOROVOD, flags=("--launcher=horovod",), TF_CPP_MIN_LOG_LEVEL="2")
-    one.process.wait(timeout=DEADLINE)
-    assert one.wait() == 0
-    assert sorted(one.out.splitlines()) == ["[0] sum 2 3.0", "[1] sum 2 3.0"]

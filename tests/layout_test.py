@@ -43,7 +43,6 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> st
     return output.err if code else output.out
 
 
-@pytest.mark.smoke("layout")
 def in_json(capfd: pytest.CaptureFixture[str], *argv: str, flags: str = "--strategy=pipeline ") -> dict[str, Any]:
     """Returns what is printed with --json; all of its keys are documented, after the title with these flags."""
     record = json.loads(printed(capfd, "--json", *argv))
@@ -51,9 +50,11 @@ def in_json(capfd: pytest.CaptureFixture[str], *argv: str, flags: str = "--strat
     return record
 
 
-def test_what_the_document_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every line in docs/guides/meshes.md is printed, in the same order; three dots stand for omitted lines."""
-    text = (ROOT / "docs" / "guides" / "meshes.md").read_text(encoding="utf-8")
+@pytest.mark.smoke("layout")
+@pytest.mark.parametrize("guide", ["meshes", "pipelines"])
+def test_what_a_document_shows(guide: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every line is printed, in the same order; three dots stand for omitted lines."""
+    text = (ROOT / "docs" / "guides" / f"{guide}.md").read_text(encoding="utf-8")
     [(shown, lines)] = re.findall(r"```console\n\$ tfdist layout (.*?[^\\])\n(.*?)```", text, re.DOTALL)
     found = printed(capsys, *shlex.split(shown.replace("\\\n", " ")))
     pattern = re.escape(lines).replace(re.escape("...\n"), r"(.*\n)*")
@@ -120,12 +121,6 @@ def test_json_says_what_the_text_says(capfd: pytest.CaptureFixture[str]) -> None
 
 
 PIPELINE = ("--mesh_shape=stage:2;data:2", "--micro_batches=2", *LANGUAGE[:2], "--batch_size=16")
-
-
-def test_what_the_document_of_pipelines_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "guides" / "pipelines.md").read_text(encoding="utf-8")
-    [(shown, lines)] = re.findall(r"```console\n\$ tfdist layout (.*?[^\\])\n(.*?)```", text, re.DOTALL)
-    assert printed(capsys, *shlex.split(shown.replace("\\\n", " "))) == lines
 
 
 def test_the_stages_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,10 +276,7 @@ def test_tables_of_parameter_servers_are_on_all_of_them(capfd: pytest.CaptureFix
     assert "by rows" in printed(capfd, *argv)
 
 
-def test_replicas_have_a_number(capsys: pytest.CaptureFixture[str]) -> None:
-    rule = "give both --strategy=multiworker or horovod or parameter_server and --processes or neither."
-    assert rule in printed(capsys, "--strategy=horovod", code=2)
-    assert rule in printed(capsys, "--mesh_shape=data:2", "--processes=2", code=2)
+def test_more_replicas_than_variables_to_shard(capsys: pytest.CaptureFixture[str]) -> None:
     assert "needs a trained variable for each replica. Received: 6 variables, 7 replicas." in printed(
         capsys, "--strategy=horovod", "--processes=7", "--shard=optimizer", "--model=mlp", code=2
     )

@@ -123,11 +123,6 @@ def test_what_is_refused(home, config, message):
         runs.main([str(home)], RunsConfig(**config))
 
 
-def test_a_filter_that_is_none():
-    with pytest.raises(InputError, match="--filter consists of comma-separated NAME=PATTERN. Received: mirrored."):
-        RunsConfig(filter="mirrored")
-
-
 def test_the_command_imports_neither_tensorflow_nor_matplotlib(home):
     """Flags may follow the directory."""
     done = subprocess.run(

@@ -43,13 +43,11 @@ def test_the_longest_begin_and_short_ones_keep_their_order():
     assert names(tiers.longest_first(UNITS)) == [*order, "test_short", "test_new", "test_short_job"]
 
 
-@pytest.mark.parametrize("parts", [1, landing.SLOW_PARTS])
-def test_quick_and_the_slices_of_slow_are_all_that_is_collected(request: pytest.FixtureRequest, parts: int):
+def test_quick_and_slow_are_all_that_is_collected(request: pytest.FixtureRequest):
     """This session's own units; in `make test`, all there are."""
     units = request.config.stash[tiers.UNITS]
     quick, slow = (tiers.units_of_tier(units, tier) for tier in ("quick", "slow"))
-    slices = [tiers.slice_of(slow, f"{number}/{parts}") for number in range(1, parts + 1)]
-    assert sorted(quick + [unit for units in slices for unit in units]) == sorted(units)
+    assert sorted(quick + slow) == sorted(units)
     assert tiers.unit_of(request.node) in {unit.name for unit in units}
 
 
@@ -85,7 +83,7 @@ def test_tests_that_share_a_job_are_a_unit(source: str, scope: str, mark: str, s
     assert tiers.unit_of(item) == ("data/a_test.py" if shares else "data/a_test.py::test_a")
 
 
-@pytest.mark.parametrize("parts", [1, 5, 7])
+@pytest.mark.parametrize("parts", [1, landing.SLOW_PARTS, 7])
 def test_slices_have_each_unit_once_and_take_about_as_long(parts: int):
     units = [unit(f"a{n}_test.py", float(n % 17)) for n in range(200)]
     slices = [tiers.slice_of(units, f"{number}/{parts}") for number in range(1, parts + 1)]

@@ -72,18 +72,18 @@ def test_values_are_taken_as_they_are_written(write):
     )
 
 
-def test_mappings_are_meshes_and_layouts(write):
-    write("strategy: mesh\nmesh_shape:\n  data: 2\n  model: 4\nlayout: {heads: model, ffn: model}\n")
-    found = parsed("--config", "run.yaml")
-    assert (found.mesh_shape, found.layout) == ("data:2;model:4", "heads:model;ffn:model")
-
-
 def test_the_command_line_and_flag_files_win_wherever_they_stand(write):
     write("batch_size: 8\nepochs: 3\nseed: 5\n")
     write("--seed=6\n", "flags.txt")
     for argv in (("--config=run.yaml", "--batch_size=16"), ("--batch_size=16", "--config=run.yaml")):
         found = parsed(*argv, "--flagfile=flags.txt")
         assert (found.batch_size, found.epochs, found.seed) == (16, 3, 6)
+
+
+@pytest.mark.parametrize("text", ["# nothing yet\n", "model:\ndata_dir: null\n"])
+def test_what_is_left_out_sets_nothing(write, text: str):
+    write(text)
+    assert parsed("--config=run.yaml") == TrainConfig()
 
 
 def test_of_several_files_the_last_one_wins(write):
@@ -114,11 +114,6 @@ def test_the_file_of_the_documentation(write):
     assert (found.epochs, found.metrics, found.model) == (2, "accuracy", "mlp(hidden=(64,))")
 
 
-def test_an_empty_file_sets_nothing(write):
-    write("# nothing yet\n")
-    assert parsed("--config=run.yaml") == TrainConfig()
-
-
 def test_the_launcher_takes_it_too(write):
     write("processes: 1:4  # 64 for YAML 1.1\nmax_restarts: 3\n")
     seen: list[tuple[str, int]] = []
@@ -131,11 +126,6 @@ def test_the_launcher_takes_it_too(write):
     assert seen == [("1:4", 3)]
 
 
-def test_a_value_may_be_left_out(write):
-    write("model:\ndata_dir: null\nseed: 3\n")
-    assert parsed("--config=run.yaml") == TrainConfig(seed=3)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -145,15 +135,13 @@ def test_a_value_may_be_left_out(write):
         ("config: other.yaml\n", "run.yaml: config is not a flag of tfdist train."),
         ("flagfile: flags.txt\n", "run.yaml: flagfile is not a flag of tfdist train."),
         ("batch_size: [3, 4]\n", "run.yaml: --batch_size must be an integer. Received: 3,4."),
-        ("jit_compile: maybe\n", "run.yaml: --jit_compile must be true or false. Received: maybe."),
         ("seed: " + "[" * 20_000, "--config must name a YAML file. Received: run.yaml ("),
         ("seed: 1\n\tmodel: mlp\n", "--config must name a YAML file. Received: run.yaml ("),
         ("[1, 2]: 3\n", "--config must name a YAML file. Received: run.yaml ("),
-        ("- 3\n", "--config must name a file that maps names of flags to values"),
-        ("steps: 3\nepochs: 2\n", "--steps=3 --epochs=2"),
     ],
 )
 def test_errors_name_the_file(write, refusal, text: str, message: str):
+    """Others are in tests/cli/wrong_uses.tsv."""
     write(text)
     assert message in refusal("--config=run.yaml")
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.cluster.environment_test import STEP
 from tfdist.cli import doctor_engines, doctor_machine
 from tfdist.cli.doctor_machine import Finding, Section, Status
 from tfdist.cli.horovod_build import PATCHED
@@ -44,17 +45,8 @@ def test_secrets_are_not_shown():
 
 def test_the_launcher_that_variables_tell_of():
     assert doctor_machine.environment_section({}).findings[0].text == "this is one process"
-    slurm = {
-        "SLURM_PROCID": "1",
-        "SLURM_STEP_ID": "0",
-        "SLURM_NTASKS": "2",
-        "SLURM_LOCALID": "0",
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_NODELIST": "n[1-2]",
-        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    }
-    assert doctor_machine.environment_section(slurm).findings[0].text == "Slurm says that this is rank 1 of 2"
-    contradicting = slurm | {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
+    assert doctor_machine.environment_section(STEP).findings[0].text == "Slurm says that this is rank 5 of 7"
+    contradicting = STEP | {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
     [warning] = bad(doctor_machine.environment_section(contradicting))
     assert "The sources of this process's rank must agree" in warning.text
 

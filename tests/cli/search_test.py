@@ -63,28 +63,6 @@ def test_a_directory_with_other_files_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize(
-    ("find", "message"),
-    [
-        (
-            "batch_size",
-            'Received: a process of a job of 2 (TF_CONFIG). Leave out the launcher, and give --find="batch_size(pro',
-        ),
-        ("batch_size(max=10)", "at most max. Received: --batch_size=64 and max=10"),
-        ("batch_size(launcher=mpi)", '--find: launcher must be known. Received: "mpi". Known: horovod, tensorflow.'),
-    ],
-    ids=["in a job", "a first size above the largest", "an unknown launcher"],
-)
-def test_a_search_that_is_refused_leaves_no_directory(find, message, tmp_path, monkeypatch):
-    if find == "batch_size":
-        workers = {"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker", "index": 1}}
-        monkeypatch.setenv("TF_CONFIG", json.dumps(workers))
-    with pytest.raises(InputError) as error:
-        run(tmp_path / "run", find=find, batch_size=64)
-    assert message in str(error.value)
-    assert not (tmp_path / "run").exists()
-
-
 GIVEN = {"strategy": "auto", "model": "mlp(hidden=(8,))", "dataset": "synthetic:4x4x1", "batch_size": 25, "steps": 30}
 
 

@@ -29,6 +29,7 @@ FILES = {
     "other/lightning_logs/version_0/metrics.csv": "epoch,loss\n",
     "data.csv": "length,width,species\n1.0,2.0,a\n1.5,2.5,b\n2.0,1.0,a\n",
     "other/keras.json": '{"backend": "jax"}',
+    "slots": "node1.example.com:1\n",
     "notes.txt": "just some notes\n",
     "typo.yaml": "model: mlp\nbach_size: 3\n",
     "nested.yaml": "train:\n  model: mlp\n",

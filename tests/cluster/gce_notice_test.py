@@ -70,57 +70,49 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
     made.server.server_close()
 
 
+@pytest.fixture
+def noticed(metadata: Metadata) -> Iterator[list[str]]:
+    """The notices since the first poll."""
+    paths: list[str] = []
+    with gce_notice.machine_notices(paths.append):
+        metadata.wait()
+        yield paths
+
+
 @pytest.mark.parametrize(
     ("path", "word"),
     [("instance/preempted", "TRUE"), ("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")],
 )
-def test_a_notice_is_told_once(path, word, metadata):
-    noticed: list[str] = []
-    with gce_notice.machine_notices(noticed.append):
-        metadata.wait()
-        assert noticed == []
-        metadata.said[path] = word
-        wait_for(lambda: noticed)
-        time.sleep(0.3)
+def test_a_notice_is_told_once(path, word, metadata, noticed):
+    assert noticed == []
+    metadata.said[path] = word
+    wait_for(lambda: noticed)
+    time.sleep(0.3)
     assert noticed == [path]
 
 
-def test_a_notice_that_stood_before_is_none(metadata):
-    metadata.said["instance/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
-    noticed: list[str] = []
-    with gce_notice.machine_notices(noticed.append):
-        metadata.wait()
-        metadata.wait()
-    assert noticed == []
-
-
-def test_a_server_that_is_away_is_asked_again(metadata):
+def test_a_server_that_is_away_is_asked_again(metadata, noticed):
     saved, metadata.said = metadata.said, {}
-    noticed: list[str] = []
-    with gce_notice.machine_notices(noticed.append):
-        metadata.wait()
-        metadata.said = saved | {"instance/preempted": "TRUE"}
-        wait_for(lambda: noticed)
+    metadata.wait()
+    metadata.said = saved | {"instance/preempted": "TRUE"}
+    wait_for(lambda: noticed)
     assert noticed == ["instance/preempted"]
 
 
-def test_a_server_that_falls_silent_is_asked_again(metadata, monkeypatch):
-    noticed: list[str] = []
-    with gce_notice.machine_notices(noticed.append):
-        metadata.wait()
-        monkeypatch.setattr(gce_notice, "POLL_SECONDS", 0.05)
-        metadata.wait()  # what is asked from now on has this limit
-        metadata.speaks.clear()
-        metadata.wait()  # requests without an answer
-        metadata.said["instance/preempted"] = "TRUE"
-        assert noticed == []
-        monkeypatch.setattr(gce_notice, "POLL_SECONDS", DEADLINE)
-        metadata.speaks.set()
-        wait_for(lambda: noticed)
+def test_a_server_that_falls_silent_is_asked_again(metadata, noticed, monkeypatch):
+    monkeypatch.setattr(gce_notice, "POLL_SECONDS", 0.05)
+    metadata.wait()  # what is asked from now on has this limit
+    metadata.speaks.clear()
+    metadata.wait()  # requests without an answer
+    metadata.said["instance/preempted"] = "TRUE"
+    assert noticed == []
+    monkeypatch.setattr(gce_notice, "POLL_SECONDS", DEADLINE)
+    metadata.speaks.set()
+    wait_for(lambda: noticed)
     assert noticed == ["instance/preempted"]
 
 
-def test_a_notice_that_is_taken_back_may_be_given_again(metadata):
+def test_a_notice_that_stood_before_is_none_but_may_be_given_again_when_it_was_taken_back(metadata):
     path, word = "instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"
     metadata.said[path] = word
     noticed: list[str] = []

@@ -59,3 +59,15 @@ def test_everything_is_shown_before_an_exception(capfd: pytest.CaptureFixture[st
         os.write(2, b"E0000 00:00:1795659360.924996   31137 cuda.cc:1] no driver\n")
         raise ImportError
     assert "no driver" in capfd.readouterr().err
+
+
+def test_variables_are_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFDIST_TEST_BEFORE", "1")
+    monkeypatch.delenv("TFDIST_TEST_UNSET", raising=False)
+    with (
+        pytest.raises(ValueError, match="in the context"),
+        quiet_tensorflow.environment_variables({"TFDIST_TEST_BEFORE": "2", "TFDIST_TEST_UNSET": "3"}),
+    ):
+        assert (os.environ["TFDIST_TEST_BEFORE"], os.environ["TFDIST_TEST_UNSET"]) == ("2", "3")
+        raise ValueError("in the context")
+    assert os.environ["TFDIST_TEST_BEFORE"] == "1" and "TFDIST_TEST_UNSET" not in os.environ

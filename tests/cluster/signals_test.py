@@ -2,11 +2,11 @@
 
 import os
 import signal
-import threading
 import time
 
 import pytest
 
+from tests.waiting import wait_for
 from tfdist.cluster import signals
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
@@ -14,25 +14,12 @@ pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
 @pytest.fixture
 def heard():
-    """A list of the handled signals, with a method to wait for them."""
+    return []
 
-    class Heard(list):
-        def __init__(self):
-            self.news = threading.Condition()
 
-        def by(self, who):
-            def note(number):
-                with self.news:
-                    self.append((who, signal.Signals(number).name))
-                    self.news.notify_all()
-
-            return note
-
-        def wait_for(self, count):
-            with self.news:
-                assert self.news.wait_for(lambda: len(self) >= count, 10.0), self
-
-    return Heard()
+def by(who, heard):
+    """Returns a callback that notes signals, by the name of its block."""
+    return lambda number: heard.append((who, signal.Signals(number).name))
 
 
 def send(number):
@@ -40,52 +27,44 @@ def send(number):
 
 
 def test_each_block_hears_its_own_signals_and_the_inner_one_those_of_both(heard):
-    outer = {number: heard.by("outer") for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    outer = {number: by("outer", heard) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     with signals.handle_signals(outer):
-        with signals.handle_signals({signal.SIGUSR2: heard.by("inner")}):
+        with signals.handle_signals({signal.SIGUSR2: by("inner", heard)}):
             send(signal.SIGUSR1)
-            heard.wait_for(1)
+            wait_for(lambda: len(heard) == 1)
             send(signal.SIGUSR2)
-            heard.wait_for(2)
+            wait_for(lambda: len(heard) == 2)
         send(signal.SIGUSR2)
-        heard.wait_for(3)
+        wait_for(lambda: len(heard) == 3)
     assert heard == [("outer", "SIGUSR1"), ("inner", "SIGUSR2"), ("outer", "SIGUSR2")]
 
 
 def test_what_came_before_the_end_of_a_block_is_heard(heard):
     for _ in range(20):
-        with signals.handle_signals({signal.SIGUSR1: heard.by("one")}):
+        with signals.handle_signals({signal.SIGUSR1: by("one", heard)}):
             send(signal.SIGUSR1)
     assert len(heard) == 20
 
 
 def test_an_error_in_a_callback_is_logged_and_the_next_signal_heard(heard, caplog):
     def fails(number):
-        heard.by("one")(number)
+        by("one", heard)(number)
         raise KeyError("lost")
 
     with signals.handle_signals({signal.SIGUSR1: fails}):
         send(signal.SIGUSR1)
-        heard.wait_for(1)
+        wait_for(lambda: len(heard) == 1)
         send(signal.SIGUSR1)
-        heard.wait_for(2)
+        wait_for(lambda: len(heard) == 2)
     assert caplog.text.count("Handling SIGUSR1 failed") == 2
-
-
-def test_only_the_main_thread_can():
-    said = []
-    thread = threading.Thread(target=lambda: said.append(signals.can_set_handlers()))
-    thread.start()
-    thread.join()
-    assert said == [False] and signals.can_set_handlers()
 
 
 def test_a_forked_process_ends_by_signals_as_usual(heard):
     """As `multiprocessing.Process.terminate` requires; the parent does not hear them."""
     reading, writing = os.pipe()
     with (
-        signals.handle_signals({signal.SIGTERM: heard.by("outer")}),
-        signals.handle_signals({signal.SIGTERM: heard.by("inner")}),
+        signals.handle_signals({signal.SIGTERM: by("outer", heard)}),
+        signals.handle_signals({signal.SIGTERM: by("inner", heard)}),
     ):
         pid = os.fork()
         if pid == 0:
@@ -96,7 +75,7 @@ def test_a_forked_process_ends_by_signals_as_usual(heard):
         os.kill(pid, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
         send(signal.SIGTERM)
-        heard.wait_for(1)
+        wait_for(lambda: len(heard) == 1)
     assert heard == [("inner", "SIGTERM")]
     os.close(reading)
     os.close(writing)

@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.arbitrary import TEXTS, VALUES, near
-from tests.coordination.conftest import Job
+from tests.coordination.members import Job
 from tests.coordination.wire import HELLO
 from tests.waiting import DEADLINE
 from tfdist.coordination.job_token import LOOPBACK, join_address, split_address
@@ -96,6 +96,12 @@ def pair(job: Callable[..., Job]) -> Iterator[Job]:
 
 @fuzzed
 @given(raw=RAW)
+@example(raw=b"GET / HTTP/1.1\r\n\r\n")
+@example(raw=b"x" * 5000)
+@example(raw=b"")
+@example(raw=encode({"type": "gather", "ticket": 1}))
+@example(raw=b'{"type": "hello", "rank": ' + b"9" * 4000 + b"}\n")
+@example(raw=b"[" * 4000 + b"\n")
 def test_bytes_of_an_untrusted_client(pair: Job, raw: bytes) -> None:
     for line in send(pair.server.address, raw).splitlines():
         assert json.loads(line)["type"] in ("challenge", "refused")

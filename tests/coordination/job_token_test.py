@@ -1,7 +1,10 @@
 """The token of a job: where it comes from, and which jobs do not start without one."""
 
 import os
+import pwd
+import re
 import stat
+import subprocess
 import threading
 
 import pytest
@@ -34,9 +37,6 @@ def test_whitespace_around_a_token_does_not_belong_to_it(source, file):
     file.write_text(f" {SECRET}\t\r\n")
     variables = {"TFDIST_TOKEN": f" {SECRET}\t\r\n"} if source == "variable" else {"TFDIST_TOKEN_FILE": str(file)}
     assert user_token(variables) == job_token(variables, REMOTE) == SECRET
-    short = {"TFDIST_TOKEN": "short" + " " * 20}
-    with pytest.raises(InputError, match="must have at least 16 characters.*Received: 5"):
-        job_token(short, REMOTE)
     assert user_token({"TFDIST_TOKEN": " \n", "TFDIST_TOKEN_FILE": str(file)}) == SECRET
     assert user_token({"TFDIST_TOKEN": " \n"}) == ""
 
@@ -67,34 +67,21 @@ def test_a_file_of_the_home_directory(file, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("address", "refused"),
-    [
-        (REMOTE, True),
-        ("10.0.0.1:1", True),
-        ("0.0.0.0:1", True),
-        ("[::]:1", True),
-        ("[fe80::1%eth0]:1", True),
-        ("localhost.example.com:1", True),
-        (LOCAL, False),
-        ("127.8.9.10:1", False),
-        ("localhost:1", False),
-        ("[::1]:1", False),
-    ],
+    "address", [REMOTE, "10.0.0.1:1", "0.0.0.0:1", "[::]:1", "[fe80::1%eth0]:1", "localhost.example.com:1"]
 )
-def test_only_a_job_on_the_loopback_needs_no_token(address, refused):
-    if refused:
-        with pytest.raises(InputError, match="needs a secret token.*TFDIST_TOKEN_FILE.*umask 077.*--insecure") as info:
-            job_token({}, address)
-        assert address in str(info.value) and "\n" not in str(info.value)
-    else:
-        assert len(job_token({}, address)) == 64
+def test_a_job_that_others_can_reach_needs_a_token(address):
+    with pytest.raises(InputError, match="needs a secret token.*TFDIST_TOKEN_FILE.*umask 077.*--insecure") as info:
+        job_token({}, address)
+    assert address in str(info.value) and "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize("address", [LOCAL, "127.8.9.10:1", "localhost:1", "[::1]:1"])
+def test_a_job_on_the_loopback_needs_no_token(address):
+    assert len(job_token({}, address)) == 64
 
 
 def test_the_command_of_the_message_makes_a_token(tmp_path, monkeypatch):
     """It is run as it is printed."""
-    import re
-    import subprocess
-
     with pytest.raises(InputError) as info:
         job_token({}, REMOTE)
     (command,) = re.findall(r"\(umask 077; .*?> ~/tfdist_token\)", str(info.value))
@@ -102,26 +89,23 @@ def test_the_command_of_the_message_makes_a_token(tmp_path, monkeypatch):
     assert len(job_token({"TFDIST_TOKEN_FILE": str(tmp_path / "tfdist_token")}, REMOTE)) == 64
 
 
-@pytest.mark.parametrize(
-    ("text", "allows"), [("1", True), ("true", True), ("0", False), ("False ", False), ("no", False), ("", False)]
-)
-def test_a_job_without_a_token_must_be_allowed(text, allows, caplog):
-    if not allows:
-        with pytest.raises(InputError):
-            job_token({"TFDIST_INSECURE": text}, REMOTE)
-        return
+@pytest.mark.parametrize("text", ["1", "true"])
+def test_a_job_without_a_token_must_be_allowed(text, caplog):
     tokens = {job_token({"TFDIST_INSECURE": text}, REMOTE, described) for described in ("one job", "another")}
     assert len(tokens) == 2
     assert f"anyone who can reach {REMOTE} can join it" in caplog.text
     caplog.clear()
     job_token({"TFDIST_INSECURE": text}, REMOTE, warns=False)
     assert not caplog.text
+    for other in ("0", "False ", "no", ""):
+        with pytest.raises(InputError):
+            job_token({"TFDIST_INSECURE": other}, REMOTE)
 
 
 @pytest.mark.parametrize("source", ["variable", "file"])
 def test_a_token_that_can_be_guessed_is_refused(source, file):
-    file.write_text("short")
-    variables = {"TFDIST_TOKEN": "short"} if source == "variable" else {"TFDIST_TOKEN_FILE": str(file)}
+    file.write_text("short" + " " * 20)
+    variables = {"TFDIST_TOKEN": "short" + " " * 20} if source == "variable" else {"TFDIST_TOKEN_FILE": str(file)}
     with pytest.raises(InputError, match="must have at least 16 characters.*Received: 5"):
         job_token(variables, REMOTE)
     assert job_token(variables, LOCAL) == "short"
@@ -145,12 +129,7 @@ def test_a_file_that_is_none_is_refused(tmp_path):
     os.mkfifo(tmp_path / "fifo", 0o600)  # must not block
     (tmp_path / "empty").touch(0o600)
     (tmp_path / "folder").mkdir(0o700)
-    for name, reason in {
-        "fifo": "regular",
-        "empty": "not be empty",
-        "folder": "director",
-        "none": "No such file",
-    }.items():
+    for name, reason in (("fifo", "regular"), ("empty", "not be empty"), ("folder", "director"), ("none", "No such")):
         with pytest.raises(InputError, match=reason):
             job_token({"TFDIST_TOKEN_FILE": str(tmp_path / name)}, REMOTE)
 
@@ -202,8 +181,6 @@ def test_a_key_that_is_not_the_user_s_own_is_refused(tmp_path, change):
 
 
 def test_without_home_the_key_is_in_that_of_the_user(tmp_path, monkeypatch):
-    import pwd
-
     monkeypatch.setattr(
         pwd, "getpwuid", lambda user: pwd.struct_passwd(("u", "x", user, 1, "", str(tmp_path), "/bin/sh"))
     )

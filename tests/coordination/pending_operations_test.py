@@ -66,14 +66,6 @@ def test_after_a_loss_nothing_completes():
     assert "rank 1 is lost" in add(rounds, 0, 2, name="later")[0][1]["failure"]
 
 
-def test_names_that_are_used_once_leave_nothing_behind():
-    rounds = PendingOperations(2)
-    for step in range(100):
-        add(rounds, 0, step, name=f"timing/{step}")
-        add(rounds, 1, step, name=f"timing/{step}")
-    assert rounds._operations == {}
-
-
 def test_ranks_that_all_wait_for_each_other_are_told_so_and_where():
     rounds = PendingOperations(2)
     rounds.add(0, 1, "fit", None, 600.0, 0.0, "train.py, line 3")

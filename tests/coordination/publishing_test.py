@@ -27,13 +27,13 @@ def test_everyone_hears_everything_in_one_order(job):
     assert sorted(heard[0]) == [[rank, number] for rank in range(3) for number in range(50)]
 
 
-def groups_of(kind, job):
-    return [LocalGroup()] * 2 if kind == "local" else list(job(2).members.values())
+@pytest.fixture(params=["local", "tcp"])
+def groups(request, job):
+    return [LocalGroup()] * 2 if request.param == "local" else list(job(2).members.values())
 
 
-@pytest.mark.parametrize("kind", ["local", "tcp"])
-def test_what_was_told_before_is_heard_at_registration(kind, job):
-    teller, listener = groups_of(kind, job)
+def test_what_was_told_before_is_heard_at_registration(groups):
+    teller, listener = groups
     heard = []
     for number in range(3):
         teller.publish("x", (number, "a"))
@@ -47,9 +47,8 @@ def test_what_was_told_before_is_heard_at_registration(kind, job):
     listener.leave()
 
 
-@pytest.mark.parametrize("kind", ["local", "tcp"])
-def test_a_listener_that_is_done_is_followed_by_the_next(kind, job):
-    teller, listener = groups_of(kind, job)
+def test_a_listener_that_is_done_is_followed_by_the_next(groups):
+    teller, listener = groups
     first, second = [], []
     listener.subscribe("x", lambda value: first.append(value) or value == 2)
     listener.subscribe("x", second.append)

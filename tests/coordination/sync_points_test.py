@@ -11,7 +11,7 @@ import pytest
 
 from tests.coordination.members import members
 from tests.waiting import DEADLINE, wait_for
-from tfdist.coordination import Group, LocalGroup, RemoteGroup
+from tfdist.coordination import Group, LocalGroup
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import PeerLostError
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.waits, pytest.mark.usefixtures(
 class Job:
     """Ranks as threads, in a group over TCP, that synchronize at a barrier in each call of the loop and between some calls."""
 
-    def __init__(self, groups: list[RemoteGroup]):
+    def __init__(self, groups: Sequence[Group]):
         self.size, self.groups = len(groups), groups
         self.collective = threading.Barrier(self.size)
 
@@ -124,7 +124,7 @@ def until_answered(sync_points: SyncPoints) -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_wish_is_granted_at_the_end_of_the_call_and_again_later(size: int) -> None:
-    with started(size) as job:
+    with started(size) if size > 1 else contextlib.nullcontext(Job([LocalGroup()])) as job:
 
         def rank(number: int) -> Acts:
             def call(end: int, sync_points: SyncPoints) -> None:
@@ -206,35 +206,13 @@ def test_a_wish_before_the_run_is_granted_in_it_and_the_next_run_begins_anew() -
         assert acted[1:]
 
 
-def test_a_lost_rank_ends_the_others_wait() -> None:
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_the_end_of_a_rank_ends_the_others_wait_and_is_a_failure_if_it_is_lost(is_lost: bool) -> None:
     with started(2) as job:
         sync_points = SyncPoints(job.groups[0])  # rank 1 has none, and never answers
         sync_points.begin(5)
         sync_points.request("checkpoint")
         until_answered(sync_points)
-        threading.Timer(0.2, job.groups[1]._client._disconnect).start()
-        with pytest.raises(PeerLostError, match="rank 1 is lost"):
-            sync_points.end_call(5)
-
-
-def test_a_rank_that_has_left_of_its_own_accord_is_no_failure() -> None:
-    with started(2) as job:
-        sync_points = SyncPoints(job.groups[0])
-        sync_points.begin(5)
-        sync_points.request("checkpoint")
-        until_answered(sync_points)
-        threading.Timer(0.2, job.groups[1].leave).start()
-        assert sync_points.end_call(5) == frozenset()
-
-
-def test_one_process() -> None:
-    group: Group = LocalGroup()
-    sync_points = SyncPoints(group)
-
-    def call(end: int, sync_points: SyncPoints) -> None:
-        if end == 20:
-            sync_points.request("checkpoint")
-            until_answered(sync_points)
-
-    assert run(sync_points, range(10, 60, 10), call, nothing) == [(20, ["checkpoint"])]
-    group.leave()
+        threading.Timer(0.2, job.groups[1]._client._disconnect if is_lost else job.groups[1].leave).start()
+        with pytest.raises(PeerLostError, match="rank 1 is lost") if is_lost else contextlib.nullcontext():
+            assert sync_points.end_call(5) == frozenset()

@@ -4,14 +4,13 @@ import contextlib
 import os
 import re
 import signal
-import threading
 import time
 import types
 
 import pytest
 
 from tests.coordination.members import members
-from tests.waiting import DEADLINE, wait_for
+from tests.waiting import wait_for
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.watchdog import Watchdog
 from tfdist.errors import ExitCode
@@ -33,30 +32,15 @@ def patient(monkeypatch):
     monkeypatch.setattr("tfdist.coordination.watchdog.ANSWER_SECONDS", ANSWER_SECONDS)
 
 
-class Heard:
+@pytest.fixture
+def heard():
     """Collects reports and the exit codes of processes."""
-
-    def __init__(self):
-        self.lines, self.codes = [], []
-        self._condition = threading.Condition()
-
-    def say(self, text):
-        with self._condition:
-            self.lines.append(text)
-            self._condition.notify_all()
-
-    def end(self, code):
-        with self._condition:
-            self.codes.append(code)
-            self._condition.notify_all()
-
-    def wait_for(self, condition):
-        with self._condition:
-            assert self._condition.wait_for(lambda: condition(self), DEADLINE), (self.lines, self.codes)
+    return types.SimpleNamespace(lines=[], codes=[])
 
 
 def made(group, heard, warning=0.0, shutdown=0.0):
-    return Watchdog(group, warning_seconds=warning, shutdown_seconds=shutdown, print_report=heard.say, end=heard.end)
+    report, end = heard.lines.append, heard.codes.append
+    return Watchdog(group, warning_seconds=warning, shutdown_seconds=shutdown, print_report=report, end=end)
 
 
 @contextlib.contextmanager
@@ -88,13 +72,12 @@ def one_call(watchdog, end):
             each.end_call(end)
 
 
-def test_who_has_not_come_is_named(groups):
-    heard = Heard()
+def test_who_has_not_come_is_named(groups, heard):
     with watching(groups, heard, warning=0.3) as watchdog:
         one_call(watchdog, 10)
         groups[2].describe_wait = lambda: "server 0 (rank 3)"
         begin(watchdog[::2], 10, 20)  # rank 1 is elsewhere
-        heard.wait_for(lambda heard: heard.lines)
+        wait_for(lambda: heard.lines)
         time.sleep(0.5)
         for each in watchdog:
             each.end_call(20)
@@ -108,33 +91,30 @@ def test_who_has_not_come_is_named(groups):
 
 
 @pytest.mark.parametrize("silent, others", [(2, "0, 1"), (0, "1, 2")])
-def test_a_rank_that_is_silent_is_named(groups, silent, others):
+def test_a_rank_that_is_silent_is_named(groups, silent, others, heard):
     """The rank is suspended, or holds the GIL; here it has no watchdog."""
-    heard = Heard()
     with watching([each for each in groups if each.rank != silent], heard) as watchdog:
         one_call(watchdog, 5)
         watchdog[0].report("somebody asked")
-        heard.wait_for(lambda heard: heard.lines)
+        wait_for(lambda: heard.lines)
     assert f"(somebody asked). not in a call: {others}; no answer: {silent}." in heard.lines[0]
 
 
-def test_a_signal_asks_too_and_is_whose_it_was_afterwards(groups):
-    heard = Heard()
+def test_a_signal_asks_too_and_is_whose_it_was_afterwards(groups, heard):
     before = signal.getsignal(signal.SIGUSR1)
     with watching(groups, heard) as watchdog:
         one_call(watchdog, 5)
         os.kill(os.getpid(), signal.SIGUSR1)
-        heard.wait_for(lambda heard: heard.lines)
+        wait_for(lambda: heard.lines)
     assert "(SIGUSR1 to rank 2). not in a call: 0, 1, 2." in heard.lines[0]  # of the watchdog that was entered last
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-def test_past_the_limit_all_end_with_code_4(groups):
-    heard = Heard()
+def test_past_the_limit_all_end_with_code_4(groups, heard):
     with watching(groups, heard, shutdown=0.3) as watchdog:
         one_call(watchdog, 10)
         watchdog[1].begin(10, 20)
-        heard.wait_for(lambda heard: len(heard.codes) == 3)
+        wait_for(lambda: len(heard.codes) == 3)
     assert set(heard.codes) == {ExitCode.STALLED}
     (report,) = (line for line in heard.lines if line.startswith("State of the ranks"))
     ends = [line for line in heard.lines if line != report]
@@ -146,12 +126,11 @@ def test_past_the_limit_all_end_with_code_4(groups):
 
 
 @pytest.mark.parametrize("warning", [0.1, 0.0])
-def test_the_first_call_may_compile_as_long_as_it_wants(groups, warning):
+def test_the_first_call_may_compile_as_long_as_it_wants(groups, warning, heard):
     """All ranks are in it: reported once, after the limit that ends other calls, also with warnings disabled."""
-    heard = Heard()
     with watching(groups, heard, warning=warning, shutdown=0.2) as watchdog:
         begin(watchdog, 0, 10)
-        heard.wait_for(lambda heard: heard.lines)
+        wait_for(lambda: heard.lines)
         time.sleep(ANSWER_SECONDS + 0.5)
         for each in watchdog:
             each.end_call(10)
@@ -160,14 +139,13 @@ def test_the_first_call_may_compile_as_long_as_it_wants(groups, warning):
     assert heard.codes == []
 
 
-def test_who_has_not_come_to_the_first_call_is_named(groups):
+def test_who_has_not_come_to_the_first_call_is_named(groups, heard):
     """Reported once for each change, such as the arrival of another late rank; no process is ended."""
-    heard = Heard()
     with watching(groups, heard, warning=0.3, shutdown=60.0) as watchdog:
         watchdog[0].begin(0, 10)
-        heard.wait_for(lambda heard: heard.lines)
+        wait_for(lambda: heard.lines)
         watchdog[1].begin(0, 10)
-        heard.wait_for(lambda heard: len(heard.lines) == 2)
+        wait_for(lambda: len(heard.lines) == 2)
         time.sleep(ANSWER_SECONDS + 1.0)
     assert re.search(
         r"\(the call from step 0 to 10 has lasted 0\.3 s on rank 0\)\. in a call: 0; not in a call: 1, 2\.",
@@ -179,9 +157,8 @@ def test_who_has_not_come_to_the_first_call_is_named(groups):
     assert not heard.codes
 
 
-def test_a_late_rank_that_repeats_queries_changes_no_report(groups):
+def test_a_late_rank_that_repeats_queries_changes_no_report(groups, heard):
     """The queries of two ranks, which began the same call at different times, are distinct."""
-    heard = Heard()
     with watching(groups, heard, warning=0.3) as watchdog:
         watchdog[0].begin(0, 10)
         time.sleep(ANSWER_SECONDS / 2 - 0.05)
@@ -191,22 +168,21 @@ def test_a_late_rank_that_repeats_queries_changes_no_report(groups):
     assert "in a call: 0, 1; not in a call: 2." in heard.lines[1]
 
 
-def test_who_has_not_come_to_the_run_is_named_and_says_nothing_of_it_later(groups):
+def test_who_has_not_come_to_the_run_is_named_and_says_nothing_of_it_later(groups, heard):
     """A late rank receives the queries from before it joined."""
-    late, others = Heard(), Heard()
-    with watching(groups[1:], others, warning=0.3) as rest:
+    late = types.SimpleNamespace(lines=[], codes=[])
+    with watching(groups[1:], heard, warning=0.3) as rest:
         begin(rest, 0, 10)
-        others.wait_for(lambda heard: heard.lines)
+        wait_for(lambda: heard.lines)
         with made(groups[0], late, warning=0.3) as first:
             wait_for(lambda: first._last_query == rest[0]._last_query)  # it has answered what was asked before
             first.begin(0, 10)
             time.sleep(ANSWER_SECONDS + 0.5)
-    assert "in a call: 1, 2; no answer: 0." in others.lines[0]
+    assert "in a call: 1, 2; no answer: 0." in heard.lines[0]
     assert late.lines == []
 
 
-def test_calls_that_end_in_time_say_nothing(groups):
-    heard = Heard()
+def test_calls_that_end_in_time_say_nothing(groups, heard):
     with watching(groups, heard, warning=4.0, shutdown=4.5) as watchdog:
         for end in range(1, 50):
             for each in watchdog:
@@ -217,20 +193,9 @@ def test_calls_that_end_in_time_say_nothing(groups):
     assert (heard.lines, heard.codes) == ([], [])
 
 
-def test_one_process_is_watched_alike():
-    heard = Heard()
-    with made(LocalGroup(), heard, warning=0.2) as watchdog:
-        one_call([watchdog], 1)
-        watchdog.begin(1, 2)
-        heard.wait_for(lambda heard: heard.lines)
-        watchdog.end_call(2)
-    assert "in a call: 0." in heard.lines[0]
-
-
-def test_slow_steps_are_no_stall(monkeypatch, clock):
+def test_slow_steps_are_no_stall(monkeypatch, clock, heard):
     """The limit is added to twice the time of the slowest call so far, for the same number of steps."""
     monkeypatch.setattr("tfdist.coordination.watchdog.time", types.SimpleNamespace(monotonic=clock, sleep=time.sleep))
-    heard = Heard()
     with made(LocalGroup(), heard, warning=0.2) as watchdog:
         for end in (1, 2):
             with at_once([watchdog]):
@@ -239,7 +204,7 @@ def test_slow_steps_are_no_stall(monkeypatch, clock):
                 watchdog.end_call(end)
         began = time.monotonic()
         watchdog.begin(2, 4)  # 2 * 2 * 0.4 + 0.2 s are allowed
-        heard.wait_for(lambda heard: heard.lines)
+        wait_for(lambda: heard.lines)
         assert time.monotonic() - began > 1.7 + ANSWER_SECONDS
         watchdog.end_call(4)
-    assert "the call from step 2 to 4 has lasted 1.8 s" in heard.lines[0]
+    assert "the call from step 2 to 4 has lasted 1.8 s" in heard.lines[0] and "in a call: 0." in heard.lines[0]

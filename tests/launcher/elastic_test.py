@@ -1,46 +1,35 @@
 """Elastic jobs: real launchers and processes of a toy training that resumes where it saved.
 
-Three tests correspond to Horovod's integration tests of its elastic driver (`test/integration/elastic_common.py`):
+These correspond to Horovod's integration tests of its elastic driver (`test/integration/elastic_common.py`):
 
     hosts added and removed   test_hosts_that_are_added_and_removed_resize_the_job
-    one rank fails            test_the_others_go_on_without_one_that_dies
+    one rank fails            tests/end_to_end/elastic/run_test.py
     too few hosts, timeout    test_a_job_that_never_has_its_least_processes_gives_up
 
 Its others concern decisions, which job_controller_test.py and slots_test.py test with a simulated clock: one rank fails without
 scaling, all ranks fail, all hosts are blacklisted, the limit of resets, the pause of a blacklisted host.
 """
 
-import contextlib
 import os
 import pathlib
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from tests import jobs as processes
 from tests.launcher.launching import Launches, python
-from tests.launcher.toy import Launched, die, launched
+from tests.launcher.toy import Launched, die, launches
 from tests.waiting import DEADLINE, wait_for
 from tfdist.cluster.signals import TOGETHER_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
+launch = launches("--rejoin_seconds=inf", size="2:3")
 
 FOREVER = 10**6
-
-
-@pytest.fixture
-def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Launched]]:
-    with contextlib.ExitStack() as stack:
-
-        def start(*flags: str, size: str = "2:3", **options) -> Launched:
-            flags = ("--rejoin_seconds=inf", *flags)
-            return stack.enter_context(launched(tmp_path, *flags, size=size, **options))
-
-        yield start
 
 
 def sizes(one: Launched) -> list[int]:
@@ -137,16 +126,6 @@ def test_a_resize_waits_for_ranks_that_are_ending_after_another_one_without_a_si
     assert "[1] ends" in one.out and "Attempt 1: 3 processes." in one.err
 
 
-@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(1)"])
-def test_the_others_go_on_without_one_that_dies(how: str, launch) -> None:
-    one = launch(fault=die("rank == 1 and restart == 0 and step == 8", how))
-    assert one.end() == 0
-    assert sizes(one) == [3, 2]
-    assert {(restart, step) for _, step, restart, _, _ in one.begun()} == {(0, 0), (1, 6)}
-    assert re.search(r"rank 1 ended with code \d+ .* At once: restart 1 after step 7\.", one.said[1])
-    assert one.said[2] == "tfdist launch: Attempt 1: 2 processes."
-
-
 def test_the_others_go_on_without_one_that_is_silent(launch) -> None:
     """A suspended or hanging process does not end; another rank reports a suspicion, so that it is detected within seconds."""
     when = "restart == 0 and step == 8 and rank"
@@ -216,12 +195,6 @@ def test_the_end_of_the_coordinators_launcher_ends_the_others(number, why, launc
     two.first.job.processes[0].send_signal(number)
     assert two.second.end() == 5
     assert two.second.said[-1].startswith(f"tfdist launch: the coordinator's launcher is lost: {why}")
-
-
-def test_the_job_of_both_ends_with_75_when_the_first_launcher_is_asked_to_end(launch, tmp_path) -> None:
-    two = TwoHosts(launch, tmp_path, last=FOREVER)
-    two.first.job.processes[0].send_signal(signal.SIGTERM)
-    assert (two.first.end(), two.second.end()) == (75, 75)
 
 
 @pytest.mark.parametrize(("size", "expected"), [("1:1", "1"), ("1", "")])

@@ -1,9 +1,7 @@
 """The evaluator of a launched job: its environment, its end and its failure, which the job survives."""
 
 import os
-import pathlib
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,12 +19,6 @@ def wait_for(name):
         time.sleep(0.01)
     print('saw', name)
 """
-
-
-@pytest.fixture
-def launch(tmp_path: pathlib.Path) -> Iterator[Launches]:
-    with Launches(tmp_path) as launches:
-        yield launches
 
 
 def run(launch: Launches, evaluator: str, ranks: str, *flags: str) -> Launch:

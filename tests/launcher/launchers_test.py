@@ -31,15 +31,6 @@ def test_a_launcher_that_is_gone_is_not_waited_for_and_the_others_go_on():
     assert "b is lost: no heartbeat." in play.said
 
 
-def test_a_launcher_that_comes_later_waits_and_joins_when_the_others_have_saved():
-    play = settled(names=("a",))
-    play.join("b")
-    assert play.order("b").kind == OrderKind.WAIT and play.order("a").kind == OrderKind.RUN
-    assert play.order("a", after=SETTLE_SECONDS).kind == OrderKind.STOP
-    play.report("a", code=75)
-    assert (play.runs("a"), play.runs("b")) == (2, 1)
-
-
 def joined(**fields) -> Play:
     """Returns a job in which one launcher has trained, another one has joined, and both were started."""
     play = settled(names=("a",), **fields)
@@ -107,18 +98,6 @@ def test_a_launcher_with_which_nothing_begins_stops_the_others_ever_more_rarely(
         assert play.runs("a") and play.runs("b")
 
 
-@pytest.mark.parametrize("code", [0, 75])
-def test_processes_that_end_well_may_end_long_after_the_others(code):
-    """They have not been asked to end."""
-    play = joined()
-    play.report("a", code=code, step=20)
-    play.order("b")
-    assert play.order("b", after=1e6).kind == OrderKind.RUN and play.order("a").kind == OrderKind.WAIT
-    play.report("b", code=code, step=20)
-    play.order("a")
-    assert play.order("a", after=5.0).kind == (OrderKind.RUN if code else OrderKind.OVER)
-
-
 def test_whoever_has_no_patience_waits_for_nobody():
     play = joined()
     play.report("a", code=75, stopped=True)
@@ -141,17 +120,6 @@ def test_with_too_few_others_it_is_tried_again_after_a_pause():
         play.report("b", code=5)
         assert play.runs("a") == 0 and play.runs("a", after=pause - 0.1) == 0
         play.now += 0.2
-    assert not any("continue without it" in line for line in play.said)
-
-
-@pytest.mark.parametrize(
-    "fields, kind", [({"rejoin_seconds": 0.0}, OrderKind.RUN), ({"max_restarts": 0}, OrderKind.OVER)]
-)
-def test_that_the_others_do_without_it_is_said_only_where_they_do(fields, kind):
-    play = joined(least=1, restart_backoff_seconds=0.0, **fields)
-    play.report("a", code=5)
-    play.report("b", code=5)
-    assert play.order("b").kind == kind
     assert not any("continue without it" in line for line in play.said)
 
 
@@ -193,24 +161,6 @@ def test_a_process_that_only_another_launcher_sees_die_is_its_own_launcher_s(cod
     play.controller.record_report("b", Report(Outcome(code, "node 0 is lost")))
     assert (play.runs("a"), play.runs("b")) == (2, 0)
     assert play.said[-2] == "rank 2 is the cause. At once: restart 1 after step 7."
-
-
-def test_a_host_that_has_trained_and_whose_ranks_all_hang_now_is_done_without():
-    play = settled(least=1, listed={"a": 1, "b": 2})
-    play.report("a", code=1, dead=1, step=7)
-    play.report("b", code=1, dead=2, step=7)
-    play.order("a"), play.order("a", after=5.0)
-    assert (play.runs("a"), play.runs("b")) == (1, 2)
-    play.controller.record_report("a", Report(Outcome(5, "ranks 1, 2 did not join the job's group", 1), absent=(1, 2)))
-    play.report("b", code=5)
-    assert (play.runs("a"), play.runs("b")) == (1, 0)
-
-
-def test_bad_input_ends_a_job_of_several_launchers_that_has_never_trained():
-    play = settled()
-    play.report("a", code=2)
-    play.report("b", code=2)
-    assert play.order("a").outcome.code == 2 == play.order("b").outcome.code
 
 
 def test_a_launcher_that_is_asked_to_end_leaves_and_the_job_goes_on():

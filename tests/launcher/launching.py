@@ -12,16 +12,14 @@ from typing import Any
 
 import psutil
 
-from tests.jobs import free_addresses
 from tests.waiting import DEADLINE, read_line, wait_for
+from tfdist.launcher.placement import free_ports
 
 MEMBER = """
 import os, sys, time
 from tfdist.cluster.environment import from_tf_config
 from tfdist.coordination import PeerFailureHandler, join
 cluster = from_tf_config(os.environ)
-if cluster.rank in {absent}:
-    time.sleep(1000)
 group = join(cluster)
 with PeerFailureHandler(group, cluster):
     assert group.gather("ranks", cluster.rank) == list(range(cluster.size))
@@ -109,16 +107,9 @@ def members(group: int) -> list[psutil.Process]:
 
 
 def ends(pid: int) -> bool:
-    """Returns whether a process that is not a child of this one ends soon; init may leave it a zombie for a while."""
-    end = time.monotonic() + DEADLINE
-    while time.monotonic() < end:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.005)
-    return False
+    """Waits for the end of a process that is not a child of this one; init may leave it a zombie for a while."""
+    wait_for(lambda: not living(lambda process: process.pid == pid))
+    return True
 
 
 def python(body: str) -> tuple[str, ...]:
@@ -126,9 +117,9 @@ def python(body: str) -> tuple[str, ...]:
     return sys.executable, "-c", f"import json, os, sys, time\n{rank}\n{body}"
 
 
-def member(body: str = "", absent: tuple[int, ...] = ()) -> tuple[str, ...]:
-    return sys.executable, "-c", MEMBER.format(body=body or "pass", absent=absent)
+def member(body: str) -> tuple[str, ...]:
+    return sys.executable, "-c", MEMBER.format(body=body)
 
 
 def free_address() -> str:
-    return free_addresses(1)[0]
+    return f"127.0.0.1:{free_ports(1, '127.0.0.1')[0]}"

@@ -4,13 +4,6 @@ from hypothesis import strategies as st
 from tfdist.launcher.output_forwarding import MAX_LINE_BYTES, LineSplitter
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 def shown(lines, *pieces):
     return [line for piece in pieces for line in lines.feed(piece)]
 
@@ -36,19 +29,18 @@ def test_a_carriage_return_before_the_end_belongs_to_it():
     assert shown(LineSplitter(), b"one\r\n", b"two\r", b"\nthree\n") == [b"one", b"two", b"three"]
 
 
-def test_of_a_progress_bar_one_state_a_second_is_shown_and_the_last():
-    clock = Clock()
+def test_of_a_progress_bar_one_state_a_second_is_shown_and_the_last(clock):
     lines = LineSplitter(clock)
     assert shown(lines, b"1%\r", b"2%\r", b"3%\r") == [b"1%"]
-    clock.now = 0.9
+    clock.now += 0.9
     assert shown(lines, b"4%\r") == []
-    clock.now = 1.1
+    clock.now += 0.2
     assert shown(lines, b"5%\r6%\r") == [b"5%"]
     assert shown(lines, b"100%\ndone\n") == [b"100%", b"done"]
 
 
-def test_a_bar_that_returns_first_is_shown_too():
-    assert shown(LineSplitter(Clock()), b"\r1%", b"\r2%", b"\r3%", b"\n") == [b"1%", b"3%"]
+def test_a_bar_that_returns_first_is_shown_too(clock):
+    assert shown(LineSplitter(clock), b"\r1%", b"\r2%", b"\r3%", b"\n") == [b"1%", b"3%"]
 
 
 def test_what_has_no_end_does_not_fill_the_memory():

@@ -6,7 +6,7 @@ import sys
 import psutil
 import pytest
 
-from tests.launcher.launching import Launches, ends, living, members
+from tests.launcher.launching import Launches, ends, members
 from tests.waiting import DEADLINE, read_line, wait_for
 from tfdist.launcher import reaper
 from tfdist.launcher.orphan_guard import OrphanGuard
@@ -79,38 +79,6 @@ def test_a_job_whose_guard_is_killed_ends_as_it_would_have(tmp_path):
         said = launcher.communicate(timeout=DEADLINE)[1]
     assert launcher.returncode == 0, said
     assert "Traceback" not in said
-
-
-LEAVING = "setsid sleep 1000 & (setsid sleep 1000 &) ; wait"
-
-
-def marked(guard: OrphanGuard, command: str | None = None) -> list[psutil.Process]:
-    """Returns the running processes that have the guard's variable, and run a command."""
-    [(name, value)] = guard.variables.items()
-    return living(lambda process: process.environ().get(name) == value and command in (None, process.name()))
-
-
-def test_processes_that_have_left_their_group_are_found():
-    other = subprocess.Popen(["sleep", "1000"], env={**os.environ, "TFDIST_LAUNCHER_ID": "of another launcher"})
-    with OrphanGuard() as guard:
-        environment = {**os.environ, **guard.variables}
-        left, added = (
-            subprocess.Popen(command, env=environment, start_new_session=True)
-            for command in (["sh", "-c", LEAVING], ["sleep", "1000"])
-        )
-        try:
-            guard.add(added.pid)
-            wait_for(lambda: len(marked(guard, "sleep")) == 3)
-            guard.sweep()
-            assert [process.pid for process in marked(guard)] == [added.pid]
-            guard.forget(added.pid)
-            guard.sweep()
-            wait_for(lambda: not marked(guard))
-            assert other.poll() is None
-        finally:
-            for process in (left, added, other):
-                process.kill()
-                process.wait()
 
 
 @pytest.mark.parametrize("ends", ["killed", "by itself"])

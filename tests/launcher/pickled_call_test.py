@@ -16,20 +16,6 @@ class Picky(Exception):
         super().__init__(f"step {step}: {loss}")
 
 
-def test_a_call_comes_back(tmp_path):
-    spawn.write_call(tmp_path, operator.add, (2, 3), {})
-    assert spawn.read_result(tmp_path, 1) is None
-    spawn.make_call(tmp_path, 1)
-    assert spawn.read_result(tmp_path, 1) == spawn.CallResult(5)
-
-
-def test_an_exception_comes_back_with_its_traceback(tmp_path):
-    spawn.write_call(tmp_path, operator.truediv, (1, 0), {})
-    spawn.make_call(tmp_path, 0)
-    result = spawn.read_result(tmp_path, 0)
-    assert result and isinstance(result.error, ZeroDivisionError) and "ZeroDivisionError" in result.trace
-
-
 def test_an_exception_that_does_not_travel_is_told_of(tmp_path):
     def fail():
         raise Picky(7, "inf")

@@ -20,32 +20,24 @@ from tfdist.launcher.placement import Placement, place_processes, reachable_addr
 UNEVEN = Placement(1, ("a", "::1"), ((1, 2, 3), (4,)))
 
 
+def numbers(one):
+    return one.rank, one.size, one.local_rank, one.local_size, one.cross_rank, one.cross_size
+
+
 def test_ranks_are_numbered_node_by_node():
     assert UNEVEN.size == 4
     assert UNEVEN.addresses == ("a:1", "a:2", "a:3", "[::1]:4")
-    (only,) = UNEVEN.ranks()
-    assert (only.rank, only.size) == (3, 4)
-    assert (only.local_rank, only.local_size) == (0, 1)
-    assert (only.cross_rank, only.cross_size) == (1, 2)
-    third = Placement(0, UNEVEN.hosts, UNEVEN.ports).ranks()[2]
-    assert (third.rank, third.local_rank, third.local_size, third.cross_rank, third.cross_size) == (2, 2, 3, 0, 1)
+    assert [numbers(rank) for rank in UNEVEN.ranks()] == [(3, 4, 0, 1, 1, 2)]
+    assert numbers(Placement(0, UNEVEN.hosts, UNEVEN.ports).ranks()[2]) == (2, 4, 2, 3, 0, 1)
 
 
 def test_horovod_numbers_them_alike():
     hosts = pytest.importorskip("horovod.runner.common.util.hosts")
     counts = (2, 3, 1)
     infos = [hosts.HostInfo(f"node-{node}", count) for node, count in enumerate(counts)]
-    theirs = [
-        (s.rank, s.size, s.local_rank, s.local_size, s.cross_rank, s.cross_size)
-        for s in hosts.get_host_assignments(infos, 6, 6)
-    ]
     ports = tuple(tuple(range(count)) for count in counts)
-    ours = [
-        (r.rank, r.size, r.local_rank, r.local_size, r.cross_rank, r.cross_size)
-        for node in range(3)
-        for r in Placement(node, ("a", "b", "c"), ports).ranks()
-    ]
-    assert ours == theirs
+    ours = [numbers(rank) for node in range(3) for rank in Placement(node, ("a", "b", "c"), ports).ranks()]
+    assert ours == [numbers(slot) for slot in hosts.get_host_assignments(infos, 6, 6)]
 
 
 def test_one_node_stays_on_the_loopback():
@@ -123,13 +115,6 @@ def test_without_horovod_the_command_that_builds_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.runner.common.util.hosts", None)
     with pytest.raises(InputError, match=r"Run `tfdist install_horovod`"):
         ENGINES["horovod"].serve(PLACEMENT).__enter__()
-
-
-@pytest.mark.processes
-@pytest.mark.waits
-def test_ports_are_free_and_different():
-    found = ports.free_ports(20, "127.0.0.1")
-    assert len(set(found)) == 20 and set(found) <= set(ports.CANDIDATES)
 
 
 @pytest.mark.processes

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.launcher.launching import free_address, python
+from tests.launcher.launching import python
+from tests.launcher.node_group_test import two_nodes
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
 
@@ -46,13 +47,13 @@ def test_ranks_that_end_with_75_were_preempted_unless_another_one_fails(
     ],
 )
 def test_on_several_hosts_all_launchers_return_the_same(codes, code, last, launch) -> None:
-    nodes = started(launch, f"time.sleep(0.5 * (rank == 0)); sys.exit({codes}[rank])")
+    nodes = two_nodes(launch, *python(f"time.sleep(0.5 * (rank == 0)); sys.exit({codes}[rank])"))
     assert [one.wait() for one in nodes] == [code, code]
     assert any(one.said[-1].endswith(f" {last}") for one in nodes)
 
 
 def test_a_node_whose_ranks_hang_does_not_hold_the_others(launch) -> None:
-    nodes = started(launch, "sys.exit(75) if rank else time.sleep(1000)", "--grace_seconds=1")
+    nodes = two_nodes(launch, *python(HANGS), flags=("--grace_seconds=1",))
     assert [one.wait() for one in nodes] == [5, 5]
     assert "node 0 did not reach 'launch/end' within 1 s of the end of this node's ranks" in nodes[1].said[-1]
 
@@ -69,8 +70,3 @@ def test_a_launcher_that_is_asked_to_end_returns_75_only_if_no_rank_had_to_be_ki
     assert sorted(one.read_line() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
     one.process.terminate()
     assert one.wait() == code
-
-
-def started(launch, body: str, *flags: str):
-    flags = ("--processes=1", "--nodes=2", f"--coordinator={free_address()}", *flags)
-    return [launch(*python(body), flags=(*flags, f"--node_rank={node}")) for node in range(2)]

@@ -1,26 +1,18 @@
 """Jobs that fail or are preempted, and are restarted: real processes of a toy training that resumes where it saved."""
 
-import contextlib
 import os
-import pathlib
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests import jobs as processes
-from tests.launcher.toy import Launched, die, launched
+from tests.launcher.toy import die, launches
 from tests.waiting import DEADLINE
 
 pytestmark = [pytest.mark.processes, pytest.mark.waits]
-
-
-@pytest.fixture
-def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Launched]]:
-    with contextlib.ExitStack() as stack:
-        yield lambda *flags, **options: stack.enter_context(launched(tmp_path, *flags, **options))
+launch = launches()
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -82,21 +74,16 @@ def test_nor_is_what_a_rank_forbids_to_start_again(size: str, launch) -> None:
     assert "rank 1 ended with code 1 (failed)" in one.said[-1] and "the job is not restarted" in one.said[-1]
 
 
-def test_a_signal_to_one_rank_ends_all_with_75(launch) -> None:
-    one = launch(last=10**6)
-    os.kill(one.wait_for_ranks(2)[1], signal.SIGTERM)
-    assert one.end() == 75
-    assert len(set(re.findall(r"preempted at step \d+", one.output))) == 1
-    assert one.said[-1] == "tfdist launch: all ranks ended with code 75 (preempted)."
-    assert one.output.count("Received SIGTERM") == 1  # the launcher did not signal those that were saving
-
-
-def test_who_takes_its_time_to_save_is_waited_for(launch) -> None:
+def test_a_signal_to_one_rank_ends_all_with_75_and_who_takes_its_time_to_save_is_waited_for(launch) -> None:
     """It is not signalled, because a second signal would end it immediately."""
-    one = launch(last=10**6, ending="time.sleep(4 * rank); group.leave(75); os._exit(75)")
+    says = "print(f'saved at step {step}', flush=True)"
+    one = launch(last=10**6, ending=f"time.sleep(4 * rank); {says}; group.leave(75); os._exit(75)")
     os.kill(one.wait_for_ranks(2)[0], signal.SIGTERM)
     assert one.end() == 75
-    assert one.output.count("Received SIGTERM") == 1 and "all ranks ended with code 75" in one.said[-1]
+    saved = re.findall(r"saved at step \d+", one.output)
+    assert len(saved) == 2 and len({*saved}) == 1
+    assert one.output.count("Received SIGTERM") == 1  # the launcher did not signal those that were saving
+    assert one.said[-1] == "tfdist launch: all ranks ended with code 75 (preempted)."
 
 
 def test_a_preemption_has_its_own_budget(launch) -> None:
@@ -126,15 +113,6 @@ def test_a_signal_ends_the_pause(launch) -> None:
     one.job.processes[0].send_signal(signal.SIGTERM)
     assert one.end() == 143
     assert time.monotonic() - began < 40.0 and one.said[-1] == "tfdist launch: ended by SIGTERM."
-
-
-def test_the_grace_is_the_flags(launch) -> None:
-    one = launch("--grace_seconds=1", last=10**6, ending="time.sleep(1000)")
-    one.wait_for_ranks(2)
-    began = time.monotonic()
-    one.job.processes[0].send_signal(signal.SIGTERM)
-    assert one.end() == 143
-    assert 1.0 < time.monotonic() - began < 40.0
 
 
 @pytest.mark.parametrize("signalled", ["launcher", "rank"])

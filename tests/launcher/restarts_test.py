@@ -35,10 +35,6 @@ def test_two_failures_in_a_row_after_the_same_step_are_one_that_repeats():
     assert "after step 7" in Restarts(Job(max_restarts=9)).decide(Outcome(1), 7).reason
 
 
-def test_a_step_that_nobody_has_noted_is_no_step():
-    assert waits(Restarts(Job(max_restarts=9)), (1, None), (1, None), (1, 0)) == [1, 2, 4]
-
-
 def endless(**fields) -> Restarts:
     return Restarts(Job(processes=2, min_processes=1, **fields))
 
@@ -68,19 +64,6 @@ def test_once_training_had_begun_it_takes_more_of_them():
     )
 
 
-def test_training_may_have_begun_without_a_note():
-    restarts = endless()
-    for _ in range(3 * MAX_EARLY_FAILURES):
-        restarts.record_training()
-        assert waits(restarts, (1, None)) != [None]
-
-
-def test_what_may_not_repeat_is_not_among_them():
-    restarts = endless()
-    for _ in range(3 * MAX_EARLY_FAILURES):
-        assert restarts.decide(Outcome(1), None, may_repeat=False).wait
-
-
 def test_a_program_that_asks_to_be_run_again_is_ever_more_slowly():
     assert waits(endless(), *[(75, None)] * 9) == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert waits(endless(restart_backoff_seconds=90.0), *[(75, None)] * 3) == [90, 90, 90]
@@ -92,24 +75,6 @@ def test_a_limit_of_its_own_counts_alone():
     assert waits(endless(max_preemptions=8), *[(143, None)] * 9)[-2:] == [60, None]
 
 
-def test_a_process_that_is_ended_by_sigterm_was_preempted():
-    """SIGTERM at startup, or after the last step, is a preemption without saving; SIGKILL is a failure."""
-    assert waits(Restarts(Job(max_preemptions=1)), (143, None)) == [1]
-    assert waits(Restarts(Job(max_preemptions=1)), (137, None)) == [None]
-
-
-def test_the_pause_behind_preemptions_stays_once_training_has_begun():
-    restarts = Restarts(Job(max_preemptions=2, restart_backoff_seconds=0.1))
-    assert waits(restarts, (75, 7), (75, 9), (75, 12)) == [0.1, 0.1, None]
-
-
 def test_preemptions_have_a_budget_of_their_own_and_part_failures():
     restarts = Restarts(Job(max_restarts=2, max_preemptions=1))
     assert waits(restarts, (1, 7), (75, 7), (1, 7), (75, 9)) == [1, 1, 2, None]
-
-
-def test_what_a_rank_forbids_is_not_tried_again():
-    restarts = Restarts(Job(max_restarts=9, max_preemptions=9))
-    for code in (1, 75, 137):
-        assert restarts.decide(Outcome(code), 7, final=True).wait is None
-    assert "the job is not restarted" in restarts.decide(Outcome(1), 7, final=True).reason

@@ -1,7 +1,5 @@
 import math
 
-import pytest
-
 from tfdist.launcher.job_controller import MAX_REJOIN_SECONDS, Slots
 
 
@@ -9,14 +7,6 @@ def slots(rejoin: float, total: int = 3) -> Slots:
     made = Slots(rejoin)
     made.resize(total)
     return made
-
-
-def test_a_death_takes_a_slot_for_a_while_and_the_next_one_for_twice_as_long():
-    one = slots(10.0)
-    one.disable(1, now=100.0)
-    assert [one.count_enabled(now) for now in (100.0, 109.9, 110.0)] == [2, 2, 3]
-    one.disable(2, now=200.0)
-    assert [one.count_enabled(now) for now in (200.0, 219.9, 220.0)] == [1, 1, 3]
 
 
 def test_the_pause_grows_to_an_hour_and_never_shrinks_what_was_said():
@@ -48,21 +38,6 @@ def test_an_hour_with_all_slots_forgets_what_was_before():
     soon.disable(1, now=0.0)
     soon.disable(1, now=10.0 + MAX_REJOIN_SECONDS)
     assert soon.count_enabled(29.9 + MAX_REJOIN_SECONDS) == 2
-
-
-def test_nobody_s_death_changes_nothing():
-    one = slots(10.0)
-    for _ in range(5):
-        one.disable(0, now=0.0)
-    one.disable(1, now=0.0)
-    assert [one.count_enabled(now) for now in (9.9, 10.0)] == [2, 3]
-
-
-@pytest.mark.parametrize("rejoin, free", [(0.0, 3), (math.inf, 2)])
-def test_at_once_or_never(rejoin, free):
-    one = slots(rejoin)
-    one.disable(1, now=0.0)
-    assert one.count_enabled(1e9) == free
 
 
 def test_another_number_of_slots_forgets_the_dead():

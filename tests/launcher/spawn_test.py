@@ -7,7 +7,6 @@ import time
 import psutil
 import pytest
 
-import tfdist
 from tfdist.errors import InputError, PeerLostError, SpawnError
 from tfdist.launcher.spawn import spawn
 
@@ -42,10 +41,6 @@ def test_each_ranks_value_comes_back_in_order():
 
 def test_a_function_of_a_module_travels_by_name():
     assert spawn(os.getenv, args=("TFDIST_GROUP",))[0].startswith("127.0.0.1:")
-
-
-def test_it_is_a_public_name():
-    assert "spawn" in tfdist.__all__
 
 
 def test_the_processes_find_each_other():

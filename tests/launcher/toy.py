@@ -4,7 +4,10 @@ import contextlib
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
 
 from tests import jobs as processes
 from tests.waiting import DEADLINE, wait_for
@@ -116,6 +119,17 @@ def launched(
     command = [sys.executable, "-m", "tfdist.launch", *where, *flags, "--", sys.executable, "-c", program]
     with processes.job([*through, *command, str(directory / "saved")], 1) as job:
         yield Launched(job, directory)
+
+
+def launches(*flags: str, **options: Any) -> Any:
+    """Returns a fixture: a function that starts launchers with some flags and options, and others of a test."""
+
+    @pytest.fixture
+    def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Launched]]:
+        with contextlib.ExitStack() as stack:
+            yield lambda *more, **others: stack.enter_context(launched(tmp_path, *flags, *more, **options | others))
+
+    return launch
 
 
 def die(when: str, how: str = "os.kill(os.getpid(), signal.SIGKILL)") -> str:

@@ -201,29 +201,23 @@ def test_the_sbatch_script_queues_the_job_again_when_it_was_preempted(code: int,
     assert not again.exists() or again.read_text(encoding="utf-8").split() == ["requeue", "7"]
 
 
-def test_the_kubernetes_job_makes_a_cluster():
+def test_the_kubernetes_job_makes_a_cluster_and_goes_on_when_it_was_preempted():
     """The manifest sets what the process reads, in every pod."""
     service, policy, job = documents("cluster/kubernetes-job.yaml")
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["command"][:3] == ["python", "-m", "tfdist.train"]
-    strategy = parsed(container["command"][3:]).strategy
+    trained = parsed(container["command"][3:])
     given = {variable["name"]: variable.get("value", "secret") for variable in container["env"]}
     for index in range(spec["completions"]):
-        found = detect(given | {"JOB_COMPLETION_INDEX": str(index)}, strategy).cluster
+        found = detect(given | {"JOB_COMPLETION_INDEX": str(index)}, trained.strategy).cluster
         assert (found.rank, found.size, found.source) == (index, spec["completions"], "Kubernetes")
         assert found.coordinator.startswith(f"{job['metadata']['name']}-0.{pod['subdomain']}:")
     assert spec["parallelism"] == spec["completions"] and spec["completionMode"] == "Indexed"
     assert pod["setHostnameAsFQDN"] and pod["subdomain"] == service["metadata"]["name"]
     label = spec["template"]["metadata"]["labels"]
     assert service["spec"]["selector"] == policy["spec"]["podSelector"]["matchLabels"] == label
-
-
-def test_the_kubernetes_job_goes_on_when_it_was_preempted():
-    *_, job = documents("cluster/kubernetes-job.yaml")
-    pod = job["spec"]["template"]["spec"]
-    trained = parsed(pod["containers"][0]["command"][3:])
-    (volume,), (mount,) = pod["volumes"], pod["containers"][0]["volumeMounts"]
+    (volume,), (mount,) = pod["volumes"], container["volumeMounts"]
     assert trained.checkpoint_every != "0" and trained.output_dir.startswith(mount["mountPath"])
     assert volume["name"] == mount["name"] and "persistentVolumeClaim" in volume
     assert pod["shareProcessNamespace"]  # otherwise SIGTERM would not end process 1 with code 143

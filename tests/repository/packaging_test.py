@@ -20,7 +20,6 @@ import pytest
 from packaging.version import Version
 
 import tfdist
-from tfdist import __main__ as listing
 
 pytestmark = pytest.mark.processes
 
@@ -197,33 +196,3 @@ def test_strategies_under_another_name_say_how_to_install():
         ImportError, match=r"tfdist\.strategies\. Received: import strategies\. Run `pip install -e \.`"
     ):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
-def _is_installed() -> bool:
-    try:
-        return bool(importlib.metadata.version("tfdist"))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not _is_installed(), reason="tfdist is not installed in this environment")
-def test_the_installation_finds_the_strategies_from_any_folder(tmp_path: pathlib.Path):
-    code = "import tfdist.strategies; print(tfdist.strategies.__file__)"
-    place = output_of(sys.executable, "-P", "-c", code, directory=tmp_path)
-    assert pathlib.Path(place.strip()).parent.name == "strategies"
-
-
-def test_the_list_of_commands_has_each_with_its_docstrings_first_line(capsys: pytest.CaptureFixture[str]):
-    assert listing.main([]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "  install_horovod  Build Horovod for the installed TensorFlow, and install it." in lines
-    assert all(summary for summary in listing.commands().values())
-
-
-def test_the_list_of_commands_appears_without_importing_them(tmp_path: pathlib.Path):
-    code = (
-        "import runpy, sys\ntry:\n  runpy.run_module('tfdist', run_name='__main__')\n"
-        "except SystemExit as end:\n  assert not end.code\n"
-        "assert not {'tensorflow', 'keras', 'absl', 'tfdist.install_horovod'} & set(sys.modules)"
-    )
-    assert "install_horovod" in output_of(sys.executable, "-P", "-c", code, directory=tmp_path, PYTHONPATH=str(ROOT))
