@@ -21,8 +21,7 @@ import tensorflow as tf
 from tfdist.collectives import OneReplica
 from tfdist.config.rules import parse_rules
 from tfdist.gradients.compression.catalog import create
-from tfdist.gradients.compression.reducers import CodecCompiler
-from tfdist.gradients.compression.reducers import AllGatherReducer
+from tfdist.gradients.compression.reducers import AllGatherReducer, CodecCompiler
 from tfdist.gradients.reducer import ErrorFeedback
 
 SHAPE = (2048, 4096)

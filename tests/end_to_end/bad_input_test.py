@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests import jobs as processes
 from tfdist import train
 from tfdist.cli import command, flags
 

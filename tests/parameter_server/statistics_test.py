@@ -1,4 +1,4 @@
-"""Tests of `tfdist.synchronization.server_updates.Statistics`, and of what it counts: bytes over gRPC, and waits in the coordinator."""
+"""Tests of the statistics of parameter servers: updates, bytes, and waiting in the coordinator."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

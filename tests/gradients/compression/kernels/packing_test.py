@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tfdist.collectives import OneReplica, Wire
 from tfdist.gradients.compression.reducers import Packing
 
-
 DTYPES = [tf.uint8, tf.int8, tf.float16, tf.bfloat16, tf.int32, tf.float32, tf.int64, tf.float64]
 WIRES = [Wire(OneReplica.wire.reduces, OneReplica.wire.gathers, packed) for packed in (tf.uint8, tf.int32)]
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=3)

@@ -10,8 +10,6 @@ from hypothesis.extra.numpy import arrays
 from tests.collectives import threads
 from tests.gradients.compression.reducers import coded, reduced
 from tfdist.collectives import Recording
-from tfdist.errors import InputError
-from tfdist.gradients import ErrorFeedback
 from tfdist.gradients.compression.methods.quantization import OneBit, SignSGD
 
 
