@@ -11,12 +11,12 @@ import tensorflow as tf
 from tensorflow.dtensor.python.api import _dtensor_device
 from tensorflow.experimental import dtensor
 
+from tests import jobs as processes
 from tests.strategies.mesh_test import longest_pause
 from tfdist import keras_internals
 from tfdist.config.layouts import Layout
 from tfdist.distribution.variable_layouts import name_dims
 from tfdist.keras_internals import tf_internals
-from tfdist.testing import processes
 
 
 @pytest.fixture
