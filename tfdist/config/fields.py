@@ -29,6 +29,8 @@ OUTPUT = "Output and checkpoints"
 CHECKS = "Checks"
 TOPICS = (MODEL, DURATION, DEVICES, TRAINING, GRADIENTS, OUTPUT, CHECKS)  # in the order of --help
 NO_EFFECT_HELP = "Accepted but ignored, so that flag files of tfdist train can be used"
+# Precisions of other libraries, and those of tfdist.
+_SYNONYMS = {"16": "mixed_float16", "fp16": "mixed_float16", "half": "mixed_float16", "bf16": "mixed_bfloat16"}
 Config = TypeVar("Config")
 ANY_TEXT = ".*"  # for `Flag.safe_values`
 CATALOG_NAME = r"\w+"  # resolved by a catalog of the library or of Keras only
@@ -286,7 +288,8 @@ def _normalize_text(field: dataclasses.Field, value: str) -> tuple[str, Any]:
     if not text.isprintable():  # it must fit in one line of a flagfile and in the environment
         raise InputError(f"--{name} must be one line of printable text. Received: {text!r}.")
     if flag.choices and text not in flag.choices:
-        raise InputError(f"--{name}={text} is not known.{nearest(text, flag.choices)}")
+        synonym = _SYNONYMS.get(text.removesuffix("-mixed"), text)
+        raise InputError(f"--{name}={text} is not known.{nearest(synonym, flag.choices)}")
     if flag.known:
         check_name(name, text, flag.known)
     return text, parsed
