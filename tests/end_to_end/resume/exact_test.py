@@ -135,7 +135,7 @@ def test_every_bit(name, uninterrupted, mirrored2, tmp_path, caplog):
     shown = [[{k: r[k] for k in numbers if k in r} for r in h.records[-count:]] for h in (rest, whole)]
     assert shown[0] == shown[1]
     assert count == 2
-    assert "has not sent" not in caplog.text, "the number of replicas is unchanged"
+    assert "residuals of compression" not in caplog.text, "the number of replicas is unchanged"
 
 
 PREFIXES = ("model/", "optimizer/", "statistics/", "state/", "replica_state/")
@@ -168,7 +168,7 @@ def test_another_number_of_replicas(mirrored2, mirrored4, tmp_path, caplog):
     trainer = make_trainer(mirrored2, **FEEDBACK)
     trainer.resume(tmp_path)
     trainer.program.steps.loop(8)  # creates the state of its compression
-    [said] = [message for message in caplog.messages if "compression has not sent" in message]
+    [said] = [message for message in caplog.messages if "residuals of compression" in message]
     words = "2 replicas resume a run of 4: .* replica r takes over those of r [+] 2, r [+] 4, ..."
     assert re.fullmatch(words, said)
     errors = {name: kept for name, kept in trainer.state.items() if kept.per_replica}
@@ -190,7 +190,7 @@ def test_more_replicas_begin_with_nothing_unsent_and_say_so(single, mirrored2, t
     trainer.resume(tmp_path)
     with caplog.at_level(logging.INFO, "tfdist"):
         trainer.program.steps.loop(8)
-    [said] = [message for message in caplog.messages if "compression has not sent" in message]
+    [said] = [message for message in caplog.messages if "residuals of compression" in message]
     assert re.fullmatch("2 replicas resume a run of 1: .*; replicas from 1 on start with zeros.", said)
     for kept in trainer.state.values():
         if kept.per_replica:
