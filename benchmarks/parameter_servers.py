@@ -5,9 +5,9 @@
     python benchmarks/parameter_servers.py --passing=0.1 --workers=3 --modes="sync; ssp(4); backup(workers=1)"
 
 A step waits for a known time per row, so that the cores of this machine do not matter; everything else is real: workers and a
-server of `tfdist launch`. The modes take turns; the result is the median of the rounds. The ideal is computed from the waits:
-for a slow worker, the sum of all workers' rates; for delays that pass, no waiting of one worker for another. With backup, an
-update has fewer rows.
+server of `tfdist launch`. The modes take turns; the result is the median of the rounds. The ideal is computed from the waits
+that were drawn, without any waiting of one worker for another: the sum of all workers' rates, or the rate of the slowest
+worker where each of them computes a share of every update. With backup, an update has fewer rows.
 """
 
 import argparse
@@ -24,6 +24,26 @@ from typing import Any
 
 ROWS, SECONDS_PER_ROW, SLOWER = 32, 0.002, 3.0
 MODES = ("sync", "ssp(4)", "bounded(4)", "bounded(8)", "async", "multiworker", "measured")
+
+
+def delay(draws: random.Random, index: int, passing: float) -> float:
+    """Returns the factor by which the next step of a worker takes longer."""
+    slow = draws.random() < passing if passing else index == 1
+    return SLOWER if slow else 1.0
+
+
+def ideal_rate(mode: str, steps: int, passing: float, workers: int) -> float:
+    """Returns the updates per second if no worker waited for another, by the delays of the steps that are measured."""
+    # With delays that pass, a worker computes a share of every update, or a whole update of its own.
+    shared = bool(passing) and not mode.startswith(("bounded", "async"))
+    own_steps = steps if shared else steps // workers
+    means = []
+    for index in range(workers):
+        draws = random.Random(index)
+        delays = [delay(draws, index, passing) for _ in range(2 * own_steps)]
+        means.append(statistics.mean(delays[own_steps:]))
+    update = ROWS * SECONDS_PER_ROW
+    return workers / (update * max(means)) if shared else sum(1 / mean for mean in means) / update
 
 
 def waiting() -> Any:
@@ -46,8 +66,7 @@ def waiting() -> Any:
 
         @staticmethod
         def _wait(rows: Any) -> None:
-            slow = draws.random() < passing if passing else index == 1
-            time.sleep(int(rows) * SECONDS_PER_ROW * (SLOWER if slow else 1))
+            time.sleep(int(rows) * SECONDS_PER_ROW * delay(draws, index, passing))
 
     return keras.Sequential([keras.Input([8, 8, 1]), Wait(), keras.layers.Flatten(), keras.layers.Dense(10)])
 
@@ -85,14 +104,12 @@ def main() -> None:
     for _ in range(options.rounds):
         for mode in rates:
             rates[mode].append(measure(mode, options.steps, options.passing, options.workers))
-    step = ROWS * SECONDS_PER_ROW
-    mean = 1 + options.passing * (SLOWER - 1)
-    ideal = options.workers / (mean * step) if options.passing else (options.workers - 1 + 1 / SLOWER) / step
     sync = statistics.median(rates["sync"])
     print(f"{'mode':17} {'updates/s':>9} {'of sync':>8} {'of ideal':>9}   each round")
-    for mode, found in rates.items():
-        rate = statistics.median(found)
-        print(f"{mode:17} {rate:9.2f} {rate / sync:8.2f} {rate / ideal:9.2f}   {', '.join(f'{r:.2f}' for r in found)}")
+    for mode, rounds in rates.items():
+        rate = statistics.median(rounds)
+        ideal = ideal_rate(mode, options.steps, options.passing, options.workers)
+        print(f"{mode:17} {rate:9.2f} {rate / sync:8.2f} {rate / ideal:9.2f}   {', '.join(f'{r:.2f}' for r in rounds)}")
 
 
 if __name__ == "__main__":

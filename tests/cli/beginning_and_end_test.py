@@ -8,6 +8,7 @@ import time
 import types
 
 import pytest
+from tfdist.strategies.mirrored import Mirrored
 
 from tfdist.checkpoint.best import BestValue
 from tfdist.checkpoint.manager import Checkpoints
@@ -18,7 +19,6 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError, NotFiniteError, Preempted
 from tfdist.reporting import RunDirectory
-from tfdist.strategies.mirrored import Mirrored
 from tfdist.trainer.options import Reporting
 
 
