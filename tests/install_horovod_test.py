@@ -1,6 +1,7 @@
 """The installer's messages, what it refuses to install, and when it changes nothing; without network and compiler."""
 
 import hashlib
+import importlib
 import os
 import pathlib
 import subprocess
@@ -50,6 +51,7 @@ def test_the_cache_is_where_the_user_keeps_caches(variables, monkeypatch, capsys
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    importlib.reload(install_horovod)
     assert run("--help") == ExitCode.DONE
     assert f"{variables.get('XDG_CACHE_HOME', '~/.cache')}/tfdist/horovod" in capsys.readouterr().out
 

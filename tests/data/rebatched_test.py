@@ -170,7 +170,7 @@ def test_batches_that_make_no_step_are_refused_rather_than_cut():
 
     padded = tf.data.Dataset.range(1, 8).map(lambda n: (tf.fill([n], n), n)).padded_batch(3)
     for data, words in (
-        (Unequal(), "batch 1 with 2 rows, the first with 3"),
+        (Unequal(), "batch 1 with 2 rows"),
         (padded, r"\[3,3\] and \[3,7\]\. Pad all"),
     ):
         source = as_examples(data)

@@ -73,7 +73,7 @@ def test_sums_on_the_host_lose_nothing():
     totals = metrics.Totals()
     for _ in range(3):
         totals.add([np.array([2.0**24 + 1])])
-    assert totals._sums[0][0] == 3 * (2**24 + 1)
+    assert totals.sums[0][0] == 3 * (2**24 + 1)
 
 
 class Own(keras.metrics.Metric):

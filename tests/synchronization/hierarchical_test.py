@@ -115,11 +115,11 @@ def test_groups():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("periods=(4, 6)", "each a multiple of the one before"),
+        ("periods=(4, 6)", "each a larger multiple of the one before"),
         ("periods=(4,)", "one more number than group_sizes"),
         ("periods=4", "must be numbers of at least 1"),
-        ("group_sizes=()", "one more number than group_sizes"),
-        ("periods=(1, 2, 4), group_sizes=(2, 3)", "each a multiple of the one before"),
+        ("group_sizes=()", "group_sizes must be numbers of at least 1"),
+        ("periods=(1, 2, 4), group_sizes=(2, 3)", "each a larger multiple of the one before"),
         ("period=4", "period"),
     ],
 )

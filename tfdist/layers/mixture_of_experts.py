@@ -304,9 +304,9 @@ class MixtureOfExperts(keras.layers.Layer):
     def _apply_experts(self, x: tf.Tensor) -> tf.Tensor:
         """Applies each expert to its tokens."""
         hidden = tf.einsum("egcm,emf->egcf", x, tf.cast(self.in_kernel, x.dtype))
-        hidden = self.activation(hidden + tf.cast(self.in_bias, x.dtype)[:, None, None])
+        hidden = self.activation(hidden + tf.cast(self.in_bias, x.dtype)[:, None, None, :])
         outputs = tf.einsum("egcf,efm->egcm", hidden, tf.cast(self.out_kernel, x.dtype))
-        return outputs + tf.cast(self.out_bias, x.dtype)[:, None, None]
+        return outputs + tf.cast(self.out_bias, x.dtype)[:, None, None, :]
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return input_shape

@@ -262,5 +262,5 @@ def digest(values: Sequence[Any]) -> str:
     """Returns a hash of the bytes of several tensors."""
     content = hashlib.sha256()
     for value in values:
-        content.update(np.ascontiguousarray(tf.convert_to_tensor(value).numpy()).tobytes())
+        content.update(np.ascontiguousarray(value).tobytes())
     return content.hexdigest()
