@@ -198,7 +198,6 @@ ASSIGN = {
     "keras_internals/patching.py": "what the other modules pass to it, until the end of a context",
     "keras_internals/models.py": "private functions, and whether weights are collected in memory, while a model is saved",
     "keras_internals/optimizers.py": "private methods",
-    "keras_internals/laid_out_operations.py": "functions that draw, slice or reverse, while a program for a mesh is traced",
     "keras_internals/tf_internals.py": "variables of tf.distribute",
     "keras_internals/variables.py": "in the table, private functions, and the creation of weights in the scope of a pipeline",
     "pipelining/staged_model.py": "methods of a pipeline's model, which compute with all weights",
