@@ -89,6 +89,25 @@ def with_a_fixed_batch() -> keras.Model:
     return functional(train_step)
 
 
+class SquaredError(keras.losses.Loss):
+    """Has no reduction: Keras differentiates the sum, and records the mean."""
+
+    def __init__(self) -> None:
+        super().__init__(reduction=None)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return 0.1 * ops.sum((y_true - y_pred) ** 2, -1)
+
+
+def learning_rate_of_the_loss(model: keras.Model, data: Any) -> Any:
+    x, y = data
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((y - model(x, training=True)) ** 2)
+    model.optimizer.learning_rate.assign(0.05 * ops.minimum(1.0, loss))
+    model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    return {"loss": loss}
+
+
 CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[keras.Model], Any]]] = {
     "nan of one row": (lambda: sequential(Standardized()), fitted_and_predicted),
     "pairs": (lambda: sequential(loss=pairs), after_calls_with_one_row),
@@ -106,6 +125,13 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[keras.Model], Any]]]
     "accumulated gradients": (with_gradients_that_it_accumulates, fitted),
     "counted rows": (lambda: sequential(CountsRows("int32")), fitted_with_uneven_rows),
     "aggregated by TensorFlow": (lambda: sequential(CountsRows("float64", aggregation="sum")), fitted_with_uneven_rows),
+    # The last batch has one row.
+    "normalized weights": (
+        lambda: sequential(keras.layers.SpectralNormalization(keras.layers.Dense(3))),
+        lambda model: model.fit(X, Y, batch_size=7, epochs=2, verbose=0).history,
+    ),
+    "a loss without reduction": (lambda: sequential(loss=SquaredError()), fitted_with_uneven_rows),
+    "learning rate of the loss": (lambda: functional(learning_rate_of_the_loss), fitted),
     "fixed batch": (with_a_fixed_batch, lambda model: model.fit(X, Y, batch_size=11, verbose=0).history),
 }
 

@@ -83,9 +83,10 @@ def compute_loss(
     parts = losses.terms(model, y, y_pred, sample_weight)
     totals = losses.totals(parts, replica.batch_size, replica.collectives)
     output_means = keras_internals.loss_means(model)[1:]
-    loss_values = losses.recorded_parts(parts, totals, replica.batch_size)
-    track_outputs(output_means, losses.loss_shares(*loss_values), replica.rows, replica.batch_size)
-    return losses.mean_over_rows(model, parts, totals, replica.rows, replica.batch_size)
+    recorded = losses.recorded_parts(parts, totals, replica.batch_size)
+    track_outputs(output_means, losses.loss_shares(*recorded), replica.rows, replica.batch_size)
+    # Of a loss without reduction, Keras differentiates the sum and records the mean.
+    return losses.mean_over_rows(model, *((parts, totals) if training else recorded), replica.rows, replica.batch_size)
 
 
 def train_step(replica: Replica, original: Callable[..., Any], model: keras.Model, data: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from tfdist.row_semantics.values import Label, Rows, is_zero, sum_power
 from tfdist.step.loss import to_floatx
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.row_dependence import adds_up, in_replica, labelled_state, labelled_tf_variable
+from tfdist.step.validation import inner_optimizer
 
 _OPS: dict[int | None, ReduceOp] = {-1: "mean", 0: "sum"}  # by the power of a sum
 
@@ -122,7 +123,7 @@ def _combine(
     op: ReduceOp,
 ) -> ReduceOps:
     """Returns how to combine the values of a step whose losses are means or sums over rows; see `reduce_ops`."""
-    metrics, state = KerasMetrics(model).variables, model.non_trainable_variables
+    metrics, state = KerasMetrics(model).variables, [*model.non_trainable_variables, *_learning_rates(model)]
     variables = [*metrics, *model.trainable_variables, *state]
     paths: list[list[str]] = []  # of each application's variables
     calls: list[RecordedCall] = []
@@ -185,15 +186,22 @@ def _assignments(
     """Yields the variables that a step assigns, with labels: sums of metrics, means over rows, and replicated values."""
     normalization_ids = {id(variable) for layer in keras_parts.normalizations(model) for variable in layer.variables}
     metric_ids = {id(variable) for variable in metrics}
+    rate_ids = {id(variable) for variable in _learning_rates(model)}  # they are used in the step that assigns them
     for variable, label in zip(variables, labels.variables, strict=True):
         if label is None or id(variable) in normalization_ids:
             continue
         if id(variable) in metric_ids:
             yield variable, LabelledValue("metric", variable.path, label, "sum" if adds_up(label) else "")
         else:
-            yield variable, labelled_state(variable, label, sum_power(label) == -1)
+            yield variable, labelled_state(variable, label, sum_power(label) == -1 and id(variable) not in rate_ids)
     for label in labels.tf_variables:
         yield None, labelled_tf_variable(label)
+
+
+def _learning_rates(model: keras.Model) -> list[keras.Variable]:
+    """Returns the learning rate of the model's optimizer, which a step may assign."""
+    optimizer = inner_optimizer(model.optimizer)
+    return [variable for variable in getattr(optimizer, "variables", ()) if variable.path.endswith("/learning_rate")]
 
 
 def _op(label: Label) -> ReduceOp | Literal[""]:
