@@ -131,6 +131,10 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[keras.Model], Any]]]
         lambda model: model.fit(X, Y, batch_size=7, epochs=2, verbose=0).history,
     ),
     "a loss without reduction": (lambda: sequential(loss=SquaredError()), fitted_with_uneven_rows),
+    "losses of another shape": (
+        lambda: sequential(loss=lambda y, x: ops.reshape((y - x) ** 2, (-1,))),
+        fitted_with_uneven_rows,
+    ),
     "learning rate of the loss": (lambda: functional(learning_rate_of_the_loss), fitted),
     "fixed batch": (with_a_fixed_batch, lambda model: model.fit(X, Y, batch_size=11, verbose=0).history),
 }

@@ -26,22 +26,27 @@ class Term(NamedTuple):
     Attributes:
       numerator: scalar; sum of weighted values over this replica's rows.
       denominator: scalar; this replica's part of the divisor of the sum of numerators.
-      per_row: denominator per row if it is equal for all rows, in which case the total is known without communication;
-        None if it depends on the data; 0 if training uses the sum.
+      per_row: number or scalar; denominator per row if it is equal for all rows, in which case the total is known without
+        communication; None if it depends on the data; 0 if training uses the sum.
       weight: weight of this loss among the model's losses.
       values_per_row: scalar; values per row of a loss without reduction, whose mean is recorded; None for other losses.
     """
 
     numerator: tf.Tensor
     denominator: tf.Tensor
-    per_row: int | None
+    per_row: int | tf.Tensor | None
     weight: float
     values_per_row: tf.Tensor | None = None
 
     @property
     def is_sum(self) -> bool:
         """Whether the sum over rows is both differentiated and recorded, as with `reduction="sum"`."""
-        return self.per_row == 0 and self.values_per_row is None
+        return self.uses_sum and self.values_per_row is None
+
+    @property
+    def uses_sum(self) -> bool:
+        """Whether training uses the sum over rows."""
+        return isinstance(self.per_row, int) and self.per_row == 0
 
 
 def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> list[Term]:
@@ -80,7 +85,9 @@ def totals(parts: list[Term], batch_size: int | tf.Tensor, collectives: Collecti
       collectives: sums denominators that depend on the data, in one message.
     """
     indices = [i for i, part in enumerate(parts) if part.per_row is None]
-    denominators = [(part.per_row or 0) * tf.cast(batch_size, part.numerator.dtype) for part in parts]
+    denominators = [
+        (0 if part.per_row is None else part.per_row) * tf.cast(batch_size, part.numerator.dtype) for part in parts
+    ]
     if indices:
         sums = collectives.all_reduce([parts[i].denominator[None] for i in indices], name=DENOMINATORS)
         for i, total in zip(indices, sums, strict=True):
@@ -159,7 +166,7 @@ def all_loss_shares(
 def loss_shares(parts: list[Term], totals: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns one replica's share of each loss with which the model was compiled, before weighting."""
     return [
-        part.numerator if part.per_row == 0 else tf.math.divide_no_nan(part.numerator, total)
+        part.numerator if part.uses_sum else tf.math.divide_no_nan(part.numerator, total)
         for part, total in zip(parts, totals, strict=True)
     ]
 
@@ -225,20 +232,20 @@ def evaluation_losses(sums: Any) -> list[float]:
 
 def _term(loss: keras.Loss, y_true: Any, y_pred: Any, sample_weight: Any, weight: float) -> Term:
     values, mask = keras_internals.loss_values(loss, y_true, y_pred)
+    rows = tf.shape(keras.tree.flatten(y_pred)[0])[0]
     # A scalar result of a user's function is assumed to be a mean over the rows.
     if values.shape.rank == 0:
-        rows = tf.cast(tf.shape(keras.tree.flatten(y_pred)[0])[0], values.dtype)
-        return Term(values * rows, rows, 1, weight)
+        count = tf.cast(rows, values.dtype)
+        return Term(values * count, count, 1, weight)
+    values_per_row = tf.cast(tf.size(values) / rows, loss.dtype)  # a function may return values of any shape
     numerator = keras_internals.weighted_sum(values, sample_weight, mask, loss.dtype)
-    term = Term(numerator, *_denominator(loss, values, sample_weight, mask), weight)
-    if loss.reduction not in (None, "none"):
-        return term
-    return term._replace(values_per_row=tf.cast(tf.size(values) / tf.shape(values)[0], loss.dtype))
+    term = Term(numerator, *_denominator(loss, values, values_per_row, sample_weight, mask), weight)
+    return term._replace(values_per_row=values_per_row) if loss.reduction in (None, "none") else term
 
 
 def _denominator(
-    loss: keras.Loss, values: tf.Tensor, sample_weight: Any, mask: tf.Tensor | None
-) -> tuple[tf.Tensor, int | None]:
+    loss: keras.Loss, values: tf.Tensor, values_per_row: tf.Tensor, sample_weight: Any, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, int | tf.Tensor | None]:
     if loss.reduction in (None, "none", "sum"):
         count = tf.shape(values)[0] if loss.reduction == "sum" else tf.size(values)
         return tf.cast(count, loss.dtype), 0
@@ -247,7 +254,7 @@ def _denominator(
     if mask is not None:
         per_entry = tf.cast(tf.size(values) / tf.maximum(tf.size(mask), 1), loss.dtype)
         return tf.reduce_sum(tf.cast(mask, loss.dtype)) * per_entry, None
-    return tf.cast(tf.size(values), loss.dtype), tf.TensorShape(values.shape[1:]).num_elements()
+    return tf.cast(tf.size(values), loss.dtype), values_per_row
 
 
 def _data_loss_shares(
