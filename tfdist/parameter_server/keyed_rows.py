@@ -1,6 +1,7 @@
 """Tables with a row per key, which is created when the key occurs: on servers, and in the process of a single device."""
 
 import abc
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -108,7 +109,7 @@ class KeyedTable(abc.ABC):
         arrays = {"keys": keys, "candidates": candidates, "updates": np.array([updates])}
         shape, dtype = (len(keys), self.shape[1]), self.dtype.as_numpy_dtype
         for number in range(count):
-            read = lambda begin, end, number=number: self.read_rows(keys[begin:end, 0], number)  # noqa: E731
+            read = functools.partial(lambda number, begin, end: self.read_rows(keys[begin:end, 0], number), number)
             arrays[f"rows_{number}"] = read_in_blocks(shape, dtype, read)
         return arrays
 

@@ -97,11 +97,9 @@ def inner_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
 
 def statistics_of_all_replicas(model: keras.Model) -> set[int]:
     """Returns the ids of statistics over all replicas' rows, or of weights, which are valid even on a replica without rows."""
-    layers = [*keras_internals.layers_of(model)]
-    synchronized = [layer for layer in layers if getattr(layer, "synchronized", False)]
+    synchronized = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "synchronized", False)]
     statistics = [v for layer in (*synchronized, *synchronized_layers(model)) for v in layer.non_trainable_variables]
-    statistics += [layer.vector_u for layer in layers if isinstance(layer, keras.layers.SpectralNormalization)]
-    return {id(variable) for variable in statistics}
+    return {id(variable) for variable in (*statistics, *keras_internals.spectral_norm_variables(model))}
 
 
 def synchronized_layers(model: keras.Model) -> list[keras.Layer]:

@@ -1,5 +1,8 @@
 """Random projections, the same on all replicas: random elements, sums with random signs, and count sketches."""
 
+import abc
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
@@ -32,6 +35,18 @@ class _Projection(Stochastic):
         self._unbiased = validate_flag(self.name, "unbiased", unbiased)
         self.biased = not unbiased
 
+    def reduce_with_seed(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        k = selection_size(self._ratio, x.shape[0])
+        values, back_project = self._project(x, k, seed)
+        [total_message] = collectives.all_reduce([tf.concat([values, finiteness_flag(x)[None]], axis=0)], name=name)
+        return back_project(total_message[:k]), back_project(values), total_message[k:]
+
+    @abc.abstractmethod
+    def _project(self, x: tf.Tensor, k: int, seed: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        """Returns the [k] values to sum over replicas, and the function that maps such values to a vector like `x`."""
+
 
 class RandomK(_Projection):
     """Sends k random elements, k = max(1, round(ratio n)), the same on every replica.
@@ -55,16 +70,11 @@ class RandomK(_Projection):
 
     name = "randomk"
 
-    def reduce_with_seed(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _project(self, x: tf.Tensor, k: int, seed: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         size = x.shape[0]
-        k = selection_size(self._ratio, size)
         indices, lengths = draw_elements(k, size, seed)
         values = tf.gather(x, indices) * (tf.cast(lengths, tf.float32) if self._unbiased else 1.0)
-        [total_message] = collectives.all_reduce([tf.concat([values, finiteness_flag(x)[None]], axis=0)], name=name)
-        total, sent = (to_dense(indices[None], part[None], size) for part in (total_message[:k], values))
-        return total, sent, total_message[k:]
+        return values, lambda values: to_dense(indices[None], values[None], size)
 
 
 def draw_elements(k: int, size: int, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -96,18 +106,11 @@ class Projection(_Projection):
 
     name = "projection"
 
-    def reduce_with_seed(
-        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _project(self, x: tf.Tensor, k: int, seed: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         size = x.shape[0]
-        k = selection_size(self._ratio, size)
         bits = sign_bits(-(-size // k), k, seed)
-        message = tf.concat([compile_with_xla(_project, size, k)(x, bits), finiteness_flag(x)[None]], axis=0)
-        [total_message] = collectives.all_reduce([message], name=name)
-        total, sent = (
-            compile_with_xla(_back_project, size, k, int(self._unbiased))(y[:k], bits) for y in (total_message, message)
-        )
-        return total, sent, total_message[k:]
+        back_project = compile_with_xla(_back_project, size, k, int(self._unbiased))
+        return compile_with_xla(_project, size, k)(x, bits), lambda y: back_project(y, bits)
 
 
 def _project(size: int, k: int, x: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
