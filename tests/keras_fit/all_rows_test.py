@@ -99,6 +99,15 @@ class SquaredError(keras.losses.Loss):
         return 0.1 * ops.sum((y_true - y_pred) ** 2, -1)
 
 
+def penalized(model: keras.Model, data: Any) -> Any:
+    """A train_step with the value of each row, to which it adds a number."""
+    x, y = data
+    with tf.GradientTape() as tape:
+        values = model.compute_loss(x, y, model(x, training=True)) + 0.1 * tf.reduce_sum(model.weights[0] ** 2)
+    model.optimizer.apply(tape.gradient(values, model.trainable_variables), model.trainable_variables)
+    return {"loss": tf.reduce_mean(values)}
+
+
 def learning_rate_of_the_loss(model: keras.Model, data: Any) -> Any:
     x, y = data
     with tf.GradientTape() as tape:
@@ -131,6 +140,14 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[keras.Model], Any]]]
         lambda model: model.fit(X, Y, batch_size=7, epochs=2, verbose=0).history,
     ),
     "a loss without reduction": (lambda: sequential(loss=SquaredError()), fitted_with_uneven_rows),
+    "a step with a loss without reduction": (
+        lambda: functional(penalized, loss=SquaredError()),
+        fitted_with_uneven_rows,
+    ),
+    "Keras's step with a loss without reduction": (
+        lambda: functional(lambda model, data: keras.Model.train_step(model, data), loss=SquaredError()),
+        fitted_with_uneven_rows,
+    ),
     "losses of another shape": (
         lambda: sequential(loss=lambda y, x: ops.reshape((y - x) ** 2, (-1,))),
         fitted_with_uneven_rows,

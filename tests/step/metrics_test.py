@@ -110,6 +110,25 @@ def test_a_metric_that_is_no_sum_is_refused(options, message, single):
         metrics.check_sums(keras_internals.metrics_of(bad))
 
 
+class InTfVariable(keras.metrics.Metric):
+    """A metric whose state Keras does not know."""
+
+    def __init__(self):
+        super().__init__(name="total")
+        self.total = tf.Variable(0.0)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.sum(y_pred))
+
+    def result(self):
+        return self.total + 0.0
+
+
+def test_a_metric_with_a_tf_variable_is_refused():
+    with pytest.raises(InputError, match="Received: total with a tf.Variable, total. Create it with add_variable"):
+        metrics.check_sums([InTfVariable()])
+
+
 class Confusion(keras.metrics.Metric):
     def __init__(self, rank):
         super().__init__(name="confusion")

@@ -77,16 +77,15 @@ def compute_loss(
     training: bool = True,
 ) -> tf.Tensor:
     """Returns the global batch's loss as if it were a mean over the replica's rows."""
-    if replica.has_all_rows:
-        return original(x, y, y_pred, sample_weight, training)
     keras_internals.build_losses(model, y, y_pred)
-    parts = losses.terms(model, y, y_pred, sample_weight)
+    parts = [] if replica.has_all_rows else losses.terms(model, y, y_pred, sample_weight)
+    has_values_of_rows = any(part.values_per_row is not None for part in parts)  # without reduction
+    if replica.has_all_rows or has_values_of_rows:
+        return original(x, y, y_pred, sample_weight, training)
     totals = losses.totals(parts, replica.batch_size, replica.collectives)
     output_means = keras_internals.loss_means(model)[1:]
-    recorded = losses.recorded_parts(parts, totals, replica.batch_size)
-    track_outputs(output_means, losses.loss_shares(*recorded), replica.rows, replica.batch_size)
-    # Of a loss without reduction, Keras differentiates the sum and records the mean.
-    return losses.mean_over_rows(model, *((parts, totals) if training else recorded), replica.rows, replica.batch_size)
+    track_outputs(output_means, losses.loss_shares(parts, totals), replica.rows, replica.batch_size)
+    return losses.mean_over_rows(model, parts, totals, replica.rows, replica.batch_size)
 
 
 def train_step(replica: Replica, original: Callable[..., Any], model: keras.Model, data: Any) -> dict[str, Any]:

@@ -255,6 +255,12 @@ def check_sums(metrics: Sequence[keras.Metric]) -> None:
     """Raises `InputError` for a metric whose variables cannot be summed over replicas from one reset to the next."""
     rule = "A metric's variables must add up over replicas"
     for metric in metrics:
+        for attribute, value in vars(metric).items():
+            if isinstance(value, tf.Variable):
+                raise InputError(
+                    f"A metric's variables must be Keras variables, which are summed over replicas. Received: {metric.name} "
+                    f"with a tf.Variable, {attribute}. Create it with add_variable."
+                )
         with keras.StatelessScope() as scope:
             metric.reset_state()
         for variable in metric.variables:
