@@ -132,7 +132,7 @@ def work(strategy_name: str, order: str, switch: str, result: str, sizes: int) -
 
 def show(order: str, found: dict) -> None:
     from tfdist.config.all_reduce import AlgorithmTable, Band
-    from tfdist.errors.formatting import byte_size
+    from tfdist.errors import byte_size
 
     names = list(found["counted"])
     print(f"\n{order}\n\n| | {' | '.join(names)} | auto |")

@@ -51,7 +51,7 @@ def rank_program(given: argparse.Namespace) -> None:
     import keras
 
     import tfdist
-    from tfdist.models.catalog import build
+    from tfdist.models import build
 
     phases = Phases()
     options = {"micro_batches": given.micro_batches, "intra_op_threads": 1} if given.processes > 1 else {}

@@ -139,7 +139,7 @@ def _strategy(name: str, **options: object) -> "Strategy":
 
 
 def _mesh(name: str) -> "Strategy":
-    from tfdist.testing import parity
+    from tfdist import testing
 
-    shape, layout = parity.MESHES[name]
+    shape, layout = testing.MESHES[name]
     return _strategy("mesh", mesh_shape=shape, layout=layout)

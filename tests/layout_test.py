@@ -14,7 +14,7 @@ from tests import documented_json
 from tfdist import layout
 from tfdist.cli import command
 from tfdist.config.layout_config import LayoutConfig
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import byte_size
 
 ROOT = pathlib.Path(__file__).parents[1]
 MESHES = sorted(

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 import tfdist
-from tfdist.errors import ExitCode
-from tfdist.errors.formatting import did_you_mean
+from tfdist.errors import ExitCode, did_you_mean
 
 _FOLDER = pathlib.Path(__file__).parent
 _PACKAGES = {"TensorFlow": "tensorflow", "Keras": "keras", "Horovod": "horovod"}

@@ -14,8 +14,7 @@ from tfdist.cli import command, early_checks, flags
 from tfdist.cli.output import TEXT, Output
 from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.all_reduce import AUTO
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 from tfdist.planning.benchmark_config import ALL, BenchConfig, too_few_replicas
 from tfdist.planning.benchmark_results import TRAFFIC
 

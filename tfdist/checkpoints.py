@@ -9,8 +9,7 @@ from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, checkpo
 from tfdist.checkpoint.format.manifest import NAME
 from tfdist.cli import command
 from tfdist.cli.output import TEXT, Output
-from tfdist.errors import CheckpointError, ExitCode, InputError
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import CheckpointError, ExitCode, InputError, byte_size
 from tfdist.storage import StoragePath, path_of, storage_of
 
 

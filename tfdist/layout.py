@@ -10,7 +10,7 @@ from tfdist.cluster.quiet_tensorflow import load_tensorflow
 from tfdist.config.fields import AUTO
 from tfdist.config.layout_config import LayoutConfig
 from tfdist.config.layouts import Shard, parse_layout, parse_shard, replication_reason, rules_text, unused_rule_warnings
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import byte_size
 from tfdist.reporting.plain_reporter import text_table
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import numpy as np
 from tfdist.checkpoint.format import newest, step_of
 from tfdist.cli import command
 from tfdist.cli.output import TEXT, Output
-from tfdist.errors import ExitCode, InputError
-from tfdist.errors.formatting import count_of
+from tfdist.errors import ExitCode, InputError, count_of
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.ledger_file import read_ledger
 from tfdist.storage import StoragePath, path_of, storage_of

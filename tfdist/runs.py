@@ -14,9 +14,7 @@ from tfdist.cli.output import TEXT, Output
 from tfdist.cluster import terminal
 from tfdist.config.fields import check_fields, flag_field, normalize_names
 from tfdist.config.rules import split_at_commas
-from tfdist.errors import ExitCode, InputError
-from tfdist.errors.engine_errors import one_line
-from tfdist.errors.formatting import nearest
+from tfdist.errors import ExitCode, InputError, nearest, one_line
 from tfdist.reporting import RunDirectory, run_summary
 from tfdist.reporting.file_errors import cause, reraise_as_output_error
 from tfdist.reporting.plain_reporter import text_table

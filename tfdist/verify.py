@@ -10,8 +10,8 @@ from tfdist.config.train_config import VerifyConfig
 from tfdist.errors import ExitCode
 
 if TYPE_CHECKING:
+    from tfdist.cli.comparison import Comparison
     from tfdist.cli.run import Session
-    from tfdist.testing.comparison import Comparison
 
 
 def main(config: VerifyConfig, output: Output = TEXT) -> int:
@@ -21,8 +21,7 @@ def main(config: VerifyConfig, output: Output = TEXT) -> int:
     load_tensorflow()  # imported late, after parsing flags
     import keras
 
-    from tfdist.cli import run
-    from tfdist.testing import comparison
+    from tfdist.cli import comparison, run
 
     if config.float64:
         keras.config.set_floatx("float64")

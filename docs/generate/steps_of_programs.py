@@ -16,7 +16,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, NamedTuple
 
-from tfdist.errors.formatting import count_of
+from tfdist.errors import count_of
 
 if TYPE_CHECKING:
     from tfdist.row_semantics.explanation import Explanation

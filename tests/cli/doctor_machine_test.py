@@ -11,7 +11,7 @@ from tests.cluster.environment_test import STEP
 from tfdist.cli import doctor_engines, doctor_machine
 from tfdist.cli.doctor_machine import Finding, Section, Status
 from tfdist.cli.horovod_build import PATCHED
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import byte_size
 
 
 def bad(section: Section) -> list[Finding]:

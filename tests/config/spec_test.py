@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tfdist.config import spec
 from tfdist.config.rules import first_match, parse_rules, parse_specs, split_at_commas
 from tfdist.config.spec import Spec, call_user_function, remove_mark, unique_names
-from tfdist.errors import InputError, NotFiniteError, formatting
+from tfdist.errors import InputError, NotFiniteError, did_you_mean, nearest
 
 _names = st.from_regex(r"[A-Za-z0-9_.:/-]+", fullmatch=True)
 _keys = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True).filter(lambda key: not keyword.iskeyword(key))
@@ -120,12 +120,12 @@ def test_any_text_is_read_or_refused_in_one_line(text):
 
 def test_nearest():
     known = ["single", "mirrored", "horovod"]
-    assert formatting.nearest("Mirored", known) == ' Did you mean "mirrored"? Known: horovod, mirrored, single.'
-    assert formatting.nearest("xyz", known) == " Known: horovod, mirrored, single."
-    assert formatting.nearest("sgd", ["SGD"]) == ' Did you mean "SGD"? Known: SGD.'
-    assert formatting.nearest("xyz", []) == " Known: none."
-    assert formatting.did_you_mean("Mirored", known) == ' Did you mean "mirrored"?'
-    assert formatting.did_you_mean("xyz", known) == ""
+    assert nearest("Mirored", known) == ' Did you mean "mirrored"? Known: horovod, mirrored, single.'
+    assert nearest("xyz", known) == " Known: horovod, mirrored, single."
+    assert nearest("sgd", ["SGD"]) == ' Did you mean "SGD"? Known: SGD.'
+    assert nearest("xyz", []) == " Known: none."
+    assert did_you_mean("Mirored", known) == ' Did you mean "mirrored"?'
+    assert did_you_mean("xyz", known) == ""
 
 
 @pytest.fixture

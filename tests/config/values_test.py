@@ -44,8 +44,7 @@ from tfdist.config.rules import has_gradient_method, is_auto, parse_rules, parse
 from tfdist.config.search import BatchSizeSearch, LearningRateSearch, parse_byte_size, parse_search
 from tfdist.config.spec import Spec
 from tfdist.config.sync import EASGD, DiLoCo, EveryStep, FedAvg, LocalSGD, PostLocalSGD, parse_sync
-from tfdist.errors import InputError
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import InputError, byte_size
 
 # By the function that reads them. What is written is read back as the same value.
 WRITTEN = {

@@ -12,36 +12,36 @@ import tensorflow as tf
 import tfdist
 from tests.conformance.conformance_test import assert_equal, outcomes
 from tests.selection import quick
+from tfdist import testing
 from tfdist.data.augmentations import augmented
-from tfdist.testing import parity
 from tfdist.trainer.train_state import ReplicaSpeeds
 
 CASES = (
-    parity.Case(model="mlp", optimizer="adamw", batch_size=13, balance="weights(3,1)"),
-    parity.Case(model="cnn", optimizer="sgd", balance="weights(1,2)"),
-    parity.Case(model="masked", optimizer="sgd", batch_size=13, balance="weights(1,4)"),
-    parity.Case(model="cnn_frozen", optimizer="sgd", weighted=True, balance="weights(100,1)"),
+    testing.Case(model="mlp", optimizer="adamw", batch_size=13, balance="weights(3,1)"),
+    testing.Case(model="cnn", optimizer="sgd", balance="weights(1,2)"),
+    testing.Case(model="masked", optimizer="sgd", batch_size=13, balance="weights(1,4)"),
+    testing.Case(model="cnn_frozen", optimizer="sgd", weighted=True, balance="weights(100,1)"),
 )
 JOBS = {("multiworker", 2): CASES[::2], ("horovod", 2): CASES[1::2]}
 ALLOCATIONS = ([1, 12], [9, 4], [12, 1], [5, 8])
 
 
 @functools.cache
-def reference(case: parity.Case) -> parity.Outcome:
-    return parity.run_case(tfdist.load_strategy("single", environment={}), dataclasses.replace(case, balance="equal"))
+def reference(case: testing.Case) -> testing.Outcome:
+    return testing.run_case(tfdist.load_strategy("single", environment={}), dataclasses.replace(case, balance="equal"))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_logical_devices(case, mirrored2, float64):
-    outcome = parity.run_case(mirrored2, case)
+    outcome = testing.run_case(mirrored2, case)
     assert len(set(outcome.digests)) == 1
     assert_equal(outcome, reference(case))
 
 
 def test_four_replicas_in_micro_steps(mirrored4, float64):
     """The last replica has fewer rows than micro-steps."""
-    case = parity.Case(model="masked", optimizer="sgd", batch_size=13, balance="weights(8,4,2,1)")
-    assert_equal(parity.run_case(mirrored4, case, accumulate_steps=3), reference(case))
+    case = testing.Case(model="masked", optimizer="sgd", batch_size=13, balance="weights(8,4,2,1)")
+    assert_equal(testing.run_case(mirrored4, case, accumulate_steps=3), reference(case))
 
 
 @pytest.mark.processes
@@ -117,6 +117,6 @@ def test_an_allocation_that_changes_gives_one_devices_result(name, single, mirro
 def test_exchanges_of_weights_count_rows(mirrored2, float64):
     """With SGD and a constant allocation, exchanging weights after every step is summing gradients."""
     case = dataclasses.replace(CASES[0], optimizer="sgd", steps=8)
-    found, wanted = parity.run_case(mirrored2, case, sync="local_sgd(period=1)"), reference(case)
+    found, wanted = testing.run_case(mirrored2, case, sync="local_sgd(period=1)"), reference(case)
     # An exchange ends a call, of which there are more.
     assert_equal(dataclasses.replace(found, losses=[]), dataclasses.replace(wanted, losses=[]))

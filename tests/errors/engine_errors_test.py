@@ -2,7 +2,8 @@
 
 import pytest
 
-from tfdist.errors import ExitCode, engine_errors
+from tfdist import errors
+from tfdist.errors import ExitCode
 
 
 class OpError(Exception):
@@ -42,7 +43,7 @@ _TENSORFLOW = (
     ],
 )
 def test_out_of_memory_says_how_much(error, start):
-    found = engine_errors.out_of_memory(error)
+    found = errors.out_of_memory(error)
     assert found is not None
     assert str(found).startswith(start)
     assert "--devices" in str(found)
@@ -53,7 +54,7 @@ def test_out_of_memory_says_how_much(error, start):
 def test_out_of_memory_shows_its_notes_and_its_cause():
     error = ResourceExhaustedError(f"\x1b[1m{_TENSORFLOW}\x1b[0m\n\nDetected at node\n" + "x" * 1000)
     error.add_note("step 12")
-    line = str(engine_errors.out_of_memory(error))
+    line = str(errors.out_of_memory(error))
     assert line.startswith("Out of memory (step 12): tried to allocate 38.1 MiB")
     assert "ResourceExhaustedError: OOM when allocating tensor with shape[1000,1000,10]" in line
     assert "\n" not in line and "\x1b" not in line
@@ -91,7 +92,7 @@ _GRAPH = "Graph execution error:\n\nDetected at node {} defined at (most recent 
     ],
 )
 def test_the_cause_of_an_error_is_its_line(error, line):
-    assert engine_errors.error_summary(error).startswith(f"{type(error).__name__}: {line}")
+    assert errors.error_summary(error).startswith(f"{type(error).__name__}: {line}")
 
 
 def raised(program):
@@ -117,12 +118,12 @@ def from_nothing():
 
 @pytest.mark.parametrize("program", [from_itself, from_nothing])
 def test_errors_that_are_not_caused_by_a_lack_of_memory(program):
-    assert engine_errors.out_of_memory(raised(program)) is None
+    assert errors.out_of_memory(raised(program)) is None
 
 
 @pytest.mark.parametrize("error", [UnavailableError("gone"), ValueError("OOM"), OSError(12, "Cannot allocate memory")])
 def test_other_errors_are_not_out_of_memory(error):
-    assert engine_errors.out_of_memory(error) is None
+    assert errors.out_of_memory(error) is None
 
 
 @pytest.mark.parametrize(
@@ -135,23 +136,23 @@ def test_other_errors_are_not_out_of_memory(error):
     ],
 )
 def test_engine_errors_are_known_by_name(error, engine):
-    assert engine_errors.is_engine_error(error) is engine
+    assert errors.is_engine_error(error) is engine
 
 
 def test_a_layout_that_does_not_compile_is_told_in_one_line():
     text = "main.py:3:1: error: layouts do not agree.\n  params: x\ntensorflow/dtensor/mlir/spmd_expander.cc:206 :: \nand more"
-    line = str(engine_errors.dtensor_layout_error(OpError(text)))
+    line = str(errors.dtensor_layout_error(OpError(text)))
     assert line.startswith(
         "DTensor cannot compile the model in this layout. Received: layouts do not agree. Leave out a rule"
     )
-    assert engine_errors.dtensor_layout_error(OpError("main.py: error: another\nof another engine")) is None
+    assert errors.dtensor_layout_error(OpError("main.py: error: another\nof another engine")) is None
 
 
 def test_a_tensor_from_outside_of_a_layer_is_told_in_one_line():
     text = "step got a regular tensor for input 7 (shape [1,1])\nbut was expecting a DTensor."
-    line = str(engine_errors.dtensor_layout_error(OpError(text)))
+    line = str(errors.dtensor_layout_error(OpError(text)))
     assert line.startswith("On a mesh, a model must be called by tfdist.Trainer") and "input 7" in line
 
 
 def test_one_line_keeps_columns():
-    assert engine_errors.one_line(" a  b \r\n\n  c ") == "a  b c"
+    assert errors.one_line(" a  b \r\n\n  c ") == "a  b c"

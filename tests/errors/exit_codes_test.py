@@ -3,8 +3,16 @@ import signal
 import pytest
 
 from tfdist.cli import run
-from tfdist.errors import ExitCode, NotFiniteError, PeerLostError, Preempted, WriteError, describe_error
-from tfdist.errors.exceptions import MEANINGS, describe
+from tfdist.errors import (
+    MEANINGS,
+    ExitCode,
+    NotFiniteError,
+    PeerLostError,
+    Preempted,
+    WriteError,
+    describe_code,
+    describe_error,
+)
 from tfdist.reporting import Reporter
 
 
@@ -20,7 +28,7 @@ from tfdist.reporting import Reporter
     ],
 )
 def test_codes_in_words(code, words):
-    assert describe(code) == words
+    assert describe_code(code) == words
 
 
 @pytest.mark.parametrize(

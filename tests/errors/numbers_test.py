@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfdist.errors.formatting import byte_size, count_of, is_integer, is_number
+from tfdist.errors import byte_size, count_of, is_integer, is_number
 
 
 @pytest.mark.parametrize(

@@ -7,24 +7,24 @@ import tensorflow as tf
 
 import tfdist
 from tests.selection import quick
+from tfdist import testing
 from tfdist.collectives import Recording
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import accumulate_gradients
-from tfdist.testing import parity
 
 CASES = [
-    parity.Case(model="mlp", optimizer="sgd", batch_size=13, steps=6),
-    parity.Case(model="masked", optimizer="sgd", batch_size=13, steps=6),
-    parity.Case(model="regularized", optimizer="sgd", weighted=True, steps=6),
-    parity.Case(model="transformer", optimizer="adamw", steps=6),
+    testing.Case(model="mlp", optimizer="sgd", batch_size=13, steps=6),
+    testing.Case(model="masked", optimizer="sgd", batch_size=13, steps=6),
+    testing.Case(model="regularized", optimizer="sgd", weighted=True, steps=6),
+    testing.Case(model="transformer", optimizer="adamw", steps=6),
 ]
 
 
 @pytest.mark.parametrize("micro_steps", [pytest.param(2, marks=pytest.mark.full), 5])
 @pytest.mark.parametrize("case", quick(CASES, *CASES[:3]), ids=str)
 def test_the_same_result_in_one_go_and_in_parts(case, micro_steps, single, mirrored2, float64):
-    expected = parity.run_case(single, case)
-    outcome = parity.run_case(mirrored2, case, accumulate_steps=micro_steps)
+    expected = testing.run_case(single, case)
+    outcome = testing.run_case(mirrored2, case, accumulate_steps=micro_steps)
     assert len(set(outcome.digests)) == 1
     for path, a in expected.variables.items():
         assert np.max(np.abs(a - outcome.variables[path])) <= 1e-9 * max(1.0, np.max(np.abs(a))), path
@@ -34,12 +34,12 @@ def test_the_same_result_in_one_go_and_in_parts(case, micro_steps, single, mirro
 @pytest.mark.parametrize("model", ["mlp", "masked"])
 def test_nothing_is_sent_between_micro_steps(model, mirrored2, monkeypatch):
     """Four micro-steps send as many messages as one: the count of unmasked elements, then the sums."""
-    case, sent = parity.Case(model=model, optimizer="sgd", steps=1), []
+    case, sent = testing.Case(model=model, optimizer="sgd", steps=1), []
     for micro_steps in (1, 4):
         recording = Recording(mirrored2.collectives)
         with monkeypatch.context() as patch:
             patch.setattr(mirrored2, "collectives", recording)
-            parity.run_case(mirrored2, case, accumulate_steps=micro_steps)
+            testing.run_case(mirrored2, case, accumulate_steps=micro_steps)
         sent.append([(c.operation, c.payload_bytes) for c in recording.calls if c.name.startswith(("grad", "loss"))])
     assert sent[0] == sent[1]
     assert len(sent[0]) == 2 * (1 if model == "mlp" else 2), "for each of the two replicas that are traced"

@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist import testing
 from tfdist.errors import InputError
 from tfdist.gradients import Clip
-from tfdist.testing import parity
 
-CASE = parity.Case(model="mlp", optimizer="sgd", batch_size=13, steps=5)
+CASE = testing.Case(model="mlp", optimizer="sgd", batch_size=13, steps=5)
 
 
 @pytest.mark.parametrize(
@@ -24,11 +24,11 @@ CASE = parity.Case(model="mlp", optimizer="sgd", batch_size=13, steps=5)
     ids=str,
 )
 def test_the_same_on_any_number_of_replicas(clip, strategy, single, float64, request):
-    expected = parity.run_case(single, CASE, clip=clip)
-    free = parity.run_case(single, CASE)
-    outcome = parity.run_case(request.getfixturevalue(strategy), CASE, clip=clip)
-    assert parity.compare(expected.variables, free.variables, "mlp")[0].relative > 1e-3, "the limit was never reached"
-    assert parity.compare(outcome.variables, expected.variables, "mlp")[0].relative < 1e-9
+    expected = testing.run_case(single, CASE, clip=clip)
+    free = testing.run_case(single, CASE)
+    outcome = testing.run_case(request.getfixturevalue(strategy), CASE, clip=clip)
+    assert testing.compare(expected.variables, free.variables, "mlp")[0].relative > 1e-3, "the limit was never reached"
+    assert testing.compare(outcome.variables, expected.variables, "mlp")[0].relative < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def test_the_same_on_any_number_of_replicas(clip, strategy, single, float64, req
     ids=["norm", "value"],
 )
 def test_an_optimizers_own_clipping_means_the_same(ours, keras_own, mirrored2, float64, monkeypatch, caplog):
-    expected = parity.run_case(mirrored2, CASE, clip=ours)
-    monkeypatch.setitem(parity.OPTIMIZERS, "sgd", lambda: keras.optimizers.SGD(0.05, momentum=0.9, **keras_own))
+    expected = testing.run_case(mirrored2, CASE, clip=ours)
+    monkeypatch.setitem(testing.OPTIMIZERS, "sgd", lambda: keras.optimizers.SGD(0.05, momentum=0.9, **keras_own))
     with caplog.at_level("INFO", "tfdist"):
-        outcome = parity.run_case(mirrored2, CASE)
-    assert parity.compare(outcome.variables, expected.variables, "mlp")[0].relative < 1e-12
+        outcome = testing.run_case(mirrored2, CASE)
+    assert testing.compare(outcome.variables, expected.variables, "mlp")[0].relative < 1e-12
     assert "Gradients are clipped after they are summed" in caplog.text
     with pytest.raises(InputError, match="clipped in one place"):
-        parity.run_case(mirrored2, CASE, clip=ours)
+        testing.run_case(mirrored2, CASE, clip=ours)
 
 
 def test_formulas():

@@ -18,17 +18,17 @@ from tests import processes
 from tests.end_to_end.chaos.ending import differences, ending
 from tests.end_to_end.chaos.striking import child_of_rank
 from tests.waiting import wait_for
+from tfdist import testing
 from tfdist.checkpoint.format import Checkpoint
+from tfdist.cli.comparison import Replay
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import Clip, LossScale
 from tfdist.reporting import RunDirectory
-from tfdist.testing import parity
-from tfdist.testing.comparison import Replay
 from tfdist.trainer.options import Schedule
 
-CASE = parity.Case(model="cnn", optimizer="sgd")
+CASE = testing.Case(model="cnn", optimizer="sgd")
 NUMBERS = ("value replicas", "value batch_schedule")
 
 
@@ -224,8 +224,8 @@ def test_a_replay_that_is_resumed_ends_as_the_recorded_run(tmp_path):
 
 
 def test_one_worker_gives_the_result_of_one_device_bit_for_bit(served, single, float64):
-    expected = parity.run_case(single, CASE)
-    found = parity.run_case(served(), CASE)
+    expected = testing.run_case(single, CASE)
+    found = testing.run_case(served(), CASE)
     assert all(found.variables[path].tobytes() == value.tobytes() for path, value in expected.variables.items())
     assert found.losses == expected.losses and found.evaluation == pytest.approx(expected.evaluation, rel=1e-12)
 
@@ -244,17 +244,17 @@ CODECS = {TOP_K: 6, "topk(ratio=0.1)|qsgd": 4, "fp16": 1.8, "signsgd": 8}  # wit
 def replayed(served, single, compression, change=list, methods=lambda methods: methods, staleness="async"):
     """Returns the largest difference between five asynchronous updates and their replay, and the bytes pushed per step."""
     strategy, options = served(staleness), {"compression_min_bytes": 1024}
-    trainer = parity.make_trainer(strategy, CASE, compression=compression, **options)
-    trainer.build(parity.source_of(CASE))
+    trainer = testing.make_trainer(strategy, CASE, compression=compression, **options)
+    trainer.build(testing.source_of(CASE))
     strategy.remote.records_updates = True
-    trainer.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=5, verbose=0)
+    trainer.fit(testing.source_of(CASE), batch_size=CASE.batch_size, steps=5, verbose=0)
     synchronizer = trainer.program.synchronizer
-    reference = parity.make_trainer(single, CASE)
-    program = reference.build(parity.source_of(CASE))
+    reference = testing.make_trainer(single, CASE)
+    program = reference.build(testing.source_of(CASE))
     placement = strategy.remote.servers.placement
     replay = Replay(reference.model, single, change(synchronizer.updates), placement, methods(synchronizer.methods))
     reference._program = program._replace(synchronizer=replay)
-    reference.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=5, verbose=0)
+    reference.fit(testing.source_of(CASE), batch_size=CASE.batch_size, steps=5, verbose=0)
     pairs = zip(trainer.model.trainable_variables, reference.model.trainable_variables, strict=True)
     return max(float(np.max(np.abs(a.numpy() - b.numpy()))) for a, b in pairs), synchronizer.payload_per_step
 
@@ -287,8 +287,8 @@ def test_what_callbacks_assign_reaches_the_servers(served, single, float64):
         clear = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs: trainer.model.layers[-1].bias.assign(np.zeros([10]))
         )
-        trainer = parity.make_trainer(strategy, dataclasses.replace(CASE, model="mlp"))
-        trainer.fit(parity.source_of(CASE), batch_size=16, epochs=3, callbacks=[halve, clear], verbose=0)
+        trainer = testing.make_trainer(strategy, dataclasses.replace(CASE, model="mlp"))
+        trainer.fit(testing.source_of(CASE), batch_size=16, epochs=3, callbacks=[halve, clear], verbose=0)
         return [variable.numpy() for variable in (*trainer.model.variables, *trainer.model.optimizer.variables)]
 
     pairs = zip(weights(single), weights(served()), strict=True)
@@ -298,11 +298,11 @@ def test_what_callbacks_assign_reaches_the_servers(served, single, float64):
 @pytest.mark.parametrize("staleness", ["async", pytest.param("sync", marks=pytest.mark.full)])
 def test_a_resumed_run_has_the_errors_of_compressed_gradients(staleness, served, float64, tmp_path):
     def train(steps, **options):
-        trainer = parity.make_trainer(served(staleness), CASE, compression=TOP_K, compression_min_bytes=1024)
-        trainer.build(parity.source_of(CASE))
+        trainer = testing.make_trainer(served(staleness), CASE, compression=TOP_K, compression_min_bytes=1024)
+        trainer.build(testing.source_of(CASE))
         if not options:
             trainer.resume(tmp_path)
-        trainer.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=steps, verbose=0, **options)
+        trainer.fit(testing.source_of(CASE), batch_size=CASE.batch_size, steps=steps, verbose=0, **options)
         errors = [value.values for name, value in trainer.state.items() if name.endswith("/error")]
         return [variable.numpy().tobytes() for variable in trainer.model.variables], errors
 
@@ -325,12 +325,12 @@ def mixed_float16(monkeypatch):
 def test_a_scaled_loss_skips_the_steps_of_one_device_bit_for_bit(staleness, served, single, mixed_float16):
     def train(strategy):
         scale, records = LossScale(initial=2.0**22, growth_interval=2), []
-        trainer = parity.make_trainer(strategy, CASE, loss_scale=scale, clip=Clip(norm=0.5))
+        trainer = testing.make_trainer(strategy, CASE, loss_scale=scale, clip=Clip(norm=0.5))
         record = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda step, logs: records.append((step, trainer.loss_scale, logs["loss"]))
         )
         options = {"batch_size": CASE.batch_size, "callbacks": [record], "verbose": 0}
-        history = trainer.fit(parity.source_of(CASE), steps=12, schedule=Schedule(steps_per_call=4), **options)
+        history = trainer.fit(testing.source_of(CASE), steps=12, schedule=Schedule(steps_per_call=4), **options)
         variables = [*trainer.model.variables, *trainer.model.optimizer.variables]
         return [np.asarray(v.value).tobytes() for v in variables], records, history.history["accuracy"]
 
@@ -345,9 +345,9 @@ def test_a_scaled_loss_skips_the_steps_of_one_device_bit_for_bit(staleness, serv
 @pytest.mark.parametrize("staleness", ["bounded(0)", "sync"])
 def test_the_limit_of_skipped_steps_ends_a_run(staleness, served, mixed_float16):
     scale = LossScale(initial=2.0**60, growth_interval=0, cap=2.0**60)
-    trainer = parity.make_trainer(served(staleness), CASE, loss_scale=scale, max_skipped_steps=3)
+    trainer = testing.make_trainer(served(staleness), CASE, loss_scale=scale, max_skipped_steps=3)
     with pytest.raises(NotFiniteError, match="the last is step 2"):
-        trainer.fit(parity.source_of(CASE), batch_size=CASE.batch_size, steps=12, verbose=0)
+        trainer.fit(testing.source_of(CASE), batch_size=CASE.batch_size, steps=12, verbose=0)
     assert trainer.model.optimizer.iterations == 0
 
 
@@ -372,9 +372,9 @@ def test_a_worker_has_no_slots_and_saves_those_of_the_servers(served, tmp_path):
 
 
 def train_again(strategy):
-    first, second = (parity.make_trainer(strategy, CASE) for _ in range(2))
+    first, second = (testing.make_trainer(strategy, CASE) for _ in range(2))
     for trainer in (first, second, first):
-        trainer.fit(parity.source_of(CASE), batch_size=16, steps=2, verbose=0)
+        trainer.fit(testing.source_of(CASE), batch_size=16, steps=2, verbose=0)
 
 
 def start_others(_):

@@ -11,11 +11,10 @@ from tensorflow.experimental import dtensor
 
 from tests.coordination.members import members
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer
-from tfdist import keras_internals
+from tfdist import keras_internals, testing
 from tfdist.cluster import progress_file
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import DesyncError, InputError
-from tfdist.testing import parity
 from tfdist.trainer.options import Checks, Schedule
 from tfdist.trainer.replica_divergence import compare
 
@@ -71,10 +70,10 @@ def test_one_bit_of_a_slot(mirrored4, tmp_path, monkeypatch):
 
 
 def test_one_bit_on_one_device_of_a_mesh(mesh2x2):
-    case = parity.Case(model="mlp", optimizer="sgd")
-    trainer = parity.make_trainer(mesh2x2, case)
-    trainer.build(parity.source_of(case))
-    trainer.fit(parity.source_of(case), batch_size=16, steps=4, checks=Checks(check_sync_every=2))
+    case = testing.Case(model="mlp", optimizer="sgd")
+    trainer = testing.make_trainer(mesh2x2, case)
+    trainer.build(testing.source_of(case))
+    trainer.fit(testing.source_of(case), batch_size=16, steps=4, checks=Checks(check_sync_every=2))
     variable = keras_internals.value_of(trainer.model.trainable_variables[0])
     parts = [np.array(part) for part in dtensor.unpack(variable.read_value())]
     parts[3] = flipped(parts[3])
@@ -82,7 +81,7 @@ def test_one_bit_on_one_device_of_a_mesh(mesh2x2):
     with pytest.raises(
         DesyncError, match=r"differs: (data:1,model:1 of rank 0 from data:0,model:1|.* from data:1,model:1)"
     ):
-        trainer.fit(parity.source_of(case), batch_size=16, steps=4, checks=Checks(check_sync_every=4))
+        trainer.fit(testing.source_of(case), batch_size=16, steps=4, checks=Checks(check_sync_every=4))
 
 
 def test_norms_of_gradients_by_replica(mirrored2, caplog):
@@ -92,7 +91,7 @@ def test_norms_of_gradients_by_replica(mirrored2, caplog):
     lines = [line for line in caplog.text.splitlines() if "norm by replica" in line]
     assert len(lines) == len(trainer.model.trainable_variables)
     assert "DIFFERENT" not in caplog.text
-    broken = make_trainer(mirrored2, compression=parity.NoReduction())
+    broken = make_trainer(mirrored2, compression=testing.NoReduction())
     with caplog.at_level(logging.INFO):
         fit(broken, check_sync_every=10, check_sync="gradients")
     assert "DIFFERENT" in caplog.text

@@ -8,14 +8,13 @@ import numpy as np
 
 import tfdist
 from tests.waiting import wait_for
-from tfdist import keras_internals
+from tfdist import keras_internals, testing
 from tfdist.checkpoint.format import Checkpoint, newest
-from tfdist.testing import parity
 
 CASES = {
-    "transformer": parity.Case(model="transformer", optimizer="adamw"),
-    "cnn": parity.Case(model="cnn_frozen", optimizer="sgd"),
-    "mlp": parity.Case(model="mlp", optimizer="lamb"),
+    "transformer": testing.Case(model="transformer", optimizer="adamw"),
+    "cnn": testing.Case(model="cnn_frozen", optimizer="sgd"),
+    "mlp": testing.Case(model="mlp", optimizer="lamb"),
 }
 IN_PROCESS = {
     "single": "single",
@@ -52,8 +51,8 @@ class Calls(keras.callbacks.Callback):
 
 
 def save(strategy: tfdist.Strategy, case: str, directory: pathlib.Path) -> tfdist.Trainer:
-    trainer = parity.make_trainer(strategy, CASES[case])
-    source = parity.source_of(CASES[case])
+    trainer = testing.make_trainer(strategy, CASES[case])
+    source = testing.source_of(CASES[case])
     checkpoints = tfdist.Checkpoints(directory=str(directory), every=str(SAVED_AT))
     callbacks = [Calls(strategy)]
     trainer.fit(source, batch_size=CASES[case].batch_size, steps=SAVED_AT, checkpoints=checkpoints, callbacks=callbacks)
@@ -72,7 +71,7 @@ def go_on(trainer: tfdist.Trainer, case: str, directory: pathlib.Path) -> dict[s
                 continue  # of another stage
             assert loaded[name.removeprefix(prefix)].tobytes() == saved.read(name).tobytes(), name
     calls = Calls(trainer.strategy)
-    trainer.fit(parity.source_of(CASES[case]), batch_size=CASES[case].batch_size, steps=END, callbacks=[calls])
+    trainer.fit(testing.source_of(CASES[case]), batch_size=CASES[case].batch_size, steps=END, callbacks=[calls])
     assert (calls.seen[0][0], calls.seen[-1]) == (0, (calls.rank, END))
     assert (0, SAVED_AT) in calls.seen, "rank 0's, on every process"
     return weights(trainer, trainer.model.variables)

@@ -25,9 +25,16 @@ from tfdist.cli import flags, output
 from tfdist.cluster import signals
 from tfdist.config.fields import NO_EFFECT_HELP
 from tfdist.config.train_config import TrainConfig
-from tfdist.errors import ExitCode, InputError, Interrupted, TfdistError, naming_flags
-from tfdist.errors.engine_errors import one_line, out_of_memory
-from tfdist.errors.formatting import did_you_mean
+from tfdist.errors import (
+    ExitCode,
+    InputError,
+    Interrupted,
+    TfdistError,
+    did_you_mean,
+    naming_flags,
+    one_line,
+    out_of_memory,
+)
 from tfdist.storage.registry import text_of
 
 # Names of flags in Lightning, Accelerate, DeepSpeed, torchrun, Horovod and Transformers, for messages about unknown flags.

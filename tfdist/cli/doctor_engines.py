@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from tfdist.cli.doctor_machine import Finding, Section, Status
 from tfdist.cluster import keras_backend
 from tfdist.config.strategy_registry import DECLARATIONS, SmokeTest
-from tfdist.errors import ExitCode, TfdistError, exceptions
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, TfdistError, byte_size
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_runner import CapturedJobs, last_line, read_log
 from tfdist.launcher.supervision import deadline
@@ -72,7 +71,7 @@ class Children(CapturedJobs):
 
 def _failure_reason(outcome: Outcome, text: str) -> str:
     """Returns the reason of a failure: the last line of output of the failed process, unless it was killed."""
-    if outcome.rank is None or outcome.code > exceptions.SIGNAL_OFFSET:
+    if outcome.rank is None or outcome.code > SIGNAL_OFFSET:
         return outcome.reason
     return last_line(text) or outcome.reason
 

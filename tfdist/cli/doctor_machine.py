@@ -29,8 +29,7 @@ from tfdist.coordination.job_token import (
     is_loopback,
     user_token,
 )
-from tfdist.errors import InputError
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import InputError, byte_size
 from tfdist.reporting.environment import versions
 
 

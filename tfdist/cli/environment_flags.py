@@ -10,8 +10,7 @@ from absl import flags as absl_flags
 
 from tfdist.cli import command, flags
 from tfdist.config.job_config import RunConfig
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 
 VARIABLE = "TFDIST_FLAGS"
 

@@ -13,8 +13,7 @@ from tfdist.config.mesh import Mesh, parse_mesh
 from tfdist.config.pipeline import parse_cut
 from tfdist.config.staleness import parse_staleness
 from tfdist.distribution.balanced_parts import describe_parts, sizes_of_parts
-from tfdist.errors import InputError
-from tfdist.errors.formatting import byte_size, count_of
+from tfdist.errors import InputError, byte_size, count_of
 from tfdist.pipelining.schedule_catalog import make_schedule
 from tfdist.reporting.plain_reporter import text_table
 

@@ -37,9 +37,7 @@ from tfdist.data.batch_schedule import GLOBAL
 from tfdist.distribution.factory import declaration
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection
-from tfdist.errors import InputError, WriteError, describe_error
-from tfdist.errors.engine_errors import one_line
-from tfdist.errors.formatting import count_of
+from tfdist.errors import InputError, WriteError, count_of, describe_error, one_line
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.gradients.compression import check
 from tfdist.launcher.attempt import JOB_NAME_VARIABLE

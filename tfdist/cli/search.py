@@ -16,8 +16,7 @@ from tfdist.cli.early_checks import ProcessContext, check_cluster
 from tfdist.cluster.environment import Cluster
 from tfdist.config.search import BatchSizeSearch, LearningRateSearch
 from tfdist.config.train_config import TrainConfig
-from tfdist.errors import ExitCode, InputError
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import ExitCode, InputError, byte_size
 from tfdist.launcher.job import Job
 from tfdist.planning import batch_size
 from tfdist.planning.rate_curve import plot_batch_sizes

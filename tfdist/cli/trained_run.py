@@ -23,8 +23,7 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.config.trained_config import TrainedConfig
 from tfdist.coordination.group import long_timeout
 from tfdist.data import DataSet, Examples
-from tfdist.errors import CheckpointError, InputError
-from tfdist.errors.engine_errors import one_line
+from tfdist.errors import CheckpointError, InputError, one_line
 from tfdist.parameter_server.keyed_rows import keyed_layers
 from tfdist.reporting import RunDirectory
 from tfdist.storage import StoragePath, path_of, storage_of

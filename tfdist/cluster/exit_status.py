@@ -13,8 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from tfdist.cluster.signals import LAUNCHER_VARIABLE
-from tfdist.errors import InputError, TfdistError
-from tfdist.errors.engine_errors import one_line
+from tfdist.errors import InputError, TfdistError, one_line
 
 _log = logging.getLogger(__name__)
 

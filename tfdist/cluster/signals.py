@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
-from tfdist.errors.exceptions import SIGNAL_OFFSET
+from tfdist.errors import SIGNAL_OFFSET
 
 _FRAMES = 8
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 from tfdist.config.spec import call, parse
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 
 ENGINE = "engine"
 AUTO = "auto"

@@ -4,8 +4,7 @@ import dataclasses
 import math
 import re
 
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 
 EQUAL, MEASURED, WEIGHTS = "equal", "measured", "weights"
 _FORMS = (EQUAL, MEASURED, f"{WEIGHTS}(2,1,1)")

@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable
 
 from tfdist.config import spec
-from tfdist.errors import InputError
-from tfdist.errors.formatting import did_you_mean
+from tfdist.errors import InputError, did_you_mean
 
 # Name of the argument after the colon, by data set; "" for none. `tfdist.data.catalog` has a function for each.
 COLON_ARGUMENTS = {

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from tfdist.config.monitor import MODES
 from tfdist.config.parameters import REQUIRED, Parameters, boolean, choice, integer, number, parameter, parse_kind
 from tfdist.config.spec import Spec, parse
-from tfdist.errors.formatting import is_number
+from tfdist.errors import is_number
 
 ANNEALS = ("cosine", "linear")
 

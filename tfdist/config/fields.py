@@ -14,8 +14,7 @@ from tfdist.cluster import tf_config
 from tfdist.config.layouts import rules_text, split_rules
 from tfdist.config.rules import parse_specs
 from tfdist.config.spec import Spec, parse
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer, is_number, nearest
+from tfdist.errors import InputError, is_integer, is_number, nearest
 from tfdist.storage import path_of, storage_of
 
 _FILE_KINDS = {".csv": "csv", ".npz": "npz", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".tsv": "csv"}

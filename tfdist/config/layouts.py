@@ -10,8 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from tfdist.config.mesh import Mesh, parse_mesh
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 
 _RULE = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*([A-Za-z_]\w*)\s*")
 _GRAMMAR = 'A layout is a list of DIM:AXIS separated by ;, such as "batch:data;heads:model"'

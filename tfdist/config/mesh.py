@@ -10,8 +10,7 @@ import math
 import re
 from typing import TypeGuard
 
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 
 _AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*(\d{1,6})\s*")
 _RESERVED_NAMES = ("unsharded", "match", "any")  # by DTensor

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tfdist.config.spec import Spec, parse
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 
 MODES = ("auto", "min", "max")
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from tfdist.config.spec import call, parse, spec_of
-from tfdist.errors import InputError
-from tfdist.errors.formatting import as_python, is_integer, is_number, nearest
+from tfdist.errors import InputError, as_python, is_integer, is_number, nearest
 
 REQUIRED = dataclasses.MISSING  # the default of a parameter without one
 Kind = TypeVar("Kind", bound="Parameters")

@@ -15,9 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
-from tfdist.errors import InputError, TfdistError
-from tfdist.errors.engine_errors import error_summary, is_engine_error, out_of_memory
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, TfdistError, error_summary, is_engine_error, nearest, out_of_memory
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]*(:[A-Za-z0-9_.:/*?\[\]~@%+=-]*)?")  # after a colon, a path may follow
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""

@@ -8,8 +8,7 @@ from typing import Any
 
 from tfdist.config.fields import ANY_TEXT, strategy_option
 from tfdist.config.spec import parse
-from tfdist.errors import InputError
-from tfdist.errors.formatting import count_of, is_integer, is_number, nearest
+from tfdist.errors import InputError, count_of, is_integer, is_number, nearest
 
 SYNC, BACKUP, QUORUM, SSP = "sync", "backup", "quorum", "ssp"
 BOUNDED, ASYNC, REPLAY = "bounded", "async", "replay"

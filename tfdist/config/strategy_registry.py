@@ -25,8 +25,7 @@ from tfdist.config.mesh import mesh_of, parse_mesh
 from tfdist.config.pipeline import PipelineOptions, check_pipeline
 from tfdist.config.rules import is_auto, method_names
 from tfdist.config.staleness import PUSHED_METHODS, ParameterServerOptions, count_workers, parse_staleness
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 from tfdist.storage.registry import read_text
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from tfdist.config.parameters import REQUIRED, Parameters, boolean, choice, integer, number, parameter, parse_kind
 from tfdist.config.spec import parse
-from tfdist.errors.formatting import is_integer
+from tfdist.errors import is_integer
 
 STATES = ("local", "averaged", "reset")
 CLIENT_SIZES = ("equal", "power_law")

@@ -35,8 +35,7 @@ from tfdist.coordination.messages import (
     nonce,
     printable,
 )
-from tfdist.errors import ExitCode, InputError, PeerLostError, TfdistError, exceptions
-from tfdist.errors.engine_errors import error_summary
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError, PeerLostError, TfdistError, error_summary
 
 RETRY_SECONDS = 0.1
 _CHUNK = 1 << 16
@@ -294,7 +293,7 @@ def goodbye_of(error: BaseException | None) -> tuple[int, str]:
     if isinstance(error, TfdistError):
         return error.exit_code, str(error)
     if isinstance(error, KeyboardInterrupt):
-        return exceptions.SIGNAL_OFFSET + signal.SIGINT, ""
+        return SIGNAL_OFFSET + signal.SIGINT, ""
     if isinstance(error, SystemExit):
         code = error.code
         return (int(code) & 0xFF if isinstance(code, int) else int(code is not None)), ""  # as in Python

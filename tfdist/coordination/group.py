@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tfdist.errors import InputError, PeerLostError, Preempted
-from tfdist.errors.engine_errors import error_summary, one_line
+from tfdist.errors import InputError, PeerLostError, Preempted, error_summary, one_line
 
 NO_GOODBYE = "its connection closed without a goodbye (it was killed, crashed, or exited silently)"
 LAUNCHER = -1  # rank of a launcher that serves a group

@@ -15,8 +15,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tfdist.errors import InputError
-from tfdist.errors.engine_errors import escape_control_characters
+from tfdist.errors import InputError, escape_control_characters
 
 VERSION = 1  # of the protocol; other versions are refused with a message
 LIMIT = 1 << 20  # maximum bytes per message

@@ -34,7 +34,7 @@ from tfdist.coordination.messages import (
     printable,
     version_refusal,
 )
-from tfdist.errors import exceptions
+from tfdist.errors import describe_code
 
 _CHUNK = 1 << 16
 _log = logging.getLogger("tfdist.coordination")
@@ -600,12 +600,12 @@ class Server:
 
     def _goodbye(self, connection: Connection, rank: int, code: int, reason: str) -> None:
         if not is_planned(code):
-            description = f"ended with {exceptions.describe(code)}" + (f": {reason}" if reason else "")
+            description = f"ended with {describe_code(code)}" + (f": {reason}" if reason else "")
             self._drop(connection, description, code)
         else:
             del self._members[rank]
             connection.end()
-            description = exceptions.describe(code) if code else "code 0"
+            description = describe_code(code) if code else "code 0"
             self._send(self._operations.record_member_departure(rank, f"has left with {description}"))
 
     def _drop(self, connection: Connection, reason: str, code: int | None = None) -> None:

@@ -12,8 +12,7 @@ from tfdist.config.spec import Spec, call, call_user_function, load_object
 from tfdist.data.examples import Element, Examples, Transform, WrappedExamples, chain, identity
 from tfdist.data.row_partition import IndexedBatch, RowPartition
 from tfdist.data.source import ROUNDS, random_keys
-from tfdist.errors import InputError, names_arguments
-from tfdist.errors.formatting import is_integer, is_number, nearest
+from tfdist.errors import InputError, is_integer, is_number, names_arguments, nearest
 
 _BITS = 53
 _FRACTION_BITS = 24  # of a float32

@@ -10,8 +10,7 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer, nearest
+from tfdist.errors import InputError, is_integer, nearest
 
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))  # a cell without a value, in lower case
 

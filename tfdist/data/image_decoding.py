@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer
+from tfdist.errors import InputError, is_integer
 
 _CHANNELS = (1, 3, 4)
 _CONTEXT = re.compile(r"\{\{.*?\}\} ?")  # the node of an operation in TensorFlow's messages

@@ -13,8 +13,7 @@ from tfdist.data.examples import DataSet, Element, Origins, without_targets
 from tfdist.data.image_decoding import ImageDecoding, decoded_shape, image_decoding
 from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source, split_indices
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 
 _ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 _TRAIN = "train"

@@ -28,8 +28,7 @@ from tfdist.data.examples import (
 from tfdist.data.row_partition import RowPartition, has_arrays, with_tuples, without_absent
 from tfdist.data.source import ArraySource, SampleSource, Source
 from tfdist.data.stream import SequentialExamples, StreamSource
-from tfdist.errors import InputError
-from tfdist.errors.engine_errors import nested_input_error
+from tfdist.errors import InputError, nested_input_error
 
 # The rows of batched data (`tf.data`, `keras.utils.PyDataset`, generators) are one stream, which is rebatched into global
 # batches, so that every step has a full batch.

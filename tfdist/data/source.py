@@ -13,8 +13,7 @@ from tfdist import keras_internals
 from tfdist.data.batches import checksum
 from tfdist.data.examples import Element, Examples, Origins, Transform, chain, check_element, identity, unbatched_spec
 from tfdist.data.row_partition import IndexedBatch, RowPartition
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_number
+from tfdist.errors import InputError, is_number
 
 # The public `tf.random.experimental.index_shuffle` has 4 rounds of the same cipher. With 4, the permutations of 60000
 # under adjacent seeds have a correlation of 0.9; with 8, those of 2**24 are still distinguishable from random ones.

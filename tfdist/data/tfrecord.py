@@ -19,8 +19,7 @@ from tfdist.data.examples import DataSet, Element
 from tfdist.data.image_decoding import ImageDecoding, image_decoding, without_context
 from tfdist.data.reading_errors import first_unreadable
 from tfdist.data.source import Source, split_indices
-from tfdist.errors import InputError
-from tfdist.errors.formatting import did_you_mean, nearest
+from tfdist.errors import InputError, did_you_mean, nearest
 
 # A record is its length (8 bytes), a checksum of the length (4), the data, and a checksum of the data (4). Building the
 # index reads only the lengths, which takes some microseconds per record.

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tfdist.errors import InputError
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import InputError, byte_size
 
 _MAX_LISTED = 8  # if there are more parts, only the largest is shown
 _MAX_IMBALANCE = 1.1  # ratio of the largest part to the mean above which it is shown

@@ -21,8 +21,7 @@ from tfdist.coordination import Group
 from tfdist.data.row_partition import IndexedBatch, with_none
 from tfdist.distribution.strategy import Read, Strategy, VariableAdoption, VariableBlocks
 from tfdist.distribution.tf_server import server_start, with_addresses
-from tfdist.errors import InputError
-from tfdist.errors.engine_errors import dtensor_layout_error
+from tfdist.errors import InputError, dtensor_layout_error
 
 
 def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> dtensor.Mesh:

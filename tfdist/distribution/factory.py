@@ -17,8 +17,7 @@ from tfdist.config.strategy_registry import AUTO, Declaration, JobOptions, Train
 from tfdist.coordination import Group, join
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
-from tfdist.errors import InputError, names_arguments
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, names_arguments, nearest
 
 _strategies: list[weakref.ref[Strategy]] = []
 

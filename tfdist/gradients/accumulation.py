@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_number
+from tfdist.errors import InputError, is_number
 
 # (rows of a micro-step) -> (gradients, loss)
 Differentiate = Callable[[Any], tuple[list[tf.Tensor], tf.Tensor]]

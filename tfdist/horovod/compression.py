@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 from tfdist.gradients import Bucketed, Reducer, ReductionResult
 from tfdist.gradients.compression import METHODS, check, create_reducer
 

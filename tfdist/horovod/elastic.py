@@ -14,8 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.errors import InputError
-from tfdist.errors.engine_errors import error_summary
+from tfdist.errors import InputError, error_summary
 from tfdist.horovod import tape
 from tfdist.horovod.engine import horovod_required_error
 from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer
+from tfdist.errors import InputError, is_integer
 from tfdist.horovod.compression import Compression, validate_compression
 from tfdist.horovod.data_movement import with_alternative_signature
 from tfdist.horovod.gradient_sums import GradientSums, Options

@@ -7,8 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer
+from tfdist.errors import InputError, is_integer
 from tfdist.horovod.gradient_sums import Gradient, GradientSums, key_of
 
 

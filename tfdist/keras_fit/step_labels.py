@@ -14,7 +14,7 @@ from tfdist import keras_internals
 from tfdist.collectives import RecordedCall
 from tfdist.collectives.differentiable import loss_weight_scope
 from tfdist.data.batches import count_rows, has_static_rows
-from tfdist.errors.engine_errors import error_summary
+from tfdist.errors import error_summary
 from tfdist.keras_fit.one_device import Replica, replica_context
 from tfdist.keras_fit.step_outputs import ReduceOp, flatten_logs
 from tfdist.row_semantics import keras_parts

@@ -18,8 +18,7 @@ from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.job_config import RunConfig
 from tfdist.data.row_partition import ReplicaRows
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError, NotFiniteError
-from tfdist.errors.exceptions import with_argument_names
+from tfdist.errors import InputError, NotFiniteError, with_argument_names
 from tfdist.gradients import Clip, LossScale, ReductionResult, parse_loss_scale, unscale
 from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.metric_sums import MetricSums

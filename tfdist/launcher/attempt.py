@@ -15,7 +15,7 @@ from tfdist.coordination.group import name_ranks
 from tfdist.coordination.job_token import TOKEN_VARIABLE, join_address, listen, split_address
 from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
 from tfdist.coordination.messages import nonce
-from tfdist.errors import ExitCode, exceptions
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, describe_code
 from tfdist.launcher import node_group, orders
 from tfdist.launcher.child import EVALUATOR, Child, Start, Task
 from tfdist.launcher.engine_environment import ENGINES, evaluator_variables
@@ -100,7 +100,7 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
             departed_members=lambda: server.departed_members if server else (),
             collects_failures=host.job.is_elastic,
             on_evaluator_failure=lambda code: host.say(
-                f"the evaluator ended with {exceptions.describe(code)}; training continues without it. Its log: "
+                f"the evaluator ended with {describe_code(code)}; training continues without it. Its log: "
                 f"{evaluator.log if evaluator else ''}"
             ),
         )
@@ -216,7 +216,7 @@ def stop_requested(host: Host) -> Stop | None:
     if not host.received_signals:
         return None
     name = signal.Signals(host.received_signals[0]).name
-    outcome = Outcome(exceptions.SIGNAL_OFFSET + host.received_signals[0], f"ended by {name}")
+    outcome = Outcome(SIGNAL_OFFSET + host.received_signals[0], f"ended by {name}")
     return Stop(outcome, host.job.grace_seconds, is_requested=True)
 
 
@@ -226,7 +226,7 @@ def is_repeated_request(host: Host) -> bool:
 
 
 def _check_output(host: Host, screens: Sequence[Screen]) -> Stop | None:
-    outcome = Outcome(exceptions.SIGNAL_OFFSET + signal.SIGPIPE, "the output is no longer read")
+    outcome = Outcome(SIGNAL_OFFSET + signal.SIGPIPE, "the output is no longer read")
     return Stop(outcome, host.job.grace_seconds) if any(screen.is_broken for screen in screens) else None
 
 

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tfdist.errors import ExitCode, InputError
-from tfdist.errors.exceptions import SIGNAL_OFFSET
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError
 
 _ROOT = pathlib.Path("/sys/fs/cgroup")
 _MEMBERSHIP = pathlib.Path("/proc/self/cgroup")

@@ -9,8 +9,7 @@ from typing import Protocol
 from tfdist.cluster.tf_config import is_address
 from tfdist.coordination import LostMember
 from tfdist.coordination.group import NO_GOODBYE
-from tfdist.errors import ExitCode, InputError, exceptions
-from tfdist.errors.formatting import nearest
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError, describe_code, nearest
 from tfdist.launcher.engine_environment import ENGINES
 
 
@@ -168,7 +167,7 @@ class Outcome:
 
 SUCCESS = Outcome(ExitCode.DONE)
 # Exit codes of processes ended by a signal; a signal from the launcher is not a cause.
-_SIGNAL_CODES = (exceptions.SIGNAL_OFFSET + signal.SIGINT, exceptions.SIGNAL_OFFSET + signal.SIGTERM)
+_SIGNAL_CODES = (SIGNAL_OFFSET + signal.SIGINT, SIGNAL_OFFSET + signal.SIGTERM)
 
 
 def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Outcome:
@@ -197,7 +196,7 @@ def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Ou
         return _outcome_of_goodbye(loss) if loss and loss.code == ExitCode.PEER_LOST else SUCCESS
     cause = next((end for end in causes if loss and end.rank == loss.rank), causes[0])
     assert cause.code is not None
-    return Outcome(cause.code, f"rank {cause.rank} ended with {exceptions.describe(cause.code)}", cause.rank)
+    return Outcome(cause.code, f"rank {cause.rank} ended with {describe_code(cause.code)}", cause.rank)
 
 
 def _outcome_of_goodbye(loss: LostMember) -> Outcome:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tfdist.errors import ExitCode, exceptions
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, is_external_failure
 from tfdist.launcher import orders
 from tfdist.launcher.hosts import matches_host
 from tfdist.launcher.job import SUCCESS, Job, Outcome
@@ -66,7 +66,7 @@ MAX_LATER_FAILURES = 15  # in a row after training has begun; with the delays, t
 FINAL_CODES = frozenset({ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.NOT_FINITE})
 
 # Includes SIGTERM, which schedulers may send to a process that cannot save yet or has already saved.
-PREEMPTION_CODES = frozenset({ExitCode.PREEMPTED, exceptions.SIGNAL_OFFSET + signal.SIGTERM})
+PREEMPTION_CODES = frozenset({ExitCode.PREEMPTED, SIGNAL_OFFSET + signal.SIGTERM})
 
 
 class Decision(NamedTuple):
@@ -559,7 +559,7 @@ class JobController:
             return not excludes_host and cause.code != ExitCode.PEER_LOST
         is_lost = len(attempt.reports) < len(attempt.processes)
         is_smaller = bool(plan) and (is_lost or sum(plan.values()) < attempt.size)
-        return not (is_smaller and exceptions.is_external_failure(cause.code))
+        return not (is_smaller and is_external_failure(cause.code))
 
     def _disable_failed_slots(self, attempt: AttemptState, cause: Outcome, now: float) -> bool:
         """Disables the slots of failed processes; returns whether any were disabled or a launcher is lost.

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from tfdist.coordination import Group
 from tfdist.coordination.job_token import add_token_flags, job_token
 from tfdist.coordination.join import serve_group, wait_for_members
-from tfdist.errors import ExitCode, PeerLostError, exceptions
-from tfdist.errors.engine_errors import error_summary
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, PeerLostError, describe_code, error_summary
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.orphan_guard import END_SIGNALS
 
@@ -52,7 +51,7 @@ def conclude(group: Group, local_outcome: Outcome, grace: float) -> Outcome:
     if local_outcome.code or ExitCode.PREEMPTED not in codes:
         return local_outcome
     node = codes.index(ExitCode.PREEMPTED)
-    return Outcome(ExitCode.PREEMPTED, f"ranks of node {node} ended with {exceptions.describe(ExitCode.PREEMPTED)}")
+    return Outcome(ExitCode.PREEMPTED, f"ranks of node {node} ended with {describe_code(ExitCode.PREEMPTED)}")
 
 
 def _outcome_of_loss(group: Group, local_outcome: Outcome, error: PeerLostError, grace: float) -> Outcome:
@@ -68,7 +67,7 @@ def _outcome_of_loss(group: Group, local_outcome: Outcome, error: PeerLostError,
 
 def is_request(code: int) -> bool:
     """Returns whether an exit code means that the end of a launcher was requested, or its output closed."""
-    return code - exceptions.SIGNAL_OFFSET in (*END_SIGNALS, signal.SIGPIPE)
+    return code - SIGNAL_OFFSET in (*END_SIGNALS, signal.SIGPIPE)
 
 
 def lost_launcher(group: Group) -> Outcome | None:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle  # type: ignore[import-untyped]  # pickles functions of a notebook or the main script, too
 
-from tfdist.errors import ExitCode, InputError, SpawnError, TfdistError, exceptions
-from tfdist.errors.engine_errors import out_of_memory
+from tfdist.errors import ExitCode, InputError, SpawnError, TfdistError, describe_code, out_of_memory
 from tfdist.launcher import job_runner
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.supervision import deadline
@@ -163,7 +162,7 @@ def spawn(
     _raise_failure(outcome, results)
     for rank, result in enumerate(results):
         if result is None:
-            code = exceptions.describe(ExitCode.DONE)
+            code = describe_code(ExitCode.DONE)
             raise SpawnError(f"spawn: rank {rank} ended with {code} before its function returned.", rank, ExitCode.DONE)
     return [result.value for result in results if result]
 

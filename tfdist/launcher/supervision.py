@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tfdist.coordination import LostMember
 from tfdist.coordination.group import name_ranks
-from tfdist.errors import ExitCode, exceptions
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, describe_code
 from tfdist.launcher.child import Child
 from tfdist.launcher.job import Outcome, root_cause
 from tfdist.launcher.output_forwarding import Channel
@@ -17,7 +17,7 @@ POLL_SECONDS = 0.02
 SETTLE_SECONDS = 0.7  # time for the cause to appear after its consequences
 FAILURE_SECONDS = 3.0  # between SIGTERM and SIGKILL after a failure
 DRAIN_SECONDS = 0.5  # time for the last output to arrive
-_FIRST_RESERVED_CODE = min(ExitCode.PREEMPTED, exceptions.SIGNAL_OFFSET)  # lower codes are failures of the program
+_FIRST_RESERVED_CODE = min(ExitCode.PREEMPTED, SIGNAL_OFFSET)  # lower codes are failures of the program
 _PLANNED_CODES = (ExitCode.DONE, ExitCode.PREEMPTED)
 
 
@@ -167,14 +167,12 @@ class Supervisor:
         """Returns the outcome; the cause may have appeared while the processes were being ended."""
         codes = {child.code for child in self._required_children}
         code, *other_codes = codes
-        if stop and code is not None and not other_codes and code <= exceptions.SIGNAL_OFFSET:
+        if stop and code is not None and not other_codes and code <= SIGNAL_OFFSET:
             if stop.is_requested or code == ExitCode.PREEMPTED:
-                return Outcome(code, f"all ranks ended with {exceptions.describe(code)}" if code else "")
+                return Outcome(code, f"all ranks ended with {describe_code(code)}" if code else "")
         if codes == {ExitCode.DONE, ExitCode.PREEMPTED}:
             rank = next(child.rank for child in self._required_children if child.code == ExitCode.PREEMPTED)
-            return Outcome(
-                ExitCode.PREEMPTED, f"rank {rank} ended with {exceptions.describe(ExitCode.PREEMPTED)}", rank
-            )
+            return Outcome(ExitCode.PREEMPTED, f"rank {rank} ended with {describe_code(ExitCode.PREEMPTED)}", rank)
         cause = self._cause()
         if stop and cause.code in (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST):
             return self._user_request(stop).outcome

@@ -8,8 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.config.spec import call_user_function, load_object, parse
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 from tfdist.optimizers import LARS, MomentumCorrectedSGD
 
 _LABEL_DEPENDENT = ("accuracy", "acc", "crossentropy", "ce")  # names that Keras resolves by the shape of the labels

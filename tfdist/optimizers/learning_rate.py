@@ -25,8 +25,7 @@ from tfdist.config.decay import (
     parse_decay,
 )
 from tfdist.config.spec import Spec, call_user_function, load_object
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 
 _LAST_START = 2**40  # steps; no run reaches later cycles
 

@@ -11,8 +11,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.config.staleness import BY_SIZE, LAZY, Staleness
 from tfdist.distribution.strategy import JobVariables, OptimizerShards, Read, Strategy, VariableBlocks
-from tfdist.errors import InputError
-from tfdist.errors.formatting import byte_size, count_of
+from tfdist.errors import InputError, byte_size, count_of
 from tfdist.gradients import Clip
 from tfdist.parameter_server.embedding_tables import EmbeddingTables, RemoteTable, RemoteVariable, is_table
 from tfdist.parameter_server.messages import as_tensor

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.pipeline import BalancedCut, LayerCut
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph
 
 SLACK = 0.05  # the most expensive stage may exceed the minimum by this fraction, to reduce messages

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.pipeline import BalancedCut, LayerCut, parse_cut
-from tfdist.errors import InputError
-from tfdist.errors.engine_errors import one_line
+from tfdist.errors import InputError, one_line
 from tfdist.pipelining.cut_points import LOGITS, MASK, VALUE, Crossing, boundaries, cut_positions
 from tfdist.pipelining.operation_graph import AbstractRun, Call, Graph, graph_of, run_abstractly
 from tfdist.pipelining.operation_timing import measure_seconds

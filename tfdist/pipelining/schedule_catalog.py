@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.config import pipeline as grammar
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer
+from tfdist.errors import InputError, is_integer
 from tfdist.pipelining.schedule import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Schedule
 from tfdist.pipelining.timeline import Timeline
 

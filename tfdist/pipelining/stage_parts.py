@@ -17,8 +17,7 @@ from tfdist.collectives.rows import gather_structure
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.distribution.dtensor_variables import is_spread
 from tfdist.distribution.strategy import JobVariables, ModelParts, VariableBlocks
-from tfdist.errors import InputError
-from tfdist.errors.formatting import count_of
+from tfdist.errors import InputError, count_of
 from tfdist.pipelining.activation_compression import Link
 from tfdist.pipelining.cutting import Cut, cut_model
 from tfdist.pipelining.has_stages import HasStages

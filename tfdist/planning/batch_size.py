@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.config.search import BatchSizeSearch
-from tfdist.errors import InputError, names_arguments
-from tfdist.errors.engine_errors import error_summary
-from tfdist.errors.formatting import byte_size, is_integer, is_number
+from tfdist.errors import InputError, byte_size, error_summary, is_integer, is_number, names_arguments
 from tfdist.launcher import spawn
 from tfdist.launcher.job import Job
 from tfdist.planning.trials import SECONDS, Trial, TrialProgram, Trials, available_bytes

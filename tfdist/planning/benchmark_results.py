@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.config.all_reduce import ALGORITHMS, ENGINE
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import byte_size
 from tfdist.reporting.run_summary import describe_axes
 
 if TYPE_CHECKING:

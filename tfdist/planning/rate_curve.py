@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import byte_size
 from tfdist.planning.batch_size import BatchSizes
 from tfdist.reporting.run_summary import describe_axes
 

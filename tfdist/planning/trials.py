@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
-from tfdist.errors import ExitCode, InputError, TfdistError, TrialError
-from tfdist.errors.exceptions import SIGNAL_OFFSET
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import SIGNAL_OFFSET, ExitCode, InputError, TfdistError, TrialError, byte_size
 from tfdist.launcher.child import NewProcess, Start
 from tfdist.launcher.job import Job, Outcome
 from tfdist.launcher.job_runner import CapturedJobs, last_line, read_log

@@ -3,8 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from tfdist.errors import InputError, WriteError
-from tfdist.errors.engine_errors import one_line
+from tfdist.errors import InputError, WriteError, one_line
 from tfdist.storage import AnyPath, path_of, storage_of
 
 

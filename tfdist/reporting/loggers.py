@@ -13,9 +13,7 @@ from typing import Any
 
 from tfdist.config.spec import Spec, call, load_object
 from tfdist.coordination import Json
-from tfdist.errors import InputError
-from tfdist.errors.engine_errors import one_line
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest, one_line
 from tfdist.reporting.reporter import ForwardingReporter, Reporter, RunPlan
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.schema import TRAIN, scalars

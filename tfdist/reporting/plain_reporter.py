@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TextIO
 
 from tfdist.coordination import Json
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import byte_size
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, main_metrics, number
 

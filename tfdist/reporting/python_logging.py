@@ -6,8 +6,7 @@ import sys
 from collections.abc import Iterator
 from types import TracebackType
 
-from tfdist.errors import TfdistError, WriteError
-from tfdist.errors.engine_errors import one_line
+from tfdist.errors import TfdistError, WriteError, one_line
 from tfdist.reporting.file_errors import reraise_as_write_error
 from tfdist.reporting.plain_reporter import banner
 from tfdist.reporting.reporter import Reporter, RunPlan

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import InputError
-from tfdist.errors.formatting import count_of
+from tfdist.errors import InputError, count_of
 from tfdist.reporting.plain_reporter import format_number, text_table
 from tfdist.reporting.run_directory import RunDirectory, flag_values
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number

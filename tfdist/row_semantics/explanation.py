@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import RecordedCall
 from tfdist.collectives.interface import tensor_bytes
-from tfdist.errors.formatting import byte_size, count_of
+from tfdist.errors import byte_size, count_of
 from tfdist.row_semantics.sizes import COUNT
 from tfdist.row_semantics.values import AllRows, Label, Partial, Replicated, ReplicatedPlusSum, Rows
 

@@ -18,8 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.errors import InputError, TfdistError, engine_errors
-from tfdist.errors.engine_errors import error_summary, nested_input_error, one_line, truncate
+from tfdist.errors import InputError, TfdistError, error_cause, error_summary, nested_input_error, one_line, truncate
 from tfdist.step.loss import value_at_path
 
 _CAST = re.compile(r"Cast \w+ to \w+ is not supported")  # other unimplemented operations are not caused by the data
@@ -68,7 +67,7 @@ def explain_mismatch(element_spec: Any) -> Iterator[None]:
         if not _DATA_ERROR_WORDS.search(str(error)) or _ENGINE_ERROR_WORDS.search(str(error)):
             raise
         parts = [f"{name} {_describe_specs(part)}" for name, part in zip(_PARTS, element_spec, strict=False)]
-        if match := _LABEL.search(engine_errors.cause(error)):  # the rest of the message is all labels of the batch
+        if match := _LABEL.search(error_cause(error)):  # the rest of the message is all labels of the batch
             raise InputError(
                 f"Labels must be in 0..{int(match[2]) - 1}, because the model has {match[2]} outputs. Received: {match[1]}. "
                 f"Number the classes from 0, or give the model's last layer more units.{_notes(error)}"

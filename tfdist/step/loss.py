@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
-from tfdist.errors import InputError
-from tfdist.errors.formatting import count_of
+from tfdist.errors import InputError, count_of
 
 DENOMINATORS = "loss/denominators"  # name of the call that sums them over replicas
 

@@ -16,7 +16,7 @@ from tfdist.collectives import Collectives, OneReplica, Recording, using
 from tfdist.collectives.rows import gather_structure, mask_if_empty
 from tfdist.data.batches import count_rows, has_static_rows
 from tfdist.data.row_partition import ReplicaRows
-from tfdist.errors.engine_errors import error_summary
+from tfdist.errors import error_summary
 from tfdist.gradients import unscale
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import Communication, record_static_row_reads

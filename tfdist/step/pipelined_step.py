@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, current
-from tfdist.errors import InputError
-from tfdist.errors.formatting import count_of
+from tfdist.errors import InputError, count_of
 from tfdist.gradients import unscale
 from tfdist.pipelining.cutting import StageGraph
 from tfdist.pipelining.execution import ActionClock, run_schedule

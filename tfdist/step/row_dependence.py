@@ -18,9 +18,7 @@ from tfdist import keras_internals
 from tfdist.collectives import RecordedCall, using
 from tfdist.data.batches import count_rows, has_static_rows
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError
-from tfdist.errors.engine_errors import error_summary
-from tfdist.errors.exceptions import with_argument_names
+from tfdist.errors import InputError, error_summary, with_argument_names
 from tfdist.pipelining.staged_model import full_model
 from tfdist.row_semantics import keras_parts
 from tfdist.row_semantics.explanation import (

@@ -17,7 +17,7 @@ from tfdist.collectives.interface import tensor_bytes
 from tfdist.config.all_reduce import ALGORITHMS, ENGINE, MAX_MESSAGE_BYTES, AlgorithmTable, Band
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors.formatting import byte_size
+from tfdist.errors import byte_size
 from tfdist.trainer.inspections import Inspection, RunView, TimingRounds, medians_of_slowest
 
 MAX_TIME_RATIO = 0.95  # an algorithm must take less than this fraction of the engine's time to replace it

@@ -10,8 +10,7 @@ import numpy as np
 from tfdist import keras_internals
 from tfdist.config.decay import Plateau
 from tfdist.config.monitor import MODES, parse_monitor
-from tfdist.errors import InputError
-from tfdist.errors.formatting import count_of, is_integer, nearest
+from tfdist.errors import InputError, count_of, is_integer, nearest
 from tfdist.trainer.program import Program
 
 

@@ -15,8 +15,7 @@ from tfdist.config.sync import Sync
 from tfdist.data import DataSet, Examples, as_examples, fit_data, with_class_weight
 from tfdist.data.examples import PartialEpochs
 from tfdist.data.inputs import all_data, check_array, evaluation_errors, test_examples
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer, is_number, nearest
+from tfdist.errors import InputError, is_integer, is_number, nearest
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_ORDERS
 from tfdist.gradients.compression import check as check_compression

@@ -19,8 +19,7 @@ from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.data.row_partition import EVEN, RowAllocation
 from tfdist.distribution.balanced_parts import describe_parts
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError
-from tfdist.errors.formatting import byte_size, count_of
+from tfdist.errors import InputError, byte_size, count_of
 from tfdist.pipelining.has_stages import pipeline_of
 from tfdist.pipelining.staged_model import full_model, pipeline_without_flush
 from tfdist.reporting import RunPlan

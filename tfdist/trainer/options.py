@@ -8,8 +8,7 @@ from tfdist.checkpoint.manager import Checkpoints
 from tfdist.coordination import Group
 from tfdist.coordination.watchdog import Watchdog
 from tfdist.data.batch_schedule import GLOBAL
-from tfdist.errors import InputError
-from tfdist.errors.formatting import as_python, is_integer, is_number
+from tfdist.errors import InputError, as_python, is_integer, is_number
 from tfdist.pipelining.timeline import Timeline
 from tfdist.reporting import Reporter
 from tfdist.reporting.ledger_file import NullLedger

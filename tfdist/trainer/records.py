@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tfdist import keras_internals
 from tfdist.coordination.group import LONG_SECONDS
 from tfdist.data.batch_schedule import BatchSchedule
-from tfdist.errors.exceptions import with_argument_names
+from tfdist.errors import with_argument_names
 from tfdist.pipelining.staged_model import staleness
 from tfdist.reporting import Reporter
 from tfdist.reporting.environment import peak_memory

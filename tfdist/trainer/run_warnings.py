@@ -11,7 +11,7 @@ from tfdist.config.sync import Periodic
 from tfdist.data import DataSet
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors.exceptions import with_argument_names
+from tfdist.errors import with_argument_names
 from tfdist.optimizers import WarmupAndDecay
 from tfdist.reporting.warn_once import warn_once
 from tfdist.trainer.options import FitOptions, Schedule

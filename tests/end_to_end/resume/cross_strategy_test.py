@@ -9,7 +9,7 @@ import pytest
 import tfdist
 from tests import processes
 from tests.workers import resume, running
-from tfdist.testing import parity
+from tfdist import testing
 
 pytestmark = [pytest.mark.processes, pytest.mark.separable]
 
@@ -19,7 +19,7 @@ TOLERANCE = 1e-9  # in float64
 def in_process(fixture: str, case: str, request: pytest.FixtureRequest) -> tfdist.Strategy:
     """Returns a fixture's strategy; for convolutions, whose kernels are replicated, a mesh with sharded slots."""
     if case == "cnn" and fixture.startswith("mesh"):
-        shape, _ = parity.MESHES[fixture.removeprefix("mesh")]
+        shape, _ = testing.MESHES[fixture.removeprefix("mesh")]
         return tfdist.load_strategy("mesh", mesh_shape=shape, shard="optimizer", shard_min_elements=1, environment={})
     return request.getfixturevalue(fixture)
 
@@ -73,7 +73,7 @@ def test_every_strategy_goes_on_from_every_other(
                 }
         if "pipeline" not in name:
             assert all(rank[saver].keys() == ranks[0][saver].keys() for rank in ranks for saver in savers)
-    uninterrupted = parity.run_case(
+    uninterrupted = testing.run_case(
         strategies["single"], dataclasses.replace(resume.CASES[case], steps=resume.END)
     ).variables
     model = resume.CASES[case].model
@@ -81,7 +81,7 @@ def test_every_strategy_goes_on_from_every_other(
         (saver, loader, difference)
         for loader, outcomes in ended.items()
         for saver, found in outcomes.items()
-        for difference in parity.compare(found, uninterrupted, model)
+        for difference in testing.compare(found, uninterrupted, model)
         if not difference.noise and difference.relative > TOLERANCE
     ]
     assert not far, far[:5]

@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer, is_number
+from tfdist.errors import InputError, is_integer, is_number
 
 
 def validate_integer(method: str, parameter: str, value: int, low: int, high: int, *, multiple: int = 1) -> int:

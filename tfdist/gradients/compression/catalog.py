@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from tfdist.config.rules import first_match, parse_rules
 from tfdist.config.spec import Spec, call, load_object, remove_mark
-from tfdist.errors import InputError
-from tfdist.errors.formatting import nearest
+from tfdist.errors import InputError, nearest
 from tfdist.gradients.bucket import BACKWARD, BUCKET_BYTES, SMALL_BYTES, Bucketed
 from tfdist.gradients.compression.arguments import validate_flag
 from tfdist.gradients.compression.codec import Codec

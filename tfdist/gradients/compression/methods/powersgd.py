@@ -10,8 +10,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.collectives.interface import tensor_bytes
 from tfdist.distribution.strategy import State
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer
+from tfdist.errors import InputError, is_integer
 from tfdist.gradients.bucket import Bucketed
 from tfdist.gradients.compression.arguments import compile_with_xla, validate_flag
 from tfdist.gradients.compression.codec import Codec

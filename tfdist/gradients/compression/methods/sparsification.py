@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_number
+from tfdist.errors import InputError, is_number
 from tfdist.gradients.compression.arguments import (
     selection_size,
     validate_flag,

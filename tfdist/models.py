@@ -1,4 +1,4 @@
-"""Models by name: models of tfdist, or a user-defined `package.module:function`."""
+"""Small reference models with logits, and models by name: those of tfdist, or a user-defined `package.module:function`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,12 +8,12 @@ import numpy as np
 
 from tfdist.config.spec import call_user_function, load_object, parse
 from tfdist.distribution.variable_layouts import name_dims
-from tfdist.errors import InputError
-from tfdist.errors.formatting import is_integer, is_number, nearest
+from tfdist.errors import InputError, is_integer, is_number, nearest
 from tfdist.keras_internals import layers_of
 from tfdist.layers import MixtureOfExperts, SyncBatchNormalization
 from tfdist.layers.sharding_constraint import constrain
 
+__all__ = ["NAMES", "build", "cnn", "mlp", "resnet50", "transformer", "with_batch_norm", "zero_gradient_patterns"]
 _LAYERS: dict[str, type[keras.layers.BatchNormalization]] = {
     "local": keras.layers.BatchNormalization,
     "synchronized": SyncBatchNormalization,

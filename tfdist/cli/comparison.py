@@ -33,8 +33,7 @@ from tfdist.data import Pipeline
 from tfdist.data.batches import count_rows
 from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError
-from tfdist.errors.formatting import count_of
+from tfdist.errors import InputError, count_of
 from tfdist.gradients import Clip
 from tfdist.gradients.compression import EXACT
 from tfdist.parameter_server.keyed_rows import keyed_layers
@@ -54,7 +53,7 @@ from tfdist.step.settings import Settings
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Step
 from tfdist.synchronization import WeightSynchronizer
-from tfdist.testing.parity import digest
+from tfdist.testing import digest
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.run_warnings import ONE_DEVICE
 from tfdist.trainer.trainer import Trainer

@@ -1,4 +1,4 @@
-"""Parity: the same training under a strategy and on one device, compared variable by variable.
+"""Parity tests for authors of strategies and reducers: training under a strategy and on one device, compared by variable.
 
 Run it in float64, in which bugs exceed rounding errors by far. `run_case` trains; `compare` measures the differences of two
 outcomes. A line of `CASES` adds a model and an optimizer to every suite.
@@ -22,6 +22,8 @@ from tfdist.gradients import Reducer, ReductionResult
 from tfdist.optimizers import LARS, MomentumCorrectedSGD, WarmupAndDecay
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.trainer import Trainer
+
+__all__ = ["CASES", "Case", "Outcome", "compare", "run_case"]
 
 STEPS = 20
 EXAMPLES = 100
