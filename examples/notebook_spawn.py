@@ -23,6 +23,7 @@ def accuracy(learning_rate, epochs):
 
     import tfdist
 
+    keras.utils.set_random_seed(0)
     strategy = tfdist.load_strategy("auto")
     digits = tfdist.data.load("digits")
     with strategy.scope():
