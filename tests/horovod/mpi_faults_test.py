@@ -61,7 +61,7 @@ def preempted(job: processes.Job) -> str:
 
 
 def reasons(end: processes.EndedProcess) -> list[str]:
-    return [line for line in end.output.splitlines() if re.match(r"tfdist\.launch: .*(ended with code|is lost)", line)]
+    return [line for line in end.output.splitlines() if re.match(r"tfdist launch: .*(ended with code|is lost)", line)]
 
 
 def test_a_rank_that_is_stopped_is_stalled() -> None:
