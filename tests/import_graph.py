@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parents[1]
+SINGLE_FILES = {"errors", "models", "testing"}  # in tfdist/, each in place of a package; other files there are commands
 _TENSORFLOW = {"tensorflow", "keras", "horovod", "tensorflow_datasets"}  # importing one of them imports TensorFlow
 
 
@@ -26,7 +27,8 @@ def package_of(path: pathlib.PurePath) -> str:
     """
     if path.parts[0] == "strategies" or path.parts[:2] == ("tests", "strategies"):
         return "strategies"
-    return path.parts[1] if len(path.parts) > 2 and (ROOT / "tfdist" / path.parts[1]).is_dir() else "commands"
+    name = path.parts[1].removesuffix(".py")
+    return name if name in SINGLE_FILES or (ROOT / "tfdist" / name).is_dir() else "commands"
 
 
 def distances(changed: set[str]) -> dict[str, int]:

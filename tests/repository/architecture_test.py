@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from tests.import_graph import SINGLE_FILES
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 # A package imports only itself and packages before it. The commands, which are the other modules in tfdist/, may import any.
@@ -18,7 +20,6 @@ PACKAGES = (
     " distribution gradients parameter_server layers pipelining models optimizers step synchronization checkpoint"
     " trainer keras_fit horovod launcher planning testing cli"
 ).split()
-MODULES_OF_USERS = {"errors", "models", "testing"}  # each a single file
 STRATEGIES = "strategies"  # plugins, which import packages up to this one:
 BELOW_STRATEGIES = "pipelining"
 OF_TESTS = {"conformance", "documents", "end_to_end", "programs", "repository", "traps", "workers"}  # mirror no package
@@ -83,9 +84,9 @@ def python_files() -> list[pathlib.Path]:
 
 def test_tfdist_has_commands_and_packages_and_nothing_else():
     folders = {path.name for path in (ROOT / "tfdist").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders == set(PACKAGES) - MODULES_OF_USERS
+    assert folders == set(PACKAGES) - SINGLE_FILES
     loose = [name for name in MODULES if name.count(".") == 1 and MODULES[name].name != "__init__.py"]
-    assert {name for name in loose if not runs_when_started(name)} == {f"tfdist.{name}" for name in MODULES_OF_USERS}
+    assert {name for name in loose if not runs_when_started(name)} == {f"tfdist.{name}" for name in SINGLE_FILES}
 
 
 def test_every_package_says_what_lives_there():
