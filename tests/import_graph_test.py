@@ -23,7 +23,7 @@ from tests.import_graph import ROOT
         ("from tfdist.step import step\n", True),
         ("from tfdist.strategies import mirrored\n", True),
         ("from tests import sessions\n", False),
-        ("from tests.workers import batches\n", True),
+        ("from tests.workers import cases\n", True),
     ],
 )
 def test_what_imports_tensorflow(tmp_path: pathlib.Path, text: str, expected: bool):

@@ -274,7 +274,7 @@ def test_a_mesh_in_float32(mesh2x2: tfdist.Strategy) -> None:
 def test_with_keras_own_update_a_mesh_fails(
     mesh1x4: tfdist.Strategy, float64: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With sharded kernels and replicated biases, a step does not read what it has assigned (tests/traps/dtensor_test.py)."""
+    """With sharded kernels and replicated biases, a step does not read what it has assigned."""
     for half in ("gradients", "apply"):  # a gradient with its variable's layout is not affected
         monkeypatch.setattr(type(mesh1x4), half, getattr(tfdist.Strategy, half))
     case = testing.Case(model="mlp", optimizer="adamw")

@@ -7,53 +7,32 @@ A comment before a block, which the site does not show, says what a test cannot 
     <!-- first: command -->      a command that makes what the block needs, such as a run
 """
 
-import dataclasses
 import pathlib
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 _FENCE = re.compile(r"( *)```(console|bash|python)\b(.*)")
 _COMMENT = re.compile(r" *<!-- (not run|any numbers|first): (.+) -->")
 _TITLE = re.compile(r'title="([^"]+)"')
 
 
-@dataclasses.dataclass
-class Step:
-    """A command, or a program, and its output.
+class Step(NamedTuple):
+    """A command, or a program, and its output."""
 
-    Attributes:
-      text: the command, or the source of the program.
-      expected: the lines of output that the page shows; None if it shows no output, only a command or program.
-      first: number of the first of these lines in the page, from 0.
-    """
-
-    text: str
-    expected: list[str] | None
-    first: int
+    text: str  # the command, or the source of the program
+    expected: list[str] | None  # the lines of output that the page shows; None if it shows no output
 
 
-@dataclasses.dataclass
-class Block:
-    """A block of code.
+class Block(NamedTuple):
+    """A block of code."""
 
-    Attributes:
-      kind: "console", "bash" or "python".
-      title: the file that a program is written to, to be used by later commands; "" if the program is run.
-      not_run: why it is not run; "" if it is.
-      any_numbers: why its numbers do not count; "" if they do.
-      first: commands to run before it.
-      indent: the spaces before each line.
-      line: number of its first line in the page, from 1.
-      steps: what is run.
-    """
-
-    kind: str
-    title: str
-    not_run: str
-    any_numbers: str
-    first: list[str]
-    indent: int
-    line: int
+    kind: str  # "console", "bash" or "python"
+    title: str  # the file that a program is written to, to be used by later commands; "" if the program is run
+    not_run: str  # why it is not run; "" if it is
+    any_numbers: str  # why its numbers do not count; "" if they do
+    first: list[str]  # commands to run before it
+    line: int  # number of its first line in the page, from 1
     steps: list[Step]
 
 
@@ -71,10 +50,10 @@ def read(page: pathlib.Path) -> list[Block]:
             end = next(n for n in range(number + 1, len(lines)) if lines[n].strip() == "```")
             indent, kind, title = len(fence[1]), fence[2], _TITLE.search(fence[3])
             body = [text[indent:] for text in lines[number + 1 : end]]
-            steps = list(_STEPS[kind](body, number + 1))
+            steps = list(_STEPS[kind](body))
             why_not, any_numbers = (" ".join(comments.get(name, ())) for name in ("not run", "any numbers"))
-            of_block = (why_not, any_numbers, comments.get("first", []), indent, number + 1, steps)
-            found.append(Block(kind, title[1] if title else "", *of_block))
+            first = comments.get("first", [])
+            found.append(Block(kind, title[1] if title else "", why_not, any_numbers, first, number + 1, steps))
             comments, number = {}, end
         elif line.strip():
             comments = {}
@@ -82,35 +61,35 @@ def read(page: pathlib.Path) -> list[Block]:
     return found
 
 
-def _console(body: list[str], start: int) -> Iterator[Step]:
+def _console(body: list[str]) -> Iterator[Step]:
     """Splits a session: a command follows `$ `, its further lines follow a backslash, and its output comes next."""
-    step: Step | None = None
-    for number, line in enumerate(body, start):
-        if step and step.text.endswith("\\") and step.expected == []:
-            step.text, step.first = f"{step.text}\n{line}", number + 1
+    command, output = "", list[str]()
+    for line in body:
+        if command.endswith("\\") and not output:
+            command += f"\n{line}"
         elif line.startswith("$ "):
-            if step:
-                yield step
-            step = Step(line.removeprefix("$ "), [], number + 1)
-        elif step and step.expected is not None:
-            step.expected.append(line)
-    if step:
-        yield step
+            if command:
+                yield Step(command, output)
+            command, output = line.removeprefix("$ "), []
+        elif command:
+            output.append(line)
+    if command:
+        yield Step(command, output)
 
 
-def _bash(body: list[str], start: int) -> Iterator[Step]:
+def _bash(body: list[str]) -> Iterator[Step]:
     """Makes each command of a script, with its continued lines, a step."""
     command = ""
     for line in body:
         command = f"{command}\n{line}" if command else line
         if not command.endswith("\\"):
             if command.strip() and not command.lstrip().startswith("#"):
-                yield Step(command, None, start)
+                yield Step(command, None)
             command = ""
 
 
-def _python(body: list[str], start: int) -> Iterator[Step]:
-    yield Step("\n".join(body) + "\n", None, start)
+def _python(body: list[str]) -> Iterator[Step]:
+    yield Step("\n".join(body) + "\n", None)
 
 
 _STEPS = {"console": _console, "bash": _bash, "python": _python}

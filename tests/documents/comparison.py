@@ -55,11 +55,6 @@ def same_line(expected: str, actual: str, any_numbers: bool = False) -> bool:
     return any_numbers or all(_close(first, second) for first, second in pairs)
 
 
-def skeleton(line: str) -> str:
-    """Returns a line without its numbers, to find the most similar one."""
-    return " 0 ".join(_words(_plain(line)))
-
-
 def _plain(line: str) -> str:
     for pattern in _ANY:
         line = pattern.sub("ANY", line)

@@ -1,6 +1,5 @@
 """Runs the blocks of a page in order, in a directory that looks like the checkout, as a reader would."""
 
-import dataclasses
 import fcntl
 import os
 import pathlib
@@ -11,8 +10,8 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from tests.documents import comparison
 from tests.documents.blocks import Block, Step
@@ -26,23 +25,13 @@ _TRAINS = re.compile(r"(\[\d+\] )?step \d+")  # the line of progress after which
 _FAILED = re.compile(r"(\[\d+\] )?tfdist( \w+)*: |\^C$")  # a page shows errors, too
 
 
-@dataclasses.dataclass
-class Result:
-    """What a step did.
-
-    Attributes:
-      block: its block.
-      step: the step.
-      code: the exit code.
-      output: the lines of output.
-      seconds: how long it took.
-    """
+class Result(NamedTuple):
+    """What a step did."""
 
     block: Block
     step: Step
     code: int
     output: list[str]
-    seconds: float
 
     @property
     def problem(self) -> str:
@@ -61,7 +50,7 @@ def run(blocks: list[Block], folder: pathlib.Path) -> Iterator[Result]:
     _prepare(folder)
     for number, block in enumerate(block for block in blocks if not block.not_run):
         for command in block.first:
-            yield _shell(block, Step(command, None, 0), folder)
+            yield _shell(block, Step(command, None), folder)
         for step in block.steps:
             if block.kind != "python":
                 yield _shell(block, step, folder)
@@ -70,7 +59,7 @@ def run(blocks: list[Block], folder: pathlib.Path) -> Iterator[Result]:
             else:
                 program = folder / f"block{number}.py"
                 program.write_text(step.text, encoding="utf-8")
-                yield _shell(block, dataclasses.replace(step, text=f"python {program}"), folder)
+                yield _shell(block, step._replace(text=f"python {program}"), folder)
 
 
 def _prepare(folder: pathlib.Path) -> None:
@@ -88,7 +77,6 @@ def _shell(block: Block, step: Step, folder: pathlib.Path) -> Result:
     state, here = folder / ".variables", folder / ".here"
     script = f'[ -e {state} ] && source {state}; cd "$(cat {here})"\n{step.text}\ncode=$?\n'
     script += f"export -p >{state}; pwd >{here}; exit $code"
-    began = time.monotonic()
     is_key_due = _KEY in (step.expected or ())
     terminal, keys = os.openpty()
     process = subprocess.Popen(
@@ -117,7 +105,7 @@ def _shell(block: Block, step: Step, folder: pathlib.Path) -> Result:
     os.close(terminal)
     os.close(keys)
     timer.cancel()
-    return Result(block, step, code, output, time.monotonic() - began)
+    return Result(block, step, code, output)
 
 
 def _take_keys() -> None:

@@ -147,16 +147,6 @@ def test_out_of_memory() -> None:
     assert "36.4 TiB" in line and "--batch_size" in line, line
 
 
-def test_interrupted() -> None:
-    """Ctrl-C saves the run; preemption_test.py tests that a second one ends it immediately."""
-    with processes.job(train(*LONG, "--output_dir=run"), 1) as job:
-        job.wait_for(0, "step 20/", START_SECONDS)
-        job.processes[0].send_signal(signal.SIGINT)
-        [end] = job.wait(END_SECONDS)
-    assert end.code == 75, end.output
-    line_with(end.output, "tfdist train: Preempted: saved at step ")
-
-
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_file_that_cannot_be_written(strict: bool, tmp_path: pathlib.Path) -> None:
     """Rank 1's files are limited to 8 KiB, which its ledger reaches at step 16; unlike for checkpoints, this is an error."""

@@ -10,7 +10,6 @@ import sys
 
 import pytest
 
-from tests.repository.documents_test import EVERY_COMMANDS, known_flags, uses
 from tests.user_commands import run_as_user
 from tfdist.__main__ import commands
 
@@ -32,15 +31,6 @@ def examples() -> dict[str, list[str]]:
 
 def test_each_command_has_two(examples: dict[str, list[str]]):
     assert not [command for command, lines in examples.items() if len(lines) != 2]
-
-
-def test_each_has_flags_that_exist(examples: dict[str, list[str]]):
-    for command, lines in examples.items():
-        for line in lines:
-            found = uses(f"```bash\n{line}\n```")
-            assert command in [name for name, _ in found], line
-            for name, flags in found:
-                assert {*flags} <= {*known_flags(name), *EVERY_COMMANDS}, line
 
 
 def test_they_end_the_help():

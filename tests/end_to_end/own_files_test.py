@@ -1,4 +1,4 @@
-"""Training on a user's own files: one command per format, exact resume, and the same batches on real processes."""
+"""Training on a user's own files: one command per format, and exact resume."""
 
 import pathlib
 
@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from tests.data.formats.writing import COLORS, example, write_image, write_records
-from tests.workers import batches, running
 from tfdist import train
 from tfdist.checkpoint.format import Checkpoint, newest
 from tfdist.config.train_config import TrainConfig
@@ -71,19 +70,3 @@ def test_a_resumed_run_with_augmentation_is_equal_bit_for_bit():
     assert weights("plain") != weights("whole")
     with pytest.raises(InputError, match=r"--augment=flip, but .* --augment=flip\|crop\(padding=2\)\|contrast"):
         run("parts", **(flags | {"augment": "flip"}), steps=20)
-
-
-def assert_batches_of_one_device(found: list[list[dict]], expected: list[dict]) -> None:
-    """Compares the rows of all replicas of all processes with the batches of one device."""
-    for step, [whole] in enumerate(one.values() for one in expected):
-        rows = {replica: share for process in found for replica, share in process[step].items()}
-        for part in (0, 1):
-            joined = np.concatenate([rows[replica][part] for replica in sorted(rows)])
-            np.testing.assert_array_equal(joined, whole[part])
-
-
-@pytest.mark.processes
-@pytest.mark.smoke
-def test_two_processes_have_the_batches_of_one_device(tmp_path, single):
-    found = running.outcomes("batches", "multiworker", 2, tmp_path, "7", seconds=300)
-    assert_batches_of_one_device(found, batches.work(single, tmp_path, "7"))

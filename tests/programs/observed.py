@@ -70,7 +70,6 @@ class Observer:
         return {
             "results": [{name: found} for name, found in self.results],
             "weights": [[np.asarray(weight) for weight in model.get_weights()] for model in models],
-            "names": [[variable.path for variable in model.weights] for model in models],
         }
 
 
@@ -86,11 +85,8 @@ def be_quiet() -> None:
     for name in RANDOM_LAYERS:
         getattr(keras.layers, name).call = _passed_on
     for module in (keras.random, tf.random):
-        for name in ("normal", "uniform", "truncated_normal"):
-            if hasattr(module, name):
-                setattr(module, name, functools.partial(_drawn, uniform=name == "uniform"))
-    keras.random.randint = lambda shape, minval, maxval, *_, **__: _drawn(shape, minval, maxval, "int32", uniform=True)
-    keras.random.shuffle = tf.random.shuffle = lambda x, *_, **__: tf.convert_to_tensor(x)
+        for name in ("normal", "uniform"):
+            setattr(module, name, functools.partial(_drawn, uniform=name == "uniform"))
 
 
 def fix_keras(observer: Observer) -> None:

@@ -18,7 +18,7 @@ PROGRAMS = programs()
 # One of each kind: a file that the chief writes, a loss in a layer, data of unknown length, a custom step. A script that
 # creates its own strategy is run by tests/repository/examples_test.py.
 COVER = (
-    ("timeseries/timeseries_classification.py", "multiworker"),
+    ("tabular/imbalanced_classification.py", "multiworker"),
     ("guides/endpoint_layer.py", "mirrored"),
     ("tabular/csv_from_generator.py", "horovod"),
     ("recommendation/two_tower_retrieval.py", "multiworker"),
@@ -68,9 +68,9 @@ def test_every_program_is_run_on_every_strategy() -> None:
     run = {(path, strategy) for path, strategies in EQUAL.items() for strategy in strategies} | {*AS_WRITTEN.items()}
     assert run == {*itertools.product(PROGRAMS, STRATEGIES)}
     assert all(PROGRAMS[path].own_strategy in ("", *EQUAL[path]) for path in PROGRAMS)
-    assert len(AS_WRITTEN) >= 25
+    assert len(AS_WRITTEN) >= 18
 
 
 def test_every_program_that_is_named_is_there() -> None:
     assert {path for path, _ in COVER} <= set(PROGRAMS)
-    assert len(PROGRAMS) >= 40
+    assert len(PROGRAMS) >= 36

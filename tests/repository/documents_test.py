@@ -138,12 +138,6 @@ def test_the_readme_is_short():
     assert len(TEXTS["README.md"].splitlines()) < 200
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guides/trainer.md"])
-def test_its_program_compiles(name: str):
-    (program,) = re.findall(r"```python\n(.*?)```", TEXTS[name], re.DOTALL)
-    compile(program, name, "exec")
-
-
 def test_the_help_of_restarts_names_each_end_that_is_final():
     values = absl_flags.FlagValues()
     launch.define_flags(values)

@@ -12,12 +12,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.full, pytest.mark.separable]
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROGRAMS = (
-    "guides/functional_api",
     "guides/masking_and_padding",
+    "guides/working_with_rnns",
     "tabular/imbalanced_classification",
-    "text/bidirectional_lstm",
     "timeseries/temporal_sample_weight",
-    "vision/mnist_convnet",
 )
 
 

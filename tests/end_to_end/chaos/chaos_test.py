@@ -7,7 +7,6 @@ A few seeds with one interruption each; `make chaos` runs many, and longer ones.
 import itertools
 import math
 import pathlib
-import signal
 
 import pytest
 
@@ -70,22 +69,6 @@ def test_one_device_makes_the_updates_of_servers_again_whatever_is_lost(seed: in
     assert not made.problems, "\n".join(made.problems)
 
 
-def test_fifty_seeds_have_every_kind_of_loss() -> None:
-    plans = [stale_updates.plan(seed) for seed in range(50)]
-    blows = [blow for _, group in plans for blow in group]
-    kinds = {(blow.signal, blow.rank >= stale_updates.WORKERS, blow.pause > 0) for blow in blows}
-    assert kinds == {
-        (signal.SIGKILL, False, False),
-        (signal.SIGKILL, True, False),
-        (signal.SIGSTOP, False, False),
-        (signal.SIGSTOP, False, True),
-        (signal.SIGSTOP, True, True),
-    }
-    assert {(staleness, len(group)) for staleness, group in plans} == {
-        (staleness, count) for staleness in ("async", "bounded(2)") for count in (1, 2)
-    }
-
-
 def check(name: str, seeds: tuple[int, ...], tmp_path: pathlib.Path) -> None:
     """Compares runs that are interrupted as the seeds say with one that is not."""
     against = reference(SETTINGS[name], tmp_path)
@@ -95,16 +78,6 @@ def check(name: str, seeds: tuple[int, ...], tmp_path: pathlib.Path) -> None:
     problems = [problem for made in outcomes.values() for problem in made.problems]
     assert not problems, "\n".join(problems)
     assert all(made.stopped for made in outcomes.values()), outcomes
-
-
-def test_a_preemption_is_among_the_seeds_of_processes_with_collectives() -> None:
-    blows = [
-        blow
-        for name in ("multiworker2", "horovod2")
-        for seed in SEEDS[name]
-        for blow in plan(name, seed, SETTINGS[name].processes).interruptions
-    ]
-    assert any(blow.signal == signal.SIGTERM and blow.phase in (STEP, WRITE) for blow in blows)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

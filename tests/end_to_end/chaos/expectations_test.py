@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests.end_to_end.chaos.campaign import Attempt, Outcome, table, unexpected
+from tests.end_to_end.chaos.campaign import Attempt, unexpected
 from tests.end_to_end.chaos.ending import Ending, differences
 from tests.end_to_end.chaos.settings import END, MISSED, START, STEP, STEPS, WRITE, Interruption
 from tests.end_to_end.chaos.striking import Watch
@@ -38,18 +38,6 @@ def test_codes(number: signal.Signals | None, fell: str, codes: list[int], wrong
     blow = Interruption(0, number, STEP, 0.5) if number else None
     found = unexpected(Attempt(fell, codes, 1.0, ""), blow)
     assert found == [f"process {rank} ended with {codes[rank]}" for rank in wrong]
-
-
-def test_the_table_has_each_strategy_and_all() -> None:
-    good = Outcome([STEP, WRITE], [1.0, 2.5], 2, [], 20.0)
-    bad = Outcome([START, MISSED], [0.5], 1, ["tensor model/hidden/kernel"], 40.0)
-    assert table([("one", good), ("other", bad)]).splitlines() == [
-        "| strategy | seeds | blows | start | step | write | end | slowest end | a seed takes | differences |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        "| one | 1 | 2 | 0% | 50% | 50% | 0% | 2.5 s | 20 s | 0 |",
-        "| other | 1 | 1 | 100% | 0% | 0% | 0% | 0.5 s | 40 s | 1 |",
-        "| all | 2 | 3 | 33% | 33% | 33% | 0% | 2.5 s | 30 s | 1 |",
-    ]
 
 
 def test_whatever_is_not_the_same_is_named() -> None:

@@ -5,7 +5,6 @@ import re
 import shutil
 
 import keras
-import numpy as np
 import pytest
 
 import tfdist
@@ -16,46 +15,22 @@ STEPS = 40  # epochs of 5 steps; early stopping ends the run before
 DOCUMENT = pathlib.Path(__file__).parents[3] / "docs" / "guides" / "checkpoints.md"
 
 
-class Average(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self._epochs = 0
-        self.sums = None
-        self.names = {}
-
-    def on_train_begin(self, logs=None):
-        self.sums = [np.zeros(w.shape, w.dtype) for w in self.model.get_weights()]
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._epochs += 1
-
-    def on_train_batch_end(self, batch, logs=None):
-        for total, weights in zip(self.sums, self.model.get_weights(), strict=True):
-            total += weights
-        self.names[batch] = float(logs["loss"])
-
-    def state_dict(self):
-        return {"epochs": self._epochs, "sums": self.sums, "names": self.names}
-
-    def load_state_dict(self, state):
-        self._epochs, self.sums, self.names = state["epochs"], state["sums"], state["names"]
-
-
 def documented():
     [code] = re.findall(r"```python\n(class .*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     names = {"keras": keras}
     exec(code, names)
-    return names["WeightAverage"]()
+    return names["WeightAverage"]
 
 
 def callbacks(directory):
+    average = documented()
     best = directory / "best.weights.h5"
     return [
         keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
         keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0, cooldown=1),
         keras.callbacks.EarlyStopping("loss", patience=3, min_delta=0.3, restore_best_weights=True),
-        Average(),
-        documented(),
+        average(),
+        type("AverageOfBatches", (average,), {"on_train_batch_end": average.on_epoch_end})(),
         keras.callbacks.History(),
         keras.callbacks.ModelCheckpoint(best, "loss", save_best_only=True, save_weights_only=True, save_freq=4),
         keras.callbacks.TensorBoard(directory / "events", write_graph=False),
@@ -78,12 +53,11 @@ def train(trainer, directory):
 
 
 def known(own):
-    _, plateau, stop, average, shown, *_ = own
+    _, plateau, stop, *averages = own[:5]
     return (
         *(plateau.best, plateau.wait, plateau.cooldown_counter),
         *(stop.best, stop.wait, stop.best_epoch, stop.stopped_epoch),
-        *(average._epochs, average.names, [total.tobytes() for total in average.sums]),
-        *(shown.epochs, [total.tobytes() for total in shown.sums]),
+        *((average.epochs, [total.tobytes() for total in average.sums]) for average in averages),
     )
 
 

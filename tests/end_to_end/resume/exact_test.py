@@ -34,13 +34,10 @@ OPTIONS = {
     "dgc": {"compression": "dgc(ratio=0.1)", "compression_min_bytes": 0},
     "loss_scale_and_average": {"loss_scale": LossScale(initial=2.0**20, growth_interval=3), "ema": 0.9},
     "accumulation": {"accumulate_steps": 2},
-    "local_sgd": {"sync": "local_sgd(period=4)", **FEEDBACK},  # saved between exchanges
-    "diloco": {"sync": "diloco(period=3, outer='adam(learning_rate=0.1)')"},
     # Saved with a message on its way:
     "local_sgd_overlap": {"sync": "local_sgd(period=3, overlap=True)", **FEEDBACK},
     "diloco_fragments": {"sync": "diloco(period=6, fragments=2, overlap=True)", **FEEDBACK},
     "fedavg": {"sync": "fedavg(clients=5, fraction=0.6, outer='adam(learning_rate=0.01)')", **FEEDBACK},
-    "post_local_sgd": {"sync": "post_local_sgd(warmup_steps=7, period=2)"},
     "easgd": {"sync": "easgd(period=3)", **FEEDBACK},
 }
 
@@ -112,9 +109,7 @@ def uninterrupted(mirrored2, tmp_path_factory):
     return made
 
 
-# What these restore is part of other runs: `plain` of each, `local_sgd` and `post_local_sgd` of `local_sgd_overlap`, and
-# `diloco` of `diloco_fragments`.
-FULL = ("plain", "randomk", "accumulation", "powersgd", "local_sgd", "post_local_sgd", "diloco")
+FULL = ("plain", "randomk", "accumulation", "powersgd")
 
 
 @pytest.mark.parametrize("name", [pytest.param(k, marks=[pytest.mark.full] * (k in FULL)) for k in OPTIONS])
@@ -290,13 +285,3 @@ def test_compression_of_another_kind_begins_anew(single, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         fit(trainer, tmp_path, steps=2)
     assert "is reset: it was" in caplog.text
-
-
-def test_steps_count_from_the_beginning_of_the_run(single, tmp_path):
-    fit(make_trainer(single), tmp_path, steps=SAVED_AT)
-    trainer = make_trainer(single)
-    trainer.resume(tmp_path)
-    fit(trainer, tmp_path, steps=9)
-    assert trainer.step == 9
-    fit(trainer, tmp_path, steps=2)
-    assert trainer.step == 11

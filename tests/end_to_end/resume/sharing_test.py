@@ -33,12 +33,12 @@ def own(rank: int, step: int) -> list[Part]:
     return [Part("error", (RANKS * 100, 7), (rank * 100, 0), np.full((100, 7), step + rank, np.float32))]
 
 
-def write(home: pathlib.Path, folder: str, step: int, seed: int = 0) -> None:
+def write(home: pathlib.Path, folder: str, step: int) -> None:
     def one(group) -> None:
         copies = {rank: shard_bytes(own(rank, step)) for rank in range(RANKS) if copy_holder(rank, HOSTS) == group.rank}
         replicated = [Part.full("w", np.full(1234, step, np.float64))]
         place, over = home / f"host{group.rank}" / folder, HostPlacement(HOSTS, replicated, copies)
-        commit(group, place, own(group.rank, step), step=step, seed=seed, flags={}, values=step, keep=9, placement=over)
+        commit(group, place, own(group.rank, step), step=step, seed=0, flags={}, values=step, keep=9, placement=over)
 
     with members(RANKS) as joined, ThreadPoolExecutor(RANKS) as pool:
         list(pool.map(one, joined))
@@ -71,14 +71,6 @@ def write_it_on_one_host(commits: list[pathlib.Path]) -> None:
         path.rename(path.with_name(f".{path.name}.partial"))
 
 
-def write_another_on_one_host(commits: list[pathlib.Path]) -> None:
-    """Replaces one host's commit by an intact one of a different run."""
-    home = commits[0].parents[2] / "another"
-    write(home, commits[0].parent.name, 30, seed=1)
-    shutil.rmtree(commits[2])
-    shutil.copytree(hosts(home, commits[0].parent.name)[2] / commits[2].name, commits[2])
-
-
 CASES = {
     "nothing is amiss": (lambda commits: None, 30),
     "one host is new": (lambda commits: lose([commits[0].parent]), 30),
@@ -86,7 +78,6 @@ CASES = {
     "a file of each is damaged": (damage_a_file_of_each, 30),
     "what all have alike is damaged": (damage_what_all_have_alike, 20),
     "one host was done with it": (write_it_on_one_host, 20),
-    "one host has another": (write_another_on_one_host, 20),
 }
 
 

@@ -105,7 +105,6 @@ def test_commits_of_another_run_are_in_the_way(single, tmp_path):
         ),
         ({"commit_directory": "b"}, "Received: commit_every=0, commit_directory='b'"),
         ({"commit_every": -1, "commit_directory": "b"}, "Received: commit_every=-1"),
-        ({"every": "0s"}, "a number of steps such as 500, or of seconds such as 600s"),
         ({"commit_every": 3, "commit_directory": "a/"}, "each removes its own oldest ones. Received for both: a."),
     ],
 )

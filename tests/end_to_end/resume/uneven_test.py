@@ -8,7 +8,6 @@ import tfdist
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, tensors
 from tests.selection import quick
 from tfdist.checkpoint.format import Checkpoint, newest
-from tfdist.errors import InputError
 from tfdist.trainer.train_state import ReplicaSpeeds
 
 STEPS = 30
@@ -52,18 +51,6 @@ def test_every_bit_also_before_a_change(when, once, mirrored2, tmp_path):
 
 
 @pytest.mark.full
-def test_other_replicas_begin_evenly(once, mirrored2, mirrored4, single, tmp_path):
-    fit(make_trainer(mirrored2, balance="measured"), tmp_path)
-    middle = tmp_path / "step-000000029"
-    for strategy, counts in ((mirrored4, [2, 2, 2, 2]), (single, None)):
-        trainer = make_trainer(strategy, balance="measured")
-        trainer.resume(middle)
-        fit(trainer, tmp_path / strategy.name)
-        speeds = trainer.train_state.speeds
-        assert (speeds and speeds.counts) == counts
-
-
-@pytest.mark.full
 def test_a_run_that_was_equal_can_be_measured_and_the_reverse(once, mirrored2, tmp_path):
     checkpoints = tfdist.Checkpoints(directory=str(tmp_path))
     for number, balance in enumerate(("equal", "measured", "equal", "weights(3,1)")):
@@ -72,8 +59,3 @@ def test_a_run_that_was_equal_can_be_measured_and_the_reverse(once, mirrored2, t
         steps = 40 * (number + 1)
         trainer.fit((IMAGES, LABELS), batch_size=8, steps=steps, verbose=0, checkpoints=checkpoints)
         assert (trainer.train_state.speeds is None) == (balance != "measured")
-
-
-def test_a_mesh_needs_equal_rows(mesh2x2):
-    with pytest.raises(InputError, match="needs the same number of rows on a mesh .* Received: balance=measured"):
-        make_trainer(mesh2x2, balance="measured")

@@ -86,6 +86,25 @@ encoder = keras.Model(model.inputs, model.get_layer("codes").output)
 print("codes:", encoder.predict((series, rows), verbose=0)[:2])
 
 
+# Pairs of tables: a network with batch normalization describes both, and a contrastive loss is one number for the batch
+network = keras.Sequential(
+    [keras.Input((4,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(3, activation="tanh")]
+)
+first, second = keras.Input((4,)), keras.Input((4,))
+distance = layers.Lambda(lambda pair: ops.sqrt(ops.sum((pair[0] - pair[1]) ** 2, axis=1, keepdims=True) + 1e-7))
+outputs = layers.Dense(1, activation="sigmoid")(
+    layers.BatchNormalization()(distance([network(first), network(second)]))
+)
+same = (labels == labels[::-1]).astype("float32")[:, None]
+train(
+    "pairs:",
+    keras.Model([first, second], outputs),
+    [rows, rows[::-1].copy()],
+    same,
+    loss=lambda y, p: ops.mean(y * p**2 + (1 - y) * ops.maximum(1 - p, 0) ** 2),
+)
+
+
 # Tables: units that are rarely active, and dropout which stays on when the model predicts
 class Sparsity(keras.regularizers.Regularizer):
     """Pulls the mean activity of every unit in the batch towards a target."""

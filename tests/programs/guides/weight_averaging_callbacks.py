@@ -1,4 +1,4 @@
-"""Averages of weights by callbacks, exponential and stochastic (SWA), with a cyclical learning rate."""
+"""An exponential average of the weights, kept by a callback, with a cyclical learning rate."""
 
 import keras
 import numpy as np
@@ -10,11 +10,10 @@ keras.utils.set_random_seed(3)
 class CyclicalLearningRate(keras.optimizers.schedules.LearningRateSchedule):
     """Triangles, each half as high as the one before (`triangular2`)."""
 
-    def __init__(self, initial_learning_rate, maximal_learning_rate, step_size, name="CyclicalLearningRate"):
+    def __init__(self, initial_learning_rate, maximal_learning_rate, step_size):
         self.initial_learning_rate = initial_learning_rate
         self.maximal_learning_rate = maximal_learning_rate
         self.step_size = step_size
-        self.name = name
 
     def __call__(self, step):
         step = ops.cast(step, keras.config.floatx())
@@ -24,14 +23,6 @@ class CyclicalLearningRate(keras.optimizers.schedules.LearningRateSchedule):
         return self.initial_learning_rate + (self.maximal_learning_rate - self.initial_learning_rate) * scale * (
             ops.maximum(0.0, 1 - x)
         )
-
-    def get_config(self):
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "maximal_learning_rate": self.maximal_learning_rate,
-            "step_size": self.step_size,
-            "name": self.name,
-        }
 
 
 class ExponentialMovingAverage(keras.callbacks.Callback):
@@ -59,28 +50,6 @@ class ExponentialMovingAverage(keras.callbacks.Callback):
         self.model.set_weights(self.shadow)
 
 
-class SWA(keras.callbacks.Callback):
-    def __init__(self, start_epoch):
-        super().__init__()
-        self.start_epoch = start_epoch
-        self.n_models = 0
-
-    def on_epoch_end(self, epoch, logs=None):
-        if epoch < self.start_epoch:
-            return
-        weights = self.model.get_weights()
-        if self.n_models == 0:
-            self.swa_weights = weights
-        else:
-            self.swa_weights = [
-                (swa * self.n_models + w) / (self.n_models + 1) for swa, w in zip(self.swa_weights, weights)
-            ]
-        self.n_models += 1
-
-    def on_train_end(self, logs=None):
-        self.model.set_weights(self.swa_weights)
-
-
 def build_model():
     model = keras.models.Sequential()
     model.add(keras.layers.Input(shape=(10, 10, 1)))
@@ -100,7 +69,7 @@ y = keras.utils.to_categorical(labels, num_classes=5)
 x_train, y_train, x_test, y_test = images[:270], y[:270], images[270:], y[270:]
 steps_per_epoch = int(np.ceil(len(x_train) / 32))
 
-for callback in (None, ExponentialMovingAverage(), SWA(start_epoch=1)):
+for callback in (None, ExponentialMovingAverage()):
     keras.utils.set_random_seed(3)
     model = build_model()
     schedule = CyclicalLearningRate(1e-2, 2e-1, step_size=steps_per_epoch)

@@ -68,7 +68,7 @@ def create_model():
     x = TransformerBlock(embed_dim, num_heads, feed_forward_dim)(x)
     outputs = layers.Dense(vocab_size)(x)
     model = keras.Model(inputs=inputs, outputs=[outputs, x])
-    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
     # No loss and optimization based on the embeddings from the transformer block
     model.compile("adam", loss=[loss_fn, None])
     return model

@@ -58,7 +58,6 @@ student = keras.Sequential(
     ],
     name="student",
 )
-student_scratch = keras.models.clone_model(student)
 
 batch_size = 32
 rng = np.random.default_rng(0)
@@ -88,11 +87,3 @@ distiller.compile(
 )
 distiller.fit(x_train, y_train, epochs=2, batch_size=batch_size)
 print("Distilled student:", distiller.evaluate(x_test, y_test))
-
-student_scratch.compile(
-    optimizer=keras.optimizers.Adam(),
-    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    metrics=[keras.metrics.SparseCategoricalAccuracy()],
-)
-student_scratch.fit(x_train, y_train, epochs=2, batch_size=batch_size)
-print("Student from scratch:", student_scratch.evaluate(x_test, y_test))
