@@ -40,7 +40,6 @@ MEANS: dict[str, tuple[Any, Make]] = {
     "batch normalization": ("mse", lambda: [layers.Dense(3), layers.BatchNormalization()]),
     "synchronized": ("mse", lambda: [layers.Dense(3), SyncBatchNormalization()]),
     "spectral normalization": ("mse", lambda: [layers.SpectralNormalization(layers.Dense(3))]),
-    "noise": ("mse", lambda: [layers.Dense(3), layers.Dropout(0.5), layers.GaussianNoise(0.1)]),
     "upsampled": (
         "mse",
         lambda: [layers.Reshape((2, 2, 1)), layers.UpSampling2D(), layers.Conv2D(2, 2), layers.Flatten()],

@@ -89,7 +89,6 @@ TARGETS = RANDOM.standard_normal((ROWS, 3))
 # The model, its loss and loss weights, and the batch.
 CASES = {
     "plain": (dense, {"loss": crossentropy}, (X, Y)),
-    "by name": (dense, {"loss": lambda: "sparse_categorical_crossentropy"}, (X, Y)),
     "weights": (dense, {"loss": crossentropy}, (X, Y, WEIGHTS)),
     "weights of all": (dense, {"loss": with_weights}, (X, Y, WEIGHTS)),
     "integer weights of all": (dense, {"loss": with_weights}, (X, Y, (3 * WEIGHTS).astype("int64"))),
