@@ -116,8 +116,8 @@ def compile_loop(step: Step, strategy: Strategy) -> Loop:
         initial_state = tf.zeros([], dtype), tf.constant(True), tf.ones([len(step.variables)], tf.bool)
         specs = [tf.TensorSpec([], dtype), tf.TensorSpec([], tf.bool)]
         end_state, report = run_loop(run_step, initial_state, steps, specs, strategy, continues=lambda last: last[1])
-        losses, is_finite = report.values
-        return LoopResult(losses, is_finite, *end_state, *report[1:])
+        (losses, is_finite), (norm, may_continue, gradient_finite) = report.values, end_state
+        return LoopResult(losses, is_finite, norm, may_continue, gradient_finite, *report[1:])
 
     return loop
 
